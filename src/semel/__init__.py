@@ -1,0 +1,3 @@
+"""Semel: exactly-once messaging."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,206 @@
+"""The receiving end of a reliable hop: which arrivals are new, and in which order they pass.
+
+Three ways, from weak to strong:
+
+* `IdWindow` remembers ids for a time and up to a number. What leaks when it is too small is known to the calculus.
+* `MonotonicIndex` passes an index above the last one. It never blocks, and it loses what arrives late.
+* `StrictIndex` passes every index once and in order. Early arrivals wait in a bounded buffer; a gap policy says what
+  happens when the missing one does not come.
+
+All three hold plain values and can be saved with `snapshot` and brought back with `restore`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Generic, TypeVar
+
+from semel.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class IdWindow:
+    """Remembers up to `size` ids, each for `keep_s`. `leaked` counts ids pushed out before their time was up."""
+
+    def __init__(self, size: int, keep_s: float) -> None:
+        if size < 1 or keep_s <= 0:
+            raise ConfigError(f"a window of {size} ids for {keep_s} s remembers nothing", fix="use positive numbers")
+        self.size = size
+        self.keep_s = keep_s
+        self.leaked = 0
+        self._seen: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def is_new(self, id: str, now: float) -> bool:
+        """True the first time. A repeat does not extend the memory, so memory stays bounded in time as well."""
+        self._forget(now)
+        if id in self._seen:
+            return False
+        self._seen[id] = now + self.keep_s
+        if len(self._seen) > self.size:
+            self._seen.popitem(last=False)
+            self.leaked += 1
+        return True
+
+    def _forget(self, now: float) -> None:
+        while self._seen and next(iter(self._seen.values())) <= now:
+            self._seen.popitem(last=False)
+
+    def snapshot(self) -> dict[str, float]:
+        return dict(self._seen)
+
+    def restore(self, seen: dict[str, float]) -> None:
+        self._seen = OrderedDict(sorted(seen.items(), key=lambda item: item[1]))
+
+
+class MonotonicIndex:
+    """Passes an index above the last one that passed; an equal or lower one is a duplicate."""
+
+    def __init__(self, last: int = 0) -> None:
+        self.last = last
+
+    def is_new(self, index: int) -> bool:
+        if index <= self.last:
+            return False
+        self.last = index
+        return True
+
+    def snapshot(self) -> int:
+        return self.last
+
+    def restore(self, last: int) -> None:
+        self.last = last
+
+
+class OnGap(Enum):
+    """What to do when the next index does not come."""
+
+    WAIT = "wait"
+    SKIP = "skip"
+    ASK = "ask"
+
+
+@dataclass(frozen=True, slots=True)
+class GapPolicy:
+    """WAIT for ever, SKIP the missing ones after `after_s`, or ASK the sender again every `after_s`."""
+
+    then: OnGap = OnGap.WAIT
+    after_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.after_s <= 0:
+            raise ConfigError(f"a gap policy after {self.after_s} s would act at once", fix="use a positive time")
+
+
+@dataclass(frozen=True, slots=True)
+class Passed(Generic[T]):
+    """These items pass now, in order."""
+
+    items: tuple[tuple[int, T], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Seen before: `waiting` when the first copy is still in the buffer, so nothing may be confirmed yet."""
+
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Early:
+    """Kept in the buffer until the ones before it have come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """Not kept: the buffer is full. The sender will send it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapSkipped(Generic[T]):
+    """The indexes `first..last` are given up and recorded as skipped; `items` pass now."""
+
+    first: int
+    last: int
+    items: tuple[tuple[int, T], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GapAsked:
+    """Ask the sender for `first..last` again."""
+
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class StrictIndex(Generic[T]):
+    """Passes 1, 2, 3 … each once. At most `buffer_max` early items are kept."""
+
+    next: int = 1
+    buffer_max: int = 1000
+    gap: GapPolicy = field(default_factory=GapPolicy)
+    _early: dict[int, T] = field(default_factory=dict)
+    _deadline: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._early)
+
+    def offer(self, index: int, item: T, now: float) -> Passed[T] | Repeated | Early | Overflow:
+        if index < self.next:
+            return Repeated(waiting=False)
+        if index in self._early:
+            return Repeated(waiting=True)
+        if index > self.next:
+            return self._keep(index, item, now)
+        self._early[index] = item
+        return Passed(self._release(now))
+
+    def _keep(self, index: int, item: T, now: float) -> Early | Overflow:
+        if len(self._early) >= self.buffer_max:
+            return Overflow()
+        self._early[index] = item
+        if self._deadline is None and self.gap.then is not OnGap.WAIT:
+            self._deadline = now + self.gap.after_s
+        return Early()
+
+    def _release(self, now: float) -> tuple[tuple[int, T], ...]:
+        """Everything consecutive from `next` on. A gap that remains gets a fresh deadline: it is another gap."""
+        items: list[tuple[int, T]] = []
+        while self.next in self._early:
+            items.append((self.next, self._early.pop(self.next)))
+            self.next += 1
+        waits = self._early and self.gap.then is not OnGap.WAIT
+        self._deadline = now + self.gap.after_s if waits else None
+        return tuple(items)
+
+    def first_waiting(self) -> T | None:
+        """The early item with the lowest index."""
+        return self._early[min(self._early)] if self._early else None
+
+    def next_deadline(self) -> float | None:
+        return self._deadline
+
+    def on_timer(self, now: float) -> GapSkipped[T] | GapAsked | None:
+        if self._deadline is None or now < self._deadline:
+            return None
+        first, last = self.next, min(self._early) - 1
+        if self.gap.then is OnGap.ASK:
+            self._deadline = now + self.gap.after_s
+            return GapAsked(first, last)
+        self.next = last + 1
+        return GapSkipped(first, last, self._release(now))
+
+    def snapshot(self) -> int:
+        """Only `next`: early items are unconfirmed, so their sender still has them."""
+        return self.next
+
+    def restore(self, next: int) -> None:
+        self.next = next
+        self._early.clear()
+        self._deadline = None

@@ -1,0 +1,214 @@
+"""What a machine asks for, and what it hears back.
+
+A machine never acts. It returns effects; the interpreter performs them and feeds the completions back. A confirm can
+therefore only be written where it is true: in the answer to `Committed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from semel.errors import SemelError
+from semel.kernel.ops import Op, Result, WorkRow
+from semel.kernel.position import Position
+from semel.kernel.store import Record, State
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """Apply these ops in one transaction.
+
+    Commits of one `chain` of a machine stand or fall in order: after a failure the later ones fail too. None is for a
+    commit that no other depends on.
+    """
+
+    ops: tuple[Op, ...]
+    token: int
+    chain: str | None = ""
+
+
+class Read(msgspec.Struct, frozen=True):
+    """Hand over records after a position, now or as soon as there are any."""
+
+    stream: str
+    after: Position | None
+    limit: int
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Hand over the state stored under a key."""
+
+    key: str
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Put a message on the wire to `peer`. Nothing is promised about its arrival."""
+
+    peer: str
+    message: Any
+
+
+class SetTimer(msgspec.Struct, frozen=True):
+    name: str
+    at: float
+
+
+class CancelTimer(msgspec.Struct, frozen=True):
+    name: str
+
+
+class Deliver(msgspec.Struct, frozen=True):
+    """Hand a message to the application's own code. `attempt` counts from 1."""
+
+    item: WorkRow | Record
+    token: int
+    attempt: int = 1
+
+
+class Notify(msgspec.Struct, frozen=True):
+    """Tell people: something happened that nobody in the protocol will mend."""
+
+    topic: str
+    detail: str
+    message: str | None = None
+
+
+class Close(msgspec.Struct, frozen=True):
+    """The machine is finished. With the reason "reload" its host starts a fresh one from what the store holds."""
+
+    reason: str = ""
+
+
+Effect = Commit | Read | Load | Send | SetTimer | CancelTimer | Deliver | Notify | Close
+
+
+class Committed(msgspec.Struct, frozen=True):
+    token: int
+    results: tuple[Result, ...]
+
+
+class CommitFailed(msgspec.Struct, frozen=True):
+    """None of the commit happened. `results` shows the refusal, or `error` says what the store could not do."""
+
+    token: int
+    results: tuple[Result, ...] = ()
+    error: SemelError | None = None
+
+
+class CommitUnknown(msgspec.Struct, frozen=True):
+    """Nobody can say whether it happened. Nothing may be confirmed; a resend will find out."""
+
+    token: int
+
+
+class ReadDone(msgspec.Struct, frozen=True):
+    stream: str
+    records: tuple[Record, ...]
+
+
+class ReadTrimmed(msgspec.Struct, frozen=True):
+    """The read began below the trim mark; the first record left is at `first`."""
+
+    stream: str
+    first: Position
+
+
+class ReadFailed(msgspec.Struct, frozen=True):
+    stream: str
+    error: SemelError
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    key: str
+    state: State | None
+
+
+class LoadFailed(msgspec.Struct, frozen=True):
+    key: str
+    error: SemelError
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A message came off the wire."""
+
+    peer: str
+    message: Any
+
+
+class Connected(msgspec.Struct, frozen=True):
+    peer: str
+
+
+class Disconnected(msgspec.Struct, frozen=True):
+    peer: str
+
+
+class Sent(msgspec.Struct, frozen=True):
+    peer: str
+
+
+class SendFailed(msgspec.Struct, frozen=True):
+    peer: str
+    error: SemelError
+
+
+class TimerFired(msgspec.Struct, frozen=True):
+    name: str
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """The application's code returned. `ops` are its own writes, to be committed together with the completion."""
+
+    token: int
+    ops: tuple[Op, ...] = ()
+
+
+class DeliverFailed(msgspec.Struct, frozen=True):
+    token: int
+    error: str
+
+
+class Wake(msgspec.Struct, frozen=True):
+    """Something was committed somewhere: look again if you were waiting for work."""
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """An operator lets a suspended machine go on."""
+
+
+Event = (
+    Committed
+    | CommitFailed
+    | CommitUnknown
+    | ReadDone
+    | ReadTrimmed
+    | ReadFailed
+    | Loaded
+    | LoadFailed
+    | Received
+    | Connected
+    | Disconnected
+    | Sent
+    | SendFailed
+    | TimerFired
+    | Delivered
+    | DeliverFailed
+    | Wake
+    | Resume
+)
+
+
+class Machine(Protocol):
+    """A protocol as plain data. The same events at the same times give the same effects, always."""
+
+    name: str
+
+    def start(self, now: float) -> Sequence[Effect]: ...
+
+    def receive(self, event: Event, now: float) -> Sequence[Effect]: ...
+
+    def next_deadline(self) -> float | None: ...
+
+    def on_timer(self, now: float) -> Sequence[Effect]: ...

@@ -1,0 +1,186 @@
+"""Group commit: which waiting commits share the next transaction, and who hears what when it fails.
+
+Pure bookkeeping, driven by the asyncio runtime and by the simulator alike. One transaction is under way at a time.
+
+* All commits that are waiting go together, bounded in rows and bytes.
+* When the engine refuses the data, the group is halved until only the guilty commit fails.
+* A commit that fails takes with it every later one of its chain that is waiting. Otherwise k fails, k+1 lands, and the
+  resend of k is taken for a duplicate.
+* A transaction in doubt is resolved before anything else happens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from semel.errors import SemelError
+from semel.kernel.effects import CommitFailed, Committed, CommitUnknown
+from semel.kernel.ops import Append, Applied, Enqueue, Op, Outcome, PutBlob, Unit
+
+Completion = Committed | CommitFailed | CommitUnknown
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """`rows` and `bytes` bound one transaction; `waiting` bounds what may queue before producers are held back."""
+
+    rows: int = 1000
+    bytes: int = 8 * 1024 * 1024
+    waiting_rows: int = 20_000
+    waiting_bytes: int = 64 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One commit on its way. `done` is called with its completion, exactly once."""
+
+    unit: Unit
+    token: int
+    done: Callable[[Completion], None]
+    rows: int
+    bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Commits that share a transaction."""
+
+    members: list[Waiting]
+
+    @property
+    def units(self) -> list[Unit]:
+        return [member.unit for member in self.members]
+
+
+@dataclass(slots=True)
+class CommitQueue:
+    limits: GroupLimits = field(default_factory=GroupLimits)
+    _waiting: deque[Waiting] = field(default_factory=deque)
+    _halves: deque[Group] = field(default_factory=deque)
+    _under_way: Group | None = None
+    _rows: int = 0
+    _bytes: int = 0
+
+    def __len__(self) -> int:
+        """Commits that have not heard back yet."""
+        under_way = len(self._under_way.members) if self._under_way else 0
+        return len(self._waiting) + under_way + sum(len(half.members) for half in self._halves)
+
+    @property
+    def is_full(self) -> bool:
+        """Hold producers back: the store is slower than they are."""
+        return self._rows >= self.limits.waiting_rows or self._bytes >= self.limits.waiting_bytes
+
+    def submit(self, ops: tuple[Op, ...], chain: str | None, token: int, done: Callable[[Completion], None]) -> None:
+        waiting = Waiting(Unit(ops, chain), token, done, max(1, len(ops)), weigh(ops))
+        self._waiting.append(waiting)
+        self._rows += waiting.rows
+        self._bytes += waiting.bytes
+
+    def next_group(self) -> Group | None:
+        """The commits for the next transaction, or None while one is under way or nothing waits."""
+        if self._under_way is not None:
+            return None
+        if self._halves:
+            self._under_way = self._halves.popleft()
+        elif self._waiting:
+            self._under_way = self._take()
+        return self._under_way
+
+    def _take(self) -> Group:
+        rows = size = 0
+        members: list[Waiting] = []
+        while self._waiting:
+            head = self._waiting[0]
+            if members and (rows + head.rows > self.limits.rows or size + head.bytes > self.limits.bytes):
+                break
+            members.append(self._waiting.popleft())
+            rows += head.rows
+            size += head.bytes
+        self._rows -= rows
+        self._bytes -= size
+        return Group(members)
+
+    def committed(self, group: Group, outcomes: Sequence[Outcome]) -> None:
+        """The transaction happened. Refused units, and what is chained to them, hear that they failed."""
+        self._settle(
+            group,
+            [
+                Committed(member.token, outcome.results)
+                if isinstance(outcome, Applied)
+                else CommitFailed(member.token, outcome.results)
+                for member, outcome in zip(group.members, outcomes, strict=True)
+            ],
+        )
+
+    def refused(self, group: Group, error: SemelError) -> None:
+        """The engine would not take the data: nothing happened. Halve the group until the guilty one stands alone."""
+        if len(group.members) == 1:
+            self.failed(group, error)
+            return
+        self._end(group)
+        middle = len(group.members) // 2
+        self._halves.extendleft([Group(group.members[middle:]), Group(group.members[:middle])])
+
+    def failed(self, group: Group, error: SemelError) -> None:
+        """The store could not do it: nothing happened, and all of the group hear so."""
+        self._settle(group, [CommitFailed(member.token, error=error) for member in group.members])
+
+    def resolved(self, group: Group, outcomes: Sequence[Outcome] | None) -> None:
+        """The doubt is over. If the transaction never happened, it is simply tried again."""
+        if outcomes is not None:
+            self.committed(group, outcomes)
+        else:
+            self._end(group)
+            self._halves.appendleft(group)
+
+    def unknown(self, group: Group) -> None:
+        """The doubt cannot be resolved. Nobody may act on any of it, and the chains are broken."""
+        self._settle(group, [CommitUnknown(member.token) for member in group.members])
+
+    def _end(self, group: Group) -> None:
+        assert group is self._under_way, "a group ends once"
+        self._under_way = None
+
+    def _settle(self, group: Group, completions: Sequence[Completion]) -> None:
+        """Chained commits are taken out before anyone hears anything: who hears of a failure may submit anew at once,
+        and the new commit must not fall with the old ones."""
+        self._end(group)
+        pairs = list(zip(group.members, completions, strict=True))
+        broken = {
+            member.unit.chain
+            for member, completion in pairs
+            if member.unit.chain is not None and not isinstance(completion, Committed)
+        }
+        chained = self._cut(broken) if broken else []
+        for member, completion in pairs:
+            member.done(completion)
+        for member in chained:
+            member.done(CommitFailed(member.token))
+
+    def _cut(self, broken: set[str]) -> list[Waiting]:
+        cut: list[Waiting] = []
+        for half in self._halves:
+            cut += [member for member in half.members if member.unit.chain in broken]
+            half.members = [member for member in half.members if member.unit.chain not in broken]
+        self._halves = deque(half for half in self._halves if half.members)
+        waiting = [member for member in self._waiting if member.unit.chain in broken]
+        self._waiting = deque(member for member in self._waiting if member.unit.chain not in broken)
+        self._rows -= sum(member.rows for member in waiting)
+        self._bytes -= sum(member.bytes for member in waiting)
+        return cut + waiting
+
+
+def weigh(ops: Sequence[Op]) -> int:
+    """Bytes that the ops will write, near enough to bound a transaction."""
+    size = 0
+    for op in ops:
+        if isinstance(op, Append | Enqueue):
+            size += len(op.envelope.data) + 256
+        elif isinstance(op, PutBlob):
+            size += len(op.data)
+        else:
+            size += 256
+    return size

@@ -1,0 +1,521 @@
+"""The two machines of every reliable hop: `Sender` and `Receiver`.
+
+The sender follows a stream with a cursor and keeps sending until each record is confirmed. The receiver commits what
+arrives and confirms it only in answer to `Committed`. Between them may lie any link: one that loses, doubles, delays
+and reorders. Both may be killed at any point; what they need afterwards is in the store.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgspec
+
+from semel.errors import EpochChanged
+from semel.kernel.dedup import Early, GapAsked, GapPolicy, MonotonicIndex, Overflow, Passed, Repeated, StrictIndex
+from semel.kernel.effects import (
+    Close,
+    Commit,
+    CommitFailed,
+    Committed,
+    CommitUnknown,
+    Connected,
+    Effect,
+    Event,
+    Load,
+    Loaded,
+    LoadFailed,
+    Notify,
+    Read,
+    ReadDone,
+    ReadFailed,
+    ReadTrimmed,
+    Received,
+    Resume,
+    Send,
+)
+from semel.kernel.envelope import Envelope
+from semel.kernel.ledger import Event as LedgerEvent
+from semel.kernel.ledger import Kind, fold_ids
+from semel.kernel.ops import Advance, Append, Enqueue, Log, Op, Put
+from semel.kernel.position import Position
+from semel.kernel.resend import GaveUp, Resend, ResendPolicy, Transmit
+from semel.kernel.store import Record
+
+RESENT_LOGGED_MAX = 100
+READ_AGAIN_S = 1.0
+
+
+class Message(msgspec.Struct, frozen=True, tag="message"):
+    """A record on the wire. `delivery` names it on this hop and is the same on every attempt."""
+
+    delivery: str
+    envelope: Envelope
+    index: int
+    attempt: int = 1
+
+
+class Confirm(msgspec.Struct, frozen=True, tag="confirm"):
+    """The receiver has these deliveries, durably."""
+
+    deliveries: tuple[str, ...]
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """The receiver misses the indexes `first..last` of a session: send them now rather than at the next timeout."""
+
+    session: str
+    first: int
+    last: int
+
+
+Wire = Message | Confirm | Ask
+
+
+@dataclass(frozen=True, slots=True)
+class SenderConfig:
+    """`stream` is followed by `cursor`; `hop` and `pipeline` name the hop in the ledger."""
+
+    name: str
+    stream: str
+    peer: str
+    hop: str
+    pipeline: str = ""
+    policy: ResendPolicy = field(default_factory=ResendPolicy)
+    seed: int = 0
+
+    @property
+    def cursor(self) -> str:
+        return f"send/{self.name}"
+
+
+class Sender:
+    """Follows a stream and sends each record until it is confirmed. One cursor remembers how far all is confirmed."""
+
+    def __init__(self, config: SenderConfig, cursor: Position | None) -> None:
+        self.name = config.name
+        self.config = config
+        self._cursor = cursor
+        self._read_to = cursor
+        self._reading = False
+        self._read_again_at: float | None = None
+        self._stopped = False
+        self._resend: Resend[Record] = Resend(config.policy, seed=config.seed)
+        self._order: deque[Record] = deque()
+        self._confirmed: set[int] = set()
+        self._resent: list[LedgerEvent] = []
+        self._token = 0
+        self._committing: Position | None = None
+
+    @property
+    def unconfirmed(self) -> int:
+        return len(self._resend)
+
+    @property
+    def suspended(self) -> GaveUp | None:
+        return self._resend.suspended
+
+    def start(self, now: float) -> Sequence[Effect]:
+        return self._read_more()
+
+    def receive(self, event: Event, now: float) -> Sequence[Effect]:
+        match event:
+            case ReadDone(records=records):
+                return self._take(records, now)
+            case Received(message=Confirm(deliveries=deliveries)):
+                return self._confirm(deliveries, now)
+            case Received(message=Ask() as ask):
+                return self._send_again(self._resend.resend_all(now)) if self._asked_for(ask) else ()
+            case Committed():
+                return self._advanced()
+            case CommitFailed() | CommitUnknown():
+                # the cursor only says how much need not be sent again: a later advance covers what this one lost
+                self._committing = None
+                self._read_again_at = now + READ_AGAIN_S
+                return ()
+            case Connected():
+                return self._send_again(self._resend.resend_all(now))
+            case Resume():
+                return self._resume(now)
+            case ReadTrimmed(first=first):
+                return self._stop("trimmed", f"records before {first} were trimmed before {self.name} had sent them")
+            case ReadFailed(error=EpochChanged() as error):
+                return self._stop("epoch-changed", str(error))
+            case ReadFailed():
+                self._reading = False
+                self._read_again_at = now + READ_AGAIN_S
+                return ()
+        return ()
+
+    def next_deadline(self) -> float | None:
+        deadlines = [at for at in (self._resend.next_deadline(), self._read_again_at) if at is not None]
+        return None if self._stopped else min(deadlines, default=None)
+
+    def on_timer(self, now: float) -> Sequence[Effect]:
+        effects: list[Effect] = []
+        if self._read_again_at is not None and now >= self._read_again_at:
+            self._read_again_at = None
+            effects += self._read_more()
+            effects += self._advance()
+        for outcome in self._resend.on_timer(now):
+            effects += self._suspend(outcome) if isinstance(outcome, GaveUp) else self._send_again([outcome])
+        return effects
+
+    def _read_more(self) -> list[Effect]:
+        room = self.config.policy.window - len(self._order)
+        if self._reading or self._stopped or room <= 0 or self._resend.suspended is not None:
+            return []
+        self._reading = True
+        return [Read(self.config.stream, self._read_to, room)]
+
+    def _take(self, records: Sequence[Record], now: float) -> list[Effect]:
+        self._reading = False
+        effects: list[Effect] = []
+        for record in records:
+            self._read_to = record.position
+            self._order.append(record)
+            effects += self._send(self._resend.offer(_delivery(record), record, now))
+        return effects + self._read_more()
+
+    def _send(self, transmits: Sequence[Transmit[Record]]) -> list[Effect]:
+        return [Send(self.config.peer, self._message(transmit)) for transmit in transmits]
+
+    def _message(self, transmit: Transmit[Record]) -> Message:
+        return Message(transmit.id, transmit.item.envelope, transmit.item.position.offset, transmit.attempt)
+
+    def _send_again(self, transmits: Sequence[Transmit[Record]]) -> list[Effect]:
+        for transmit in transmits:
+            if len(self._resent) < RESENT_LOGGED_MAX:
+                self._resent.append(self._event(Kind.RESENT, transmit.item, attempt=transmit.attempt))
+        return self._send(transmits)
+
+    def _confirm(self, deliveries: Sequence[str], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for delivery in deliveries:
+            first, transmits = self._resend.confirm(delivery, now)
+            if first:
+                self._confirmed.add(_offset(delivery))
+                effects += self._send(transmits)
+        return effects + self._advance()
+
+    def _advance(self) -> list[Effect]:
+        """Commit the cursor over the confirmed prefix: never over a gap, and one commit at a time."""
+        if self._committing is not None:
+            return []
+        prefix: list[Record] = []
+        for record in self._order:
+            if record.position.offset not in self._confirmed:
+                break
+            prefix.append(record)
+        if not prefix:
+            return []
+        self._committing = prefix[-1].position
+        ops: list[Op] = [Advance(self.config.cursor, self._committing), Log(self._confirmed_range(prefix))]
+        ops += [Log(event) for event in self._resent]
+        self._resent = []
+        self._token += 1
+        return [Commit(tuple(ops), self._token)]
+
+    def _advanced(self) -> list[Effect]:
+        if self._committing is None:
+            return []
+        self._cursor, self._committing = self._committing, None
+        while self._order and self._order[0].position.offset <= self._cursor.offset:
+            self._confirmed.discard(self._order.popleft().position.offset)
+        return self._advance() + self._read_more()
+
+    def _confirmed_range(self, records: Sequence[Record]) -> LedgerEvent:
+        first, last = records[0].position, records[-1].position
+        return LedgerEvent(
+            Kind.CONFIRMED,
+            self.config.hop,
+            self.config.pipeline,
+            peer=self.config.peer,
+            stream=first.stream,
+            epoch=first.epoch,
+            first=first.offset,
+            last=last.offset,
+            n=len(records),
+            fold=fold_ids(record.envelope.id for record in records),
+        )
+
+    def _event(self, kind: Kind, record: Record, *, attempt: int = 1, cause: str | None = None) -> LedgerEvent:
+        envelope = record.envelope
+        return LedgerEvent(
+            kind,
+            self.config.hop,
+            self.config.pipeline,
+            message=envelope.id,
+            delivery=_delivery(record),
+            session=envelope.session,
+            idx=envelope.index,
+            peer=self.config.peer,
+            attempt=attempt,
+            cause=cause,
+        )
+
+    def _suspend(self, gave_up: GaveUp) -> list[Effect]:
+        record = next(record for record in self._order if _delivery(record) == gave_up.id)
+        self._token += 1
+        cause = f"no confirm after {gave_up.attempts} attempts"
+        event = self._event(Kind.SUSPENDED, record, attempt=gave_up.attempts, cause=cause)
+        return [
+            Commit((Log(event),), self._token),
+            Notify("suspended", f"{self.name}: {cause}; resume it when {self.config.peer} is back", record.envelope.id),
+        ]
+
+    def _resume(self, now: float) -> list[Effect]:
+        if self._resend.suspended is None:
+            return []
+        given_up = self._resend.suspended.id
+        record = next(record for record in self._order if _delivery(record) == given_up)
+        self._token += 1
+        log = Log(self._event(Kind.RESUMED, record))
+        return [Commit((log,), self._token), *self._send_again(self._resend.resume(now)), *self._read_more()]
+
+    def _asked_for(self, ask: Ask) -> bool:
+        return any(_session(record.envelope) == ask.session for record in self._order)
+
+    def _stop(self, topic: str, detail: str) -> list[Effect]:
+        """Going on would skip records in silence, so the sender stops and says so."""
+        self._stopped = True
+        return [Notify(topic, detail), Close(topic)]
+
+
+class Order(Enum):
+    """How a receiver tells new from old, and in which order it lets messages pass."""
+
+    ID = "id"
+    MONOTONIC = "monotonic"
+    STRICT = "strict"
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverConfig:
+    """Messages go to the stream, or to the work queue when `queue` is set (one key per session).
+
+    ID dedups by the application's id in the store. MONOTONIC and STRICT dedup by index: by the producer's index within
+    its session, or by the hop's own index when `hop_index` is set, which makes each peer one session.
+    """
+
+    name: str
+    hop: str
+    stream: str = ""
+    queue: str = ""
+    pipeline: str = ""
+    order: Order = Order.ID
+    hop_index: bool = False
+    buffer_max: int = 1000
+    gap: GapPolicy = field(default_factory=GapPolicy)
+
+
+@dataclass(slots=True)
+class _Session:
+    """What the receiver knows of one session. `version` runs ahead of the store while commits are under way."""
+
+    index: StrictIndex[tuple[str, Message]] | MonotonicIndex
+    version: int
+
+
+class Receiver:
+    """Commits what arrives, once, and confirms it when it is durable."""
+
+    def __init__(self, config: ReceiverConfig) -> None:
+        self.name = config.name
+        self.config = config
+        self._token = 0
+        self._pending: dict[int, tuple[str | None, list[tuple[str, str]]]] = {}
+        self._undecided: set[tuple[str, str]] = set()
+        self._sessions: dict[str, _Session] = {}
+        self._loading: dict[str, list[tuple[str, Message]]] = {}
+
+    def start(self, now: float) -> Sequence[Effect]:
+        return ()
+
+    def receive(self, event: Event, now: float) -> Sequence[Effect]:
+        match event:
+            case Received(peer=peer, message=Message() as message):
+                return self._arrived(peer, message, now)
+            case Committed(token=token):
+                return self._committed(token)
+            case CommitFailed(token=token) | CommitUnknown(token=token):
+                self._forget(token)
+            case Loaded(key=key, state=state):
+                session = key.removeprefix(self._key(""))
+                value = int(state.value) if state is not None else None
+                return self._loaded(session, value, state.version if state else 0, now)
+            case LoadFailed(key=key):
+                self._loading.pop(key.removeprefix(self._key("")), None)
+        return ()
+
+    def next_deadline(self) -> float | None:
+        deadlines = [
+            deadline
+            for session in self._sessions.values()
+            if isinstance(session.index, StrictIndex) and (deadline := session.index.next_deadline()) is not None
+        ]
+        return min(deadlines, default=None)
+
+    def on_timer(self, now: float) -> Sequence[Effect]:
+        effects: list[Effect] = []
+        for name, session in list(self._sessions.items()):
+            if not isinstance(session.index, StrictIndex):
+                continue
+            waiting = session.index.first_waiting()
+            outcome = session.index.on_timer(now)
+            if isinstance(outcome, GapAsked) and waiting is not None:
+                effects.append(Send(waiting[0], Ask(name, outcome.first, outcome.last)))
+            elif outcome is not None and not isinstance(outcome, GapAsked):
+                skipped = self._skipped(name, outcome.first, outcome.last)
+                effects += self._pass(name, session, outcome.items, extra=(skipped,))
+                effects.append(Notify("gap-skipped", f"{name}: {outcome.first}..{outcome.last} never came"))
+        return effects
+
+    def _arrived(self, peer: str, message: Message, now: float) -> Sequence[Effect]:
+        if self.config.order is Order.ID:
+            return self._arrived_by_id(peer, message)
+        session = peer if self.config.hop_index else _session(message.envelope)
+        if session in self._sessions:
+            return self._arrived_by_index(session, peer, message, now)
+        waiting = self._loading.get(session)
+        if waiting is None:
+            self._loading[session] = [(peer, message)]
+            return [Load(self._key(session))]
+        if len(waiting) < self.config.buffer_max:
+            waiting.append((peer, message))
+        return ()
+
+    def _arrived_by_id(self, peer: str, message: Message) -> Sequence[Effect]:
+        """A second copy of an undecided message is dropped: the first one's completion will confirm it."""
+        if (peer, message.delivery) in self._undecided:
+            return ()
+        return self._commit((self._accept(message, identity=message.envelope.id),), [(peer, message.delivery)], None)
+
+    def _arrived_by_index(self, name: str, peer: str, message: Message, now: float) -> Sequence[Effect]:
+        session = self._sessions[name]
+        index = message.index if self.config.hop_index else message.envelope.index or 0
+        if isinstance(session.index, MonotonicIndex):
+            if session.index.is_new(index):
+                return self._pass(name, session, ((index, (peer, message)),))
+            return self._repeat(peer, message)
+        match session.index.offer(index, (peer, message), now):
+            case Passed(items=items):
+                return self._pass(name, session, items)
+            case Repeated(waiting=False):
+                return self._repeat(peer, message)
+            case Repeated() | Early() | Overflow():
+                pass
+        return ()
+
+    def _pass(
+        self,
+        name: str,
+        session: _Session,
+        items: Sequence[tuple[int, tuple[str, Message]]],
+        extra: tuple[Op, ...] = (),
+    ) -> Sequence[Effect]:
+        """One commit holds the messages and the session's new position, so neither can be without the other."""
+        put = Put(self._key(name), str(session.index.snapshot()).encode(), expected=session.version)
+        session.version += 1
+        accepts = tuple(self._accept(message, identity=None) for _, (_, message) in items)
+        return self._commit((*accepts, put, *extra), [(peer, message.delivery) for _, (peer, message) in items], name)
+
+    def _repeat(self, peer: str, message: Message) -> Sequence[Effect]:
+        """Confirm a duplicate, but never before its first copy is durable: an undecided one waits for that."""
+        if (peer, message.delivery) in self._undecided:
+            return ()
+        return self._commit((Log(self._event(Kind.DUPLICATE, message)),), [(peer, message.delivery)], None)
+
+    def _commit(self, ops: tuple[Op, ...], confirms: list[tuple[str, str]], session: str | None) -> list[Effect]:
+        self._token += 1
+        self._pending[self._token] = (session, confirms)
+        self._undecided.update(confirms)
+        return [Commit(ops, self._token, chain=session)]
+
+    def _committed(self, token: int) -> list[Effect]:
+        _, confirms = self._pending.pop(token)
+        by_peer: dict[str, list[str]] = {}
+        for peer, delivery in confirms:
+            self._undecided.discard((peer, delivery))
+            by_peer.setdefault(peer, []).append(delivery)
+        return [Send(peer, Confirm(tuple(deliveries))) for peer, deliveries in by_peer.items()]
+
+    def _forget(self, token: int) -> None:
+        """No confirm, so the sender sends again. The sessions' memory ran ahead of the store: read it anew."""
+        session, confirms = self._pending.pop(token)
+        self._undecided.difference_update(confirms)
+        if session is not None:
+            self._sessions.pop(session, None)
+
+    def _loaded(self, name: str, value: int | None, version: int, now: float) -> Sequence[Effect]:
+        arrived = self._loading.pop(name, [])
+        if any(session == name for session, _ in self._pending.values()):
+            # a failed commit of this session is still on its way back: what was read may be older than what follows
+            return ()
+        self._sessions[name] = _Session(self._new_index(value), version)
+        return [effect for peer, message in arrived for effect in self._arrived_by_index(name, peer, message, now)]
+
+    def _new_index(self, value: int | None) -> StrictIndex[tuple[str, Message]] | MonotonicIndex:
+        if self.config.order is Order.MONOTONIC:
+            return MonotonicIndex(value or 0)
+        return StrictIndex(next=value or 1, buffer_max=self.config.buffer_max, gap=self.config.gap)
+
+    def _key(self, session: str) -> str:
+        return f"receive/{self.name}/{session}"
+
+    def _accept(self, message: Message, identity: str | None) -> Append | Enqueue:
+        envelope = message.envelope
+        duplicate = self._event(Kind.DUPLICATE, message)
+        if self.config.queue:
+            accepted = self._event(Kind.ACCEPTED, message)
+            return Enqueue(
+                self.config.queue,
+                envelope.id,
+                envelope,
+                key=envelope.session,
+                on_fresh=accepted,
+                on_duplicate=duplicate,
+            )
+        template = LedgerEvent(Kind.ACCEPTED, self.config.hop, self.config.pipeline)
+        return Append(self.config.stream, envelope, identity=identity, on_fresh=template, on_duplicate=duplicate)
+
+    def _event(self, kind: Kind, message: Message) -> LedgerEvent:
+        envelope = message.envelope
+        return LedgerEvent(
+            kind,
+            self.config.hop,
+            self.config.pipeline,
+            message=envelope.id,
+            delivery=message.delivery,
+            session=envelope.session,
+            idx=envelope.index,
+            attempt=message.attempt,
+        )
+
+    def _skipped(self, session: str, first: int, last: int) -> Log:
+        cause = f"indexes {first}..{last} never came"
+        event = LedgerEvent(
+            Kind.ACTION,
+            self.config.hop,
+            self.config.pipeline,
+            session=session,
+            message=f"gap {first}..{last}",
+            cause=cause,
+        )
+        return Log(event)
+
+
+def _session(envelope: Envelope) -> str:
+    return envelope.session if envelope.session is not None else envelope.id
+
+
+def _delivery(record: Record) -> str:
+    position = record.position
+    return f"{position.stream}/{position.epoch}/{position.offset}"
+
+
+def _offset(delivery: str) -> int:
+    return int(delivery.rsplit("/", 1)[1])

@@ -1,0 +1,228 @@
+"""The one place that performs effects. The asyncio runtime and the simulator both drive this code.
+
+It knows nothing of sockets, threads or clocks. A driver does the work that takes time and reports back; the interpreter
+decides what may happen when: which commits share a transaction, that a completion reaches the machine that asked and no
+other, and that nothing a machine asks for is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from semel.errors import SemelError
+from semel.kernel.effects import (
+    CancelTimer,
+    Close,
+    Commit,
+    Deliver,
+    Effect,
+    Event,
+    Load,
+    Loaded,
+    LoadFailed,
+    Machine,
+    Notify,
+    Read,
+    ReadDone,
+    ReadFailed,
+    ReadTrimmed,
+    Send,
+    SetTimer,
+    TimerFired,
+    Wake,
+)
+from semel.kernel.group import CommitQueue, Completion, Group, GroupLimits
+from semel.kernel.ops import Outcome
+from semel.kernel.store import Records, State, Trimmed
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A machine at work. Completions belong to the seat: a machine that replaces another hears nothing of its past."""
+
+    machine: Machine
+    alive: bool = True
+    timers: dict[str, float] = field(default_factory=dict)
+    waiting: list[Read] = field(default_factory=list)
+
+
+class Driver(Protocol):
+    """Does what takes time. Each call returns at once; the result is reported to the interpreter later."""
+
+    def commit(self, group: Group) -> None:
+        """Then report one of: committed, refused, failed, resolved, unknown."""
+        ...
+
+    def read(self, seat: Seat, effect: Read) -> None:
+        """Then report read_done or read_failed."""
+        ...
+
+    def load(self, seat: Seat, effect: Load) -> None:
+        """Then report load_done or load_failed."""
+        ...
+
+    def send(self, seat: Seat, effect: Send) -> None: ...
+
+    def deliver(self, seat: Seat, effect: Deliver) -> None:
+        """Run the application's code, then feed Delivered or DeliverFailed to the seat."""
+        ...
+
+    def notify(self, seat: Seat, effect: Notify) -> None: ...
+
+    def closed(self, seat: Seat, effect: Close) -> None: ...
+
+
+class Interpreter:
+    def __init__(self, driver: Driver, clock: Callable[[], float], limits: GroupLimits | None = None) -> None:
+        self._driver = driver
+        self._clock = clock
+        self.queue = CommitQueue(limits or GroupLimits())
+        self._seats: dict[str, Seat] = {}
+        self._events: deque[tuple[Seat, Event]] = deque()
+        self._running = False
+
+    # -- machines
+
+    def add(self, machine: Machine) -> Seat:
+        """Start a machine. One of the same name is replaced; what it asked for no longer reaches anybody."""
+        self.remove(machine.name)
+        seat = self._seats[machine.name] = Seat(machine)
+        self._perform(seat, machine.start(self._clock()))
+        self._run()
+        return seat
+
+    def remove(self, name: str) -> None:
+        seat = self._seats.pop(name, None)
+        if seat is not None:
+            seat.alive = False
+
+    def seat(self, name: str) -> Seat | None:
+        return self._seats.get(name)
+
+    def feed(self, seat: Seat, event: Event) -> None:
+        """Hand an event to a machine, after those that came before it."""
+        self._events.append((seat, event))
+        self._run()
+
+    def wake(self) -> None:
+        """Something was committed, here or elsewhere: waiting reads look again, and workers look for work."""
+        for seat in list(self._seats.values()):
+            waiting, seat.waiting = seat.waiting, []
+            for effect in waiting:
+                self._driver.read(seat, effect)
+            self._events.append((seat, Wake()))
+        self._run()
+
+    # -- time
+
+    def next_deadline(self) -> float | None:
+        return min(self._deadlines(), default=None)
+
+    def _deadlines(self) -> Iterable[float]:
+        for seat in self._seats.values():
+            deadline = seat.machine.next_deadline()
+            if deadline is not None:
+                yield deadline
+            yield from seat.timers.values()
+
+    def run_timers(self) -> None:
+        now = self._clock()
+        for seat in list(self._seats.values()):
+            for name in [name for name, at in seat.timers.items() if at <= now]:
+                del seat.timers[name]
+                self._events.append((seat, TimerFired(name)))
+            deadline = seat.machine.next_deadline()
+            if deadline is not None and deadline <= now and seat.alive:
+                self._perform(seat, seat.machine.on_timer(now))
+        self._run()
+
+    # -- reports of the driver
+
+    def committed(self, group: Group, outcomes: Sequence[Outcome]) -> None:
+        self.queue.committed(group, outcomes)
+        self._run()
+
+    def refused(self, group: Group, error: SemelError) -> None:
+        self.queue.refused(group, error)
+        self._run()
+
+    def failed(self, group: Group, error: SemelError) -> None:
+        self.queue.failed(group, error)
+        self._run()
+
+    def resolved(self, group: Group, outcomes: Sequence[Outcome] | None) -> None:
+        self.queue.resolved(group, outcomes)
+        self._run()
+
+    def unknown(self, group: Group) -> None:
+        self.queue.unknown(group)
+        self._run()
+
+    def read_done(self, seat: Seat, effect: Read, found: Records | Trimmed) -> None:
+        """An empty read is not an answer: it waits for the next commit."""
+        if isinstance(found, Trimmed):
+            self.feed(seat, ReadTrimmed(effect.stream, found.first))
+        elif found.records:
+            self.feed(seat, ReadDone(effect.stream, found.records))
+        elif seat.alive:
+            seat.waiting.append(effect)
+
+    def read_failed(self, seat: Seat, effect: Read, error: SemelError) -> None:
+        self.feed(seat, ReadFailed(effect.stream, error))
+
+    def load_done(self, seat: Seat, effect: Load, state: State | None) -> None:
+        self.feed(seat, Loaded(effect.key, state))
+
+    def load_failed(self, seat: Seat, effect: Load, error: SemelError) -> None:
+        self.feed(seat, LoadFailed(effect.key, error))
+
+    # -- performing
+
+    def _run(self) -> None:
+        """Events are handled one at a time and in order, however deep the call that brought them."""
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._events:
+                seat, event = self._events.popleft()
+                if seat.alive:
+                    self._perform(seat, seat.machine.receive(event, self._clock()))
+        finally:
+            self._running = False
+        self._begin_commit()
+
+    def _begin_commit(self) -> None:
+        group = self.queue.next_group()
+        if group is not None:
+            self._driver.commit(group)
+
+    def _perform(self, seat: Seat, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Commit(ops=ops, token=token, chain=chain):
+                    chain_name = None if chain is None else f"{seat.machine.name}/{chain}"
+                    self.queue.submit(ops, chain_name, token, self._completion(seat))
+                case Send():
+                    self._driver.send(seat, effect)
+                case Read():
+                    self._driver.read(seat, effect)
+                case Load():
+                    self._driver.load(seat, effect)
+                case Deliver():
+                    self._driver.deliver(seat, effect)
+                case SetTimer(name=name, at=at):
+                    seat.timers[name] = at
+                case CancelTimer(name=name):
+                    seat.timers.pop(name, None)
+                case Notify():
+                    self._driver.notify(seat, effect)
+                case Close():
+                    self.remove(seat.machine.name)
+                    self._driver.closed(seat, effect)
+
+    def _completion(self, seat: Seat) -> Callable[[Completion], None]:
+        return lambda completion: self._events.append((seat, completion))

@@ -1,0 +1,254 @@
+"""The ten writes that a store performs, and what it answers.
+
+Ops of one unit are applied together or not at all. A duplicate is an answer, not a failure: the unit goes on. `Stale`
+and `Conflict` are refusals: nothing of the unit is applied, and nothing of any later unit of the same chain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import msgspec
+
+from semel.kernel.envelope import Envelope
+from semel.kernel.lease import Guard
+from semel.kernel.ledger import Event
+from semel.kernel.position import Position
+
+
+class RecordKind(IntEnum):
+    """What a stream record is. Numbers are stored: they never change meaning."""
+
+    MESSAGE = 0
+    JOIN = 1
+    LEAVE = 2
+
+
+class WorkState(IntEnum):
+    """Where a work row stands. Numbers are stored: they never change meaning."""
+
+    READY = 0
+    SCHEDULED = 1
+    CLAIMED = 2
+    DEFERRED = 3
+    PARKED = 4
+    DONE = 5
+    DEAD = 6
+
+
+OPEN_STATES = frozenset({
+    WorkState.READY, WorkState.SCHEDULED, WorkState.CLAIMED, WorkState.DEFERRED, WorkState.PARKED,
+})  # fmt: skip
+
+KEEP_S = 7 * 24 * 3600.0
+"""How long the identity of a finished work row is remembered unless the caller says otherwise."""
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Add a record to a stream. With an `identity` the first append wins and later ones answer `Duplicate`.
+
+    `on_fresh` and `on_duplicate` are ledger events written in the same transaction, whichever verdict it is. A
+    template (see `ledger.Event`) is filled in with the position, and templates alike within one transaction become one
+    row.
+    """
+
+    stream: str
+    envelope: Envelope
+    identity: str | None = None
+    kind: RecordKind = RecordKind.MESSAGE
+    target: str = ""
+    on_fresh: Event | None = None
+    on_duplicate: Event | None = None
+    guard: Guard | None = None
+
+
+class Advance(msgspec.Struct, frozen=True):
+    """Move a cursor forward. Moving it back is no error and changes nothing: the answer says where it stands.
+
+    A cursor that `pins` keeps records after it from being trimmed. `expected` makes it a compare-and-set on the offset.
+    """
+
+    cursor: str
+    to: Position
+    pins: bool = True
+    expected: int | None = None
+    guard: Guard | None = None
+
+
+class Put(msgspec.Struct, frozen=True):
+    """Set the state of a machine. `expected` is the version that the caller has read: 0 means "does not exist yet",
+    None means "whatever it is". `value` None deletes."""
+
+    key: str
+    value: bytes | None
+    expected: int | None = None
+    guard: Guard | None = None
+
+
+class Enqueue(msgspec.Struct, frozen=True):
+    """Add a work row. `identity` is unique within `scope`, which is the queue itself unless given.
+
+    Rows with the same `key` are claimed one after the other, in the order in which they were enqueued. `due` in the
+    future schedules the row: it takes its turn when it falls due. `replace` moves an unclaimed row of the same identity
+    to the new `due` and body, which is how a durable timer is set again.
+    """
+
+    queue: str
+    identity: str
+    envelope: Envelope
+    key: str | None = None
+    due: int | None = None
+    scope: str | None = None
+    replace: bool = False
+    on_fresh: Event | None = None
+    on_duplicate: Event | None = None
+    guard: Guard | None = None
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Take up to `limit` rows that are due, for `lease_s`. Expired leases are taken over by the same statement.
+
+    Of one key only the first `per_key` rows are taken, in order, and none while another claim on the key lives.
+    `identity` or `key` ask for one row or one key; a deferred or parked row is only ever claimed by its identity.
+    """
+
+    queue: str
+    owner: str
+    limit: int = 1
+    lease_s: float = 30.0
+    per_key: int = 1
+    identity: str | None = None
+    key: str | None = None
+
+
+class Renew(msgspec.Struct, frozen=True):
+    """Extend a claim to `lease_s` from now, by the store's clock."""
+
+    queue: str
+    identity: str
+    fence: int
+    lease_s: float = 30.0
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """Move a work row to another state: from a claim with its fence, or from an unclaimed state with `fence` None.
+
+    DONE and DEAD keep the identity for `keep_s`; DONE drops the body at once. SCHEDULED is a retry at `due`. `holds`
+    lets a parked or dead row keep blocking its key, so that nothing overtakes it.
+    """
+
+    queue: str
+    identity: str
+    to: WorkState
+    fence: int | None = None
+    due: int | None = None
+    holds: bool = False
+    keep_s: float = KEEP_S
+    cause: str | None = None
+
+
+class Log(msgspec.Struct, frozen=True):
+    """Write a ledger event. `guard` refuses the whole unit when its owner has been replaced."""
+
+    event: Event
+    guard: Guard | None = None
+
+
+class PutBlob(msgspec.Struct, frozen=True):
+    """Write one chunk of a large body. Chunks are invisible until an envelope that names the blob is stored."""
+
+    name: str
+    part: int
+    data: bytes
+
+
+class Trim(msgspec.Struct, frozen=True):
+    """Give up the records of a stream before `before`. The answer says how far it went: never past a pinning cursor
+    and never past what has been exported. The rows themselves go later, by `sweep`."""
+
+    stream: str
+    before: int
+
+
+Op = Append | Advance | Put | Enqueue | Claim | Renew | Finish | Log | PutBlob | Trim
+
+
+class Fresh(msgspec.Struct, frozen=True):
+    """It is new, and this is where it stands."""
+
+    position: Position
+
+
+class Duplicate(msgspec.Struct, frozen=True):
+    """It was there already, and this is where the first one stands."""
+
+    position: Position
+
+
+class Advanced(msgspec.Struct, frozen=True):
+    """Done. `position` answers Advance and Trim, `version` answers Put."""
+
+    position: Position | None = None
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkRow:
+    """A work row as its claimer sees it. `attempts` counts claims, this one included."""
+
+    queue: str
+    identity: str
+    key: str | None
+    seq: int
+    state: WorkState
+    due: int
+    attempts: int
+    fence: int
+    owner: str
+    envelope: Envelope
+    cause: str | None = None
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    rows: tuple[WorkRow, ...]
+
+
+class Stale(msgspec.Struct, frozen=True):
+    """Refused: the row is now under `fence` (0 when it is not claimed, or gone)."""
+
+    fence: int
+
+
+class Conflict(msgspec.Struct, frozen=True):
+    """Refused: the state is at `version`, or the cursor at this offset."""
+
+    version: int
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """Not applied, because another op of the unit, or an earlier unit of the chain, was refused."""
+
+
+Result = Fresh | Duplicate | Advanced | Claimed | Stale | Conflict | Skipped
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """Ops that succeed or fail together. Units of one `chain` succeed in order: after a refusal the later ones are
+    refused too. A unit without a chain stands for itself."""
+
+    ops: tuple[Op, ...]
+    chain: str | None = None
+
+
+class Applied(msgspec.Struct, frozen=True):
+    results: tuple[Result, ...]
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Nothing of the unit was applied. `results` shows which op was `Stale` or in `Conflict`."""
+
+    results: tuple[Result, ...]
+
+
+Outcome = Applied | Refused

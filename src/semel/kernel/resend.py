@@ -1,0 +1,177 @@
+"""The sending end of a reliable hop: send, wait for the confirm, send the same thing again.
+
+The id stays the same on every attempt and a confirm is accepted for whichever attempt it answers, however late. With
+a new id per attempt, or with only the newest attempt's confirm accepted, a link whose round trip exceeds the timeout
+never makes progress and doubles for ever.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from semel.errors import ConfigError, LocalProtocolError
+from semel.kernel.ledger import hash_id
+from semel.kernel.retry import Again, RetryPolicy
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ResendPolicy:
+    """`window` unconfirmed items at most: 1 is stop-and-wait. The first attempt waits `timeout_s` for its confirm, each
+    later one waits as `retry` says. When the retries are used up, everything stops until an operator resumes."""
+
+    window: int = 1
+    timeout_s: float = 5.0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ConfigError(f"window is {self.window}", fix="use 1 for stop-and-wait, more for a pipeline")
+        if self.timeout_s <= 0:
+            raise ConfigError(f"timeout is {self.timeout_s} s", fix="use a positive time")
+
+
+@dataclass(frozen=True, slots=True)
+class Transmit(Generic[T]):
+    """Put this item on the wire now. `attempt` counts from 1."""
+
+    id: str
+    item: T
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The item went unconfirmed through all its attempts, so the sender is suspended."""
+
+    id: str
+    attempts: int
+
+
+@dataclass(slots=True)
+class _Flight(Generic[T]):
+    item: T
+    attempt: int
+    deadline: float
+
+
+class Resend(Generic[T]):
+    """Items go out in the order in which they were offered and stay in that order, whatever times out."""
+
+    def __init__(self, policy: ResendPolicy, *, seed: int = 0) -> None:
+        self.policy = policy
+        self.seed = seed
+        self.suspended: GaveUp | None = None
+        self._flights: dict[str, _Flight[T]] = {}
+        self._queue: deque[tuple[str, T]] = deque()
+        self._deadlines: list[tuple[float, int, str, int]] = []
+        self._order = 0
+
+    def __len__(self) -> int:
+        return len(self._flights) + len(self._queue)
+
+    @property
+    def room(self) -> int:
+        """How many more items would go out at once."""
+        return max(0, self.policy.window - len(self))
+
+    def unconfirmed(self) -> Iterator[str]:
+        yield from self._flights
+        for id, _ in self._queue:
+            yield id
+
+    def offer(self, id: str, item: T, now: float) -> list[Transmit[T]]:
+        if id in self._flights:
+            raise LocalProtocolError(f"{id!r} is already on its way", fix="offer each item once; resends are ours")
+        self._queue.append((id, item))
+        return self._fill(now)
+
+    def confirm(self, id: str, now: float) -> tuple[bool, list[Transmit[T]]]:
+        """Whether this is the first confirm of the item, and what may go out in the room that it makes."""
+        if self._flights.pop(id, None) is None:
+            return False, []
+        return True, self._fill(now)
+
+    def next_deadline(self) -> float | None:
+        self._drop_settled()
+        return self._deadlines[0][0] if self._deadlines and self.suspended is None else None
+
+    def on_timer(self, now: float) -> list[Transmit[T] | GaveUp]:
+        """Send again what is overdue, in offer order. One item that is out of attempts suspends all."""
+        due: list[str] = []
+        self._drop_settled()
+        while self.suspended is None and self._deadlines and self._deadlines[0][0] <= now:
+            due.append(heapq.heappop(self._deadlines)[2])
+            self._drop_settled()
+        overdue = [id for id in self._flights if id in set(due)] if len(due) > 1 else due
+        effects: list[Transmit[T] | GaveUp] = []
+        for id in overdue:
+            effect = self._again(id, now)
+            effects.append(effect)
+            if isinstance(effect, GaveUp):
+                break
+        return effects
+
+    def resume(self, now: float) -> list[Transmit[T]]:
+        """An operator's decision: every unconfirmed item is sent again, in order, with its attempts counted anew."""
+        self.suspended = None
+        return self.resend_all(now, anew=True) + self._fill(now)
+
+    def resend_all(self, now: float, *, anew: bool = False) -> list[Transmit[T]]:
+        """After a reconnect: what was in flight on the old connection goes out again at once, in order."""
+        if self.suspended is not None:
+            return []
+        effects = []
+        for id, flight in self._flights.items():
+            flight.attempt = 1 if anew else flight.attempt + 1
+            self._arm(id, flight, now)
+            effects.append(Transmit(id, flight.item, flight.attempt))
+        return effects
+
+    def _fill(self, now: float) -> list[Transmit[T]]:
+        effects = []
+        while self._queue and self.suspended is None and len(self._flights) < self.policy.window:
+            id, item = self._queue.popleft()
+            flight = _Flight(item, 1, 0.0)
+            self._flights[id] = flight
+            self._arm(id, flight, now)
+            effects.append(Transmit(id, item, 1))
+        return effects
+
+    def _again(self, id: str, now: float) -> Transmit[T] | GaveUp:
+        flight = self._flights[id]
+        if not isinstance(self.policy.retry.decide(flight.attempt, now, 0.0), Again):
+            self.suspended = GaveUp(id, flight.attempt)
+            return self.suspended
+        flight.attempt += 1
+        self._arm(id, flight, now)
+        return Transmit(id, flight.item, flight.attempt)
+
+    def _arm(self, id: str, flight: _Flight[T], now: float) -> None:
+        if flight.attempt == 1:
+            wait_s = self.policy.timeout_s
+        else:
+            wait_s = self.policy.retry.wait_s(flight.attempt - 1, self._chance(id, flight.attempt))
+        flight.deadline = now + wait_s
+        self._order += 1
+        heapq.heappush(self._deadlines, (flight.deadline, self._order, id, flight.attempt))
+
+    def _chance(self, id: str, attempt: int) -> float:
+        """Jitter without dice: spread over senders by the seed, the same for the same attempt in every run."""
+        if self.policy.retry.jitter == 0:
+            return 0.0
+        return (hash_id(f"{self.seed}/{id}/{attempt}") % 2**32) / 2**32
+
+    def _drop_settled(self) -> None:
+        """The heap keeps entries of confirmed items until they come up; that costs less than searching for them."""
+        while self._deadlines:
+            deadline, _, id, attempt = self._deadlines[0]
+            flight = self._flights.get(id)
+            if flight is not None and flight.attempt == attempt and flight.deadline == deadline:
+                return
+            heapq.heappop(self._deadlines)

@@ -1,0 +1,223 @@
+"""What a store promises. Three stores keep these promises (memory, SQLite, PostgreSQL); one contract suite checks them.
+
+1.  *Durable.* When `commit` returns, its units survive kill -9 and power loss. When it raises anything but
+    `CommitInDoubt`, none of them has happened. After `CommitInDoubt`, `resolve` answers which of the two it was, and
+    the answer does not change.
+2.  *Whole.* A unit is applied completely or not at all, its ledger events included.
+3.  *Once.* Of all appends to a stream with one identity, in all processes and for ever until `identity_keep_s` has
+    passed, exactly one is `Fresh`. The others are `Duplicate` with the first one's position. The same holds for work
+    rows within their scope, whatever state the first row is in.
+4.  *In order.* Offsets of a stream are dense within an epoch and become visible in order: a reader that has seen n has
+    been able to see every record before n. Units of one chain are applied in the order given.
+5.  *No silent skip.* A read below the trim mark answers `Trimmed`, a position of another epoch raises `EpochChanged`.
+6.  *One owner.* At any time at most one fence can finish a work row. Fences grow and are never used again, not even
+    after a restart or a restore. Expiry is judged by the store's clock.
+7.  *Ordered claims.* Rows of a key are claimed in the order of their turn; none is claimed while an earlier one of the
+    key is open, unless that one was put aside without holding the key.
+8.  *Nothing open is deleted.* `sweep` removes what is trimmed, finished and past its time, or never became visible.
+    It works in short transactions and reports whether more is waiting.
+9.  *Readers do not wait.* Reads never block a commit and are never blocked by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from semel.kernel.envelope import Envelope
+from semel.kernel.ledger import Entry, Mark
+from semel.kernel.ops import Op, Outcome, RecordKind, Result, Unit, WorkRow
+from semel.kernel.position import Position
+
+BLOB_CHUNK_BYTES = 256 * 1024
+IDENTITY_KEEP_S = 7 * 24 * 3600.0
+ORPHAN_KEEP_S = 3600.0
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One record of a stream, as read back. `at` is the store's time of the commit in microseconds.
+
+    A read gives positions in the store's current epoch, whenever the record was written; the index, which is evidence
+    of what happened, keeps the epoch of the writing.
+    """
+
+    position: Position
+    envelope: Envelope
+    at: int
+    kind: RecordKind = RecordKind.MESSAGE
+    target: str = ""
+    identity: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """What a read found, in offset order. Empty means that nothing is there yet."""
+
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """The read began below the trim mark: the first record that is still there is at `first`."""
+
+    first: Position
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """`head` is the last offset given out, `first` the lowest one that may be read."""
+
+    name: str
+    epoch: int
+    head: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class CursorInfo:
+    name: str
+    position: Position
+    pins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    value: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A stream record without its body, in the order in which the store's history grew."""
+
+    mark: Mark
+    record: Record
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one sweep removed. `more` says that another call would find work."""
+
+    records: int = 0
+    identities: int = 0
+    work: int = 0
+    blobs: int = 0
+    ledger: int = 0
+    more: bool = False
+
+    @property
+    def total(self) -> int:
+        return self.records + self.identities + self.work + self.blobs + self.ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What `semel store status` shows."""
+
+    url: str
+    engine: str
+    store_id: str
+    epoch: int
+    schema: int
+    streams: tuple[StreamInfo, ...] = ()
+    cursors: tuple[CursorInfo, ...] = ()
+    work: dict[str, dict[str, int]] = field(default_factory=dict)
+    ledger_entries: int = 0
+    sweepable: int = 0
+    bytes: int = 0
+    details: dict[str, str] = field(default_factory=dict)
+
+
+class Tx(Protocol):
+    """The same operations inside a transaction that the user opened. It never commits and never rolls back.
+
+    `Append` and `Trim` are refused: they would hold the head of a stream for as long as the user's transaction lasts.
+    Enqueue to an outbox instead; a relay moves it to the stream.
+    """
+
+    def apply(self, ops: Sequence[Op]) -> tuple[Result, ...]:
+        """Apply the ops; raises `StaleFence` when a guard or a fence is stale, and the user rolls back."""
+        ...
+
+
+class Store(Protocol):
+    """One history of streams, work, state and ledger. Methods block and may be called from any thread."""
+
+    url: str
+    store_id: str
+    node: str
+
+    @property
+    def epoch(self) -> int: ...
+
+    def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        """The only write: all units in one transaction, one outcome each.
+
+        Raises `StoreRefused` when the engine will not take the data of some unit: nothing has happened and the caller
+        may find the guilty one by halving. Raises `CommitInDoubt` when only `resolve` can tell.
+        """
+        ...
+
+    def resolve(self, marker: str) -> list[Outcome] | None:
+        """After `CommitInDoubt`: the outcomes if the transaction happened, None if it did not and never will."""
+        ...
+
+    def read(self, stream: str, after: Position | None = None, limit: int = 1000) -> Records | Trimmed:
+        """Records after a position, in order. None means from offset 1: on a trimmed stream that is `Trimmed`."""
+        ...
+
+    def tail(
+        self, stream: str, after: Position | None = None, limit: int = 1000, timeout_s: float = 30.0
+    ) -> Records | Trimmed:
+        """Like `read`, but waits until there is something or the time is up."""
+        ...
+
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` from some thread after each commit by any process. Returns a function that stops it."""
+        ...
+
+    def head(self, stream: str) -> Position:
+        """The last offset given out, whether or not the record is still there."""
+        ...
+
+    def cursor(self, name: str) -> Position | None: ...
+
+    def state(self, key: str) -> State | None: ...
+
+    def work(self, queue: str, identity: str) -> WorkRow | None:
+        """The work row as it stands, or None. For operators and checks; workers claim."""
+        ...
+
+    def ledger(self, after: Mark, limit: int = 1000) -> list[Entry]:
+        """Ledger entries after a mark. An entry that appears later never sorts before one already returned."""
+        ...
+
+    def index(self, after: Mark, limit: int = 1000) -> list[IndexEntry]:
+        """Records of all streams after a mark, without bodies, under the same promise as `ledger`."""
+        ...
+
+    def body(self, name: str) -> Iterator[bytes]:
+        """The chunks of a large body. Nothing is yielded before the blob has been named by a stored envelope."""
+        ...
+
+    def sweep(self, now: int, limit: int = 1000) -> Swept:
+        """Remove up to `limit` rows of each sort that nobody needs any more, in short transactions."""
+        ...
+
+    def migrate(self) -> tuple[int, int]:
+        """Bring the schema up to this version of Semel. Returns the versions before and after."""
+        ...
+
+    def raise_epoch(self, reason: str) -> int:
+        """Begin a new epoch: after a restore that Semel could not see by itself. Returns the new epoch."""
+        ...
+
+    def bind(self, connection: Any) -> Tx: ...
+
+    def status(self) -> Status: ...
+
+    def close(self) -> None: ...

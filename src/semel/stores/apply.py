@@ -1,0 +1,426 @@
+"""Decides what a group of units does to a store. The one place where verdicts and refusals are made.
+
+First every row that some op is conditional on is locked, in an order that is the same for everybody. Then the units
+are decided one after the other, each seeing what the ones before it will have done. Last, what was decided is written,
+sort by sort, with many rows per statement:
+
+    work rows, states, cursors, chunks · new work · claims · stream heads, records · ledger
+
+so a claim sees the rows enqueued in its own unit, and the heads of streams are held for the shortest time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from semel.errors import LocalProtocolError, StoreRefused
+from semel.kernel.envelope import Envelope
+from semel.kernel.lease import Guard
+from semel.kernel.ledger import Event, range_event
+from semel.kernel.ops import (
+    Advance,
+    Advanced,
+    Append,
+    Applied,
+    Claim,
+    Claimed,
+    Conflict,
+    Duplicate,
+    Enqueue,
+    Finish,
+    Fresh,
+    Log,
+    Op,
+    Outcome,
+    Put,
+    PutBlob,
+    Refused,
+    Renew,
+    Result,
+    Skipped,
+    Stale,
+    Trim,
+    Unit,
+    WorkState,
+)
+from semel.kernel.position import OFFSET_MAX, Position
+from semel.kernel.text import check_id, check_stream, check_text
+from semel.stores.engine import CursorHead, Engine, Move, NewRecord, NewWork, WorkHead
+
+KEY_CHARS_MAX = 1024
+STATE_BYTES_MAX = 16 * 1024 * 1024
+
+_DONE = Advanced()
+_SKIPPED = Skipped()
+
+
+def apply(engine: Engine, units: Sequence[Unit]) -> list[Outcome]:
+    """Apply the units inside the engine's open transaction; the caller commits."""
+    return _Application(engine).run(units)
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Where an answer goes: the results of one unit, at the op's place."""
+
+    results: list[Result]
+    at: int
+
+    def set(self, result: Result) -> None:
+        self.results[self.at] = result
+
+
+@dataclass(slots=True)
+class _Application:
+    engine: Engine
+    work: dict[tuple[str, str], WorkHead] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    cursors: dict[str, CursorHead] = field(default_factory=dict)
+    heads: dict[str, int] = field(default_factory=dict)
+    undo: list[tuple[dict[Any, Any], object, object]] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    puts: list[tuple[str, bytes | None, int]] = field(default_factory=list)
+    advances: list[tuple[str, Position, bool]] = field(default_factory=list)
+    chunks: list[tuple[str, int, bytes]] = field(default_factory=list)
+    enqueues: list[tuple[_Slot, Enqueue]] = field(default_factory=list)
+    claims: list[tuple[_Slot, Claim]] = field(default_factory=list)
+    appends: list[tuple[_Slot, Append]] = field(default_factory=list)
+    trims: list[tuple[_Slot, Trim]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def run(self, units: Sequence[Unit]) -> list[Outcome]:
+        self._lock(units)
+        outcomes: list[tuple[bool, list[Result]]] = []
+        broken: set[str] = set()
+        for unit in units:
+            if unit.chain is not None and unit.chain in broken:
+                outcomes.append((False, [_SKIPPED] * len(unit.ops)))
+                continue
+            results = self._decide(unit)
+            refused = any(isinstance(result, Stale | Conflict) for result in results)
+            if refused and unit.chain is not None:
+                broken.add(unit.chain)
+            outcomes.append((not refused, results))
+        self._write()
+        return [Applied(tuple(results)) if ok else Refused(tuple(results)) for ok, results in outcomes]
+
+    # -- locking
+
+    def _lock(self, units: Sequence[Unit]) -> None:
+        work: set[tuple[str, str]] = set()
+        states: set[str] = set()
+        cursors: set[str] = set()
+        streams: set[str] = set()
+        for unit in units:
+            for op in unit.ops:
+                guard = getattr(op, "guard", None)
+                if guard is not None:
+                    work.add((guard.queue, guard.identity))
+                if isinstance(op, Finish | Renew):
+                    work.add((op.queue, op.identity))
+                elif isinstance(op, Put):
+                    states.add(op.key)
+                elif isinstance(op, Advance):
+                    cursors.add(op.cursor)
+                    streams.add(op.to.stream)
+        if work:
+            self.work = self.engine.lock_work(sorted(work))
+        if states:
+            self.versions = self.engine.lock_states(sorted(states))
+        if cursors:
+            self.cursors = self.engine.lock_cursors(sorted(cursors))
+            self.heads = self.engine.heads(sorted(streams))
+
+    # -- deciding
+
+    def _decide(self, unit: Unit) -> list[Result]:
+        """Check each op against what stands after the ones before it, and take all of it back if one is refused."""
+        results: list[Result] = [_DONE] * len(unit.ops)
+        lists: tuple[list[Any], ...] = (
+            self.moves, self.puts, self.advances, self.chunks,
+            self.enqueues, self.claims, self.appends, self.trims, self.events,
+        )  # fmt: skip
+        lengths = [len(entries) for entries in lists]
+        self.undo.clear()
+        refused = False
+        for at, op in enumerate(unit.ops):
+            results[at] = result = self._decide_op(op, _Slot(results, at))
+            refused = refused or isinstance(result, Stale | Conflict)
+        if not refused:
+            return results
+        for mapping, key, value in reversed(self.undo):
+            if value is None:
+                mapping.pop(key, None)
+            else:
+                mapping[key] = value
+        for entries, length in zip(lists, lengths, strict=True):
+            del entries[length:]
+        return [result if isinstance(result, Stale | Conflict) else _SKIPPED for result in results]
+
+    def _decide_op(self, op: Op, slot: _Slot) -> Result:
+        guard: Guard | None = getattr(op, "guard", None)
+        if guard is not None and (stale := self._check_fence(guard.queue, guard.identity, guard.fence)):
+            return stale
+        match op:
+            case Append():
+                check_stream(op.stream)
+                self.appends.append((slot, op))
+            case Enqueue():
+                _check_enqueue(op)
+                self.enqueues.append((slot, op))
+            case Log():
+                _check_event(op.event)
+                self.events.append(op.event)
+            case Put():
+                return self._decide_put(op)
+            case Advance():
+                return self._decide_advance(op)
+            case Finish():
+                return self._decide_finish(op)
+            case Renew():
+                return self._decide_renew(op)
+            case Claim():
+                check_stream(op.queue)
+                self.claims.append((slot, op))
+            case PutBlob():
+                check_id("blob name", op.name)
+                self.chunks.append((op.name, op.part, op.data))
+            case Trim():
+                self.trims.append((slot, op))
+        return _DONE
+
+    def _check_fence(self, queue: str, identity: str, fence: int) -> Stale | None:
+        row = self.work.get((queue, identity))
+        if row is None:
+            return Stale(0)
+        if row.state is not WorkState.CLAIMED or row.fence != fence:
+            return Stale(row.fence if row.state is WorkState.CLAIMED else 0)
+        return None
+
+    def _decide_put(self, op: Put) -> Result:
+        check_text("state key", op.key, chars_max=KEY_CHARS_MAX)
+        if op.value is not None and len(op.value) > STATE_BYTES_MAX:
+            raise StoreRefused(
+                f"state {op.key!r} has {len(op.value):,} bytes, the limit is {STATE_BYTES_MAX:,}",
+                fix="keep state small; put bodies in a blob",
+            )
+        version = self.versions.get(op.key, 0)
+        if op.expected is not None and op.expected != version:
+            return Conflict(version)
+        self._set(self.versions, op.key, 0 if op.value is None else version + 1)
+        self.puts.append((op.key, op.value, version + 1))
+        return Advanced(version=0 if op.value is None else version + 1)
+
+    def _decide_advance(self, op: Advance) -> Result:
+        check_text("cursor name", op.cursor, chars_max=KEY_CHARS_MAX)
+        check_stream(op.to.stream)
+        head = self.cursors.get(op.cursor)
+        offset = head.position.offset if head is not None else 0
+        if op.to.epoch != self.engine.epoch or (op.expected is not None and op.expected != offset):
+            return Conflict(offset)
+        if op.to.offset > self.heads.get(op.to.stream, 0):
+            raise StoreRefused(
+                f"cursor {op.cursor!r} would stand at {op.to}, past the end of the stream",
+                fix="advance only to positions that were read",
+            )
+        if head is not None and head.position.stream != op.to.stream:
+            raise StoreRefused(
+                f"cursor {op.cursor!r} belongs to {head.position.stream}, not to {op.to.stream}",
+                fix="give each stream a cursor of its own",
+            )
+        position = op.to if head is None or op.to.offset > offset else head.position
+        self._set(self.cursors, op.cursor, CursorHead(position, op.pins))
+        self.advances.append((op.cursor, position, op.pins))
+        return Advanced(position)
+
+    def _decide_finish(self, op: Finish) -> Result:
+        row = self.work.get((op.queue, op.identity))
+        if op.fence is not None and (stale := self._check_fence(op.queue, op.identity, op.fence)):
+            return stale
+        if row is None or (op.fence is None and row.state is WorkState.CLAIMED):
+            return Stale(row.fence if row is not None else 0)
+        if op.to is WorkState.CLAIMED:
+            raise StoreRefused("a row is not finished into a claim", fix="use Claim")
+        self._set(self.work, (op.queue, op.identity), WorkHead(row.seq, row.key, op.to, row.fence))
+        self.moves.append(self._finish_move(op, row))
+        return _DONE
+
+    def _finish_move(self, op: Finish, row: WorkHead) -> Move:
+        """A retry keeps its key, so nothing overtakes it; a row put aside keeps it only when asked to."""
+        ended = op.to in (WorkState.DONE, WorkState.DEAD)
+        return Move(
+            queue=op.queue,
+            identity=op.identity,
+            key=row.key,
+            state=op.to,
+            fence=row.fence,
+            holds=op.to in (WorkState.READY, WorkState.SCHEDULED) or (op.holds and op.to is not WorkState.DONE),
+            due=op.due if op.due is not None else self.engine.now,
+            keep_until=self.engine.now + int(op.keep_s * 1_000_000) if ended else None,
+            cause=op.cause,
+            drop_body=op.to is WorkState.DONE,
+        )
+
+    def _decide_renew(self, op: Renew) -> Result:
+        if stale := self._check_fence(op.queue, op.identity, op.fence):
+            return stale
+        row = self.work[(op.queue, op.identity)]
+        due = self.engine.now + int(op.lease_s * 1_000_000)
+        self.moves.append(Move(op.queue, op.identity, row.key, WorkState.CLAIMED, op.fence, holds=True, due=due))
+        return _DONE
+
+    def _set(self, mapping: dict[Any, Any], key: object, value: object) -> None:
+        self.undo.append((mapping, key, mapping.get(key)))
+        mapping[key] = value
+
+    # -- writing
+
+    def _write(self) -> None:
+        engine = self.engine
+        if self.moves:
+            engine.move_work(self.moves)
+        if self.puts:
+            engine.put_states(self.puts)
+        if self.advances:
+            engine.put_cursors(self.advances)
+        if self.chunks:
+            engine.put_chunks(self.chunks)
+        if self.enqueues:
+            self._write_work()
+        for slot, claim in self.claims:
+            slot.set(Claimed(tuple(engine.claim(claim, engine.next_fence()))))
+        if self.appends:
+            self._write_records()
+        for slot, trim in self.trims:
+            slot.set(Advanced(Position(trim.stream, engine.epoch, engine.trim(trim.stream, trim.before))))
+        if self.events:
+            engine.add_ledger(self.events)
+
+    def _write_work(self) -> None:
+        engine = self.engine
+        answers = engine.add_work([self._new_work(op) for _, op in self.enqueues])
+        named: list[tuple[str, int]] = []
+        replaced: list[Move] = []
+        seen: set[tuple[str, str]] = set()
+        for slot, op in self.enqueues:
+            pair = (op.scope or op.queue, op.identity)
+            seq, new, queue = answers[pair]
+            position = Position(queue, engine.epoch, seq)
+            if new and pair not in seen:
+                seen.add(pair)
+                slot.set(Fresh(position))
+                self._note(op.on_fresh, op.envelope)
+                _name_blob(op.envelope, named)
+                continue
+            slot.set(Duplicate(position))
+            self._note(op.on_duplicate, op.envelope)
+            if op.replace:
+                replaced.append(self._replacement(op))
+                _name_blob(op.envelope, named)
+        if replaced:
+            engine.move_work(replaced)
+        if named:
+            engine.name_blobs(named)
+
+    def _new_work(self, op: Enqueue) -> NewWork:
+        """A row that is scheduled takes its turn among its key only when it falls due."""
+        now = self.engine.now
+        due = op.due if op.due is not None else now
+        state = WorkState.SCHEDULED if due > now else WorkState.READY
+        holds = op.key is None or state is WorkState.READY
+        return NewWork(op.queue, op.scope or op.queue, op.identity, op.key, state, due, holds, op.envelope)
+
+    def _replacement(self, op: Enqueue) -> Move:
+        """A new fence, so that whoever holds the row at this moment cannot finish what was set again."""
+        row = self._new_work(op)
+        return Move(
+            op.queue, op.identity, op.key, row.state, self.engine.next_fence(), row.holds, due=row.due,
+            envelope=op.envelope, attempts=0,
+        )  # fmt: skip
+
+    def _write_records(self) -> None:
+        engine = self.engine
+        by_stream: dict[str, list[tuple[_Slot, Append]]] = {}
+        for slot, op in self.appends:
+            by_stream.setdefault(op.stream, []).append((slot, op))
+        infos = engine.lock_streams(sorted(by_stream))
+        records: list[NewRecord] = []
+        named: list[tuple[str, int]] = []
+        heads: dict[str, int] = {}
+        for stream, appends in by_stream.items():
+            heads[stream] = self._place(stream, infos[stream].head, appends, records, named)
+        engine.add_records(records)
+        engine.set_heads(heads)
+        if named:
+            engine.name_blobs(named)
+
+    def _place(
+        self,
+        stream: str,
+        head: int,
+        appends: Sequence[tuple[_Slot, Append]],
+        records: list[NewRecord],
+        named: list[tuple[str, int]],
+    ) -> int:
+        """Give the new ones of a stream their offsets, without a gap, and answer each op. Returns the new head."""
+        engine = self.engine
+        identities = [op.identity for _, op in appends if op.identity is not None]
+        known = engine.known(stream, identities) if identities else {}
+        ranges: dict[Event, tuple[list[Position], list[str]]] = {}
+        for slot, op in appends:
+            first = known.get(op.identity) if op.identity is not None else None
+            if first is not None:
+                slot.set(Duplicate(first))
+                self._note(op.on_duplicate, op.envelope)
+                continue
+            head += 1
+            position = Position(stream, engine.epoch, head)
+            if op.identity is not None:
+                known[op.identity] = position
+            slot.set(Fresh(position))
+            records.append(NewRecord(stream, head, op.identity, op.kind, op.target, op.envelope))
+            _name_blob(op.envelope, named)
+            if op.on_fresh is not None and op.on_fresh.is_template:
+                positions, messages = ranges.setdefault(op.on_fresh, ([], []))
+                positions.append(position)
+                messages.append(op.envelope.id)
+            else:
+                self._note(op.on_fresh, op.envelope)
+        for template, (positions, messages) in ranges.items():
+            self.events.append(range_event(template, positions[0], positions[-1], messages))
+        if head > OFFSET_MAX:
+            raise StoreRefused(f"stream {stream} is at its last offset", fix="begin a new stream")
+        return head
+
+    def _note(self, event: Event | None, envelope: Envelope) -> None:
+        """The event of a verdict; a template becomes an event about this one message."""
+        if event is None:
+            return
+        if event.is_template:
+            event = msgspec.structs.replace(event, message=envelope.id, session=envelope.session, idx=envelope.index)
+        self.events.append(event)
+
+
+def _name_blob(envelope: Envelope, named: list[tuple[str, int]]) -> None:
+    if envelope.blob is not None:
+        named.append((envelope.blob.name, envelope.blob.size))
+
+
+def _check_enqueue(op: Enqueue) -> None:
+    check_stream(op.queue)
+    check_id("identity", op.identity)
+    if op.key is not None:
+        check_id("key", op.key)
+    if op.scope is not None:
+        check_text("scope", op.scope, chars_max=KEY_CHARS_MAX)
+
+
+def _check_event(event: Event) -> None:
+    if event.is_template:
+        raise LocalProtocolError(
+            "a ledger event names a message or a range", fix="set message, or attach the template to an Append"
+        )

@@ -1,0 +1,145 @@
+"""What an engine must be able to do inside one open transaction.
+
+`apply` decides and an engine obeys. The decisions (verdicts, refusals, chains, ranges) are made once for all stores,
+so an engine is only statements. Every method takes many rows at a time: one round trip for a whole group of commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from semel.kernel.envelope import Envelope
+from semel.kernel.ledger import Event
+from semel.kernel.ops import Claim, RecordKind, WorkRow, WorkState
+from semel.kernel.position import Position
+from semel.kernel.store import StreamInfo
+
+
+@dataclass(slots=True)
+class WorkHead:
+    """What is needed of a work row to decide whether a write to it may land."""
+
+    seq: int
+    key: str | None
+    state: WorkState
+    fence: int
+
+
+@dataclass(slots=True)
+class CursorHead:
+    """A cursor as locked: where it stands, and the head of its stream."""
+
+    position: Position
+    pins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A work row's new place. `fence` is the one that the row has from now on; `due` None leaves it as it is.
+
+    `holds` says whether the row keeps its key from later rows. `attempts` None leaves the count.
+    """
+
+    queue: str
+    identity: str
+    key: str | None
+    state: WorkState
+    fence: int
+    holds: bool
+    due: int | None = None
+    keep_until: int | None = None
+    cause: str | None = None
+    drop_body: bool = False
+    envelope: Envelope | None = None
+    attempts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewWork:
+    queue: str
+    scope: str
+    identity: str
+    key: str | None
+    state: WorkState
+    due: int
+    holds: bool
+    envelope: Envelope
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    stream: str
+    offset: int
+    identity: str | None
+    kind: RecordKind
+    target: str
+    envelope: Envelope
+
+
+class Engine(Protocol):
+    """The statements of one transaction. `now` is the store's clock in microseconds, read once per transaction."""
+
+    now: int
+    epoch: int
+
+    def lock_work(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], WorkHead]:
+        """Work rows by (queue, identity), locked in sorted order. Missing ones are left out."""
+        ...
+
+    def lock_states(self, keys: Sequence[str]) -> dict[str, int]:
+        """Versions by key, locked in sorted order. Missing ones are left out."""
+        ...
+
+    def lock_cursors(self, names: Sequence[str]) -> dict[str, CursorHead]: ...
+
+    def lock_streams(self, names: Sequence[str]) -> dict[str, StreamInfo]:
+        """Stream heads, created when missing and locked in sorted order. The last locks of a transaction."""
+        ...
+
+    def heads(self, names: Sequence[str]) -> dict[str, int]:
+        """Heads without a lock, for streams that exist."""
+        ...
+
+    def next_fence(self) -> int:
+        """The next number of the one counter that is never reset."""
+        ...
+
+    def move_work(self, moves: Sequence[Move]) -> None:
+        """Apply in order, and bring the keys of the rows up to date."""
+        ...
+
+    def put_states(self, rows: Sequence[tuple[str, bytes | None, int]]) -> None:
+        """(key, value, version), in order. A value of None deletes."""
+        ...
+
+    def put_cursors(self, rows: Sequence[tuple[str, Position, bool]]) -> None: ...
+
+    def put_chunks(self, rows: Sequence[tuple[str, int, bytes]]) -> None:
+        """(blob, part, data). Writing a part again changes nothing; a blob that is named takes no more parts."""
+        ...
+
+    def name_blobs(self, names: Sequence[tuple[str, int]]) -> None:
+        """(blob, size): one more row refers to it. Raises StoreRefused when it is missing or has another size."""
+        ...
+
+    def add_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], tuple[int, bool, str]]:
+        """Insert by (scope, identity). Answers for each pair: seq, whether it is new, and the queue it is in."""
+        ...
+
+    def claim(self, claim: Claim, fence: int) -> list[WorkRow]: ...
+
+    def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:
+        """Which identities the stream has, and where. Called with the stream locked."""
+        ...
+
+    def add_records(self, rows: Sequence[NewRecord]) -> None: ...
+
+    def set_heads(self, heads: dict[str, int]) -> None: ...
+
+    def trim(self, stream: str, before: int) -> int:
+        """Raise the trim mark as far as pins and the export allow. Answers the first offset left."""
+        ...
+
+    def add_ledger(self, events: Sequence[Event]) -> None: ...

@@ -1,0 +1,36 @@
+"""`open_store("sqlite:///semel.db")`: one function for all stores."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from semel.errors import ConfigError
+from semel.kernel.store import Store
+
+EXAMPLES = "sqlite:///semel.db, sqlite:////var/lib/semel/semel.db, postgresql://user@host/database, memory:"
+
+
+def open_store(url: str, *, node: str = "local", create: bool = True) -> Store:
+    """Open a store, and create it when it does not exist yet unless `create` is False."""
+    scheme = urlsplit(url).scheme
+    if scheme == "sqlite":
+        from semel.stores.sqlite import SqliteStore
+
+        return SqliteStore(url, node=node, create=create)
+    if scheme in ("postgresql", "postgres"):
+        return _open_postgres(url, node, create)
+    if scheme == "memory":
+        from semel.stores.memory import MemoryStore
+
+        return MemoryStore(node=node)
+    raise ConfigError(f"{url!r} is not the URL of a store", fix=f"use one of: {EXAMPLES}")
+
+
+def _open_postgres(url: str, node: str, create: bool) -> Store:
+    try:
+        from semel.stores.postgres import PostgresStore
+    except ModuleNotFoundError as error:
+        if error.name != "psycopg":
+            raise
+        raise ConfigError("PostgreSQL needs the psycopg package", fix="pip install 'semel[postgres]'") from None
+    return PostgresStore(url, node=node, create=create)

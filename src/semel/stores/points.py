@@ -1,0 +1,33 @@
+"""Named places where a process may die. Tests kill real processes at each; in production `reach` does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+POINTS: dict[str, str] = {
+    "commit.begin": "the transaction is open, nothing is written",
+    "commit.applied": "everything is written, nothing is committed",
+    "commit.committed": "committed, nobody has been told",
+    "perform.told": "the machines have been told, their sends are not out",
+    "sweep.deleted": "a batch is deleted, not committed",
+    "blob.chunk": "some chunks of a body are stored, the envelope that names it is not",
+    "migrate.step": "a migration step is done, its version is not recorded",
+    "epoch.raised": "a new epoch is written, not committed",
+    "export.planned": "the range to export is recorded, the file is not begun",
+    "export.written": "the file is written under its temporary name",
+    "export.renamed": "the file has its final name, the range is not marked done",
+    "export.listed": "the manifest names the file, the range is not marked done",
+}
+
+_hook: Callable[[str], None] | None = None
+
+
+def reach(point: str) -> None:
+    if _hook is not None:
+        _hook(point)
+
+
+def on_reach(hook: Callable[[str], None] | None) -> None:
+    """Call `hook` with the name of every point reached from now on; None stops it."""
+    global _hook
+    _hook = hook

@@ -1,0 +1,54 @@
+"""An envelope as columns, the same ones in every table and engine, so that SQL and Spark can read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from semel.kernel.envelope import Blob, Envelope
+
+ENVELOPE_COLUMNS = (
+    "id", "source", "type", "subject", "time", "session", "idx", "datacontenttype", "headers", "data", "blob", "size",
+)  # fmt: skip
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, str]).decode
+
+
+def envelope_row(envelope: Envelope) -> tuple[Any, ...]:
+    """`headers` is JSON or NULL, `data` is NULL when the body is in chunks or has been dropped."""
+    blob = envelope.blob
+    return (
+        envelope.id,
+        envelope.source,
+        envelope.type,
+        envelope.subject,
+        envelope.time,
+        envelope.session,
+        envelope.index,
+        envelope.datacontenttype,
+        _encode(envelope.headers).decode() if envelope.headers else None,
+        envelope.data if blob is None else None,
+        blob.name if blob is not None else None,
+        blob.size if blob is not None else len(envelope.data),
+    )
+
+
+def envelope_of(row: Sequence[Any]) -> Envelope:
+    """Undo `envelope_row`. A dropped body comes back empty."""
+    id, source, type, subject, time, session, index, datacontenttype, headers, data, blob, size = row
+    return Envelope(
+        id=id,
+        source=source,
+        type=type,
+        data=bytes(data) if data is not None else b"",
+        session=session,
+        index=index,
+        time=time,
+        subject=subject,
+        datacontenttype=datacontenttype,
+        headers=_decode(headers) if headers else {},
+        blob=Blob(blob, size) if blob is not None else None,
+    )
