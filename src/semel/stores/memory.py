@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from semel.errors import InputError, LocalProtocolError, StaleFence, StoreRefused, StoreUnavailable
+from semel.errors import InputError, StoreRefused, StoreUnavailable
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Entry, Event, Mark
-from semel.kernel.ops import Append, Claim, Op, Outcome, Refused, Result, Trim, Unit, WorkRow, WorkState
+from semel.kernel.ops import Claim, Op, Outcome, Result, Unit, WorkRow, WorkState
 from semel.kernel.position import EPOCH_GAP, Position, check_epoch
 from semel.kernel.store import (
     IDENTITY_KEEP_S,
@@ -35,6 +35,15 @@ from semel.kernel.store import (
 from semel.stores.apply import apply
 from semel.stores.engine import CursorHead, Move, NewRecord, NewWork, WorkHead
 from semel.stores.points import reach
+from semel.stores.shared import (
+    blob_missing,
+    blob_refused,
+    check_bound,
+    exported_mark,
+    start_of_epoch,
+    unwrap_bound,
+    without_body,
+)
 
 SCHEMA = 1
 
@@ -164,7 +173,7 @@ class MemoryEngine:
     def lock_streams(self, names: Sequence[str]) -> dict[str, StreamInfo]:
         for name in names:
             if name not in self.data.streams:
-                start = _start_of_epoch(self.epoch)
+                start = start_of_epoch(self.epoch)
                 self._set(self.data.streams, name, _Stream(name, start, start, start + 1))
         return {name: _info(self.data.streams[name], self.epoch) for name in names}
 
@@ -189,7 +198,7 @@ class MemoryEngine:
                 changes["attempts"] = move.attempts
             if move.envelope is not None or move.drop_body:
                 self._forget_body(row.envelope)
-                changes["envelope"] = move.envelope or _without_body(row.envelope)
+                changes["envelope"] = move.envelope or without_body(row.envelope)
             if row.turn is not None and not move.holds and move.state is WorkState.SCHEDULED:
                 changes["turn"] = None
             if move.holds and row.turn is None:
@@ -367,6 +376,8 @@ class MemoryEngine:
     def add_ledger(self, events: Sequence[Event]) -> None:
         data = self.data
         for event in events:
+            if event.session is None and event.message is not None:
+                event = msgspec.structs.replace(event, session=event.message)
             self._change(data, ledger_seq=data.ledger_seq + 1)
             data.ledger.append(Entry(Mark(0, data.ledger_seq), self.now, self.node, event))
             self._undo.append(data.ledger.pop)
@@ -596,7 +607,7 @@ class MemoryStore:
         data.epoch += 1
         data.fence += EPOCH_GAP
         for stream in data.streams.values():
-            stream.head = max(stream.head + EPOCH_GAP, _start_of_epoch(data.epoch))
+            stream.head = max(stream.head + EPOCH_GAP, start_of_epoch(data.epoch))
         for head in data.cursors.values():
             head.position = replace(head.position, epoch=data.epoch)
         reach("epoch.raised")
@@ -679,43 +690,6 @@ class MemoryTx:
         return unwrap_bound(outcome)
 
 
-def check_bound(ops: Sequence[Op]) -> Unit:
-    """Refuse what would hold the head of a stream for as long as a user's transaction lasts."""
-    for op in ops:
-        if isinstance(op, Append | Trim):
-            raise LocalProtocolError(
-                f"{type(op).__name__} is not possible in a transaction that Semel did not open",
-                fix="Enqueue to an outbox; a relay appends it to the stream",
-            )
-    return Unit(tuple(ops))
-
-
-def unwrap_bound(outcome: Outcome) -> tuple[Result, ...]:
-    if isinstance(outcome, Refused):
-        raise StaleFence("another owner has taken over, or the state has moved on", fix="roll back and claim again")
-    return outcome.results
-
-
-def exported_mark(state: State | None) -> Mark | None:
-    """How far an export has come: "xid.seq" under the keys export/ledger and export/index. None: nobody exports."""
-    if state is None:
-        return None
-    xid, seq = state.value.split(b" ")[0].split(b".")
-    return Mark(int(xid), int(seq))
-
-
-def blob_refused(name: str, size: int, stored: int | None) -> StoreRefused:
-    if stored is None:
-        return StoreRefused(f"the envelope names blob {name!r}, which is not stored", fix="put its chunks first")
-    return StoreRefused(
-        f"the envelope says that blob {name!r} has {size:,} bytes, stored are {stored:,}", fix="put all chunks first"
-    )
-
-
-def blob_missing(name: str) -> InputError:
-    return InputError(f"there is no body {name!r}", fix="its envelope may have been trimmed or never stored")
-
-
 def _assign(target: Any, changes: dict[str, Any]) -> None:
     for name, value in changes.items():
         setattr(target, name, value)
@@ -723,11 +697,3 @@ def _assign(target: Any, changes: dict[str, Any]) -> None:
 
 def _info(stream: _Stream, epoch: int) -> StreamInfo:
     return StreamInfo(stream.name, epoch, stream.head, stream.first)
-
-
-def _start_of_epoch(epoch: int) -> int:
-    return (epoch - 1) * EPOCH_GAP
-
-
-def _without_body(envelope: Envelope) -> Envelope:
-    return Envelope(id=envelope.id, source=envelope.source, type=envelope.type, session=envelope.session)

@@ -1,0 +1,1 @@
+"""What touches the world: performing effects, speaking to peers, exporting the ledger."""

@@ -1,0 +1,93 @@
+"""A machine at home in a process: its handler, its peers, and how to begin anew when it stops."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from semel.kernel.effects import Close, Effect, Event, Machine, Notify
+from semel.kernel.ops import Op, WorkRow
+from semel.kernel.retry import RetryPolicy
+from semel.kernel.store import Record, Store
+from semel.runtime.transports.base import Transport
+
+log = logging.getLogger(__name__)
+
+Factory = Callable[[Store], Machine]
+"""Builds a machine from what the store holds. Runs on a thread, so it may read."""
+
+Handler = Callable[[WorkRow | Record], Iterable[Op] | None | Awaitable[Iterable[Op] | None]]
+"""The application's own code. A coroutine function runs on the loop, any other function on a thread.
+
+What it returns is committed together with the fact that it ran; an exception means that it did not."""
+
+RELOAD_RETRY = RetryPolicy(interval_s=0.05, factor=2.0, interval_max_s=5.0)
+RELOAD_QUIET_S = 10.0
+"""A machine that ran for so long before it stopped is started again at once."""
+
+CAUSE_CHARS_MAX = 200
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """What the performer knows of a machine besides its seat. `peers` None means that it listens to all."""
+
+    name: str
+    factory: Factory | None = None
+    handler: Handler | None = None
+    transport: Transport | None = None
+    peers: Collection[str] | None = None
+    reloads: int = 0
+    reloaded_at: float = 0.0
+
+    def listens(self, transport: Transport, peer: str) -> bool:
+        return self.transport is transport and (self.peers is None or peer in self.peers)
+
+    def reload_wait_s(self, now: float) -> float:
+        """At once the first time, later and later when it keeps stopping."""
+        self.reloads = 0 if now - self.reloaded_at > RELOAD_QUIET_S else self.reloads + 1
+        self.reloaded_at = now
+        return RELOAD_RETRY.wait_s(self.reloads, 0.0) if self.reloads else 0.0
+
+
+class Guarded:
+    """Keeps one machine's defect from stopping the others: it is reported, and the machine begins anew."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.name = machine.name
+        self.machine = machine
+        self._broken = False
+
+    def start(self, now: float) -> Sequence[Effect]:
+        try:
+            return self.machine.start(now)
+        except Exception as error:
+            return self._break(error)
+
+    def receive(self, event: Event, now: float) -> Sequence[Effect]:
+        try:
+            return self.machine.receive(event, now)
+        except Exception as error:
+            return self._break(error)
+
+    def next_deadline(self) -> float | None:
+        return None if self._broken else self.machine.next_deadline()
+
+    def on_timer(self, now: float) -> Sequence[Effect]:
+        try:
+            return self.machine.on_timer(now)
+        except Exception as error:
+            return self._break(error)
+
+    def _break(self, error: Exception) -> Sequence[Effect]:
+        self._broken = True
+        log.exception("machine %s failed", self.name)
+        return Notify("machine-failed", f"{self.name}: {cause_of(error)}"), Close("reload")
+
+
+def cause_of(error: BaseException) -> str:
+    """One line about an exception, short enough for the ledger."""
+    text = str(error).strip().split("\n", 1)[0]
+    cause = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return cause if len(cause) <= CAUSE_CHARS_MAX else cause[: CAUSE_CHARS_MAX - 1] + "…"

@@ -1,0 +1,60 @@
+"""Small decisions that every store makes alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from semel.errors import InputError, LocalProtocolError, StaleFence, StoreRefused
+from semel.kernel.envelope import Envelope
+from semel.kernel.ledger import Mark
+from semel.kernel.ops import Append, Op, Outcome, Refused, Result, Trim, Unit
+from semel.kernel.position import EPOCH_GAP
+from semel.kernel.store import State
+
+
+def check_bound(ops: Sequence[Op]) -> Unit:
+    """Refuse what would hold the head of a stream for as long as a user's transaction lasts."""
+    for op in ops:
+        if isinstance(op, Append | Trim):
+            raise LocalProtocolError(
+                f"{type(op).__name__} is not possible in a transaction that Semel did not open",
+                fix="Enqueue to an outbox; a relay appends it to the stream",
+            )
+    return Unit(tuple(ops))
+
+
+def unwrap_bound(outcome: Outcome) -> tuple[Result, ...]:
+    if isinstance(outcome, Refused):
+        raise StaleFence("another owner has taken over, or the state has moved on", fix="roll back and claim again")
+    return outcome.results
+
+
+def exported_mark(state: State | None) -> Mark | None:
+    """How far an export has come: "xid.seq" under the keys export/ledger and export/index. None: nobody exports."""
+    if state is None:
+        return None
+    xid, seq = state.value.split(b" ")[0].split(b".")
+    return Mark(int(xid), int(seq))
+
+
+def blob_refused(name: str, size: int, stored: int | None) -> StoreRefused:
+    if stored is None:
+        return StoreRefused(f"the envelope names blob {name!r}, which is not stored", fix="put its chunks first")
+    return StoreRefused(
+        f"the envelope says that blob {name!r} has {size:,} bytes, stored are {stored:,}", fix="put all chunks first"
+    )
+
+
+def blob_missing(name: str) -> InputError:
+    return InputError(f"there is no body {name!r}", fix="its envelope may have been trimmed or never stored")
+
+
+def start_of_epoch(epoch: int) -> int:
+    """The offset before the first one of a stream that begins in this epoch."""
+    return (epoch - 1) * EPOCH_GAP
+
+
+def without_body(envelope: Envelope) -> Envelope:
+    return msgspec.structs.replace(envelope, data=b"", headers={}, blob=None)

@@ -1,0 +1,57 @@
+"""Notices that a SQLite file was put back in time.
+
+A database file cannot know that it was replaced by an older copy of itself. The sidecar beside it can: it notes after
+each commit how many there have been, and how far offsets and fences had come. It is written after the commit is
+durable and never synced, so it may lag behind the database and never runs ahead of it. A database that has fewer
+commits than its sidecar has been rewound.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+_LAYOUT = struct.Struct(">8s32sQQQ")
+_MAGIC = b"semel-1\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """How far a store had come: commits made, highest offset of any stream, highest fence."""
+
+    store_id: str
+    commits: int
+    head: int
+    fence: int
+
+
+class Sidecar:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+
+    def read(self) -> Marks | None:
+        """The last note, or None when there is none that makes sense."""
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        body, check = text[: _LAYOUT.size], text[_LAYOUT.size :]
+        if len(check) != 4 or zlib.crc32(body) != int.from_bytes(check):
+            return None
+        magic, store_id, commits, head, fence = _LAYOUT.unpack(body)
+        return Marks(store_id.decode(), commits, head, fence) if magic == _MAGIC else None
+
+    def write(self, marks: Marks) -> None:
+        if self._fd is None:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        body = _LAYOUT.pack(_MAGIC, marks.store_id.encode(), marks.commits, marks.head, marks.fence)
+        os.pwrite(self._fd, body + zlib.crc32(body).to_bytes(4), 0)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

@@ -1,0 +1,594 @@
+"""The SQLite store: one file, no server, full durability.
+
+WAL with synchronous FULL: a commit is on the disk before it is answered. One writer connection per process, always
+`BEGIN IMMEDIATE`; readers have their own connections and never wait. Several processes may use one file: heads are
+read inside each transaction and never cached, and other processes' commits are noticed by SQLite's data version.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from semel.errors import (
+    CommitInDoubt,
+    ConfigError,
+    NotAStore,
+    SchemaTooNew,
+    SemelError,
+    StoreBusy,
+    StoreFull,
+    StoreReadOnly,
+    StoreRefused,
+    StoreUnavailable,
+)
+from semel.kernel.ledger import Entry, Event, Kind, Mark
+from semel.kernel.ops import Op, Outcome, Result, Unit, WorkRow, WorkState
+from semel.kernel.position import EPOCH_GAP, Position, check_epoch
+from semel.kernel.store import (
+    IDENTITY_KEEP_S,
+    ORPHAN_KEEP_S,
+    CursorInfo,
+    IndexEntry,
+    Records,
+    State,
+    Status,
+    StreamInfo,
+    Swept,
+    Trimmed,
+)
+from semel.stores.apply import apply
+from semel.stores.points import reach
+from semel.stores.queries import load_migrations
+from semel.stores.shared import (
+    blob_missing,
+    check_bound,
+    unwrap_bound,
+)
+from semel.stores.sidecar import Marks, Sidecar
+from semel.stores.sqlite_engine import Q, SqliteEngine, entry_of, index_entry_of, record_of, work_row_of
+from semel.stores.waking import Waking
+
+SQLITE_MIN = (3, 38, 0)
+BUSY_S = 30.0
+BUSY_STEP_S = 0.0005
+WATCH_S = 0.005
+NO_LIMIT = 2**62
+
+
+class SqliteStore:
+    """See `semel.kernel.store` for what it promises. `url` is sqlite:///relative or sqlite:////absolute."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        node: str = "local",
+        create: bool = True,
+        clock: Callable[[], int] | None = None,
+        identity_keep_s: float = IDENTITY_KEEP_S,
+        busy_s: float = BUSY_S,
+    ) -> None:
+        self.url = url
+        self.node = node
+        self.path = path_of(url)
+        self.identity_keep_s = identity_keep_s
+        self.busy_s = busy_s
+        self._clock = clock or (lambda: time.time_ns() // 1000)
+        self._lock = threading.RLock()
+        self._readers = threading.local()
+        self._open: list[sqlite3.Connection] = []
+        self._broken: str | None = None
+        self._check_engine()
+        self._check_file(create)
+        self._writer = self._connect()
+        self._sidecar = Sidecar(self.path.with_name(self.path.name + "-semel"))
+        self._waking = Waking(self._data_version, WATCH_S)
+        self._prepare(create)
+
+    # -- opening
+
+    @staticmethod
+    def _check_engine() -> None:
+        if sqlite3.sqlite_version_info < SQLITE_MIN:
+            raise ConfigError(
+                f"this Python has SQLite {sqlite3.sqlite_version}, Semel needs {'.'.join(map(str, SQLITE_MIN))}",
+                fix="use a newer Python build, or a postgresql:// store",
+            )
+
+    def _check_file(self, create: bool) -> None:
+        if self.path.is_dir():
+            raise NotAStore(f"{self.path} is a folder", fix="name a file inside it, such as semel.db")
+        if not self.path.exists() and not create:
+            raise StoreUnavailable(f"there is no store at {self.path}", fix=f"create it: semel store init {self.url}")
+        if not self.path.parent.is_dir():
+            raise StoreUnavailable(f"the folder {self.path.parent} does not exist", fix="create it, or correct the URL")
+
+    def _connect(self) -> sqlite3.Connection:
+        with _errors(self.path):
+            connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=0)
+        try:
+            with _errors(self.path):
+                connection.execute("PRAGMA busy_timeout = 0")
+                self._retry_busy(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone())
+                connection.execute("PRAGMA synchronous = FULL")
+                connection.execute("PRAGMA cache_size = -32768")
+                connection.execute("PRAGMA wal_autocheckpoint = 2000")
+        except BaseException:
+            connection.close()
+            raise
+        self._open.append(connection)
+        return connection
+
+    def _prepare(self, create: bool) -> None:
+        try:
+            self._check_schema(create)
+            row = self._writer.execute("SELECT store_id, epoch, commits, fence FROM semel_store").fetchone()
+            self.store_id = row[0]
+            self._check_rewind(row[2])
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_schema(self, create: bool) -> None:
+        version = self._schema_version()
+        newest = load_migrations("sqlite")[-1][0]
+        if version > newest:
+            raise SchemaTooNew(
+                f"{self.path} has schema {version}, this Semel knows {newest}",
+                fix="install the newer Semel that wrote it; nothing was changed",
+            )
+        if version == 0 and not create:
+            raise NotAStore(f"{self.path} has no Semel tables", fix=f"add them: semel store init {self.url}")
+        if version < newest:
+            self.migrate()
+
+    def _schema_version(self) -> int:
+        with _errors(self.path):
+            found = self._writer.execute("SELECT name FROM sqlite_schema WHERE name = 'semel_store'").fetchone()
+            if found is None:
+                return 0
+            row = self._writer.execute("SELECT schema FROM semel_store").fetchone()
+        return int(row[0]) if row is not None else 0
+
+    def migrate(self) -> tuple[int, int]:
+        before = self._schema_version()
+        after = before
+        for number, sql in load_migrations("sqlite"):
+            with self._transaction() as db:
+                after = self._schema_version()
+                if number <= after:
+                    continue
+                for statement in _statements(sql):
+                    db.execute(statement)
+                reach("migrate.step")
+                self._record_version(db, number)
+                after = number
+        return before, after
+
+    @staticmethod
+    def _record_version(db: sqlite3.Connection, number: int) -> None:
+        db.execute(
+            "INSERT INTO semel_store VALUES (1, ?, ?, 1, 0, 0, 0, 0, 0)"
+            " ON CONFLICT (one) DO UPDATE SET schema = excluded.schema",
+            (uuid.uuid4().hex, number),
+        )
+
+    def _check_rewind(self, commits: int) -> None:
+        """A file older than its sidecar, without one, or with a cursor past the end has lost history: a new epoch."""
+        noted = self._sidecar.read()
+        if commits and noted is None:
+            self.raise_epoch("the file was moved or restored without its sidecar")
+        elif noted is not None and noted.store_id != self.store_id:
+            if commits:
+                self.raise_epoch("another store stood here before")
+        elif noted is not None and noted.commits > commits:
+            self._raise_epoch("the file was restored from an older copy", noted.head, noted.fence)
+        elif self._writer.execute(Q["cursor_beyond_head"]).fetchone() is not None:
+            self.raise_epoch("a cursor stands beyond the end of its stream")
+        self._note_marks()
+
+    def _note_marks(self) -> None:
+        row = self._writer.execute("SELECT commits, fence FROM semel_store").fetchone()
+        [(head,)] = self._writer.execute(Q["highest_head"]).fetchall()
+        self._top = head
+        self._sidecar.write(Marks(self.store_id, row[0], head, row[1]))
+
+    # -- transactions
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, _errors(self.path):
+            self._check_usable()
+            self._begin(self._writer)
+            try:
+                yield self._writer
+            except BaseException:
+                self._roll_back()
+                raise
+            self._end(self._writer)
+
+    def _check_usable(self) -> None:
+        if self._broken is not None:
+            raise StoreUnavailable(self._broken, fix="check the disk, then restart this process")
+
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        self._retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
+
+    def _retry_busy(self, attempt: Callable[[], object]) -> None:
+        """SQLite's own wait doubles up to 100 ms and starves; short steps let waiting processes take turns."""
+        until = time.monotonic() + self.busy_s
+        while True:
+            try:
+                attempt()
+                return
+            except sqlite3.OperationalError as error:
+                if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
+                    raise
+            time.sleep(BUSY_STEP_S)
+
+    def _roll_back(self) -> None:
+        if self._writer.in_transaction:
+            self._writer.execute("ROLLBACK")
+
+    def _end(self, connection: sqlite3.Connection) -> None:
+        """An I/O error at this point leaves the outcome open, and the page cache can no longer be trusted to tell."""
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if _code(error) != sqlite3.SQLITE_IOERR:
+                self._roll_back()
+                raise
+            self._broken = f"an I/O error struck {self.path} inside a commit: {error}"
+            raise CommitInDoubt(self._broken, marker="io", fix="check the disk, then restart this process") from error
+
+    def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        with self._transaction() as db:
+            reach("commit.begin")
+            engine = SqliteEngine(db, self._clock(), self.node)
+            outcomes = apply(engine, units)
+            engine.finish()
+            reach("commit.applied")
+        reach("commit.committed")
+        self._top = max(self._top, engine.top)
+        self._sidecar.write(Marks(self.store_id, engine.commits, self._top, engine.fence))
+        self._waking.wake()
+        return outcomes
+
+    def resolve(self, marker: str) -> list[Outcome] | None:
+        self._check_usable()
+        raise StoreUnavailable(f"no transaction {marker!r} is in doubt", fix="resolve only what CommitInDoubt named")
+
+    # -- reading
+
+    @property
+    def _reader(self) -> sqlite3.Connection:
+        reader: sqlite3.Connection | None = getattr(self._readers, "connection", None)
+        if reader is None:
+            self._check_usable()
+            reader = self._connect()
+            reader.execute("PRAGMA query_only = ON")
+            self._readers.connection = reader
+        return reader
+
+    def _ask(self, query: str, *args: Any) -> list[Any]:
+        with _errors(self.path):
+            return self._reader.execute(Q[query], args).fetchall()
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[sqlite3.Connection]:
+        """Several reads that see one state of the store."""
+        with _errors(self.path):
+            reader = self._reader
+            reader.execute("BEGIN")
+            try:
+                yield reader
+            finally:
+                reader.execute("ROLLBACK")
+
+    @property
+    def epoch(self) -> int:
+        with _errors(self.path):
+            return int(self._reader.execute("SELECT epoch FROM semel_store").fetchone()[0])
+
+    def read(self, stream: str, after: Position | None = None, limit: int = 1000) -> Records | Trimmed:
+        with self._snapshot() as db:
+            row = db.execute(Q["read_stream"], (stream,)).fetchone()
+            if row is None:
+                if after is not None:
+                    check_epoch(after, db.execute("SELECT epoch FROM semel_store").fetchone()[0])
+                return Records(())
+            id, start, _, first, epoch = row
+            if after is not None:
+                check_epoch(after, epoch)
+            begin = after.offset if after is not None else start
+            if begin + 1 < first:
+                return Trimmed(Position(stream, epoch, first))
+            found = db.execute(Q["read_records"], (id, begin, limit)).fetchall()
+        return Records(tuple(record_of(stream, epoch, row) for row in found))
+
+    def tail(
+        self, stream: str, after: Position | None = None, limit: int = 1000, timeout_s: float = 30.0
+    ) -> Records | Trimmed:
+        return self._waking.until(
+            lambda: self.read(stream, after, limit),
+            lambda found: not isinstance(found, Records) or bool(found.records),
+            timeout_s,
+        )
+
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        return self._waking.listen(wake)
+
+    def _data_version(self) -> int:
+        return int(self._reader.execute("PRAGMA data_version").fetchone()[0])
+
+    def head(self, stream: str) -> Position:
+        rows = self._ask("read_stream", stream)
+        return Position(stream, rows[0][4], rows[0][2]) if rows else Position(stream, self.epoch, 0)
+
+    def cursor(self, name: str) -> Position | None:
+        rows = self._ask("read_cursor", name)
+        return Position(*rows[0]) if rows else None
+
+    def state(self, key: str) -> State | None:
+        rows = self._ask("read_state", key)
+        return State(*rows[0]) if rows else None
+
+    def work(self, queue: str, identity: str) -> WorkRow | None:
+        rows = self._ask("one_row", queue, identity)
+        return work_row_of(rows[0]) if rows else None
+
+    def ledger(self, after: Mark, limit: int = 1000) -> list[Entry]:
+        return [entry_of(row) for row in self._ask("read_ledger", after.seq, limit)]
+
+    def index(self, after: Mark, limit: int = 1000) -> list[IndexEntry]:
+        return [index_entry_of(row) for row in self._ask("read_index", after.seq, limit)]
+
+    def body(self, name: str) -> Iterator[bytes]:
+        """One chunk in memory at a time, each from a read of its own: a slow consumer holds up no checkpoint."""
+        refs = self._ask("blob_refs", name)
+        if not refs or refs[0][0] <= 0:
+            raise blob_missing(name)
+        return self._chunks(name)
+
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        part = -1
+        while rows := self._ask("read_chunks", name, part):
+            part, data = rows[0]
+            yield bytes(data)
+
+    # -- retention
+
+    def sweep(self, now: int, limit: int = 1000) -> Swept:
+        """Each sort in a transaction of its own, so that no commit waits for more than one batch."""
+        records, identities = self._sweep_records(now, limit)
+        work = self._sweep_work(now, limit)
+        blobs = self._sweep_blobs(now, limit)
+        ledger = self._sweep_ledger(limit)
+        more = max(records, identities, work, blobs, ledger) >= limit
+        return Swept(records, identities, work, blobs, ledger, more)
+
+    @contextmanager
+    def _sweeping(self, now: int) -> Iterator[SqliteEngine]:
+        with self._transaction() as db:
+            engine = SqliteEngine(db, now, self.node)
+            yield engine
+            engine.finish()
+            reach("sweep.deleted")
+
+    def _sweep_records(self, now: int, limit: int) -> tuple[int, int]:
+        forget = now - int(self.identity_keep_s * 1_000_000)
+        dropped = forgotten = 0
+        for id, first, hollowed in self._ask("sweep_streams"):
+            if dropped < limit:
+                with self._sweeping(now) as engine:
+                    count, gone, hollowed = self._drop_bodies(engine, id, first, hollowed, forget, limit - dropped)
+                    dropped += count
+                    forgotten += gone
+            if forgotten < limit:
+                with self._sweeping(now) as engine:
+                    forgotten += self._forget_identities(engine, id, hollowed, forget, limit - forgotten)
+        return dropped, forgotten
+
+    def _drop_bodies(
+        self, engine: SqliteEngine, id: int, first: int, hollowed: int, forget: int, limit: int
+    ) -> tuple[int, int, int]:
+        """Trimmed records go, but for those whose identity must still be known: of these only the body goes."""
+        db = self._writer
+        exported = engine.exported("export/index")
+        to = exported.seq if exported is not None else NO_LIMIT
+        rows = db.execute(Q["bodies_to_drop"], (id, hollowed, first, to, limit)).fetchall()
+        gone = [(seq,) for seq, _, identity, at, _ in rows if identity is None or at < forget]
+        kept = [(seq,) for seq, _, identity, at, _ in rows if not (identity is None or at < forget)]
+        db.executemany(Q["delete_record"], gone)
+        db.executemany(Q["hollow_record"], kept)
+        db.executemany(Q["forget_blob"], [(engine.now, row[4]) for row in rows if row[4] is not None])
+        if rows:
+            hollowed = rows[-1][1]
+            db.execute(Q["set_hollowed"], (hollowed, id))
+        forgotten = sum(1 for _, _, identity, at, _ in rows if identity is not None and at < forget)
+        return len(rows), forgotten, hollowed
+
+    def _forget_identities(self, engine: SqliteEngine, id: int, hollowed: int, forget: int, limit: int) -> int:
+        rows = self._writer.execute(Q["hollows"], (id, hollowed, limit)).fetchall()
+        old = [(seq,) for seq, at in rows if at < forget]
+        self._writer.executemany(Q["delete_record"], old)
+        return len(old)
+
+    def _sweep_work(self, now: int, limit: int) -> int:
+        with self._sweeping(now) as engine:
+            db = self._writer
+            rows = db.execute(Q["finished_work"], (now, limit)).fetchall()
+            db.executemany(Q["delete_work"], [(seq,) for seq, *_ in rows])
+            db.executemany(
+                Q["delete_scope"], [(scope, identity) for _, queue, scope, identity, _ in rows if scope != queue]
+            )
+            db.executemany(Q["forget_blob"], [(engine.now, blob) for *_, blob in rows if blob is not None])
+        return len(rows)
+
+    def _sweep_blobs(self, now: int, limit: int) -> int:
+        with self._sweeping(now):
+            names = self._writer.execute(Q["orphan_blobs"], (now - int(ORPHAN_KEEP_S * 1_000_000), limit)).fetchall()
+            self._writer.executemany(Q["delete_chunks"], names)
+            self._writer.executemany(Q["delete_blob"], names)
+        return len(names)
+
+    def _sweep_ledger(self, limit: int) -> int:
+        """Only what has been exported goes: the ledger is evidence, not a cache."""
+        with self._sweeping(self._clock()) as engine:
+            exported = engine.exported("export/ledger")
+            if exported is None:
+                return 0
+            return self._writer.execute(Q["delete_ledger"], (exported.seq, limit)).rowcount
+
+    # -- the rest
+
+    def raise_epoch(self, reason: str) -> int:
+        [(head,)] = self._writer.execute(Q["highest_head"]).fetchall()
+        [(fence,)] = self._writer.execute("SELECT fence FROM semel_store").fetchall()
+        return self._raise_epoch(reason, head + EPOCH_GAP, fence + EPOCH_GAP)
+
+    def _raise_epoch(self, reason: str, head: int, fence: int) -> int:
+        """Offsets go on above everything that the lost history may have given out."""
+        with self._transaction() as db:
+            db.execute(Q["raise_epoch"], (fence,))
+            db.execute(Q["raise_heads"], (head,))
+            db.execute(Q["rebase_cursors"])
+            [(epoch,)] = db.execute("SELECT epoch FROM semel_store").fetchall()
+            event = Event(Kind.ACTION, "store", message=f"epoch {epoch}", cause=reason)
+            engine = SqliteEngine(db, self._clock(), self.node)
+            engine.add_ledger([event])
+            engine.finish()
+            reach("epoch.raised")
+        self._note_marks()
+        self._waking.wake()
+        return int(epoch)
+
+    def bind(self, connection: Any) -> SqliteTx:
+        """`connection` is the user's own sqlite3 connection to this file, with a transaction open or about to open."""
+        return SqliteTx(self, connection)
+
+    def status(self) -> Status:
+        with self._snapshot() as db:
+            epoch, schema = db.execute("SELECT epoch, schema FROM semel_store").fetchone()
+            work: dict[str, dict[str, int]] = {}
+            for queue, state, count in db.execute(Q["status_work"]):
+                work.setdefault(queue, {})[WorkState(state).name.lower()] = count
+            streams = tuple(
+                StreamInfo(name, epoch, head, first) for name, head, first in db.execute(Q["status_streams"])
+            )
+            cursors = tuple(
+                CursorInfo(name, Position(stream, at_epoch, offset), bool(pins))
+                for name, stream, at_epoch, offset, pins in db.execute(Q["status_cursors"])
+            )
+            [(ledger,)] = db.execute(Q["status_ledger"]).fetchall()
+            [(sweepable,)] = db.execute(Q["status_sweepable"], (self._clock(),)).fetchall()
+        return Status(
+            url=self.url,
+            engine=f"SQLite {sqlite3.sqlite_version}",
+            store_id=self.store_id,
+            epoch=epoch,
+            schema=schema,
+            streams=streams,
+            cursors=cursors,
+            work=work,
+            ledger_entries=ledger,
+            sweepable=sweepable,
+            bytes=self._size(),
+            details={"path": str(self.path), "journal": "WAL", "synchronous": "FULL"},
+        )
+
+    def _size(self) -> int:
+        files = (self.path, self.path.with_name(self.path.name + "-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    def close(self) -> None:
+        waking = getattr(self, "_waking", None)
+        if waking is not None:
+            waking.close()
+        with self._lock:
+            self._broken = self._broken or "the store is closed"
+            for connection in self._open:
+                connection.close()
+            self._open.clear()
+            self._sidecar.close()
+
+
+class SqliteTx:
+    """Semel's writes inside the user's transaction. The user commits or rolls back."""
+
+    def __init__(self, store: SqliteStore, connection: sqlite3.Connection) -> None:
+        self._store = store
+        self._connection = connection
+
+    def apply(self, ops: Sequence[Op]) -> tuple[Result, ...]:
+        unit = check_bound(ops)
+        with _errors(self._store.path):
+            if not self._connection.in_transaction:
+                self._store._begin(self._connection)
+            engine = SqliteEngine(self._connection, self._store._clock(), self._store.node)
+            outcome = apply(engine, [unit])[0]
+            engine.finish()
+        return unwrap_bound(outcome)
+
+
+def path_of(url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.netloc or not parts.path.strip("/") or parts.query or parts.fragment:
+        raise ConfigError(
+            f"{url!r} is not the URL of a SQLite store", fix="write sqlite:///semel.db or sqlite:////absolute/path.db"
+        )
+    return Path(unquote(parts.path[1:]))
+
+
+def _statements(sql: str) -> Iterator[str]:
+    statement = ""
+    for line in sql.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _code(error: sqlite3.Error) -> int:
+    """The primary result code, without the detail in the higher bits."""
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    """SQLite's errors in our words. What is the data's fault is StoreRefused; the rest is about the file."""
+    try:
+        yield
+    except (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.DataError, OverflowError) as error:
+        raise StoreRefused(
+            f"SQLite refused the data: {error}", fix="correct the message that was being stored"
+        ) from error
+    except sqlite3.Error as error:
+        raise _file_error(path, error) from error
+
+
+def _file_error(path: Path, error: sqlite3.Error) -> SemelError:
+    code = _code(error)
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StoreBusy(f"{path} is locked by another process", fix="close the program that holds it, or try again")
+    if code == sqlite3.SQLITE_FULL:
+        return StoreFull(f"no space left for {path}", fix="free disk space; nothing written so far is lost")
+    if code == sqlite3.SQLITE_READONLY:
+        return StoreReadOnly(f"{path} may not be written", fix="correct the permissions of the file and its folder")
+    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return NotAStore(f"{path} is not a SQLite database: {error}", fix="name another file; this one was not changed")
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+        return StoreUnavailable(
+            f"{path} cannot be opened: {error}", fix="check that the folder exists and may be written"
+        )
+    if code == sqlite3.SQLITE_TOOBIG:
+        return StoreRefused(f"SQLite refused the data: {error}", fix="store large bodies in chunks with put_body()")
+    return StoreUnavailable(f"SQLite failed on {path}: {error}", fix="check the disk and the file, then try again")

@@ -1,0 +1,269 @@
+-- name: begin_store
+SELECT epoch, commits, fence, record_seq, work_seq, ledger_seq FROM semel_store
+
+-- name: end_store
+UPDATE semel_store SET commits = ?, fence = ?, record_seq = ?, work_seq = ?, ledger_seq = ?
+
+-- name: lock_work
+SELECT w.queue, w.identity, w.seq, w.key, w.state, w.fence
+FROM json_each(?) j JOIN semel_work w ON w.queue = j.value ->> 0 AND w.identity = j.value ->> 1
+
+-- name: lock_states
+SELECT s.key, s.version FROM json_each(?) j JOIN semel_state s ON s.key = j.value
+
+-- name: lock_cursors
+SELECT c.name, c.stream, c.epoch, c."offset", c.pins FROM json_each(?) j JOIN semel_cursor c ON c.name = j.value
+
+-- name: lock_streams
+SELECT s.name, s.id, s.head, s.first FROM json_each(?) j JOIN semel_stream s ON s.name = j.value
+
+-- name: add_stream
+INSERT INTO semel_stream (name, start, head, first, hollowed) VALUES (?1, ?2, ?2, ?2 + 1, ?2) RETURNING id
+
+-- name: set_head
+UPDATE semel_stream SET head = ? WHERE id = ?
+
+-- name: known
+SELECT r.identity, r."offset" FROM json_each(?2) j
+JOIN semel_record r ON r.stream_id = ?1 AND r.identity = j.value AND r.identity IS NOT NULL
+
+-- name: add_record
+INSERT INTO semel_record (
+    seq, stream_id, epoch, "offset", identity, kind, target, at,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: put_state
+INSERT INTO semel_state (key, value, version) VALUES (?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version
+
+-- name: delete_state
+DELETE FROM semel_state WHERE key = ?
+
+-- name: put_cursor
+INSERT INTO semel_cursor (name, stream, epoch, "offset", pins) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (name) DO UPDATE SET epoch = excluded.epoch, "offset" = excluded."offset", pins = excluded.pins
+
+-- name: blob_refs
+SELECT refs FROM semel_blob WHERE name = ?
+
+-- name: add_blob
+INSERT INTO semel_blob (name, at, size, refs) VALUES (?, ?, 0, 0)
+
+-- name: add_chunk
+INSERT INTO semel_chunk (blob, part, data) VALUES (?, ?, ?) ON CONFLICT (blob, part) DO NOTHING
+
+-- name: grow_blob
+UPDATE semel_blob SET size = size + ? WHERE name = ?
+
+-- name: blob_size
+SELECT size FROM semel_blob WHERE name = ?
+
+-- name: refer_blob
+UPDATE semel_blob SET refs = refs + 1 WHERE name = ?
+
+-- name: forget_blob
+UPDATE semel_blob SET refs = refs - 1, at = ? WHERE name = ?
+
+-- name: work_blob
+SELECT blob FROM semel_work WHERE queue = ? AND identity = ? AND blob IS NOT NULL
+
+-- name: known_work
+SELECT w.queue, w.identity, w.seq, w.queue FROM json_each(?) j
+JOIN semel_work w ON w.queue = j.value ->> 0 AND w.identity = j.value ->> 1
+
+-- name: known_scope
+SELECT s.scope, s.identity, s.seq, s.queue FROM json_each(?) j
+JOIN semel_scope s ON s.scope = j.value ->> 0 AND s.identity = j.value ->> 1
+
+-- name: add_work
+INSERT INTO semel_work (
+    seq, queue, scope, identity, key, turn, state, holds, due, attempts, fence, owner, keep_until, cause,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, '', NULL, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: add_scope
+INSERT INTO semel_scope (scope, identity, seq, queue) VALUES (?, ?, ?, ?)
+
+-- name: add_key
+INSERT INTO semel_work_key (queue, key, due) VALUES (?, ?, ?) ON CONFLICT (queue, key) DO NOTHING
+
+-- name: move_work
+UPDATE semel_work SET
+    state = :state, fence = :fence, holds = :holds, keep_until = :keep_until,
+    due = coalesce(:due, due), cause = coalesce(:cause, cause), attempts = coalesce(:attempts, attempts),
+    turn = CASE WHEN :holds = 1 THEN coalesce(turn, :turn) WHEN :state = 1 THEN NULL ELSE turn END
+WHERE queue = :queue AND identity = :identity
+
+-- name: drop_body
+UPDATE semel_work SET headers = NULL, data = NULL, blob = NULL, size = 0 WHERE queue = ? AND identity = ?
+
+-- name: new_body
+UPDATE semel_work SET
+    id = ?, source = ?, type = ?, subject = ?, time = ?, session = ?, idx = ?, datacontenttype = ?, headers = ?,
+    data = ?, blob = ?, size = ?
+WHERE queue = ? AND identity = ?
+
+-- name: key_head
+SELECT state, due FROM semel_work
+WHERE queue = ? AND key = ? AND key IS NOT NULL AND holds = 1 ORDER BY turn LIMIT 1
+
+-- name: delete_key
+DELETE FROM semel_work_key WHERE queue = ? AND key = ?
+
+-- name: put_key
+INSERT INTO semel_work_key (queue, key, due) VALUES (?, ?, ?)
+ON CONFLICT (queue, key) DO UPDATE SET due = excluded.due
+
+-- name: rows_to_turn
+SELECT seq, key FROM semel_work
+WHERE queue = ? AND key IS NOT NULL AND turn IS NULL AND state = 1 AND due <= ? ORDER BY due, seq LIMIT 1000
+
+-- name: give_turn
+UPDATE semel_work SET turn = ?, holds = 1, state = 0 WHERE seq = ?
+
+-- name: claimable_rows
+SELECT
+    seq, queue, identity, key, state, due, attempts, fence, owner, cause,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+FROM semel_work WHERE queue = ? AND key IS NULL AND state IN (0, 1, 2) AND due <= ? ORDER BY due, seq LIMIT ?
+
+-- name: claimable_keys
+SELECT key FROM semel_work_key WHERE queue = ? AND due IS NOT NULL AND due <= ? ORDER BY due LIMIT ?
+
+-- name: key_rows
+SELECT
+    seq, queue, identity, key, state, due, attempts, fence, owner, cause,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+FROM semel_work WHERE queue = ? AND key = ? AND key IS NOT NULL AND holds = 1 ORDER BY turn LIMIT ?
+
+-- name: one_row
+SELECT
+    seq, queue, identity, key, state, due, attempts, fence, owner, cause,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+FROM semel_work WHERE queue = ? AND identity = ?
+
+-- name: claim_row
+UPDATE semel_work SET
+    state = 2, holds = 1, fence = ?, owner = ?, attempts = attempts + 1, due = ?, turn = coalesce(turn, ?)
+WHERE seq = ?
+
+-- name: add_ledger
+INSERT INTO semel_ledger (
+    seq, at, node, pipeline, hop, kind, message, delivery, session, idx, peer, stream, epoch, first, last, n, fold,
+    attempt, cause, trace
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: lowest_pin
+SELECT min("offset") FROM semel_cursor WHERE stream = ? AND pins = 1
+
+-- name: first_unexported
+SELECT min("offset") FROM semel_record WHERE stream_id = ? AND seq > ?
+
+-- name: set_first
+UPDATE semel_stream SET first = ? WHERE id = ?
+
+-- name: read_stream
+SELECT id, start, head, first, (SELECT epoch FROM semel_store) FROM semel_stream WHERE name = ?
+
+-- name: read_records
+SELECT
+    epoch, "offset", identity, kind, target, at,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+FROM semel_record WHERE stream_id = ? AND "offset" > ? ORDER BY "offset" LIMIT ?
+
+-- name: read_cursor
+SELECT stream, epoch, "offset" FROM semel_cursor WHERE name = ?
+
+-- name: read_state
+SELECT value, version FROM semel_state WHERE key = ?
+
+-- name: read_ledger
+SELECT
+    seq, at, node, pipeline, hop, kind, message, delivery, session, idx, peer, stream, epoch, first, last, n, fold,
+    attempt, cause, trace
+FROM semel_ledger WHERE seq > ? ORDER BY seq LIMIT ?
+
+-- name: read_index
+SELECT
+    r.seq, s.name, r.epoch, r."offset", r.identity, r.kind, r.target, r.at, r.size,
+    r.id, r.source, r.type, r.subject, r.time, r.session, r.idx, r.datacontenttype
+FROM semel_record r JOIN semel_stream s ON s.id = r.stream_id WHERE r.seq > ? ORDER BY r.seq LIMIT ?
+
+-- name: read_chunks
+SELECT part, data FROM semel_chunk WHERE blob = ? AND part > ? ORDER BY part LIMIT 1
+
+-- name: sweep_streams
+SELECT id, first, hollowed FROM semel_stream WHERE first > start + 1 ORDER BY id
+
+-- name: bodies_to_drop
+SELECT seq, "offset", identity, at, blob FROM semel_record
+WHERE stream_id = ? AND "offset" > ? AND "offset" < ? AND seq <= ? ORDER BY "offset" LIMIT ?
+
+-- name: hollows
+SELECT seq, at FROM semel_record WHERE stream_id = ? AND "offset" <= ? ORDER BY "offset" LIMIT ?
+
+-- name: set_hollowed
+UPDATE semel_stream SET hollowed = ? WHERE id = ?
+
+-- name: hollow_record
+UPDATE semel_record SET headers = NULL, data = NULL, blob = NULL WHERE seq = ?
+
+-- name: delete_record
+DELETE FROM semel_record WHERE seq = ?
+
+-- name: finished_work
+SELECT seq, queue, scope, identity, blob FROM semel_work WHERE keep_until IS NOT NULL AND keep_until <= ? AND holds = 0
+ORDER BY keep_until LIMIT ?
+
+-- name: delete_work
+DELETE FROM semel_work WHERE seq = ?
+
+-- name: delete_scope
+DELETE FROM semel_scope WHERE scope = ? AND identity = ?
+
+-- name: orphan_blobs
+SELECT name FROM semel_blob WHERE refs <= 0 AND at < ? ORDER BY at LIMIT ?
+
+-- name: delete_blob
+DELETE FROM semel_blob WHERE name = ?
+
+-- name: delete_chunks
+DELETE FROM semel_chunk WHERE blob = ?
+
+-- name: delete_ledger
+DELETE FROM semel_ledger WHERE seq IN (SELECT seq FROM semel_ledger WHERE seq <= ? ORDER BY seq LIMIT ?)
+
+-- name: raise_epoch
+UPDATE semel_store SET epoch = epoch + 1, fence = max(fence + 1, ?)
+
+-- name: raise_heads
+UPDATE semel_stream SET head = max(head, ?)
+
+-- name: rebase_cursors
+UPDATE semel_cursor SET epoch = (SELECT epoch FROM semel_store)
+
+-- name: cursor_beyond_head
+SELECT c.name FROM semel_cursor c LEFT JOIN semel_stream s ON s.name = c.stream WHERE c."offset" > coalesce(s.head, 0)
+LIMIT 1
+
+-- name: highest_head
+SELECT coalesce(max(head), 0) FROM semel_stream
+
+-- name: status_streams
+SELECT name, head, first FROM semel_stream ORDER BY name
+
+-- name: status_cursors
+SELECT name, stream, epoch, "offset", pins FROM semel_cursor ORDER BY name
+
+-- name: status_work
+SELECT queue, state, count(*) FROM semel_work GROUP BY queue, state ORDER BY queue, state
+
+-- name: status_ledger
+SELECT count(*) FROM semel_ledger
+
+-- name: status_sweepable
+SELECT
+    (SELECT count(*) FROM semel_work WHERE keep_until IS NOT NULL AND keep_until <= ? AND holds = 0)
+    + (SELECT count(*) FROM semel_stream s JOIN semel_record r
+       ON r.stream_id = s.id AND r."offset" > s.hollowed AND r."offset" < s.first)

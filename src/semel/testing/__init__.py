@@ -1,0 +1,1 @@
+"""Tools for testing code that uses Semel: contract suites, fault proxies, private servers, a pytest plugin."""

