@@ -34,9 +34,9 @@ class StoreSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    url: str | None = Field(None, min_length=1, description="the URL of the store, such as sqlite:///semel.db")
+    url: str | None = Field(default=None, min_length=1, description="the URL of the store, such as sqlite:///semel.db")
     node: str = Field(
-        "local",
+        default="local",
         min_length=1,
         max_length=128,
         pattern=r"^[A-Za-z0-9._~-]+$",
@@ -49,10 +49,12 @@ class LedgerSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    export_to: Path | None = Field(None, description="the folder for Parquet segments")
-    segment_rows: int = Field(500_000, ge=1_000, le=5_000_000, description="rows in one segment: 1,000 to 5,000,000")
+    export_to: Path | None = Field(default=None, description="the folder for Parquet segments")
+    segment_rows: int = Field(
+        default=500_000, ge=1_000, le=5_000_000, description="rows in one segment: 1,000 to 5,000,000"
+    )
     lease_s: float = Field(
-        30.0, ge=1.0, le=3600.0, description="seconds after which a killed export is taken over: 1 to 3600"
+        default=30.0, ge=1.0, le=3600.0, description="seconds after which a killed export is taken over: 1 to 3600"
     )
 
 
@@ -130,8 +132,11 @@ def _checked(data: dict[str, Any], file: Path | None, text: str) -> Config:
 
 
 def _config_error(problems: list[tuple[str, str]]) -> ConfigError:
-    """All problems at once, each on a line of its own, so that one edit can mend them."""
-    return ConfigError("\n".join(message for message, _ in problems), fix="\n".join(fix for _, fix in problems))
+    """All problems at once, so that one edit can mend them."""
+    if len(problems) == 1:
+        return ConfigError(problems[0][0], fix=problems[0][1])
+    lines = [f"{message} ({fix})" for message, fix in problems]
+    return ConfigError("\n".join(lines), fix=f"mend these {len(problems)} settings")
 
 
 def _unknown_sections(data: Mapping[str, Any], file: Path | None, text: str) -> list[tuple[str, str]]:
@@ -158,18 +163,34 @@ def _unknown_variables() -> list[tuple[str, str]]:
     known = tuple(_Settings.model_fields)
     problems = []
     for variable in sorted(os.environ):
-        section, separator, _ = variable.upper().removeprefix(ENV_PREFIX).lower().partition("__")
-        if variable.upper().startswith(ENV_PREFIX) and separator and section not in known:
+        section, separator, _ = variable.lower().removeprefix(ENV_PREFIX.lower()).partition("__")
+        if not variable.upper().startswith(ENV_PREFIX):
+            continue
+        if separator and section not in known:
             message, fix = _unknown_section(section, known)
             problems.append((f"environment variable {variable}: {message}", fix))
+        if not separator and section in known:
+            message = f"environment variable {variable}: {section!r} is a section, not a value"
+            problems.append((message, f"name the key as well, as in {variable}__{_first_key(section).upper()}"))
     return problems
+
+
+def _fields(section: str) -> dict[str, Any]:
+    model = _Settings.model_fields[section].annotation
+    assert model is not None
+    assert issubclass(model, BaseModel)
+    return dict(model.model_fields)
+
+
+def _first_key(section: str) -> str:
+    return next(iter(_fields(section)))
 
 
 def _explain(details: Any, file: Path | None, text: str) -> tuple[str, str]:
     """One complaint of pydantic as where, what and what to do."""
     loc = tuple(str(part) for part in details["loc"])
     where = _where(loc, file, text)
-    fields = _Settings.model_fields[loc[0]].annotation.model_fields  # type: ignore[union-attr]
+    fields = _fields(loc[0])
     if details["type"] == "extra_forbidden":
         return f"{where}: there is no key {loc[-1]!r} in [{loc[0]}]", _did_you_mean(loc[-1], tuple(fields), "keys")
     if len(loc) == 1:
@@ -185,9 +206,9 @@ def _where(loc: tuple[str, ...], file: Path | None, text: str) -> str:
 
 
 def _env_name(loc: tuple[str, ...]) -> str | None:
-    """The variable that sets this key, as it is spelled in the environment."""
+    """The variable that sets this key or something below it, as it is spelled in the environment."""
     wanted = ENV_PREFIX + "__".join(loc).upper()
-    return next((name for name in os.environ if name.upper() == wanted), None)
+    return next((name for name in os.environ if f"{name.upper()}__".startswith(f"{wanted}__")), None)
 
 
 def _did_you_mean(name: str, known: tuple[str, ...], what: str) -> str:

@@ -6,7 +6,7 @@ history the offset belongs to, so "cannot resume" is an honest answer and never 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from semel.errors import EpochChanged
 
@@ -17,8 +17,7 @@ EPOCH_GAP = 2**32
 """How far offsets and fences jump when an epoch begins and the old high-water mark is not known."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Position:
+class Position(msgspec.Struct, frozen=True, order=True):
     stream: str
     epoch: int
     offset: int

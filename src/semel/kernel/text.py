@@ -7,6 +7,7 @@ store sees them: otherwise one hostile message would behave differently on each 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from semel.errors import InputError, LimitExceeded
 
@@ -64,6 +65,7 @@ def stream_name(*parts: str) -> str:
     return "/".join(quote_part(part) for part in parts)
 
 
+@lru_cache(maxsize=4096)
 def check_stream(name: str) -> str:
     """Return `name` when it follows the grammar of stream and queue names."""
     check_text("stream name", name, chars_max=NAME_CHARS_MAX)

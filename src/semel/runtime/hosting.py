@@ -6,8 +6,8 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from semel.kernel.effects import Close, Effect, Event, Machine, Notify
-from semel.kernel.ops import Op, WorkRow
+from semel.kernel.effects import Close, Commit, Deliver, Effect, Event, Load, Machine, Notify, Read
+from semel.kernel.ops import Claim, Op, WorkRow
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Record, Store
 from semel.runtime.transports.base import Transport
@@ -52,38 +52,49 @@ class Host:
 
 
 class Guarded:
-    """Keeps one machine's defect from stopping the others: it is reported, and the machine begins anew."""
+    """Keeps one machine's defect from stopping the others: it is reported, and the machine begins anew.
+
+    After `rest` the machine may finish what it has begun, but what it asks for in order to begin more is dropped.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.name = machine.name
         self.machine = machine
-        self._broken = False
+        self._stopped = False
+        self._resting = False
 
     def start(self, now: float) -> Sequence[Effect]:
-        try:
-            return self.machine.start(now)
-        except Exception as error:
-            return self._break(error)
+        return self._guard(self.machine.start, now)
 
     def receive(self, event: Event, now: float) -> Sequence[Effect]:
-        try:
-            return self.machine.receive(event, now)
-        except Exception as error:
-            return self._break(error)
+        return self._guard(self.machine.receive, event, now)
 
     def next_deadline(self) -> float | None:
-        return None if self._broken else self.machine.next_deadline()
+        return None if self._stopped or self._resting else self.machine.next_deadline()
 
     def on_timer(self, now: float) -> Sequence[Effect]:
-        try:
-            return self.machine.on_timer(now)
-        except Exception as error:
-            return self._break(error)
+        return self._guard(self.machine.on_timer, now)
 
-    def _break(self, error: Exception) -> Sequence[Effect]:
-        self._broken = True
+    def rest(self) -> None:
+        self._resting = True
+
+    def _guard(self, step: Callable[..., Sequence[Effect]], *arguments: object) -> Sequence[Effect]:
+        try:
+            effects = step(*arguments)
+        except Exception as error:
+            return self._stop(error)
+        return [effect for effect in effects if not _begins_more(effect)] if self._resting else effects
+
+    def _stop(self, error: Exception) -> Sequence[Effect]:
+        self._stopped = True
         log.exception("machine %s failed", self.name)
         return Notify("machine-failed", f"{self.name}: {cause_of(error)}"), Close("reload")
+
+
+def _begins_more(effect: Effect) -> bool:
+    if isinstance(effect, Commit):
+        return any(isinstance(op, Claim) for op in effect.ops)
+    return isinstance(effect, Read | Load | Deliver)
 
 
 def cause_of(error: BaseException) -> str:

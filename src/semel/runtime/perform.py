@@ -20,7 +20,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, get_args
 
-from semel.errors import HandlerError, LocalProtocolError, PeerUnavailable, SemelError, StoreUnavailable
+from semel.errors import HandlerError, PeerUnavailable, SemelError, StoreUnavailable
 from semel.kernel.effects import (
     Close,
     Connected,
@@ -43,7 +43,7 @@ from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Enqueue, Finish, Op, WorkRow
 from semel.kernel.store import Record, Store
 from semel.runtime.hosting import Factory, Guarded, Handler, Host, cause_of
-from semel.runtime.threads import Readers, Report, Writer
+from semel.runtime.threads import Readers, Report, Writer, hand_over
 from semel.runtime.transports.base import Transport
 from semel.stores.points import reach
 
@@ -55,8 +55,12 @@ Observer = Callable[[str, Notify | Close], None]
 TIMER_MAX_S = 30.0
 """The clock of machines may be set forward while the loop sleeps: look at it at least this often."""
 
+TIMER_MIN_S = 0.001
+
 HANDLERS_END_S = 1.0
 """How long cancelled handlers get to clean up."""
+
+THREADS_END_S = 5.0
 
 _OPS = get_args(Op)
 _NEWS = (Append, Enqueue, Finish)
@@ -104,10 +108,9 @@ class Performer:
         self._transports: list[Transport] = []
         self._observers: list[Observer] = []
         self._on_room: list[Callable[[], None]] = []
-        self._room: list[asyncio.Future[None]] = []
         self._outbox: list[tuple[Seat, Send]] = []
         self._handlers: set[asyncio.Task[None]] = set()
-        self._busy = False
+        self._under_way: Group | None = None
         self._begin_due = False
         self._tick_due = False
         self._wake_due = False
@@ -115,14 +118,14 @@ class Performer:
         self._timer_at: float | None = None
         self._closing = False
         self._closed = False
-        self._drained: asyncio.Event = asyncio.Event()
+        self._group_ended = asyncio.Event()
 
     # -- life
 
     async def start(self) -> Self:
-        self._loop = asyncio.get_running_loop()
-        self._writer = Writer(self.store, self._loop, self._interpreter, self._group_done, doubt_s=self._doubt_s)
-        self._readers = Readers(self._loop, self._reader_count)
+        self.loop = asyncio.get_running_loop()
+        self._writer = Writer(self.store, self.loop, self._interpreter, self._group_done, doubt_s=self._doubt_s)
+        self._readers = Readers(self.loop, self._reader_count)
         self._stop_listening = self.store.listen(self._store_changed)
         return self
 
@@ -137,8 +140,8 @@ class Performer:
     async def close(self, timeout_s: float = 30.0) -> None:
         """Take no more work, finish what was taken, tell the machines, send what they answer.
 
-        Handlers that outlast the time are cancelled, and commits that do are answered as unknown or failed: then the
-        store hangs, and only the store can tell.
+        Handlers that outlast the time are cancelled. Commits that do are answered as failed or unknown: then the store
+        hangs, and what became of them only the store can tell.
         """
         if self._closing:
             return
@@ -146,14 +149,17 @@ class Performer:
         self._stop_listening()
         for transport in self._transports:
             transport.pause()
+        for guarded in self._guarded():
+            guarded.rest()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._end_handlers()
                 await self._drain()
         except TimeoutError:
+            log.warning("closed after %s s with %d commits unanswered", timeout_s, len(self._queue))
             await self._cancel_handlers()
+            self._give_up_commits()
         self._tick()
-        self._give_up_commits()
         await self._end()
 
     async def _end_handlers(self) -> None:
@@ -169,28 +175,337 @@ class Performer:
     async def _drain(self) -> None:
         """Machines may answer a completion with another commit, so look again after each group."""
         while len(self._queue):
-            self._drained.clear()
-            await self._drained.wait()
+            self._group_ended.clear()
+            await self._group_ended.wait()
 
     def _give_up_commits(self) -> None:
-        """Nothing is left here unless the store hangs. Nobody waits for an answer that will not come."""
-        if self._busy and self._under_way is not None:
-            self._queue.unknown(self._under_way)
+        if self._under_way is not None:
+            self._interpreter.unknown(self._under_way)
         while (group := self._queue.next_group()) is not None:
-            self._queue.failed(group, closed_error())
+            self._interpreter.failed(group, closed_error())
 
     async def _end(self) -> None:
         self._closed = True
-        for name in list(self._hosts):
-            self._interpreter.remove(name)
         if self._timer is not None:
             self._timer.cancel()
         for transport in self._transports:
             await transport.close()
-        for waiter in self._room:
-            if not waiter.done():
-                waiter.set_result(None)
+        for name in list(self._hosts):
+            self._interpreter.remove(name)
         self._executor.shutdown(wait=False, cancel_futures=True)
-        wait_s = 0.0 if self._busy else 5.0
+        wait_s = 0.0 if self._under_way is not None else THREADS_END_S
         self._writer.stop(wait_s)
         self._readers.stop(wait_s)
+
+    # -- machines
+
+    def add(
+        self,
+        machine: Machine,
+        *,
+        factory: Factory | None = None,
+        handler: Handler | None = None,
+        transport: Transport | None = None,
+        peers: Collection[str] | None = None,
+    ) -> None:
+        """Start a machine. With a `factory` it begins anew from the store when it asks to be reloaded.
+
+        It sends through `transport` and hears what `peers` say there (None: all of them). Two senders that share a
+        transport need their own peers, or one would take the other's confirms for its own.
+        """
+        self.check_open()
+        self._hosts[machine.name] = Host(machine.name, factory, handler, transport, peers)
+        self._interpreter.add(Guarded(machine))
+        self._touch()
+
+    async def host(
+        self,
+        factory: Factory,
+        *,
+        handler: Handler | None = None,
+        transport: Transport | None = None,
+        peers: Collection[str] | None = None,
+    ) -> None:
+        """Build a machine from the store and start it. See `add`."""
+        built: asyncio.Future[Machine] = self.loop.create_future()
+        self._readers.submit(partial(factory, self.store), built.set_result, built.set_exception)
+        self.add(await built, factory=factory, handler=handler, transport=transport, peers=peers)
+
+    def remove(self, name: str) -> None:
+        self._hosts.pop(name, None)
+        self._interpreter.remove(name)
+
+    def machine(self, name: str) -> Machine | None:
+        """The machine of that name as it stands, to look at; None while it is being reloaded."""
+        return next((guarded.machine for guarded in self._guarded() if guarded.name == name), None)
+
+    def _guarded(self) -> Iterable[Guarded]:
+        for name in self._hosts:
+            seat = self._interpreter.seat(name)
+            if seat is not None and isinstance(seat.machine, Guarded):
+                yield seat.machine
+
+    def feed(self, name: str, event: Event) -> None:
+        """Hand an event to a machine by name: an operator's `Resume`, say. Nothing happens if there is none."""
+        seat = self._interpreter.seat(name)
+        if seat is not None:
+            self._interpreter.feed(seat, event)
+            self._touch()
+
+    def observe(self, observer: Observer) -> None:
+        """Call it with every `Notify`, and with every `Close` of a machine that does not come back."""
+        self._observers.append(observer)
+
+    def attach(self, transport: Transport) -> None:
+        """Let a transport speak to the machines that were added with it. It is closed with the performer."""
+        self._transports.append(transport)
+        transport.bind(self)
+
+    def check_open(self) -> None:
+        if self._closing:
+            raise closed_error()
+
+    # -- commits
+
+    @property
+    def is_full(self) -> bool:
+        return self._queue.is_full
+
+    def submit(self, ops: tuple[Op, ...], chain: str | None, done: Callable[[Completion], None]) -> None:
+        """Commit for somebody who is not a machine; `done` hears what became of it. Call it on the loop."""
+        self._queue.submit(ops, chain, 0, done)
+        self._commits_wait()
+
+    def on_room(self, call: Callable[[], None]) -> None:
+        """Call it whenever a group has left the queue."""
+        self._on_room.append(call)
+
+    async def room(self) -> None:
+        """Wait until the queue is no longer full."""
+        while self.is_full and not self._closed:
+            self._group_ended.clear()
+            await self._group_ended.wait()
+
+    def _commits_wait(self) -> None:
+        """Begin at the end of this tick, so that whoever commits in it shares the transaction."""
+        if self._under_way is None and not self._begin_due:
+            self._begin_due = True
+            self.loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._begin_due = False
+        if self._under_way is None and not self._closed:
+            self._interpreter.begin()
+
+    def commit(self, group: Group) -> None:
+        self._under_way = group
+        self._writer.put(group)
+        for call in self._on_room:
+            call()
+
+    def _group_done(self, group: Group, report: Report) -> None:
+        """Tell, then send: a confirm leaves only after the machines have heard of the commit."""
+        if self._closed:
+            return
+        self._under_way = None
+        report()
+        if self._hosts and _is_news(group):
+            self._interpreter.wake()
+        reach("perform.told")
+        self._group_ended.set()
+        if self._hosts:
+            self._tick()
+
+    # -- reads
+
+    def read(self, seat: Seat, effect: Read) -> None:
+        self._readers.submit(
+            partial(self.store.read, effect.stream, effect.after, effect.limit),
+            partial(self._heard, self._interpreter.read_done, seat, effect),
+            partial(self._heard, self._interpreter.read_failed, seat, effect),
+        )
+
+    def load(self, seat: Seat, effect: Load) -> None:
+        self._readers.submit(
+            partial(self.store.state, effect.key),
+            partial(self._heard, self._interpreter.load_done, seat, effect),
+            partial(self._heard, self._interpreter.load_failed, seat, effect),
+        )
+
+    def _heard(self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Load, answer: Any) -> None:
+        tell(seat, effect, answer)
+        self._touch()
+
+    def _store_changed(self) -> None:
+        """Called from any thread. Our own commits tell the machines themselves, together with the completions."""
+        if self._wake_due or not self._hosts or self._writer.is_current():
+            return
+        self._wake_due = True
+        hand_over(self.loop, self._wake)
+
+    def _wake(self) -> None:
+        self._wake_due = False
+        if not self._closing:
+            self._interpreter.wake()
+            self._touch()
+
+    # -- the wire
+
+    def send(self, seat: Seat, effect: Send) -> None:
+        self._outbox.append((seat, effect))
+
+    def _flush(self) -> None:
+        outbox, self._outbox = self._outbox, []
+        for seat, effect in outbox:
+            self._interpreter.feed(seat, self._put_on_wire(seat, effect))
+        for transport in self._transports:
+            transport.flush()
+
+    def _put_on_wire(self, seat: Seat, effect: Send) -> Event:
+        host = self._hosts.get(seat.machine.name)
+        if host is not None and host.transport is not None and host.transport.send(effect.peer, effect.message):
+            return Sent(effect.peer)
+        error = PeerUnavailable(f"no connection to {effect.peer}, or its buffer is full", fix="it will be sent again")
+        return SendFailed(effect.peer, error)
+
+    def received(self, transport: Transport, peer: str, message: Any) -> None:
+        self._tell(transport, peer, Received(peer, message))
+
+    def connected(self, transport: Transport, peer: str) -> None:
+        self._tell(transport, peer, Connected(peer))
+
+    def disconnected(self, transport: Transport, peer: str) -> None:
+        self._tell(transport, peer, Disconnected(peer))
+
+    def _tell(self, transport: Transport, peer: str, event: Event) -> None:
+        if self._closing:
+            return
+        for host in list(self._hosts.values()):
+            if host.listens(transport, peer):
+                self.feed(host.name, event)
+
+    # -- the application
+
+    def deliver(self, seat: Seat, effect: Deliver) -> None:
+        task = self.loop.create_task(self._handle(seat, effect))
+        self._handlers.add(task)
+        task.add_done_callback(self._handlers.discard)
+
+    async def _handle(self, seat: Seat, effect: Deliver) -> None:
+        event: Event = DeliverFailed(effect.token, "cancelled: the process is shutting down")
+        try:
+            event = Delivered(effect.token, await self._call_handler(seat.machine.name, effect.item))
+        except (Exception, SystemExit) as error:
+            log.warning("the handler of %s failed", seat.machine.name, exc_info=True)
+            event = DeliverFailed(effect.token, cause_of(error))
+        finally:
+            self._interpreter.feed(seat, event)
+            self._touch()
+
+    async def _call_handler(self, name: str, item: WorkRow | Record) -> tuple[Op, ...]:
+        host = self._hosts.get(name)
+        if host is None or host.handler is None:
+            raise HandlerError(f"{name} has no handler", fix="pass handler= when the machine is added")
+        if inspect.iscoroutinefunction(host.handler):
+            result: Any = await host.handler(item)
+        else:
+            result = await self.loop.run_in_executor(self._executor, host.handler, item)
+        return _checked_ops(name, result)
+
+    # -- people
+
+    def notify(self, seat: Seat, effect: Notify) -> None:
+        log.warning("%s: %s", effect.topic, effect.detail)
+        self._observed(seat.machine.name, effect)
+
+    def closed(self, seat: Seat, effect: Close) -> None:
+        host = self._hosts.get(seat.machine.name)
+        if host is None or self._closing:
+            return
+        if effect.reason == "reload" and host.factory is not None:
+            self._reload_later(host)
+            return
+        del self._hosts[host.name]
+        log.warning("%s stopped: %s", host.name, effect.reason or "finished")
+        self._observed(host.name, effect)
+
+    def _observed(self, name: str, effect: Notify | Close) -> None:
+        for observer in self._observers:
+            try:
+                observer(name, effect)
+            except Exception:
+                log.exception("an observer failed")
+
+    def _reload_later(self, host: Host) -> None:
+        wait_s = host.reload_wait_s(self.loop.time())
+        log.info("%s begins anew in %.2f s", host.name, wait_s)
+        self.loop.call_later(wait_s, self._reload, host)
+
+    def _reload(self, host: Host) -> None:
+        if host.factory is not None and not self._closing and self._hosts.get(host.name) is host:
+            self._readers.submit(
+                partial(host.factory, self.store), partial(self._reloaded, host), partial(self._reload_failed, host)
+            )
+
+    def _reloaded(self, host: Host, machine: Machine) -> None:
+        if not self._closing and self._hosts.get(host.name) is host:
+            self._interpreter.add(Guarded(machine))
+            self._touch()
+
+    def _reload_failed(self, host: Host, error: SemelError) -> None:
+        log.warning("%s could not begin anew: %s", host.name, error.message)
+        self._reload_later(host)
+
+    # -- time
+
+    def _touch(self) -> None:
+        """Something was told to a machine: at the end of this tick, send what it wants sent and set the timer."""
+        if not self._tick_due:
+            self._tick_due = True
+            self.loop.call_soon(self._end_tick)
+
+    def _end_tick(self) -> None:
+        self._tick_due = False
+        if not self._closed:
+            self._tick()
+
+    def _tick(self) -> None:
+        if self._outbox:
+            self._flush()
+        if self._outbox:
+            self._touch()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        deadline = None if self._closing else self._interpreter.next_deadline()
+        if deadline == self._timer_at and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = deadline
+        if deadline is not None:
+            wait_s = min(max(deadline - self._clock(), TIMER_MIN_S), TIMER_MAX_S)
+            self._timer = self.loop.call_later(wait_s, self._run_timers)
+
+    def _run_timers(self) -> None:
+        self._timer = None
+        self._interpreter.run_timers()
+        self._tick()
+
+
+def closed_error() -> StoreUnavailable:
+    return StoreUnavailable("the performer is closed", fix="commit before closing it, or start a new one")
+
+
+def _is_news(group: Group) -> bool:
+    """Whether a reader or a worker may find something new. Claims and cursors bring nothing: two idle workers that
+    woke each other by looking for work would never rest."""
+    return any(isinstance(op, _NEWS) for member in group.members for op in member.unit.ops)
+
+
+def _checked_ops(name: str, result: Iterable[Op] | None) -> tuple[Op, ...]:
+    ops = tuple(result) if isinstance(result, Iterable) else ()
+    if (result is not None and not isinstance(result, Iterable)) or not all(isinstance(op, _OPS) for op in ops):
+        raise HandlerError(f"the handler of {name} returned {result!r:.80}", fix="return ops in a list, or None")
+    return ops

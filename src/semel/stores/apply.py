@@ -11,7 +11,7 @@ so a claim sees the rows enqueued in its own unit, and the heads of streams are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +100,9 @@ class _Application:
             if unit.chain is not None and unit.chain in broken:
                 outcomes.append((False, [_SKIPPED] * len(unit.ops)))
                 continue
+            if len(unit.ops) == 1 and type(unit.ops[0]) is Append and unit.ops[0].guard is None:
+                outcomes.append((True, self._take_append(unit.ops[0])))
+                continue
             results = self._decide(unit)
             refused = any(isinstance(result, Stale | Conflict) for result in results)
             if refused and unit.chain is not None:
@@ -117,6 +120,8 @@ class _Application:
         streams: set[str] = set()
         for unit in units:
             for op in unit.ops:
+                if type(op) is Append and op.guard is None:
+                    continue
                 guard = getattr(op, "guard", None)
                 if guard is not None:
                     work.add((guard.queue, guard.identity))
@@ -136,6 +141,13 @@ class _Application:
             self.heads = self.engine.heads(sorted(streams))
 
     # -- deciding
+
+    def _take_append(self, op: Append) -> list[Result]:
+        """The commonest unit by far, and one that cannot be refused: nothing to check, nothing to take back."""
+        check_stream(op.stream)
+        results: list[Result] = [_DONE]
+        self.appends.append((_Slot(results, 0), op))
+        return results
 
     def _decide(self, unit: Unit) -> list[Result]:
         """Check each op against what stands after the ones before it, and take all of it back if one is refused."""
@@ -304,7 +316,7 @@ class _Application:
         engine = self.engine
         answers = engine.add_work([self._new_work(op) for _, op in self.enqueues])
         named: list[tuple[str, int]] = []
-        replaced: list[Move] = []
+        again: list[tuple[str, Enqueue]] = []
         seen: set[tuple[str, str]] = set()
         for slot, op in self.enqueues:
             pair = (op.scope or op.queue, op.identity)
@@ -319,10 +331,10 @@ class _Application:
             slot.set(Duplicate(position))
             self._note(op.on_duplicate, op.envelope)
             if op.replace:
-                replaced.append(self._replacement(op))
+                again.append((queue, op))
                 _name_blob(op.envelope, named)
-        if replaced:
-            engine.move_work(replaced)
+        if again:
+            engine.move_work(self._replacements(again))
         if named:
             engine.name_blobs(named)
 
@@ -333,6 +345,14 @@ class _Application:
         state = WorkState.SCHEDULED if due > now else WorkState.READY
         holds = op.key is None or state is WorkState.READY
         return NewWork(op.queue, op.scope or op.queue, op.identity, op.key, state, due, holds, op.envelope)
+
+    def _replacements(self, again: Sequence[tuple[str, Enqueue]]) -> list[Move]:
+        """A row that is set again keeps its queue and its key, whatever the op says: its order depends on them."""
+        heads = self.engine.lock_work(sorted({(queue, op.identity) for queue, op in again}))
+        return [
+            self._replacement(msgspec.structs.replace(op, queue=queue, key=heads[queue, op.identity].key))
+            for queue, op in again
+        ]
 
     def _replacement(self, op: Enqueue) -> Move:
         """A new fence, so that whoever holds the row at this moment cannot finish what was set again."""
@@ -370,7 +390,7 @@ class _Application:
         engine = self.engine
         identities = [op.identity for _, op in appends if op.identity is not None]
         known = engine.known(stream, identities) if identities else {}
-        ranges: dict[Event, tuple[list[Position], list[str]]] = {}
+        ranges: dict[int, tuple[Event, list[Position], list[str]]] = {}
         for slot, op in appends:
             first = known.get(op.identity) if op.identity is not None else None
             if first is not None:
@@ -384,14 +404,15 @@ class _Application:
             slot.set(Fresh(position))
             records.append(NewRecord(stream, head, op.identity, op.kind, op.target, op.envelope))
             _name_blob(op.envelope, named)
-            if op.on_fresh is not None and op.on_fresh.is_template:
-                positions, messages = ranges.setdefault(op.on_fresh, ([], []))
+            template = op.on_fresh
+            if template is not None and template.is_template:
+                # templates are shared objects: comparing them by identity first saves hashing every field of each
+                _, positions, messages = ranges.setdefault(id(template), (template, [], []))
                 positions.append(position)
                 messages.append(op.envelope.id)
             else:
-                self._note(op.on_fresh, op.envelope)
-        for template, (positions, messages) in ranges.items():
-            self.events.append(range_event(template, positions[0], positions[-1], messages))
+                self._note(template, op.envelope)
+        self.events += _range_events(ranges.values())
         if head > OFFSET_MAX:
             raise StoreRefused(f"stream {stream} is at its last offset", fix="begin a new stream")
         return head
@@ -403,6 +424,17 @@ class _Application:
         if event.is_template:
             event = msgspec.structs.replace(event, message=envelope.id, session=envelope.session, idx=envelope.index)
         self.events.append(event)
+
+
+def _range_events(ranges: Iterable[tuple[Event, list[Position], list[str]]]) -> Iterator[Event]:
+    """One event for all records under equal templates."""
+    merged: dict[Event, tuple[list[Position], list[str]]] = {}
+    for template, positions, messages in ranges:
+        all_positions, all_messages = merged.setdefault(template, ([], []))
+        all_positions += positions
+        all_messages += messages
+    for template, (positions, messages) in merged.items():
+        yield range_event(template, min(positions), max(positions), messages)
 
 
 def _name_blob(envelope: Envelope, named: list[tuple[str, int]]) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event
 from semel.kernel.ops import Claim, RecordKind, WorkRow, WorkState
@@ -68,8 +70,7 @@ class NewWork:
     envelope: Envelope
 
 
-@dataclass(frozen=True, slots=True)
-class NewRecord:
+class NewRecord(msgspec.Struct, frozen=True):
     stream: str
     offset: int
     identity: str | None

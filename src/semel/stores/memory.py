@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -467,7 +467,9 @@ class MemoryStore:
         """What survived into this epoch has its place in it: a reader goes on from there, whenever it was written."""
         if record.position.epoch == self._data.epoch:
             return record
-        return msgspec.structs.replace(record, position=replace(record.position, epoch=self._data.epoch))
+        return msgspec.structs.replace(
+            record, position=msgspec.structs.replace(record.position, epoch=self._data.epoch)
+        )
 
     @staticmethod
     def _slice(stream: _Stream, after: int, limit: int) -> Iterator[Record]:
@@ -609,7 +611,7 @@ class MemoryStore:
         for stream in data.streams.values():
             stream.head = max(stream.head + EPOCH_GAP, start_of_epoch(data.epoch))
         for head in data.cursors.values():
-            head.position = replace(head.position, epoch=data.epoch)
+            head.position = msgspec.structs.replace(head.position, epoch=data.epoch)
         reach("epoch.raised")
         return data.epoch
 

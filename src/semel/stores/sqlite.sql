@@ -1,3 +1,5 @@
+-- CROSS JOIN after json_each fixes the order: look up each given key, never scan the table for the keys.
+
 -- name: begin_store
 SELECT epoch, commits, fence, record_seq, work_seq, ledger_seq FROM semel_store
 
@@ -6,16 +8,16 @@ UPDATE semel_store SET commits = ?, fence = ?, record_seq = ?, work_seq = ?, led
 
 -- name: lock_work
 SELECT w.queue, w.identity, w.seq, w.key, w.state, w.fence
-FROM json_each(?) j JOIN semel_work w ON w.queue = j.value ->> 0 AND w.identity = j.value ->> 1
+FROM json_each(?) j CROSS JOIN semel_work w ON w.queue = j.value ->> 0 AND w.identity = j.value ->> 1
 
 -- name: lock_states
-SELECT s.key, s.version FROM json_each(?) j JOIN semel_state s ON s.key = j.value
+SELECT s.key, s.version FROM json_each(?) j CROSS JOIN semel_state s ON s.key = j.value
 
 -- name: lock_cursors
-SELECT c.name, c.stream, c.epoch, c."offset", c.pins FROM json_each(?) j JOIN semel_cursor c ON c.name = j.value
+SELECT c.name, c.stream, c.epoch, c."offset", c.pins FROM json_each(?) j CROSS JOIN semel_cursor c ON c.name = j.value
 
 -- name: lock_streams
-SELECT s.name, s.id, s.head, s.first FROM json_each(?) j JOIN semel_stream s ON s.name = j.value
+SELECT s.name, s.id, s.head, s.first FROM json_each(?) j CROSS JOIN semel_stream s ON s.name = j.value
 
 -- name: add_stream
 INSERT INTO semel_stream (name, start, head, first, hollowed) VALUES (?1, ?2, ?2, ?2 + 1, ?2) RETURNING id
@@ -25,7 +27,7 @@ UPDATE semel_stream SET head = ? WHERE id = ?
 
 -- name: known
 SELECT r.identity, r."offset" FROM json_each(?2) j
-JOIN semel_record r ON r.stream_id = ?1 AND r.identity = j.value AND r.identity IS NOT NULL
+CROSS JOIN semel_record r ON r.stream_id = ?1 AND r.identity = j.value AND r.identity IS NOT NULL
 
 -- name: add_record
 INSERT INTO semel_record (
@@ -70,11 +72,11 @@ SELECT blob FROM semel_work WHERE queue = ? AND identity = ? AND blob IS NOT NUL
 
 -- name: known_work
 SELECT w.queue, w.identity, w.seq, w.queue FROM json_each(?) j
-JOIN semel_work w ON w.queue = j.value ->> 0 AND w.identity = j.value ->> 1
+CROSS JOIN semel_work w ON w.queue = j.value ->> 0 AND w.identity = j.value ->> 1
 
 -- name: known_scope
 SELECT s.scope, s.identity, s.seq, s.queue FROM json_each(?) j
-JOIN semel_scope s ON s.scope = j.value ->> 0 AND s.identity = j.value ->> 1
+CROSS JOIN semel_scope s ON s.scope = j.value ->> 0 AND s.identity = j.value ->> 1
 
 -- name: add_work
 INSERT INTO semel_work (

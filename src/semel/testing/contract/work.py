@@ -594,6 +594,19 @@ class ReplaceSuite(StoreSuite):
         assert claim_one(store, queue="inbox/one").envelope.data == b"new"
         assert claim(store, queue="inbox/two") == []
 
+    def test_a_timer_keeps_its_key(self, store: Store) -> None:
+        """Its turn among the rows of its key depends on it, so setting it again does not change it."""
+        self._set(store, None, key="k")
+        finish(store, claim_one(store))
+        self._set(store, None, key="another")
+        enqueue(store, "next", key="k")
+        row = claim_one(store)
+        assert (row.identity, row.key) == ("t", "k")
+        assert claim(store, 10) == []
+        finish(store, row)
+        self._set(store, None)
+        assert identities(claim(store, 10, key="k")) == ["t"]
+
     def test_a_replaced_row_keeps_its_position(self, store: Store) -> None:
         first = self._set(store, None)
         assert first.position == Position(QUEUE, store.epoch, first.position.offset)

@@ -1,0 +1,45 @@
+"""Bodies too large for one row: in as a stream of bytes, out as a stream of bytes, never whole in memory.
+
+Each chunk is committed by itself, so no transaction is long. Nobody sees any of them until an envelope that names the
+blob is stored. If that never happens, a sweep removes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from semel.errors import LimitExceeded
+from semel.kernel.envelope import Blob
+from semel.kernel.ops import PutBlob, Unit
+from semel.kernel.store import BLOB_CHUNK_BYTES, Store
+from semel.stores.points import reach
+
+BODY_BYTES_MAX = 1024**3
+
+
+def put_body(store: Store, name: str, data: Iterable[bytes], *, bytes_max: int = BODY_BYTES_MAX) -> Blob:
+    """Store a body under a fresh name and return what an envelope carries in its place."""
+    size = 0
+    for part, chunk in enumerate(_chunks(data)):
+        size += len(chunk)
+        if size > bytes_max:
+            raise LimitExceeded(
+                f"the body has more than {bytes_max:,} bytes", fix="raise bytes_max, or send it in several messages"
+            )
+        store.commit([Unit((PutBlob(name, part, chunk),))])
+        reach("blob.chunk")
+    if size == 0:
+        store.commit([Unit((PutBlob(name, 0, b""),))])
+    return Blob(name, size)
+
+
+def _chunks(data: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of one size, whatever the sizes they come in."""
+    waiting = bytearray()
+    for piece in data:
+        waiting += piece
+        while len(waiting) >= BLOB_CHUNK_BYTES:
+            yield bytes(waiting[:BLOB_CHUNK_BYTES])
+            del waiting[:BLOB_CHUNK_BYTES]
+    if waiting:
+        yield bytes(waiting)
