@@ -58,6 +58,9 @@ class LedgerSection(BaseModel):
     )
 
 
+_SECTIONS: dict[str, type[BaseModel]] = {"store": StoreSection, "ledger": LedgerSection}
+
+
 class _Settings(BaseSettings):
     model_config = SettingsConfigDict(
         extra="forbid", frozen=True, env_prefix=ENV_PREFIX, env_nested_delimiter="__", case_sensitive=False
@@ -140,7 +143,7 @@ def _config_error(problems: list[tuple[str, str]]) -> ConfigError:
 
 
 def _unknown_sections(data: Mapping[str, Any], file: Path | None, text: str) -> list[tuple[str, str]]:
-    known = tuple(_Settings.model_fields)
+    known = tuple(_SECTIONS)
     return [
         (f"{file}, line {line_of(text, (name,))}: {message}", fix)
         for name in data
@@ -160,7 +163,7 @@ def _unknown_section(name: str, known: tuple[str, ...]) -> tuple[str, str]:
 
 def _unknown_variables() -> list[tuple[str, str]]:
     """A variable such as SEMEL_STROE__URL would otherwise be ignored in silence."""
-    known = tuple(_Settings.model_fields)
+    known = tuple(_SECTIONS)
     problems = []
     for variable in sorted(os.environ):
         section, separator, _ = variable.lower().removeprefix(ENV_PREFIX.lower()).partition("__")
@@ -171,26 +174,20 @@ def _unknown_variables() -> list[tuple[str, str]]:
             problems.append((f"environment variable {variable}: {message}", fix))
         if not separator and section in known:
             message = f"environment variable {variable}: {section!r} is a section, not a value"
-            problems.append((message, f"name the key as well, as in {variable}__{_first_key(section).upper()}"))
+            problems.append(
+                (
+                    message,
+                    f"name the key as well, as in {variable}__{next(iter(_SECTIONS[section].model_fields)).upper()}",
+                )
+            )
     return problems
-
-
-def _fields(section: str) -> dict[str, Any]:
-    model = _Settings.model_fields[section].annotation
-    assert model is not None
-    assert issubclass(model, BaseModel)
-    return dict(model.model_fields)
-
-
-def _first_key(section: str) -> str:
-    return next(iter(_fields(section)))
 
 
 def _explain(details: Any, file: Path | None, text: str) -> tuple[str, str]:
     """One complaint of pydantic as where, what and what to do."""
     loc = tuple(str(part) for part in details["loc"])
     where = _where(loc, file, text)
-    fields = _fields(loc[0])
+    fields = _SECTIONS[loc[0]].model_fields
     if details["type"] == "extra_forbidden":
         return f"{where}: there is no key {loc[-1]!r} in [{loc[0]}]", _did_you_mean(loc[-1], tuple(fields), "keys")
     if len(loc) == 1:

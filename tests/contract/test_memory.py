@@ -1,14 +1,50 @@
-from __future__ import annotations
-import pytest
-from semel.stores.memory import MemoryStore
-from semel.testing.contract.base import ManualClock
-from semel.testing.contract.streams import *
-from semel.testing.contract.units import *
-from semel.testing.contract.work import *
-from semel.testing.contract.bodies import *
+"""The memory store keeps the contract; with a journal, the durable part of it too."""
 
-class TestMemory(AppendSuite, ReadSuite, TrimSuite, EpochSuite, UnitSuite, ChainSuite, StateSuite, CursorSuite, GuardSuite,EnqueueSuite, ClaimSuite, FinishSuite, KeySuite, ReplaceSuite, BodySuite, SweepSuite):
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from semel.kernel.store import Store
+from semel.stores.memory import Frame, MemoryConnection, MemoryStore
+from semel.testing.contract import DurableContract, ManualClock, StoreContract
+
+
+class ListJournal:
+    """A journal that keeps everything."""
+
+    def __init__(self) -> None:
+        self._frames: list[Frame] = []
+
+    def frames(self) -> list[Frame]:
+        return list(self._frames)
+
+    def append(self, frame: Frame) -> None:
+        self._frames.append(frame)
+
+    def sync(self) -> None:
+        pass
+
+
+class MemoryFixtures:
     @pytest.fixture
-    def clock(self): return ManualClock()
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
     @pytest.fixture
-    def make_store(self, clock): return lambda: MemoryStore(clock=clock)
+    def make_store(self, clock: ManualClock) -> Callable[[], Store]:
+        journal = ListJournal()
+        return lambda: MemoryStore(clock=clock, journal=journal)
+
+    @pytest.fixture
+    def connect(self, store: MemoryStore) -> Callable[[], MemoryConnection]:
+        return store.connect
+
+
+class TestMemory(MemoryFixtures, StoreContract):
+    pass
+
+
+class TestDurableMemory(MemoryFixtures, DurableContract):
+    pass

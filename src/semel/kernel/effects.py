@@ -17,7 +17,7 @@ from semel.kernel.position import Position
 from semel.kernel.store import Record, State
 
 
-class Commit(msgspec.Struct, frozen=True):
+class Commit(msgspec.Struct, frozen=True, gc=False):
     """Apply these ops in one transaction.
 
     Commits of one `chain` of a machine stand or fall in order: after a failure the later ones fail too. None is for a
@@ -43,7 +43,7 @@ class Load(msgspec.Struct, frozen=True):
     key: str
 
 
-class Send(msgspec.Struct, frozen=True):
+class Send(msgspec.Struct, frozen=True, gc=False):
     """Put a message on the wire to `peer`. Nothing is promised about its arrival."""
 
     peer: str
@@ -84,12 +84,12 @@ class Close(msgspec.Struct, frozen=True):
 Effect = Commit | Read | Load | Send | SetTimer | CancelTimer | Deliver | Notify | Close
 
 
-class Committed(msgspec.Struct, frozen=True):
+class Committed(msgspec.Struct, frozen=True, gc=False):
     token: int
     results: tuple[Result, ...]
 
 
-class CommitFailed(msgspec.Struct, frozen=True):
+class CommitFailed(msgspec.Struct, frozen=True, gc=False):
     """None of the commit happened. `results` shows the refusal, or `error` says what the store could not do."""
 
     token: int

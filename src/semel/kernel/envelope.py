@@ -30,7 +30,7 @@ _TIME_MAX = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _CORE = ("id", "source", "type", "subject", "time", "datacontenttype", "data", "data_base64", "specversion")
 
 
-class Blob(msgspec.Struct, frozen=True):
+class Blob(msgspec.Struct, frozen=True, gc=False):
     """A body too large for one row: where its chunks are and how many bytes they hold."""
 
     name: str
@@ -42,7 +42,7 @@ class Blob(msgspec.Struct, frozen=True):
             raise InputError(f"blob size {self.size} is negative", fix="give the number of bytes in the body")
 
 
-class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
+class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One message. Times are microseconds since 1970 in UTC."""
 
     id: str

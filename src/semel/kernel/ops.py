@@ -2,6 +2,8 @@
 
 Ops of one unit are applied together or not at all. A duplicate is an answer, not a failure: the unit goes on. `Stale`
 and `Conflict` are refusals: nothing of the unit is applied, and nothing of any later unit of the same chain.
+
+These values are made by the million, cannot change and hold no cycles, so the garbage collector need not look at them.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ KEEP_S = 7 * 24 * 3600.0
 """How long the identity of a finished work row is remembered unless the caller says otherwise."""
 
 
-class Append(msgspec.Struct, frozen=True):
+class Append(msgspec.Struct, frozen=True, gc=False):
     """Add a record to a stream. With an `identity` the first append wins and later ones answer `Duplicate`.
 
     `on_fresh` and `on_duplicate` are ledger events written in the same transaction, whichever verdict it is. A
@@ -63,7 +65,7 @@ class Append(msgspec.Struct, frozen=True):
     guard: Guard | None = None
 
 
-class Advance(msgspec.Struct, frozen=True):
+class Advance(msgspec.Struct, frozen=True, gc=False):
     """Move a cursor forward. Moving it back is no error and changes nothing: the answer says where it stands.
 
     A cursor that `pins` keeps records after it from being trimmed. `expected` makes it a compare-and-set on the offset.
@@ -76,7 +78,7 @@ class Advance(msgspec.Struct, frozen=True):
     guard: Guard | None = None
 
 
-class Put(msgspec.Struct, frozen=True):
+class Put(msgspec.Struct, frozen=True, gc=False):
     """Set the state of a machine. `expected` is the version that the caller has read: 0 means "does not exist yet",
     None means "whatever it is". `value` None deletes."""
 
@@ -86,7 +88,7 @@ class Put(msgspec.Struct, frozen=True):
     guard: Guard | None = None
 
 
-class Enqueue(msgspec.Struct, frozen=True):
+class Enqueue(msgspec.Struct, frozen=True, gc=False):
     """Add a work row. `identity` is unique within `scope`, which is the queue itself unless given.
 
     Rows with the same `key` are claimed one after the other, in the order in which they were enqueued. `due` in the
@@ -106,7 +108,7 @@ class Enqueue(msgspec.Struct, frozen=True):
     guard: Guard | None = None
 
 
-class Claim(msgspec.Struct, frozen=True):
+class Claim(msgspec.Struct, frozen=True, gc=False):
     """Take up to `limit` rows that are due, for `lease_s`. Expired leases are taken over by the same statement.
 
     Of one key only the first `per_key` rows are taken, in order, and none while another claim on the key lives.
@@ -122,7 +124,7 @@ class Claim(msgspec.Struct, frozen=True):
     key: str | None = None
 
 
-class Renew(msgspec.Struct, frozen=True):
+class Renew(msgspec.Struct, frozen=True, gc=False):
     """Extend a claim to `lease_s` from now, by the store's clock."""
 
     queue: str
@@ -131,7 +133,7 @@ class Renew(msgspec.Struct, frozen=True):
     lease_s: float = 30.0
 
 
-class Finish(msgspec.Struct, frozen=True):
+class Finish(msgspec.Struct, frozen=True, gc=False):
     """Move a work row to another state: from a claim with its fence, or from an unclaimed state with `fence` None.
 
     DONE and DEAD keep the identity for `keep_s`; DONE drops the body at once. SCHEDULED is a retry at `due`. `holds`
@@ -148,14 +150,14 @@ class Finish(msgspec.Struct, frozen=True):
     cause: str | None = None
 
 
-class Log(msgspec.Struct, frozen=True):
+class Log(msgspec.Struct, frozen=True, gc=False):
     """Write a ledger event. `guard` refuses the whole unit when its owner has been replaced."""
 
     event: Event
     guard: Guard | None = None
 
 
-class PutBlob(msgspec.Struct, frozen=True):
+class PutBlob(msgspec.Struct, frozen=True, gc=False):
     """Write one chunk of a large body. Chunks are invisible until an envelope that names the blob is stored."""
 
     name: str
@@ -163,7 +165,7 @@ class PutBlob(msgspec.Struct, frozen=True):
     data: bytes
 
 
-class Trim(msgspec.Struct, frozen=True):
+class Trim(msgspec.Struct, frozen=True, gc=False):
     """Give up the records of a stream before `before`. The answer says how far it went: never past a pinning cursor
     and never past what has been exported. The rows themselves go later, by `sweep`."""
 
@@ -174,19 +176,19 @@ class Trim(msgspec.Struct, frozen=True):
 Op = Append | Advance | Put | Enqueue | Claim | Renew | Finish | Log | PutBlob | Trim
 
 
-class Fresh(msgspec.Struct, frozen=True):
+class Fresh(msgspec.Struct, frozen=True, gc=False):
     """It is new, and this is where it stands."""
 
     position: Position
 
 
-class Duplicate(msgspec.Struct, frozen=True):
+class Duplicate(msgspec.Struct, frozen=True, gc=False):
     """It was there already, and this is where the first one stands."""
 
     position: Position
 
 
-class Advanced(msgspec.Struct, frozen=True):
+class Advanced(msgspec.Struct, frozen=True, gc=False):
     """Done. `position` answers Advance and Trim, `version` answers Put."""
 
     position: Position | None = None
@@ -210,30 +212,30 @@ class WorkRow:
     cause: str | None = None
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class Claimed(msgspec.Struct, frozen=True, gc=False):
     rows: tuple[WorkRow, ...]
 
 
-class Stale(msgspec.Struct, frozen=True):
+class Stale(msgspec.Struct, frozen=True, gc=False):
     """Refused: the row is now under `fence` (0 when it is not claimed, or gone)."""
 
     fence: int
 
 
-class Conflict(msgspec.Struct, frozen=True):
+class Conflict(msgspec.Struct, frozen=True, gc=False):
     """Refused: the state is at `version`, or the cursor at this offset."""
 
     version: int
 
 
-class Skipped(msgspec.Struct, frozen=True):
+class Skipped(msgspec.Struct, frozen=True, gc=False):
     """Not applied, because another op of the unit, or an earlier unit of the chain, was refused."""
 
 
 Result = Fresh | Duplicate | Advanced | Claimed | Stale | Conflict | Skipped
 
 
-class Unit(msgspec.Struct, frozen=True):
+class Unit(msgspec.Struct, frozen=True, gc=False):
     """Ops that succeed or fail together. Units of one `chain` succeed in order: after a refusal the later ones are
     refused too. A unit without a chain stands for itself."""
 
@@ -241,11 +243,11 @@ class Unit(msgspec.Struct, frozen=True):
     chain: str | None = None
 
 
-class Applied(msgspec.Struct, frozen=True):
+class Applied(msgspec.Struct, frozen=True, gc=False):
     results: tuple[Result, ...]
 
 
-class Refused(msgspec.Struct, frozen=True):
+class Refused(msgspec.Struct, frozen=True, gc=False):
     """Nothing of the unit was applied. `results` shows which op was `Stale` or in `Conflict`."""
 
     results: tuple[Result, ...]

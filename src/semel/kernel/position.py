@@ -17,7 +17,7 @@ EPOCH_GAP = 2**32
 """How far offsets and fences jump when an epoch begins and the old high-water mark is not known."""
 
 
-class Position(msgspec.Struct, frozen=True, order=True):
+class Position(msgspec.Struct, frozen=True, gc=False, order=True):
     stream: str
     epoch: int
     offset: int

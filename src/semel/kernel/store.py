@@ -37,7 +37,7 @@ IDENTITY_KEEP_S = 7 * 24 * 3600.0
 ORPHAN_KEEP_S = 3600.0
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One record of a stream, as read back. `at` is the store's time of the commit in microseconds.
 
     A read gives positions in the store's current epoch, whenever the record was written; the index, which is evidence

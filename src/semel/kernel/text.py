@@ -14,6 +14,7 @@ from semel.errors import InputError, LimitExceeded
 ID_CHARS_MAX = 255
 NAME_CHARS_MAX = 512
 PART_CHARS_MAX = 128
+CAUSE_CHARS_MAX = 1000
 
 _PLAIN_PART = re.compile(r"[a-z0-9._~-]{1,128}\Z")
 _ENCODED_PART = re.compile(r"(?:[a-z0-9._~-]|%[0-9A-F]{2})+\Z")
@@ -50,6 +51,12 @@ def _check_unusual(what: str, value: str) -> None:
 
 def check_id(what: str, value: str) -> str:
     return check_text(what, value, chars_max=ID_CHARS_MAX)
+
+
+def clean_cause(text: str) -> str:
+    """Somebody else's error text, made fit for every store: a message must not be stuck because its error is odd."""
+    text = text.replace("\x00", "\ufffd").encode(errors="replace").decode()
+    return text if len(text) <= CAUSE_CHARS_MAX else text[: CAUSE_CHARS_MAX - 1] + "…"
 
 
 def quote_part(part: str) -> str:

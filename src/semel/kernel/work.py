@@ -37,6 +37,7 @@ from semel.kernel.ops import Advance, Claim, Claimed, Finish, Log, Op, Renew, Wo
 from semel.kernel.position import Position
 from semel.kernel.retry import Again, RetryPolicy
 from semel.kernel.store import Record
+from semel.kernel.text import clean_cause
 
 CLAIM_AGAIN_S = 1.0
 
@@ -168,6 +169,7 @@ class Worker:
         held = self._held.get(token)
         if held is None:
             return []
+        error = clean_cause(error)
         decision = self.config.retry.decide(held.row.attempts, now, 0.0)
         if isinstance(decision, Again):
             due = int(decision.at * 1_000_000)

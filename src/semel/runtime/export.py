@@ -69,7 +69,7 @@ DATASETS = ("ledger", "index")
 SEGMENT_ROWS = 500_000
 SEGMENT_BYTES_MAX = 256 * 1024 * 1024
 ROW_GROUP_ROWS = 100_000
-READ_ROWS = 20_000
+READ_ROWS = 2_000
 ID_FILE = "semel-export-id"
 LEASE_QUEUE = "lease"
 LEASE_S = 30.0
@@ -300,12 +300,15 @@ class _Exporter:
         self._acquire()
         try:
             mark = self._prepare()
-            while not self.options.stop():
+            more = True
+            while more and not self.options.stop():
                 plan, rows = self._next(mark)
                 if plan is None:
                     break
                 self._carry_out(plan, rows)
                 mark = parse_mark(plan.last)
+                # a segment that is not full ends the run: busy writers would keep it going for ever, one row a file
+                more = rows is None or self._is_full(rows, None)
             return Exported(
                 self.dataset, self.rows, sum(segment.bytes for segment in self.written), tuple(self.written), mark
             )
@@ -422,9 +425,9 @@ class _Exporter:
         state without anybody noticing. Going on would export some rows twice under other names."""
         plan = self._stored_plan()
         known = parse_mark(plan.last) if plan is not None else mark
-        prefix = f"seg-{self.store_part}-{self.store.epoch}-"
-        names = (path.stem.removeprefix(prefix) for path in self.folder.glob(f"_manifest/day=*/{prefix}*.json"))
-        beyond = max((parse_mark(name.split("-")[1]) for name in names), default=START)
+        here = [self.store_part, str(self.store.epoch)]
+        names = (path.stem[4:].rsplit("-", 3) for path in self.folder.glob("_manifest/day=*/seg-*.json"))
+        beyond = max((parse_mark(last) for *of, _, last in names if of == here), default=START)
         if beyond <= known:
             return
         if not self.options.new_epoch:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 Factory = Callable[[Store], Machine]
 """Builds a machine from what the store holds. Runs on a thread, so it may read."""
 
-Handler = Callable[[WorkRow | Record], Iterable[Op] | None | Awaitable[Iterable[Op] | None]]
+Handler = Callable[[WorkRow | Record], Iterable[Op] | Awaitable[Iterable[Op] | None] | None]
 """The application's own code. A coroutine function runs on the loop, any other function on a thread.
 
 What it returns is committed together with the fact that it ran; an exception means that it did not."""

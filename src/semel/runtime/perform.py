@@ -186,6 +186,7 @@ class Performer:
 
     async def _end(self) -> None:
         self._closed = True
+        self._group_ended.set()
         if self._timer is not None:
             self._timer.cancel()
         for transport in self._transports:
@@ -504,8 +505,10 @@ def _is_news(group: Group) -> bool:
     return any(isinstance(op, _NEWS) for member in group.members for op in member.unit.ops)
 
 
-def _checked_ops(name: str, result: Iterable[Op] | None) -> tuple[Op, ...]:
-    ops = tuple(result) if isinstance(result, Iterable) else ()
-    if (result is not None and not isinstance(result, Iterable)) or not all(isinstance(op, _OPS) for op in ops):
+def _checked_ops(name: str, result: Any) -> tuple[Op, ...]:
+    if result is None:
+        return ()
+    ops = tuple(result) if isinstance(result, Iterable) else (result,)
+    if not isinstance(result, Iterable) or not all(isinstance(op, _OPS) for op in ops):
         raise HandlerError(f"the handler of {name} returned {result!r:.80}", fix="return ops in a list, or None")
     return ops

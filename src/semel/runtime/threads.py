@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -136,14 +137,11 @@ class Readers:
 
 def hand_over(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *values: Any) -> None:
     """Call it on the loop. A loop that has closed wants to hear nothing any more."""
-    try:
+    with suppress(RuntimeError):
         loop.call_soon_threadsafe(call, *values)
-    except RuntimeError:
-        log.debug("the loop is closed; nobody hears of %r", values)
 
 
 def as_refusal(error: Exception) -> SemelError:
     if isinstance(error, SemelError):
         return error
     return StoreRefused(f"{type(error).__name__}: {error}", fix="correct the commit: the store cannot hold it")
-

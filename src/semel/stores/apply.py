@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from semel.errors import LocalProtocolError, StoreRefused
+from semel.errors import StoreRefused
 from semel.kernel.envelope import Envelope
 from semel.kernel.lease import Guard
 from semel.kernel.ledger import Event, range_event
@@ -48,11 +48,8 @@ from semel.kernel.ops import (
     WorkState,
 )
 from semel.kernel.position import OFFSET_MAX, Position
-from semel.kernel.text import check_id, check_stream, check_text
+from semel.stores.checks import check_units
 from semel.stores.engine import CursorHead, Engine, Move, NewRecord, NewWork, WorkHead
-
-KEY_CHARS_MAX = 1024
-STATE_BYTES_MAX = 16 * 1024 * 1024
 
 _DONE = Advanced()
 _SKIPPED = Skipped()
@@ -93,6 +90,7 @@ class _Application:
     events: list[Event] = field(default_factory=list)
 
     def run(self, units: Sequence[Unit]) -> list[Outcome]:
+        check_units(units)
         self._lock(units)
         outcomes: list[tuple[bool, list[Result]]] = []
         broken: set[str] = set()
@@ -144,7 +142,6 @@ class _Application:
 
     def _take_append(self, op: Append) -> list[Result]:
         """The commonest unit by far, and one that cannot be refused: nothing to check, nothing to take back."""
-        check_stream(op.stream)
         results: list[Result] = [_DONE]
         self.appends.append((_Slot(results, 0), op))
         return results
@@ -179,13 +176,10 @@ class _Application:
             return stale
         match op:
             case Append():
-                check_stream(op.stream)
                 self.appends.append((slot, op))
             case Enqueue():
-                _check_enqueue(op)
                 self.enqueues.append((slot, op))
             case Log():
-                _check_event(op.event)
                 self.events.append(op.event)
             case Put():
                 return self._decide_put(op)
@@ -196,10 +190,8 @@ class _Application:
             case Renew():
                 return self._decide_renew(op)
             case Claim():
-                check_stream(op.queue)
                 self.claims.append((slot, op))
             case PutBlob():
-                check_id("blob name", op.name)
                 self.chunks.append((op.name, op.part, op.data))
             case Trim():
                 self.trims.append((slot, op))
@@ -214,12 +206,6 @@ class _Application:
         return None
 
     def _decide_put(self, op: Put) -> Result:
-        check_text("state key", op.key, chars_max=KEY_CHARS_MAX)
-        if op.value is not None and len(op.value) > STATE_BYTES_MAX:
-            raise StoreRefused(
-                f"state {op.key!r} has {len(op.value):,} bytes, the limit is {STATE_BYTES_MAX:,}",
-                fix="keep state small; put bodies in a blob",
-            )
         version = self.versions.get(op.key, 0)
         if op.expected is not None and op.expected != version:
             return Conflict(version)
@@ -228,8 +214,6 @@ class _Application:
         return Advanced(version=0 if op.value is None else version + 1)
 
     def _decide_advance(self, op: Advance) -> Result:
-        check_text("cursor name", op.cursor, chars_max=KEY_CHARS_MAX)
-        check_stream(op.to.stream)
         head = self.cursors.get(op.cursor)
         offset = head.position.offset if head is not None else 0
         if op.to.epoch != self.engine.epoch or (op.expected is not None and op.expected != offset):
@@ -440,19 +424,3 @@ def _range_events(ranges: Iterable[tuple[Event, list[Position], list[str]]]) -> 
 def _name_blob(envelope: Envelope, named: list[tuple[str, int]]) -> None:
     if envelope.blob is not None:
         named.append((envelope.blob.name, envelope.blob.size))
-
-
-def _check_enqueue(op: Enqueue) -> None:
-    check_stream(op.queue)
-    check_id("identity", op.identity)
-    if op.key is not None:
-        check_id("key", op.key)
-    if op.scope is not None:
-        check_text("scope", op.scope, chars_max=KEY_CHARS_MAX)
-
-
-def _check_event(event: Event) -> None:
-    if event.is_template:
-        raise LocalProtocolError(
-            "a ledger event names a message or a range", fix="set message, or attach the template to an Append"
-        )

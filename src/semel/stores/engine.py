@@ -70,7 +70,7 @@ class NewWork:
     envelope: Envelope
 
 
-class NewRecord(msgspec.Struct, frozen=True):
+class NewRecord(msgspec.Struct, frozen=True, gc=False):
     stream: str
     offset: int
     identity: str | None

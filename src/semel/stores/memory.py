@@ -401,6 +401,7 @@ class MemoryStore:
         self.identity_keep_s = identity_keep_s
         self._clock = clock or (lambda: time.time_ns() // 1000)
         self._journal = journal
+        self._writer = threading.RLock()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._listeners: list[Callable[[], None]] = []
@@ -415,7 +416,7 @@ class MemoryStore:
 
     def _write(self, call: str, *args: Any) -> Any:
         """Do it, record it, sync it, and only then answer."""
-        with self._lock:
+        with self._writer, self._lock:
             if self._closed:
                 raise StoreUnavailable("the store is closed", fix="open it again")
             now = self._clock()
@@ -443,6 +444,24 @@ class MemoryStore:
             engine.roll_back()
             raise
         return outcomes
+
+    def _do_transaction(self, now: int, units: Sequence[Unit]) -> list[Outcome]:
+        """Units of a user's transaction see each other's writes, which those of one commit do not."""
+        engine = MemoryEngine(self._data, now, self.node)
+        try:
+            return [apply(engine, [unit])[0] for unit in units]
+        except BaseException:
+            engine.roll_back()
+            raise
+
+    def _try(self, units: Sequence[Unit]) -> list[Outcome]:
+        """What the units would do now, without doing it."""
+        with self._lock:
+            engine = MemoryEngine(self._data, self._clock(), self.node)
+            try:
+                return [apply(engine, [unit])[0] for unit in units]
+            finally:
+                engine.roll_back()
 
     def resolve(self, marker: str) -> list[Outcome] | None:
         raise InputError(f"no transaction {marker!r} is in doubt", fix="resolve only what CommitInDoubt named")
@@ -505,15 +524,18 @@ class MemoryStore:
             return Position(stream, self._data.epoch, found.head if found else 0)
 
     def cursor(self, name: str) -> Position | None:
-        head = self._data.cursors.get(name)
-        return head.position if head is not None else None
+        with self._lock:
+            head = self._data.cursors.get(name)
+            return head.position if head is not None else None
 
     def state(self, key: str) -> State | None:
-        return self._data.states.get(key)
+        with self._lock:
+            return self._data.states.get(key)
 
     def work(self, queue: str, identity: str) -> WorkRow | None:
-        row = self._data.work.get((queue, identity))
-        return row.as_row() if row is not None else None
+        with self._lock:
+            row = self._data.work.get((queue, identity))
+            return row.as_row() if row is not None else None
 
     def ledger(self, after: Mark, limit: int = 1000) -> list[Entry]:
         with self._lock:
@@ -527,10 +549,12 @@ class MemoryStore:
             ]
 
     def body(self, name: str) -> Iterator[bytes]:
-        blob = self._data.blobs.get(name)
-        if blob is None or not blob.refs:
-            raise blob_missing(name)
-        yield from (blob.chunks[part] for part in sorted(blob.chunks))
+        with self._lock:
+            blob = self._data.blobs.get(name)
+            if blob is None or not blob.refs:
+                raise blob_missing(name)
+            chunks = [blob.chunks[part] for part in sorted(blob.chunks)]
+        return iter(chunks)
 
     def sweep(self, now: int, limit: int = 1000) -> Swept:
         swept: Swept = self._write("sweep", now, limit)
@@ -648,37 +672,37 @@ class MemoryStore:
 
 
 class MemoryConnection:
-    """Holds the store from the first write until commit or rollback."""
+    """A transaction of the user's own. From its first write on it keeps other writers out, while readers go on to see
+    what was there before: its writes are tried and taken back, and done for good at the commit."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
-        self.engine: MemoryEngine | None = None
-        self.units: list[Unit] = []
+        self._units: list[Unit] = []
+        self._is_open = False
 
-    def begin(self) -> MemoryEngine:
-        if self.engine is None:
-            self.store._lock.acquire()
-            self.engine = MemoryEngine(self.store._data, self.store._clock(), self.store.node)
-        return self.engine
+    def apply(self, unit: Unit) -> Outcome:
+        if not self._is_open:
+            self.store._writer.acquire()
+            self._is_open = True
+        outcomes = self.store._try([*self._units, unit])
+        self._units.append(unit)
+        return outcomes[-1]
 
     def commit(self) -> None:
-        """The journal gets the writes as one commit, which does the same again when replayed."""
-        if self.engine is None:
-            return
-        engine, self.engine = self.engine, None
-        units, self.units = self.units, []
-        engine.roll_back()
-        try:
-            self.store.commit(units)
-        finally:
-            self.store._lock.release()
+        if self._is_open:
+            try:
+                self.store._write("transaction", tuple(self._units))
+            finally:
+                self.rollback()
 
     def rollback(self) -> None:
-        if self.engine is not None:
-            self.engine.roll_back()
-            self.engine = None
-            self.units = []
-            self.store._lock.release()
+        if self._is_open:
+            self._is_open = False
+            self._units = []
+            self.store._writer.release()
+
+    def close(self) -> None:
+        self.rollback()
 
 
 class MemoryTx:
@@ -686,10 +710,7 @@ class MemoryTx:
         self._connection = connection
 
     def apply(self, ops: Sequence[Op]) -> tuple[Result, ...]:
-        unit = check_bound(ops)
-        outcome = apply(self._connection.begin(), [unit])[0]
-        self._connection.units.append(unit)
-        return unwrap_bound(outcome)
+        return unwrap_bound(self._connection.apply(check_bound(ops)))
 
 
 def _assign(target: Any, changes: dict[str, Any]) -> None:

@@ -45,6 +45,7 @@ from semel.kernel.store import (
     Trimmed,
 )
 from semel.stores.apply import apply
+from semel.stores.checkpoint import BACKSTOP_PAGES, Checkpointer
 from semel.stores.points import reach
 from semel.stores.queries import load_migrations
 from semel.stores.shared import (
@@ -61,6 +62,14 @@ BUSY_S = 30.0
 BUSY_STEP_S = 0.0005
 WATCH_S = 0.005
 NO_LIMIT = 2**62
+LEDGER_COLUMNS = (
+    "seq", "at", "node", "pipeline", "hop", "kind", "message", "delivery", "session", "idx", "peer", "stream", "epoch",
+    "first", "last", "n", "fold", "attempt", "cause", "trace",
+)  # fmt: skip
+INDEX_COLUMNS = (
+    "seq", "stream", "epoch", "offset", "identity", "kind", "target", "at", "bytes",
+    "message", "source", "type", "subject", "time", "session", "idx", "datacontenttype",
+)  # fmt: skip
 
 
 class SqliteStore:
@@ -91,6 +100,7 @@ class SqliteStore:
         self._writer = self._connect()
         self._sidecar = Sidecar(self.path.with_name(self.path.name + "-semel"))
         self._waking = Waking(self._data_version, WATCH_S)
+        self._checkpointer = Checkpointer(self._connect)
         self._prepare(create)
 
     # -- opening
@@ -120,7 +130,7 @@ class SqliteStore:
                 self._retry_busy(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone())
                 connection.execute("PRAGMA synchronous = FULL")
                 connection.execute("PRAGMA cache_size = -32768")
-                connection.execute("PRAGMA wal_autocheckpoint = 2000")
+                connection.execute(f"PRAGMA wal_autocheckpoint = {BACKSTOP_PAGES}")
         except BaseException:
             connection.close()
             raise
@@ -250,15 +260,17 @@ class SqliteStore:
             raise CommitInDoubt(self._broken, marker="io", fix="check the disk, then restart this process") from error
 
     def commit(self, units: Sequence[Unit]) -> list[Outcome]:
-        with self._transaction() as db:
-            reach("commit.begin")
-            engine = SqliteEngine(db, self._clock(), self.node)
-            outcomes = apply(engine, units)
-            engine.finish()
-            reach("commit.applied")
-        reach("commit.committed")
-        self._top = max(self._top, engine.top)
-        self._sidecar.write(Marks(self.store_id, engine.commits, self._top, engine.fence))
+        with self._lock:
+            with self._transaction() as db:
+                reach("commit.begin")
+                engine = SqliteEngine(db, self._clock(), self.node)
+                outcomes = apply(engine, units)
+                engine.finish()
+                reach("commit.applied")
+            reach("commit.committed")
+            self._top = max(self._top, engine.top)
+            self._sidecar.write(Marks(self.store_id, engine.commits, self._top, engine.fence))
+            self._checkpointer.committed(self._writer, engine.size)
         self._waking.wake()
         return outcomes
 
@@ -350,6 +362,14 @@ class SqliteStore:
 
     def index(self, after: Mark, limit: int = 1000) -> list[IndexEntry]:
         return [index_entry_of(row) for row in self._ask("read_index", after.seq, limit)]
+
+    def ledger_columns(self, after: Mark, limit: int = 1000) -> dict[str, Sequence[Any]]:
+        """What `ledger` finds, by column and as stored. The export reads millions and needs no objects."""
+        return _columns(LEDGER_COLUMNS, self._ask("read_ledger", after.seq, limit))
+
+    def index_columns(self, after: Mark, limit: int = 1000) -> dict[str, Sequence[Any]]:
+        """What `index` finds, by column and as stored."""
+        return _columns(INDEX_COLUMNS, self._ask("read_index", after.seq, limit))
 
     def body(self, name: str) -> Iterator[bytes]:
         """One chunk in memory at a time, each from a read of its own: a slow consumer holds up no checkpoint."""
@@ -510,9 +530,8 @@ class SqliteStore:
         return sum(file.stat().st_size for file in files if file.exists())
 
     def close(self) -> None:
-        waking = getattr(self, "_waking", None)
-        if waking is not None:
-            waking.close()
+        self._waking.close()
+        self._checkpointer.close()
         with self._lock:
             self._broken = self._broken or "the store is closed"
             for connection in self._open:
@@ -537,6 +556,11 @@ class SqliteTx:
             outcome = apply(engine, [unit])[0]
             engine.finish()
         return unwrap_bound(outcome)
+
+
+def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    values = zip(*rows, strict=True) if rows else ((),) * len(names)
+    return {**dict(zip(names, values, strict=True)), "xid": (None,) * len(rows)}
 
 
 def path_of(url: str) -> Path:

@@ -30,6 +30,7 @@ class SqliteEngine:
         row = connection.execute(Q["begin_store"]).fetchone()
         self.epoch, self.commits, self.fence, self._record_seq, self._work_seq, self._ledger_seq = row
         self.top = 0
+        self.size = 0
         self._stream_ids: dict[str, int] = {}
 
     def finish(self) -> None:
@@ -230,8 +231,9 @@ class SqliteEngine:
         seq, epoch, now, ids = self._record_seq, self.epoch, self.now, self._stream_ids
         for row in rows:
             seq += 1
+            self.size += len(row.envelope.data)
             values.append(
-                (seq, ids[row.stream], epoch, row.offset, row.identity, row.kind.value, row.target, now,
+                (seq, ids[row.stream], epoch, row.offset, row.identity, row.kind, row.target, now,
                  *envelope_row(row.envelope))
             )  # fmt: skip
         self._record_seq = seq

@@ -291,10 +291,15 @@ class SweepSuite(StoreSuite):
 
 def sweep_all(store: Store, now: int, limit: int = 1000) -> Swept:
     """Sweep until nothing more is left; answers the sums."""
-    sums = [0] * 5
+    total = Swept()
     while True:
         swept = store.sweep(now, limit)
-        counts = (swept.records, swept.identities, swept.work, swept.blobs, swept.ledger)
-        sums = [total + count for total, count in zip(sums, counts, strict=True)]
+        total = Swept(
+            total.records + swept.records,
+            total.identities + swept.identities,
+            total.work + swept.work,
+            total.blobs + swept.blobs,
+            total.ledger + swept.ledger,
+        )
         if not swept.more:
-            return Swept(*sums)
+            return total

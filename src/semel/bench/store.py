@@ -1,0 +1,260 @@
+"""`semel bench store`: what full durability costs, beside the disk and beside raw batches of the same rows.
+
+For each amount of rows already stored (1x, 10x, 100x) and in turns, so that a noisy machine hurts both alike:
+
+* raw: one process inserts batches of 100 finished rows, one commit per batch;
+* semel: 64 producers commit one message each at a time, and wait for it;
+* alone: one producer, one message at a time.
+
+Every figure is at the same durability: a commit is answered when the disk has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from semel.bench.disk import fdatasync_rate
+from semel.bench.raw import HOP, STREAM, Raw, RawSqlite
+from semel.errors import ConfigError
+from semel.kernel.envelope import Envelope, mint_id
+from semel.kernel.ledger import Event, Kind
+from semel.kernel.ops import Append
+from semel.kernel.store import Store
+from semel.runtime.committer import Committer
+from semel.runtime.perform import Performer
+from semel.stores import open_store
+
+RAW_BATCH = 100
+SCALES = (1, 10, 100)
+ROUNDS = 3
+RATIO_WANTED = 0.5
+P99_WANTED_MS = 20.0
+ALONE_EXTRA_MS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`rows` is the 1x of stored rows and the size of each measurement."""
+
+    engine: str = "sqlite"
+    url: str | None = None
+    rows: int = 5000
+    producers: int = 64
+    body_bytes: int = 500
+    scales: tuple[int, ...] = SCALES
+    folder: Path = field(default_factory=Path.cwd)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One line of the table. Rates are rows per second, waits are milliseconds."""
+
+    stored: int
+    fdatasync_per_s: float
+    raw_per_s: float
+    semel_per_s: float
+    ratio: float
+    p50_ms: float
+    p99_ms: float
+    alone_p50_ms: float
+    alone_limit_ms: float
+
+    @property
+    def holds(self) -> bool:
+        return self.ratio >= RATIO_WANTED and self.p99_ms < P99_WANTED_MS and self.alone_p50_ms <= self.alone_limit_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    engine: str
+    producers: int
+    body_bytes: int
+    lines: tuple[Measurement, ...]
+
+    @property
+    def holds(self) -> bool:
+        return all(line.holds for line in self.lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "lines": [{**asdict(line), "holds": line.holds} for line in self.lines]}
+
+
+def run(options: Options, console: Console) -> Result:
+    """Measure, showing progress on `console`. Temporary data is removed."""
+    with ExitStack() as stack:
+        bench = stack.enter_context(_open(options))
+        progress = stack.enter_context(Progress(console=console, transient=True))
+        task = progress.add_task("measuring", total=len(options.scales) * (ROUNDS + 1))
+        lines = [_measure(bench, options, scale, lambda: progress.advance(task)) for scale in options.scales]
+    return Result(options.engine, options.producers, options.body_bytes, tuple(lines))
+
+
+def table(result: Result) -> Table:
+    """The result for people."""
+    view = Table(
+        title=f"{result.engine}: {result.producers} producers, {result.body_bytes} byte bodies, full durability"
+    )
+    for name in (
+        "rows stored",
+        "fdatasync/s",
+        "raw rows/s",
+        "semel rows/s",
+        "ratio",
+        "wait p50",
+        "wait p99",
+        "alone p50",
+    ):
+        view.add_column(name, justify="right")
+    for line in result.lines:
+        view.add_row(
+            f"{line.stored:,}",
+            f"{line.fdatasync_per_s:,.0f}",
+            f"{line.raw_per_s:,.0f}",
+            f"{line.semel_per_s:,.0f}",
+            f"{line.ratio:.2f}",
+            f"{line.p50_ms:.1f} ms",
+            f"{line.p99_ms:.1f} ms",
+            f"{line.alone_p50_ms:.2f} ms",
+        )
+    return view
+
+
+class Bench:
+    """A store under measurement and, beside it, the same tables for the raw batches."""
+
+    def __init__(self, store: Store, raw: Raw, folder: Path) -> None:
+        self.store = store
+        self.raw = raw
+        self.folder = folder
+        self.stored = 0
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.raw.close()
+        self.store.close()
+
+
+def _open(options: Options) -> AbstractContextManager[Bench]:
+    if options.engine == "sqlite":
+        return _SqliteBench(options)
+    if options.engine == "postgres":
+        from semel.bench.postgres import PostgresBench
+
+        return PostgresBench(options.url, options.folder)
+    raise ConfigError(f"there is no engine {options.engine!r}", fix="use sqlite or postgres")
+
+
+class _SqliteBench(Bench):
+    def __init__(self, options: Options) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="semel-bench-", dir=options.folder)
+        path = Path(self._folder.name).resolve()
+        super().__init__(open_store(f"sqlite:///{path}/semel.db"), RawSqlite(f"sqlite:///{path}/raw.db"), path)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._folder.cleanup()
+
+
+def make_envelopes(count: int, body_bytes: int) -> list[Envelope]:
+    body = b"x" * body_bytes
+    return [
+        Envelope(id=mint_id(time.time(), os.urandom(10)), session=f"session-{number % 100}", index=number, data=body)
+        for number in range(count)
+    ]
+
+
+def _appends(envelopes: Sequence[Envelope]) -> list[Append]:
+    accepted = Event(Kind.ACCEPTED, HOP)
+    return [Append(STREAM, envelope, identity=envelope.id, on_fresh=accepted) for envelope in envelopes]
+
+
+def _measure(bench: Bench, options: Options, scale: int, step: Callable[[], None]) -> Measurement:
+    _fill(bench, options, scale * options.rows)
+    step()
+    rounds = []
+    for _ in range(ROUNDS):
+        rounds.append(_round(bench, options))
+        step()
+    rates = sorted(rounds, key=lambda found: found[1] / found[0])
+    raw, semel = rates[len(rates) // 2][:2]
+    waits = sorted(wait for _, _, found in rounds for wait in found)
+    disk = fdatasync_rate(bench.folder)
+    alone = sorted(asyncio.run(_alone(bench.store, _appends(make_envelopes(200, options.body_bytes)))))
+    bench.stored += ROUNDS * options.rows + 200
+    return Measurement(
+        stored=scale * options.rows,
+        fdatasync_per_s=disk,
+        raw_per_s=raw,
+        semel_per_s=semel,
+        ratio=semel / raw,
+        p50_ms=_percentile(waits, 0.5),
+        p99_ms=_percentile(waits, 0.99),
+        alone_p50_ms=_percentile(alone, 0.5),
+        alone_limit_ms=2000 / disk + ALONE_EXTRA_MS,
+    )
+
+
+def _fill(bench: Bench, options: Options, rows: int) -> None:
+    """Bring both sides to the wanted amount of stored rows, in large batches."""
+    while bench.stored < rows:
+        count = min(20_000, rows - bench.stored)
+        bench.raw.insert(bench.raw.prepare(make_envelopes(count, options.body_bytes), 1000))
+        asyncio.run(_fill_store(bench.store, _appends(make_envelopes(count, options.body_bytes))))
+        bench.stored += count
+
+
+async def _fill_store(store: Store, appends: Sequence[Append]) -> None:
+    async with Performer(store) as performer:
+        committer = Committer(performer)
+        await asyncio.gather(*(committer.commit(appends[at : at + 500]) for at in range(0, len(appends), 500)))
+
+
+def _round(bench: Bench, options: Options) -> tuple[float, float, list[float]]:
+    """Raw rows per second, Semel's rows per second, and how long each producer waited each time."""
+    batches = bench.raw.prepare(make_envelopes(options.rows, options.body_bytes), RAW_BATCH)
+    begin = time.perf_counter()
+    bench.raw.insert(batches)
+    raw = options.rows / (time.perf_counter() - begin)
+    appends = _appends(make_envelopes(options.rows, options.body_bytes))
+    seconds, waits = asyncio.run(_together(bench.store, appends, options.producers))
+    return raw, options.rows / seconds, waits
+
+
+async def _together(store: Store, appends: Sequence[Append], producers: int) -> tuple[float, list[float]]:
+    waits: list[float] = []
+    async with Performer(store) as performer:
+        committer = Committer(performer)
+
+        async def produce(number: int) -> None:
+            for append in appends[number::producers]:
+                begin = time.perf_counter()
+                await committer.commit((append,))
+                waits.append(1000 * (time.perf_counter() - begin))
+
+        begin = time.perf_counter()
+        await asyncio.gather(*(produce(number) for number in range(producers)))
+        seconds = time.perf_counter() - begin
+    return seconds, waits
+
+
+async def _alone(store: Store, appends: Sequence[Append]) -> list[float]:
+    _, waits = await _together(store, appends, 1)
+    return waits
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,0 +1,246 @@
+"""`semel doctor`: what is present, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from semel.cli.options import ConfigOption, DebugOption, JsonOption, StoreOption, opened
+from semel.cli.terminal import Answer, Terminal, human_bytes
+from semel.errors import EXIT_UNREACHABLE, EXIT_USAGE, NotAStore, SemelError
+
+if TYPE_CHECKING:
+    from semel.config import Config
+
+PYTHON_MIN = (3, 11)
+DISK_FREE_MIN = 100 * 1000 * 1000
+SYNC_TRIAL_S = 0.25
+SYNC_RATE_LOW = 50
+
+State = Literal["ok", "note", "missing", "bad"]
+_MARKS = {"ok": ("✓", "green"), "note": ("·", "dim"), "missing": ("–", "yellow"), "bad": ("✗", "bold red")}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. Only `bad` makes the doctor fail; `missing` is something that a part of Semel could use."""
+
+    name: str
+    state: State
+    detail: str
+    fix: str = ""
+    exit_code: int = EXIT_USAGE
+
+
+def doctor(
+    context: typer.Context,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Check this machine, the configuration and the store, and say what to do about what is missing.
+
+    \b
+    Examples:
+      semel doctor
+      semel doctor --store postgresql://user@host/database
+      semel doctor --json
+    """
+    terminal: Terminal = context.obj
+    checks: list[Check] = []
+    with terminal.progress("examining", len(_MACHINE) + 2) as update:
+        for done, check in enumerate(_MACHINE):
+            checks.append(check())
+            update(done + 1)
+        found, settings = _check_config(config)
+        checks.append(found)
+        if settings is not None:
+            checks.append(_check_store(settings, store))
+    return _answer(checks)
+
+
+def _answer(checks: list[Check]) -> Answer:
+    bad = [check for check in checks if check.state == "bad"]
+    result = {"checks": [_without_exit_code(check) for check in checks]}
+    if not bad:
+        return Answer(result, [_view(checks), "All that Semel needs is here."])
+    names = ", ".join(check.name for check in bad)
+    error = {"code": "doctor", "message": f"not well: {names}", "fix": "; ".join(check.fix for check in bad)}
+    return Answer(result, [_view(checks)], max(check.exit_code for check in bad), error)
+
+
+def _without_exit_code(check: Check) -> dict[str, Any]:
+    return {key: value for key, value in asdict(check).items() if key != "exit_code"}
+
+
+def _view(checks: list[Check]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for check in checks:
+        detail = Text(check.detail)
+        if check.fix and check.state != "ok":
+            detail.append(f"\n{check.fix}", "yellow" if check.state == "bad" else "dim")
+        table.add_row(Text(*_MARKS[check.state]), check.name, detail)
+    return table
+
+
+# -- the machine
+
+
+def check_python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info[:2] < PYTHON_MIN:
+        return Check("Python", "bad", version, f"install Python {'.'.join(map(str, PYTHON_MIN))} or newer")
+    return Check("Python", "ok", version)
+
+
+def check_sqlite() -> Check:
+    import sqlite3
+
+    from semel.stores.sqlite import SQLITE_MIN
+
+    options = _compile_options(sqlite3)
+    least = ".".join(map(str, SQLITE_MIN))
+    detail = f"{sqlite3.sqlite_version}, " + ", ".join(sorted(options & _SQLITE_TELLING) or ["default options"])
+    if sqlite3.sqlite_version_info < SQLITE_MIN:
+        return Check("SQLite", "bad", detail, f"use a Python with SQLite {least} or newer")
+    if harmful := options & _SQLITE_HARMFUL:
+        return Check("SQLite", "bad", detail, f"use a Python whose SQLite is built without {', '.join(harmful)}")
+    return Check("SQLite", "ok", detail)
+
+
+_SQLITE_HARMFUL = frozenset({"THREADSAFE=0", "OMIT_WAL", "OMIT_JSON", "OMIT_AUTOINIT"})
+_SQLITE_TELLING = _SQLITE_HARMFUL | {
+    "THREADSAFE=1", "THREADSAFE=2", "DEFAULT_SYNCHRONOUS=2", "DEFAULT_WAL_SYNCHRONOUS=1", "DEFAULT_WAL_SYNCHRONOUS=2",
+}  # fmt: skip
+
+
+def _compile_options(sqlite3: Any) -> frozenset[str]:
+    connection = sqlite3.connect(":memory:")
+    try:
+        return frozenset(row[0] for row in connection.execute("PRAGMA compile_options"))
+    finally:
+        connection.close()
+
+
+def check_disk() -> Check:
+    free = shutil.disk_usage(".").free
+    if free < DISK_FREE_MIN:
+        return Check("disk", "bad", f"{human_bytes(free)} free here", "free some space", EXIT_UNREACHABLE)
+    return Check("disk", "ok", f"{human_bytes(free)} free here")
+
+
+def check_sync() -> Check:
+    """How often this disk can promise that something is written: the limit of every durable store on it."""
+    try:
+        rate = sync_rate(Path())
+    except OSError as error:
+        return Check(
+            "sync", "missing", f"this folder cannot be written: {error.strerror}", "run in a folder that may be written"
+        )
+    detail = f"{rate:,.0f} fdatasyncs per second in this folder"
+    if rate < SYNC_RATE_LOW:
+        return Check("sync", "note", detail, "commits will be slow: keep the store on a local disk")
+    return Check("sync", "ok", detail)
+
+
+def sync_rate(folder: Path, seconds: float = SYNC_TRIAL_S) -> float:
+    sync = getattr(os, "fdatasync", os.fsync)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".semel-sync-") as file:
+        count, begin = 0, time.perf_counter()
+        while (spent := time.perf_counter() - begin) < seconds:
+            os.pwrite(file.fileno(), b"x" * 4096, 4096 * (count % 64))
+            sync(file.fileno())
+            count += 1
+    return count / spent
+
+
+def check_psycopg() -> Check:
+    return _check_package("psycopg", "postgres", "for postgresql:// stores")
+
+
+def check_pyarrow() -> Check:
+    return _check_package("pyarrow", "export", "for semel store export")
+
+
+def _check_package(package: str, extra: str, purpose: str) -> Check:
+    if find_spec(package) is None:
+        return Check(package, "missing", f"not installed; {purpose}", f"pip install 'semel[{extra}]'")
+    from importlib.metadata import version
+
+    return Check(package, "ok", f"{version(package)}, {purpose}")
+
+
+def check_java() -> Check:
+    return _check_program("Java", ("java",))
+
+
+def check_node() -> Check:
+    return _check_program("Node", ("node",))
+
+
+def check_chromium() -> Check:
+    return _check_program("Chromium", ("chromium", "chromium-browser", "google-chrome"))
+
+
+def _check_program(name: str, programs: tuple[str, ...]) -> Check:
+    """Parts that are still to come will use it. Nothing in this version does."""
+    path = next(filter(None, map(shutil.which, programs)), None)
+    return Check(name, "note", f"{path or 'not found'}; not needed by this version")
+
+
+_MACHINE: tuple[Callable[[], Check], ...] = (
+    check_python, check_sqlite, check_disk, check_sync, check_psycopg, check_pyarrow, check_java, check_node,
+    check_chromium,
+)  # fmt: skip
+
+
+# -- configuration and store
+
+
+def _check_config(file: Path | None) -> tuple[Check, Config | None]:
+    from semel.config import FILE, load_config
+
+    try:
+        config = load_config(file)
+    except SemelError as error:
+        return Check("configuration", "bad", error.message, error.fix, error.exit_code), None
+    where = str(config.file) if config.file is not None else f"no {FILE} here: defaults and environment"
+    return Check("configuration", "ok", where), config
+
+
+def _check_store(config: Config, given: str | None) -> Check:
+    url, source = config.resolve_store(given)
+    try:
+        if url.startswith("sqlite:") and not _sqlite_exists(url):
+            return Check("store", "missing", f"{url} is not there yet ({source})", f"create it: semel store init {url}")
+        with opened(url, config) as store:
+            status = store.status()
+    except NotAStore as error:
+        state: State = "bad" if url.startswith("sqlite:") else "missing"
+        return Check("store", state, error.message, error.fix, error.exit_code)
+    except SemelError as error:
+        return Check("store", "bad", error.message, error.fix, error.exit_code)
+    return Check("store", "ok", f"{url} ({source}): {status.engine}, epoch {status.epoch}, schema {status.schema}")
+
+
+def _sqlite_exists(url: str) -> bool:
+    from semel.stores.sqlite import path_of
+
+    return path_of(url).exists()

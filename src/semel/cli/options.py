@@ -1,0 +1,60 @@
+"""Options that several commands share, and how a command finds its store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from semel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from semel.cli.terminal import Terminal
+    from semel.config import Config
+    from semel.kernel.store import Store
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store", metavar="URL", help="The store. Default: SEMEL_STORE__URL, else semel.toml, else sqlite:///semel.db."
+    ),
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="The configuration file. Default: semel.toml, if any.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show where an error comes from. Also: SEMEL_DEBUG=1.")]
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?\Z")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def parse_duration(option: str, text: str) -> float:
+    """Seconds in "500ms", "30s", "15m", "12h", "7d" or "2w". A bare number is seconds."""
+    found = _DURATION.match(text.strip())
+    if found is None:
+        raise ConfigError(f"{option} {text!r} is not a duration", fix="write a number and a unit: 500ms 30s 15m 12h 7d")
+    return float(found[1]) * _SECONDS[found[2] or "s"]
+
+
+def find_store(terminal: Terminal, given: str | None, config: Config) -> str:
+    """The URL of the store. When nobody chose one, say which it is."""
+    url, source = config.resolve_store(given)
+    if source == "default":
+        terminal.note(f"no store was named: using {url} in this folder")
+    return url
+
+
+@contextmanager
+def opened(url: str, config: Config, *, create: bool = False) -> Iterator[Store]:
+    from semel.stores.open import open_store
+
+    store = open_store(url, node=config.store.node, create=create)
+    try:
+        yield store
+    finally:
+        store.close()

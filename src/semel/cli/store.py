@@ -1,0 +1,475 @@
+"""`semel store`: create a store, look into it, keep it small, and export its ledger."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from semel.cli.options import (
+    ConfigOption,
+    DebugOption,
+    JsonOption,
+    StoreOption,
+    find_store,
+    opened,
+    parse_duration,
+)
+from semel.cli.terminal import Answer, Terminal, human_bytes
+from semel.errors import ConfigError, NotAStore, SemelError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from semel.config import Config
+    from semel.kernel.store import Status, Store, StreamInfo, Swept
+    from semel.runtime.export import Exported, ExportOptions, Progress
+
+SWEEP_ROWS = 5000
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def store_group(json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Create, inspect, sweep and export a store.
+
+    \b
+    Examples:
+      semel store init sqlite:///semel.db
+      semel store status
+      semel store sweep --older-than 7d
+      semel store export --to lake
+    """
+
+
+def _load(file: Path | None) -> Config:
+    from semel.config import load_config
+
+    return load_config(file)
+
+
+# -- init
+
+
+@app.command("init")
+def init(
+    context: typer.Context,
+    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="The store to create.", show_default=False)] = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Create a store. One that is there already is left as it is.
+
+    \b
+    Examples:
+      semel store init sqlite:///semel.db
+      semel store init sqlite:////var/lib/semel/semel.db
+      semel store init postgresql://user@host/database
+    """
+    if url and store and url != store:
+        raise ConfigError(f"two stores are named: {url} and {store}", fix="name one")
+    settings = _load(config)
+    found = find_store(context.obj, url or store, settings)
+    created = not _exists(found, settings)
+    with opened(found, settings, create=True) as opened_store:
+        status = opened_store.status()
+    result = {
+        "store": found, "created": created, "store_id": status.store_id, "epoch": status.epoch, "schema": status.schema,
+    }  # fmt: skip
+    word = "created" if created else "is there already"
+    return Answer(result, [f"{found} {word}: schema {status.schema}, epoch {status.epoch}"])
+
+
+def _exists(url: str, config: Config) -> bool:
+    """Whether the place holds a store. What cannot be reached is an error, not an answer."""
+    if url.startswith("sqlite:"):
+        from semel.stores.sqlite import path_of
+
+        if not path_of(url).exists():
+            return False
+    try:
+        with opened(url, config):
+            return True
+    except NotAStore:
+        return False
+
+
+# -- status
+
+
+@app.command("status")
+def status(
+    context: typer.Context,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Show streams, cursors, work, ledger and what could be swept.
+
+    \b
+    Examples:
+      semel store status
+      semel store status --store postgresql://user@host/database --json
+    """
+    settings = _load(config)
+    with opened(find_store(context.obj, store, settings), settings) as found:
+        seen = found.status()
+        exported = {name: _exported(found, name) for name in ("ledger", "index")}
+    return Answer({**asdict(seen), "exported": exported}, _status_view(seen, exported))
+
+
+def _exported(store: Store, dataset: str) -> str | None:
+    state = store.state(f"export/{dataset}")
+    return state.value.decode() if state is not None else None
+
+
+def _status_view(seen: Status, exported: dict[str, str | None]) -> list[Any]:
+    facts = _table("", "")
+    for name, value in _facts(seen, exported):
+        facts.add_row(name, value)
+    facts.show_header = False
+    view = [facts]
+    if seen.streams:
+        view.append(_streams_table(seen))
+    if seen.cursors:
+        view.append(_cursors_table(seen))
+    if seen.work:
+        view.append(_work_table(seen))
+    return view
+
+
+def _facts(seen: Status, exported: dict[str, str | None]) -> list[tuple[str, str]]:
+    facts = [
+        ("store", seen.url),
+        ("engine", seen.engine),
+        ("id", seen.store_id),
+        ("epoch", str(seen.epoch)),
+        ("schema", str(seen.schema)),
+        ("size", human_bytes(seen.bytes)),
+        ("ledger", f"{seen.ledger_entries:,} entries"),
+        ("sweepable", f"{seen.sweepable:,} rows"),
+    ]
+    facts += [(f"{name} exported", f"up to {mark}") for name, mark in exported.items() if mark is not None]
+    return facts + list(seen.details.items())
+
+
+def _streams_table(seen: Status) -> Table:
+    table = _table("stream", "first", "head")
+    for stream in seen.streams:
+        table.add_row(stream.name, f"{stream.first:,}", f"{stream.head:,}")
+    return table
+
+
+def _cursors_table(seen: Status) -> Table:
+    heads = {stream.name: stream.head for stream in seen.streams}
+    table = _table("cursor", "position", "behind", "pins")
+    for cursor in seen.cursors:
+        behind = heads.get(cursor.position.stream, 0) - cursor.position.offset
+        table.add_row(cursor.name, str(cursor.position), f"{behind:,}", "yes" if cursor.pins else "no")
+    return table
+
+
+def _work_table(seen: Status) -> Table:
+    states = sorted({state for counts in seen.work.values() for state in counts})
+    table = _table("queue", *states)
+    for queue, counts in seen.work.items():
+        table.add_row(queue, *(f"{counts.get(state, 0):,}" for state in states))
+    return table
+
+
+def _table(first: str, *columns: str) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column(first, overflow="fold", style="cyan")
+    for column in columns:
+        table.add_column(column, overflow="fold", justify="right" if column else "left")
+    return table
+
+
+# -- migrate
+
+
+@app.command("migrate")
+def migrate(
+    context: typer.Context,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Bring the schema of a store up to this version of Semel.
+
+    \b
+    Examples:
+      semel store migrate
+      semel store migrate --store postgresql://user@host/database
+    """
+    settings = _load(config)
+    url = find_store(context.obj, store, settings)
+    with opened(url, settings) as found:
+        before, after = found.migrate()
+    line = f"{url}: schema {before} → {after}" if before != after else f"{url}: schema {after}, nothing to do"
+    return Answer({"store": url, "before": before, "after": after}, [line])
+
+
+# -- sweep
+
+
+@app.command("sweep")
+def sweep(
+    context: typer.Context,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="AGE", help="First give up records of every stream older than this: 7d."),
+    ] = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Remove what nobody needs any more. Nothing open, pinned by a cursor or waiting for the export is touched.
+
+    \b
+    Examples:
+      semel store sweep
+      semel store sweep --older-than 7d
+    """
+    terminal: Terminal = context.obj
+    age_s = parse_duration("--older-than", older_than) if older_than is not None else None
+    settings = _load(config)
+    url = find_store(terminal, store, settings)
+    with opened(url, settings) as found:
+        trimmed = _trim(found, age_s, terminal) if age_s is not None else []
+        swept = _sweep_all(found, terminal)
+    result = {"store": url, "trimmed": trimmed, "swept": asdict(swept), "total": swept.total}
+    return Answer(result, [*_trim_lines(trimmed), _swept_line(swept)])
+
+
+def _trim(store: Store, age_s: float, terminal: Terminal) -> list[dict[str, Any]]:
+    from semel.kernel.ops import Advanced, Applied, Trim, Unit
+
+    before_us = time.time_ns() // 1000 - int(age_s * 1_000_000)
+    streams = store.status().streams
+    trimmed = []
+    with terminal.progress("trimming streams", len(streams)) as update:
+        for done, stream in enumerate(streams):
+            update(done, f"trimming {stream.name}")
+            wanted = first_since(store, stream, before_us)
+            if wanted <= stream.first:
+                continue
+            outcome = store.commit([Unit((Trim(stream.name, wanted),))])[0]
+            assert isinstance(outcome, Applied)
+            answer = outcome.results[0]
+            assert isinstance(answer, Advanced)
+            assert answer.position is not None
+            trimmed.append({"stream": stream.name, "wanted": wanted, "first": answer.position.offset})
+    return trimmed
+
+
+def first_since(store: Store, stream: StreamInfo, since_us: int) -> int:
+    """The offset of the first record written at or after a time, found by halving: records are in order of time."""
+    from semel.kernel.position import Position
+    from semel.kernel.store import Records
+
+    low, high = stream.first, stream.head + 1
+    while low < high:
+        middle = (low + high) // 2
+        found = store.read(stream.name, Position(stream.name, stream.epoch, middle - 1), 1)
+        if not isinstance(found, Records) or not found.records or found.records[0].at >= since_us:
+            high = middle
+        else:
+            low = found.records[0].position.offset + 1
+    return low
+
+
+def _sweep_all(store: Store, terminal: Terminal) -> Swept:
+    from semel.kernel.store import Swept
+
+    total = Swept(more=True)
+    with terminal.progress("sweeping", store.status().sweepable or None) as update:
+        while total.more:
+            step = store.sweep(time.time_ns() // 1000, SWEEP_ROWS)
+            total = Swept(
+                total.records + step.records,
+                total.identities + step.identities,
+                total.work + step.work,
+                total.blobs + step.blobs,
+                total.ledger + step.ledger,
+                step.more,
+            )
+            update(total.total)
+    return total
+
+
+def _trim_lines(trimmed: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{entry['stream']}: begins at {entry['first']:,} now"
+        + (
+            f" (up to {entry['wanted']:,} is old enough, but a cursor or the export still needs the rest)"
+            if entry["first"] < entry["wanted"]
+            else ""
+        )
+        for entry in trimmed
+    ]
+
+
+def _swept_line(swept: Swept) -> str:
+    counts = {name: count for name, count in asdict(swept).items() if name != "more" and count}
+    if not counts:
+        return "nothing to sweep"
+    return "swept " + ", ".join(f"{count:,} {name}" for name, count in counts.items())
+
+
+# -- export
+
+
+@app.command("export")
+def export(
+    context: typer.Context,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="The folder. Default: export_to in the section ledger.")
+    ] = None,
+    dataset: Annotated[
+        str, typer.Option("--dataset", metavar="NAME", help="What to export: ledger, index or all.")
+    ] = "all",
+    every: Annotated[
+        str | None, typer.Option("--every", metavar="TIME", help="Go on, and look again this often, until stopped.")
+    ] = None,
+    wait: Annotated[
+        str | None, typer.Option("--wait", metavar="TIME", help="How long to wait for another export. Default: 45s.")
+    ] = None,
+    new_epoch: Annotated[
+        bool, typer.Option("--new-epoch", help="This store was restored from a backup and is the one that goes on.")
+    ] = False,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Write the ledger and the index of streams as Parquet files, each row exactly once.
+
+    It may be killed at any moment: the next run goes on where this one was. Stop --every with Ctrl-C or SIGTERM.
+
+    \b
+    Examples:
+      semel store export --to lake
+      semel store export --to lake --every 30s
+      semel store export --to lake --dataset ledger --wait 0
+    """
+    terminal: Terminal = context.obj
+    settings = _load(config)
+    folder = to or settings.ledger.export_to
+    if folder is None:
+        raise ConfigError("no folder for the export was named", fix="add --to DIR, or set [ledger] export_to")
+    names = _datasets(dataset)
+    every_s = parse_duration("--every", every) if every is not None else None
+    options = _export_options(settings, wait, new_epoch)
+    url = find_store(terminal, store, settings)
+    with opened(url, settings) as found, _stoppable(every_s is not None) as stop:
+        options = replace(options, stop=stop.is_set)
+        rounds = _rounds(lambda: _export_round(found, folder, names, options, terminal), every_s, stop, terminal)
+    return _export_answer(url, folder, rounds)
+
+
+def _datasets(name: str) -> tuple[str, ...]:
+    from semel.runtime.export import DATASETS
+
+    if name == "all":
+        return DATASETS
+    if name not in DATASETS:
+        raise ConfigError(f"there is no dataset {name!r}", fix=f"use one of: all, {', '.join(DATASETS)}")
+    return (name,)
+
+
+def _export_options(config: Config, wait: str | None, new_epoch: bool) -> ExportOptions:
+    from semel.runtime.export import ExportOptions
+
+    ledger = config.ledger
+    wait_s = parse_duration("--wait", wait) if wait is not None else ledger.lease_s * 1.5
+    return ExportOptions(ledger.segment_rows, ledger.lease_s, wait_s, new_epoch=new_epoch)
+
+
+@contextmanager
+def _stoppable(wanted: bool) -> Iterator[threading.Event]:
+    """An event that Ctrl-C and SIGTERM set: a loop that runs until then ends between two segments."""
+    stop = threading.Event()
+    if not wanted:
+        yield stop
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
+    try:
+        yield stop
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _rounds(
+    work: Callable[[], list[Exported]], every_s: float | None, stop: threading.Event, terminal: Terminal
+) -> list[Exported]:
+    """One round, or one after the other until stopped. A loop outlives what another try may mend."""
+    done: list[Exported] = []
+    while not stop.is_set():
+        try:
+            done += work()
+        except SemelError as error:
+            if every_s is None or not error.retryable:
+                raise
+            terminal.err.print(f"{error.message}: trying again", style="yellow", markup=False)
+        if every_s is None:
+            break
+        stop.wait(every_s)
+    return done
+
+
+def _export_round(
+    store: Store, folder: Path, names: tuple[str, ...], options: ExportOptions, terminal: Terminal
+) -> list[Exported]:
+    from semel.runtime.export import export
+
+    done = []
+    entries = store.status().ledger_entries if terminal.shows_progress else 0
+    for name in names:
+        with terminal.progress(f"exporting the {name}", entries if name == "ledger" else None) as update:
+            done.append(export(store, folder, name, replace(options, progress=_reporter(terminal, update))))
+    return done
+
+
+def _reporter(terminal: Terminal, update: Callable[..., None]) -> Callable[[Progress], None]:
+    def report(progress: Progress) -> None:
+        if progress.waiting_for:
+            terminal.note(f"waiting for {progress.waiting_for}, which is exporting the {progress.dataset}")
+        update(progress.rows)
+
+    return report
+
+
+def _export_answer(url: str, folder: Path, rounds: list[Exported]) -> Answer:
+    datasets: dict[str, dict[str, Any]] = {}
+    for done in rounds:
+        seen = datasets.setdefault(done.dataset, {"rows": 0, "bytes": 0, "files": []})
+        seen["rows"] += done.rows
+        seen["bytes"] += done.bytes
+        seen["files"] += [segment.path for segment in done.segments]
+        seen["mark"] = f"{done.mark.xid}.{done.mark.seq}"
+    lines = [
+        f"{name}: {seen['rows']:,} rows in {len(seen['files'])} files, {human_bytes(seen['bytes'])}, up to {seen['mark']}"
+        if seen["files"]
+        else f"{name}: nothing new since {seen['mark']}"
+        for name, seen in datasets.items()
+    ]
+    return Answer({"store": url, "to": str(folder), "datasets": datasets}, lines)

@@ -1,0 +1,63 @@
+"""Retention in the background: removes what nobody needs any more, as fast as it accumulates and no faster.
+
+One sweep is a few short transactions. While there is more to remove, the sweeper goes on after a pause that is as long
+as the sweep took, so producers have the store for at least half of the time; a backlog that stays makes the pauses
+shorter, down to a tenth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from semel.errors import StoreError
+from semel.kernel.store import Store, Swept
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Total:
+    """How much has been removed since the sweeper started; what `/metrics` and `status` show."""
+
+    rows: int = 0
+    sweeps: int = 0
+    behind: bool = False
+
+
+class Sweeper:
+    def __init__(self, store: Store, *, every_s: float = 5.0, limit: int = 500) -> None:
+        self._store = store
+        self._every_s = every_s
+        self._limit = limit
+        self._eager = 1.0
+        self.total = Total()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            pause_s = await self.sweep_once()
+            await asyncio.sleep(pause_s)
+
+    async def sweep_once(self) -> float:
+        """Sweep, and answer how long to wait before the next one."""
+        begin = time.monotonic()
+        try:
+            swept = await asyncio.to_thread(self._store.sweep, time.time_ns() // 1000, self._limit)
+        except StoreError as error:
+            log.warning("a sweep failed and will be tried again: %s", error.message)
+            return self._every_s
+        return self._pause(swept, time.monotonic() - begin)
+
+    def _pause(self, swept: Swept, took_s: float) -> float:
+        self.total.rows += swept.total
+        self.total.sweeps += 1
+        self.total.behind = swept.more
+        if not swept.more:
+            self._eager = 1.0
+            return self._every_s
+        pause = took_s * self._eager
+        self._eager = max(0.1, self._eager * 0.9)
+        return pause

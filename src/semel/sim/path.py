@@ -1,0 +1,270 @@
+"""The path that messages take: producers' outboxes, a hub, consumers. Built from production machines as weather says.
+
+    app → outbox/pN → [hop] → hub/main → [hop per subscription] → inbox/sN → worker or follower → effects/sN
+                                      └→ follower on the hub itself → effects/hub
+"""
+
+from __future__ import annotations
+
+from semel.kernel.effects import Notify, Resume
+from semel.kernel.hop import Receiver, ReceiverConfig, Sender, SenderConfig
+from semel.kernel.ops import Advance, Op, Put, Unit
+from semel.kernel.position import Position
+from semel.kernel.retry import RetryPolicy
+from semel.kernel.store import Trimmed
+from semel.kernel.work import Follower, FollowerConfig, Worker, WorkerConfig
+from semel.sim.apps import Item, Producer
+from semel.sim.clock import BEGIN_S, Drift
+from semel.sim.database import Database
+from semel.sim.network import Link
+from semel.sim.node import Node
+from semel.sim.weather import HopPlan, Subscription
+from semel.sim.world import World
+
+HUB = "hub/main"
+HOP_IN = "outbox>hub/main"
+READER = "hub-reader"
+FOLLOWER_RETRY = RetryPolicy(interval_s=0.3, interval_max_s=2.0, factor=1.5)
+PRODUCER, HUB_ROLE, CONSUMER = "producer", "hub", "consumer"
+
+
+def outbox(producer: str) -> str:
+    return f"outbox/{producer}"
+
+
+def inbox(sub: Subscription) -> str:
+    return f"inbox/{sub.name}"
+
+
+def hop_out(sub: Subscription) -> str:
+    return f"{HUB}>{sub.name}"
+
+
+def hop_handler(sub: Subscription) -> str:
+    return f"{inbox(sub)}>handler"
+
+
+def effects(name: str) -> str:
+    return f"effects/{name}"
+
+
+class Path:
+    """All nodes, databases and links of one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.weather = world.weather
+        self.nodes: list[Node] = []
+        self.links: list[Link] = []
+        self.senders: dict[str, str] = {}
+        self.replays = 0
+        self.items = self._items()
+        self.hub = self._database("H", HUB_ROLE, self.weather.hub_shared)
+        self.consumer = self._database("C", CONSUMER, self.weather.consumer_shared)
+        self.hubs = [self._node(f"h{n + 1}", self.hub) for n in range(self.weather.hub_nodes)]
+        self.consumers = [self._node(f"c{n + 1}", self.consumer) for n in range(self.weather.consumer_nodes)]
+        self.producers = {name: self._producer(name) for name in self.items}
+        self._build_hub()
+        self._build_consumers()
+
+    @property
+    def databases(self) -> list[Database]:
+        return [self.hub, self.consumer, *(node.database for node in self.producers.values())]
+
+    def start(self) -> None:
+        for node in self.nodes:
+            node.start()
+
+    # -- parts
+
+    def _drift(self) -> Drift:
+        nodes, random = self.weather.nodes, self.world.random
+        offset_s = random.uniform(-nodes.drift_s, nodes.drift_s)
+        return Drift(offset_s, 1 + random.uniform(-nodes.drift_rate, nodes.drift_rate))
+
+    def _database(self, name: str, role: str, shared: bool) -> Database:
+        return Database(self.world, name, role, shared=shared, drift=self._drift())
+
+    def _node(self, name: str, database: Database) -> Node:
+        node = Node(self.world, name, database, self._drift())
+        node.on_notice = self._notice
+        node.on_closed = self._closed
+        self.nodes.append(node)
+        return node
+
+    def _link(self, name: str, client: Node, machine: str, servers: list[Node], receiver: str, hop: HopPlan) -> Link:
+        link = Link(
+            self.world,
+            name,
+            client,
+            machine,
+            servers,
+            receiver,
+            name_per_connection=self.weather.links.name_per_connection and not hop.hop_index,
+        )
+        self.links.append(link)
+        return link
+
+    def _items(self) -> dict[str, list[Item]]:
+        """What each producer will send, numbered within its sessions in the order of sending."""
+        traffic, random = self.weather.traffic, self.world.random
+        items: dict[str, list[Item]] = {f"p{n + 1}": [] for n in range(traffic.producers)}
+        counts: dict[str, int] = {}
+        for due in sorted(random.uniform(0, traffic.over_s) for _ in range(traffic.items)):
+            producer = random.choice(list(items))
+            session: str | None = f"{producer}-{random.randint(1, traffic.sessions)}"
+            counts[session] = counts.get(session, 0) + 1
+            index: int | None = counts[session]
+            if traffic.without_session:
+                session = index = None
+            key = f"{producer}-{len(items[producer]) + 1}"
+            items[producer].append(Item(key, session, index, BEGIN_S + due, ids=[key]))
+        everything = [item for each in items.values() for item in each]
+        for item in random.sample(everything, min(len(everything), self.weather.stores.poison)):
+            item.poison = random.choice((PRODUCER, HUB_ROLE, CONSUMER))
+        return items
+
+    # -- producers
+
+    def _producer(self, name: str) -> Node:
+        database = self._database(f"P{name[1:]}", PRODUCER, shared=False)
+        _begin_cursors(database, {f"send/{name}": outbox(name)})
+        node = self._node(name, database)
+        node.factories["app"] = lambda _: Producer(
+            "app",
+            outbox(name),
+            HOP_IN,
+            self.items[name],
+            depth=self.weather.traffic.depth,
+            mints=self.weather.traffic.mints,
+        )
+        self._add_sender(node, name, outbox(name), f"{name}>hub", HOP_IN, "", self.weather.inbound)
+        self.senders[name] = name
+        self._link(f"{name}>hub", node, name, self.hubs, "hub-in", self.weather.inbound)
+        return node
+
+    def _add_sender(
+        self, node: Node, name: str, stream: str, peer: str, hop: str, pipeline: str, plan: HopPlan
+    ) -> None:
+        config = SenderConfig(name, stream, peer, hop, pipeline, plan.policy, seed=self.nodes.index(node))
+        node.add(name, lambda node: Sender(config, node.database.store.cursor(config.cursor)))
+
+    def replay_outboxes(self) -> None:
+        """The hub was restored from a backup: every producer sends its whole outbox again, under a cursor of its own.
+        What the hub still has is a duplicate; what it lost is new again."""
+        self.replays += 1
+        for name in self.producers:
+            self._replay_outbox(name, self.replays)
+
+    def _replay_outbox(self, producer: str, replay: int) -> None:
+        node = self.producers[producer]
+        if not node.up or node.paused:
+            self.world.after(0.5, f"{producer} replay", self._replay_outbox, producer, replay)
+            return
+        name = f"{producer}~{replay}"
+        _begin_cursors(node.database, {f"send/{name}": outbox(producer)})
+        node.remove(self.senders[producer])
+        self.senders[producer] = name
+        next(link for link in self.links if link.name == f"{producer}>hub").client_machine = name
+        pipeline = f"replay-{replay}"
+        self._add_sender(node, name, outbox(producer), f"{producer}>hub", HOP_IN, pipeline, self.weather.inbound)
+
+    # -- the hub
+
+    def _build_hub(self) -> None:
+        plan = self.weather.inbound
+        config = ReceiverConfig(
+            "hub-in", HOP_IN, stream=HUB, order=plan.order, hop_index=plan.hop_index, buffer_max=plan.buffer_max,
+            gap=plan.gap,
+        )  # fmt: skip
+        for node in self.hubs:
+            node.factories["hub-in"] = lambda _: Receiver(config)
+        _begin_cursors(self.hub, {f"send/{sub.name}": HUB for sub in self.weather.subscriptions})
+        for sub in self.weather.subscriptions:
+            senders = self.hubs if sub.rivals else [self.world.random.choice(self.hubs)]
+            for node in senders:
+                peer = f"{sub.name}@{node.name}"
+                self._add_sender(node, sub.name, HUB, peer, hop_out(sub), "", sub.hop)
+                self._link(peer, node, sub.name, self.consumers, f"in-{sub.name}", sub.hop)
+        if self.weather.hub_reader == "present":
+            _begin_cursors(self.hub, {f"follow/{READER}": HUB})
+            self.add_hub_reader()
+
+    def add_hub_reader(self) -> None:
+        config = FollowerConfig(READER, HUB, f"{HUB}>reader", retry=FOLLOWER_RETRY)
+        for node in self._follower_nodes(self.hubs):
+            node.effects[READER] = effects("hub")
+            node.add(READER, lambda node: Follower(config, node.database.store.cursor(config.cursor)))
+
+    def _follower_nodes(self, nodes: list[Node]) -> list[Node]:
+        return nodes if self.weather.handling.rival_followers else nodes[:1]
+
+    # -- consumers
+
+    def _build_consumers(self) -> None:
+        for sub in self.weather.subscriptions:
+            plan = sub.hop
+            config = ReceiverConfig(
+                f"in-{sub.name}", hop_out(sub), stream=inbox(sub), queue=inbox(sub) if sub.target == "queue" else "",
+                order=plan.order, hop_index=plan.hop_index, buffer_max=plan.buffer_max, gap=plan.gap,
+            )  # fmt: skip
+            for node in self.consumers:
+                node.factories[config.name] = lambda _, config=config: Receiver(config)  # type: ignore[misc]
+            if sub.target == "queue":
+                self._add_workers(sub)
+            else:
+                self._add_follower(sub)
+
+    def _add_workers(self, sub: Subscription) -> None:
+        handling = self.weather.handling
+        for node in self.consumers:
+            config = WorkerConfig(
+                f"{sub.name}-{node.name}", inbox(sub), hop_handler(sub), parallel=handling.parallel,
+                lease_s=handling.lease_s, idle_s=handling.idle_s,
+                retry=RetryPolicy(handling.retries, interval_s=0.2, factor=2.0, interval_max_s=2.0, then=handling.then),
+            )  # fmt: skip
+            node.effects[config.name] = effects(sub.name)
+            node.factories[config.name] = lambda _, config=config: Worker(config)  # type: ignore[misc]
+
+    def _add_follower(self, sub: Subscription) -> None:
+        config = FollowerConfig(f"{sub.name}-reader", inbox(sub), hop_handler(sub), retry=FOLLOWER_RETRY)
+        _begin_cursors(self.consumer, {config.cursor: inbox(sub)})
+        for node in self._follower_nodes(self.consumers):
+            node.effects[config.name] = effects(sub.name)
+            node.factories[config.name] = lambda node: Follower(config, node.database.store.cursor(config.cursor))
+
+    # -- operators
+
+    def _notice(self, node: Node, machine: str, notice: Notify) -> None:
+        if notice.topic == "suspended":
+            delay_s = self.world.between((1.0, 5.0))
+            self.world.after(delay_s, f"{node.name} resume", node.hears_event, None, machine, Resume())
+
+    def _closed(self, node: Node, machine: str, reason: str) -> None:
+        if reason == "trimmed":
+            self._trimmed(node, machine)
+        elif reason == "epoch-changed":
+            node.begin_again_soon()
+        else:
+            node.reload(machine)
+
+    def _trimmed(self, node: Node, machine: str) -> None:
+        """Only a reader that came too late may find records gone. It is told so, and begins at the first one left."""
+        if machine != READER or self.weather.hub_reader != "late":
+            self.world.violated(f"{machine} on {node.name}: records that it needs were trimmed")
+            return
+        found = self.hub.store.read(HUB, self.hub.store.cursor(f"follow/{READER}"), 1) if self.hub.up else None
+        if isinstance(found, Trimmed):
+            begin = Position(HUB, found.first.epoch, found.first.offset - 1)
+            self.hub.store.commit([Unit((Advance(f"follow/{READER}", begin), *_note_begin(found.first)))])
+        node.reload(machine)
+
+
+def _note_begin(first: Position) -> tuple[Op, ...]:
+    return (Put(f"begin/{READER}", str(first.offset).encode()),)
+
+
+def _begin_cursors(database: Database, cursors: dict[str, str]) -> None:
+    """Cursors stand before the first record from the beginning, so that they pin what they have not yet seen."""
+    ops = [Advance(name, Position(stream, database.store.epoch, 0)) for name, stream in cursors.items()]
+    database.store.commit([Unit(tuple(ops))])

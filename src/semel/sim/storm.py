@@ -1,0 +1,129 @@
+"""Lets the faults of a weather strike, each at its own random times, until the weather clears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from semel.kernel.ops import Trim, Unit
+from semel.sim.database import Database
+from semel.sim.path import HUB, Path, inbox, outbox
+from semel.sim.world import World
+
+MAX_DELAY_S = 8.0
+"""Longer than anything can be on its way. A restore waits this long before producers send again."""
+
+
+class Storm:
+    def __init__(self, world: World, path: Path) -> None:
+        self._world = world
+        self._path = path
+        self._backup: tuple[int, dict[int, object]] | None = None
+
+    def begin(self) -> None:
+        weather = self._world.weather
+        for node in self._path.nodes:
+            self._again_and_again(weather.nodes.crash_every_s, f"{node.name} crash", node.crash)
+            self._again_and_again(
+                weather.nodes.pause_every_s,
+                f"{node.name} pause",
+                lambda node=node: node.pause(self._world.between(weather.nodes.pause_s)),
+            )
+        for database in self._path.databases:
+            if database.shared:
+                self._again_and_again(weather.stores.outage_every_s, f"{database.name} crash", database.crash)
+        for link in self._path.links:
+            self._again_and_again(weather.links.cut_every_s, f"{link.name} cut", link.cut)
+            self._again_and_again(
+                weather.links.partition_every_s,
+                f"{link.name} partition",
+                lambda link=link: link.fall_silent(self._world.between((0.5, 5.0))),
+            )
+        self._plan_retention()
+        self._plan_once()
+
+    def clear(self) -> None:
+        """The weather clears: what is down comes up by itself, what is paused or silent goes on now."""
+        self._world.is_clear = True
+        for node in self._path.nodes:
+            if node.paused:
+                node.resume()
+        for link in self._path.links:
+            link.heal()
+
+    def _again_and_again(self, every_s: float, what: str, do: Callable[[], None]) -> None:
+        if every_s > 0:
+            self._world.after(self._world.random.expovariate(1 / every_s), what, self._strike, every_s, what, do)
+
+    def _strike(self, every_s: float, what: str, do: Callable[[], None]) -> None:
+        if not self._world.is_clear:
+            do()
+            self._again_and_again(every_s, what, do)
+
+    # -- retention
+
+    def _plan_retention(self) -> None:
+        """Trim as far as anybody allows, and sweep. Outboxes are kept where a restore may need them again."""
+        if self._world.weather.retention_every_s <= 0:
+            return
+        streams = {
+            self._path.hub: [HUB],
+            self._path.consumer: [inbox(sub) for sub in self._world.weather.subscriptions if sub.target == "stream"],
+        }
+        if not self._world.weather.restore:
+            streams |= {node.database: [outbox(name)] for name, node in self._path.producers.items()}
+        for database, names in streams.items():
+            self._retain(database, names)
+
+    def _retain(self, database: Database, streams: list[str]) -> None:
+        if database.up:
+            database.archive_index()
+            for stream in streams:
+                database.store.commit([Unit((Trim(stream, database.store.head(stream).offset + 1),))])
+            swept = database.store.sweep(database.micros(), limit=1000)
+            self._world.see("retention.swept", swept.total)
+        delay_s = self._world.random.expovariate(1 / self._world.weather.retention_every_s)
+        self._world.after(max(delay_s, 0.1), f"{database.name} retention", self._retain, database, streams)
+
+    # -- what happens at most once
+
+    def _plan_once(self) -> None:
+        weather = self._world.weather
+        if weather.hub_reader == "late":
+            self._world.after(self._world.between((1.0, weather.storm_s)), "late reader", self._path.add_hub_reader)
+        if weather.restore:
+            at = self._world.between((2.0, weather.storm_s * 0.8))
+            self._world.after(at * self._world.random.random(), "backup", self._take_backup)
+            self._world.after(at, "restore", self._restore)
+
+    def _take_backup(self) -> None:
+        hub = self._path.hub
+        if not hub.up:
+            self._world.after(0.1, "backup", self._take_backup)
+            return
+        hub.archive_index()
+        self._backup = (len(hub.disk), dict(hub.archive))
+
+    def _restore(self) -> None:
+        """Stop the traffic of the hub, put the backup in place, and let the producers send again what it lacks.
+
+        A confirm tells a producer that the hub has a message, but not in which epoch. So nothing that was said before
+        the restore may be on its way when the producers begin: connections are closed, paused processes are waited for.
+        """
+        nodes = [*self._path.hubs, *self._path.producers.values()]
+        if self._backup is None or not self._path.hub.up or any(node.paused for node in nodes):
+            self._world.after(0.2, "restore", self._restore)
+            return
+        hub = self._path.hub
+        for link in self._path.links:
+            if link.name.endswith(">hub"):
+                link.purge()
+        if hub.shared:
+            hub.crash()
+        else:
+            self._path.hubs[0].crash()
+        length, archive = self._backup
+        self._world.see("hub.restored")
+        self._world.see("hub.restored-lost", max(0, len(hub.disk) - length))
+        hub.restore(length)
+        hub.archive = dict(archive)  # type: ignore[arg-type]
+        self._world.after(MAX_DELAY_S, "replay", self._path.replay_outboxes)
