@@ -285,13 +285,17 @@ def test_busy_writers_lose_nothing_and_do_not_keep_the_export_from_ending(tmp_pa
     store.close()
 
 
-def test_progress_and_a_stop_between_two_segments(store: Store, tmp_path: Path) -> None:
+def test_progress_and_a_stop_between_two_segments(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_ROWS", 10)
     log(store, *(f"m{n}" for n in range(40)))
     seen: list[Progress] = []
-    options = replace(AT_ONCE, segment_rows=1, progress=seen.append, stop=lambda: bool(seen))
-    done = export(store, tmp_path, "ledger", options)
-    assert done.rows == 40
-    assert seen == [Progress("ledger", 40)]
+    options = replace(AT_ONCE, segment_rows=20, progress=seen.append, stop=lambda: bool(seen))
+    assert export(store, tmp_path, "ledger", options).rows == 20
+    assert seen == [Progress("ledger", 10), Progress("ledger", 20)]
+    assert export(store, tmp_path, "ledger", AT_ONCE).rows == 20
+    check_whole(store, tmp_path)
 
 
 # -- retention waits for the export

@@ -11,7 +11,7 @@ so a claim sees the rows enqueued in its own unit, and the heads of streams are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,15 +60,8 @@ def apply(engine: Engine, units: Sequence[Unit]) -> list[Outcome]:
     return _Application(engine).run(units)
 
 
-@dataclass(slots=True)
-class _Slot:
-    """Where an answer goes: the results of one unit, at the op's place."""
-
-    results: list[Result]
-    at: int
-
-    def set(self, result: Result) -> None:
-        self.results[self.at] = result
+_Slot = tuple[list[Result], int]
+"""Where an answer goes: the results of one unit, and the op's place among them."""
 
 
 @dataclass(slots=True)
@@ -143,7 +136,7 @@ class _Application:
     def _take_append(self, op: Append) -> list[Result]:
         """The commonest unit by far, and one that cannot be refused: nothing to check, nothing to take back."""
         results: list[Result] = [_DONE]
-        self.appends.append((_Slot(results, 0), op))
+        self.appends.append(((results, 0), op))
         return results
 
     def _decide(self, unit: Unit) -> list[Result]:
@@ -157,7 +150,7 @@ class _Application:
         self.undo.clear()
         refused = False
         for at, op in enumerate(unit.ops):
-            results[at] = result = self._decide_op(op, _Slot(results, at))
+            results[at] = result = self._decide_op(op, (results, at))
             refused = refused or isinstance(result, Stale | Conflict)
         if not refused:
             return results
@@ -287,12 +280,12 @@ class _Application:
             engine.put_chunks(self.chunks)
         if self.enqueues:
             self._write_work()
-        for slot, claim in self.claims:
-            slot.set(Claimed(tuple(engine.claim(claim, engine.next_fence()))))
+        for (results, at), claim in self.claims:
+            results[at] = Claimed(tuple(engine.claim(claim, engine.next_fence())))
         if self.appends:
             self._write_records()
-        for slot, trim in self.trims:
-            slot.set(Advanced(Position(trim.stream, engine.epoch, engine.trim(trim.stream, trim.before))))
+        for (results, at), trim in self.trims:
+            results[at] = Advanced(Position(trim.stream, engine.epoch, engine.trim(trim.stream, trim.before)))
         if self.events:
             engine.add_ledger(self.events)
 
@@ -302,17 +295,17 @@ class _Application:
         named: list[tuple[str, int]] = []
         again: list[tuple[str, Enqueue]] = []
         seen: set[tuple[str, str]] = set()
-        for slot, op in self.enqueues:
+        for (results, at), op in self.enqueues:
             pair = (op.scope or op.queue, op.identity)
             seq, new, queue = answers[pair]
             position = Position(queue, engine.epoch, seq)
             if new and pair not in seen:
                 seen.add(pair)
-                slot.set(Fresh(position))
+                results[at] = Fresh(position)
                 self._note(op.on_fresh, op.envelope)
                 _name_blob(op.envelope, named)
                 continue
-            slot.set(Duplicate(position))
+            results[at] = Duplicate(position)
             self._note(op.on_duplicate, op.envelope)
             if op.replace:
                 again.append((queue, op))
@@ -371,32 +364,27 @@ class _Application:
         named: list[tuple[str, int]],
     ) -> int:
         """Give the new ones of a stream their offsets, without a gap, and answer each op. Returns the new head."""
-        engine = self.engine
+        epoch = self.engine.epoch
         identities = [op.identity for _, op in appends if op.identity is not None]
-        known = engine.known(stream, identities) if identities else {}
-        ranges: dict[int, tuple[Event, list[Position], list[str]]] = {}
-        for slot, op in appends:
-            first = known.get(op.identity) if op.identity is not None else None
-            if first is not None:
-                slot.set(Duplicate(first))
-                self._note(op.on_duplicate, op.envelope)
+        known = self.engine.known(stream, identities) if identities else {}
+        ranges = _Ranges()
+        for (results, at), op in appends:
+            identity, envelope = op.identity, op.envelope
+            if identity is not None and identity in known:
+                results[at] = Duplicate(known[identity])
+                self._note(op.on_duplicate, envelope)
                 continue
             head += 1
-            position = Position(stream, engine.epoch, head)
-            if op.identity is not None:
-                known[op.identity] = position
-            slot.set(Fresh(position))
-            records.append(NewRecord(stream, head, op.identity, op.kind, op.target, op.envelope))
-            _name_blob(op.envelope, named)
-            template = op.on_fresh
-            if template is not None and template.is_template:
-                # templates are shared objects: comparing them by identity first saves hashing every field of each
-                _, positions, messages = ranges.setdefault(id(template), (template, [], []))
-                positions.append(position)
-                messages.append(op.envelope.id)
-            else:
-                self._note(template, op.envelope)
-        self.events += _range_events(ranges.values())
+            position = Position(stream, epoch, head)
+            results[at] = Fresh(position)
+            records.append(NewRecord(stream, head, identity, op.kind, op.target, envelope))
+            if identity is not None:
+                known[identity] = position
+            if envelope.blob is not None:
+                _name_blob(envelope, named)
+            if op.on_fresh is not None and not ranges.add(op.on_fresh, position, envelope.id):
+                self._note(op.on_fresh, envelope)
+        self.events += ranges.events()
         if head > OFFSET_MAX:
             raise StoreRefused(f"stream {stream} is at its last offset", fix="begin a new stream")
         return head
@@ -410,15 +398,33 @@ class _Application:
         self.events.append(event)
 
 
-def _range_events(ranges: Iterable[tuple[Event, list[Position], list[str]]]) -> Iterator[Event]:
-    """One event for all records under equal templates."""
-    merged: dict[Event, tuple[list[Position], list[str]]] = {}
-    for template, positions, messages in ranges:
-        all_positions, all_messages = merged.setdefault(template, ([], []))
-        all_positions += positions
-        all_messages += messages
-    for template, (positions, messages) in merged.items():
-        yield range_event(template, min(positions), max(positions), messages)
+class _Ranges:
+    """Gathers the records under each template. Templates are shared objects, so they are told apart by which object
+    they are first, and compared field by field only once per transaction."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Event, list[Position], list[str]]] = {}
+
+    def add(self, event: Event, position: Position, message: str) -> bool:
+        """False when the event is no template but about its own message."""
+        found = self._found.get(id(event))
+        if found is None:
+            if not event.is_template:
+                return False
+            found = self._found[id(event)] = (event, [], [])
+        found[1].append(position)
+        found[2].append(message)
+        return True
+
+    def events(self) -> Iterator[Event]:
+        """One event for all records under equal templates."""
+        merged: dict[Event, tuple[list[Position], list[str]]] = {}
+        for template, positions, messages in self._found.values():
+            all_positions, all_messages = merged.setdefault(template, ([], []))
+            all_positions += positions
+            all_messages += messages
+        for template, (positions, messages) in merged.items():
+            yield range_event(template, min(positions), max(positions), messages)
 
 
 def _name_blob(envelope: Envelope, named: list[tuple[str, int]]) -> None:
