@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from semel.errors import SemelError
+from semel.kernel.retry import RetryPolicy
 from semel.runtime.perform import Performer
 from semel.runtime.transports.tcp import TcpLimits, TcpTransport
-from semel.kernel.retry import RetryPolicy
 
 REPORT_S = 0.02
 """How often a child says how far it is."""

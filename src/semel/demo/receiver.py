@@ -1,4 +1,4 @@
-"""The demo's receiving process: accepts each order once, in each customer's order, and confirms it when it is durable."""
+"""The demo's receiving process: accepts each order once, in its customer's sequence, and confirms what is durable."""
 
 from __future__ import annotations
 

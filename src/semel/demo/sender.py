@@ -19,7 +19,7 @@ from semel.runtime.perform import Performer
 from semel.stores import open_store
 
 WINDOW = 128
-AHEAD_MAX = 3 * WINDOW
+WAITING_MAX = 3 * WINDOW
 """How many orders may wait unconfirmed: customers keep ordering during the whole run, not only at its beginning."""
 
 RETRY = RetryPolicy(interval_s=0.15, factor=1.5, interval_max_s=1.0, jitter=0.2)
@@ -56,12 +56,12 @@ class Shop:
         self.ended = ended
         self.acked: list[str] = []
         self.placed = 0
-        self.confirmed = 0
+        self.waiting = 0
 
     async def serve(self, customer: int) -> None:
         """One customer's orders, one after the other. After a restart those that are there answer `Duplicate`."""
         for number in range(customer + 1, self.orders + 1, CUSTOMERS):
-            while self.placed - self.confirmed > AHEAD_MAX and not self.ended.is_set():
+            while self.waiting > WAITING_MAX and not self.ended.is_set():
                 await pause(self.ended, REPORT_S)
             if self.ended.is_set():
                 return
@@ -69,15 +69,19 @@ class Shop:
             await self.committer.commit([Append(OUTBOX, envelope, identity=envelope.id, on_fresh=SENT)])
             self.acked.append(envelope.id)
             self.placed += 1
+            self.waiting += 1
 
     async def report(self) -> None:
-        """Until every order is confirmed and the cursor that says so is stored."""
-        while self.confirmed < self.orders and not self.ended.is_set():
-            cursor = await asyncio.to_thread(self.store.cursor, f"send/{SENDER}")
-            self.confirmed = cursor.offset if cursor is not None else 0
-            acked, self.acked = self.acked, []
-            say(acked=acked, confirmed=self.confirmed)
+        """Until every order is placed and confirmed, and the cursor that says so is stored."""
+        while (self.placed < self.orders or self.waiting) and not self.ended.is_set():
             await pause(self.ended, REPORT_S)
+            self.waiting = await asyncio.to_thread(self._count_waiting)
+            acked, self.acked = self.acked, []
+            say(acked=acked, waiting=self.waiting)
+
+    def _count_waiting(self) -> int:
+        cursor = self.store.cursor(f"send/{SENDER}")
+        return self.store.head(OUTBOX).offset - (cursor.offset if cursor is not None else 0)
 
 
 async def send(config: dict[str, Any], ended: asyncio.Event) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,6 +28,7 @@ FRAME_BYTES_MAX = DATA_INLINE_BYTES_MAX + 64 * 1024
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _TIME_MAX = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // _MICROSECOND
+_DIGITS = re.compile(r"[0-9]{1,19}\Z")
 _CORE = ("id", "source", "type", "subject", "time", "datacontenttype", "data", "data_base64", "specversion")
 
 
@@ -61,6 +63,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         check_id("id", self.id)
         check_text("source", self.source, chars_max=ATTRIBUTE_CHARS_MAX)
         check_text("type", self.type, chars_max=ATTRIBUTE_CHARS_MAX)
+        _check_bytes(self.data)
         if len(self.data) > DATA_INLINE_BYTES_MAX:
             raise LimitExceeded(
                 f"data has {len(self.data):,} bytes, an envelope carries at most {DATA_INLINE_BYTES_MAX:,}",
@@ -68,9 +71,9 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             )
         if self.session is not None:
             check_id("session", self.session)
-        if self.index is not None and not 0 <= self.index <= OFFSET_MAX:
+        if self.index is not None and not _is_number(self.index, OFFSET_MAX):
             raise InputError(f"index {self.index} is outside 0..2^53-1", fix="number messages from 0 or 1, upwards")
-        if self.time is not None and not 0 <= self.time <= _TIME_MAX:
+        if self.time is not None and not _is_number(self.time, _TIME_MAX):
             raise InputError(f"time {self.time} is outside 1970..9999", fix="give microseconds since 1970 in UTC")
         if self.subject is not None:
             check_text("subject", self.subject, chars_max=ATTRIBUTE_CHARS_MAX, empty=True)
@@ -85,6 +88,15 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def size(self) -> int:
         """Bytes in the body, wherever it is kept."""
         return self.blob.size if self.blob is not None else len(self.data)
+
+
+def _check_bytes(data: object) -> None:
+    if not isinstance(data, bytes):
+        raise InputError(f"data must be bytes, not {type(data).__name__}", fix="encode it, for example as UTF-8")
+
+
+def _is_number(value: object, top: int) -> bool:
+    return isinstance(value, int) and 0 <= value <= top
 
 
 def _check_headers(headers: dict[str, str]) -> None:
@@ -240,12 +252,11 @@ def _data_from_json(event: dict[str, Any]) -> bytes:
 
 
 def _sequence(value: Any) -> int | None:
-    if value is None:
-        return None
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise InputError(f"sequence {value!r} is not a whole number", fix="send decimal digits") from None
+    if value is None or type(value) is int:
+        return value
+    if not isinstance(value, str) or not _DIGITS.match(value):
+        raise InputError(f"sequence {value!r} is not a whole number", fix="send decimal digits")
+    return int(value)
 
 
 def rfc3339(time: int) -> str:

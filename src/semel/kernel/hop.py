@@ -40,7 +40,7 @@ from semel.kernel.effects import (
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ledger import Kind, fold_ids
-from semel.kernel.ops import Advance, Append, Enqueue, Log, Op, Put
+from semel.kernel.ops import Advance, Append, Conflict, Enqueue, Log, Op, Put
 from semel.kernel.position import Position
 from semel.kernel.resend import GaveUp, Resend, ResendPolicy, Transmit
 from semel.kernel.store import Record
@@ -108,7 +108,7 @@ class Sender:
         self._confirmed: set[int] = set()
         self._resent: list[LedgerEvent] = []
         self._token = 0
-        self._committing: Position | None = None
+        self._committing: tuple[int, Position] | None = None
 
     @property
     def unconfirmed(self) -> int:
@@ -129,12 +129,15 @@ class Sender:
                 return self._confirm(deliveries, now)
             case Received(message=Ask() as ask):
                 return self._send_again(self._resend.resend_all(now)) if self._asked_for(ask) else ()
-            case Committed():
-                return self._advanced()
-            case CommitFailed() | CommitUnknown():
+            case Committed(token=token):
+                return self._advanced(token)
+            case CommitFailed(results=results) if any(isinstance(result, Conflict) for result in results):
+                return self._reload()
+            case CommitFailed(token=token) | CommitUnknown(token=token):
                 # the cursor only says how much need not be sent again: a later advance covers what this one lost
-                self._committing = None
-                self._read_again_at = now + READ_AGAIN_S
+                if self._is_advance(token):
+                    self._committing = None
+                    self._read_again_at = now + READ_AGAIN_S
                 return ()
             case Connected():
                 return self._send_again(self._resend.resend_all(now))
@@ -212,17 +215,25 @@ class Sender:
             prefix.append(record)
         if not prefix:
             return []
-        self._committing = prefix[-1].position
-        ops: list[Op] = [Advance(self.config.cursor, self._committing), Log(self._confirmed_range(prefix))]
+        self._token += 1
+        position = prefix[-1].position
+        self._committing = self._token, position
+        # only from where this sender believes the cursor to be, so that each record is confirmed once in the ledger
+        expected = self._cursor.offset if self._cursor is not None else 0
+        advance = Advance(self.config.cursor, position, expected=expected)
+        ops: list[Op] = [advance, Log(self._confirmed_range(prefix))]
         ops += [Log(event) for event in self._resent]
         self._resent = []
-        self._token += 1
         return [Commit(tuple(ops), self._token)]
 
-    def _advanced(self) -> list[Effect]:
-        if self._committing is None:
+    def _is_advance(self, token: int) -> bool:
+        """The cursor's own commit: those that only write to the ledger have tokens of their own."""
+        return self._committing is not None and self._committing[0] == token
+
+    def _advanced(self, token: int) -> list[Effect]:
+        if self._committing is None or not self._is_advance(token):
             return []
-        self._cursor, self._committing = self._committing, None
+        self._cursor, self._committing = self._committing[1], None
         while self._order and self._order[0].position.offset <= self._cursor.offset:
             self._confirmed.discard(self._order.popleft().position.offset)
         return self._advance() + self._read_more()
@@ -271,10 +282,18 @@ class Sender:
         if self._resend.suspended is None:
             return []
         given_up = self._resend.suspended.id
-        record = next(record for record in self._order if _delivery(record) == given_up)
+        sends = [*self._send_again(self._resend.resume(now)), *self._read_more()]
+        record = next((record for record in self._order if _delivery(record) == given_up), None)
+        if record is None:
+            # its confirm came late, and the cursor has moved past it: nothing is left to resume, only the rest
+            return sends
         self._token += 1
-        log = Log(self._event(Kind.RESUMED, record))
-        return [Commit((log,), self._token), *self._send_again(self._resend.resume(now)), *self._read_more()]
+        return [Commit((Log(self._event(Kind.RESUMED, record)),), self._token), *sends]
+
+    def _reload(self) -> list[Effect]:
+        """Another sender has moved the cursor, or the store is in a new epoch: begin again where the store says."""
+        self._stopped = True
+        return [Close("reload")]
 
     def _asked_for(self, ask: Ask) -> bool:
         return any(_session(record.envelope) == ask.session for record in self._order)

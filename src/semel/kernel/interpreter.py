@@ -41,11 +41,15 @@ from semel.kernel.store import Records, State, Trimmed
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """A machine at work. Completions belong to the seat: a machine that replaces another hears nothing of its past."""
+    """A machine at work. Completions belong to the seat: a machine that replaces another hears nothing of its past.
+
+    `asked` holds the reads that are under way, with the number of wakes before each.
+    """
 
     machine: Machine
     alive: bool = True
     timers: dict[str, float] = field(default_factory=dict)
+    asked: dict[Read, int] = field(default_factory=dict)
     waiting: list[Read] = field(default_factory=list)
 
 
@@ -82,6 +86,7 @@ class Interpreter:
         self.queue = CommitQueue(limits or GroupLimits())
         self._seats: dict[str, Seat] = {}
         self._events: deque[tuple[Seat, Event]] = deque()
+        self._wakes = 0
         self._running = False
 
     # -- machines
@@ -109,10 +114,11 @@ class Interpreter:
 
     def wake(self) -> None:
         """Something was committed, here or elsewhere: waiting reads look again, and workers look for work."""
+        self._wakes += 1
         for seat in list(self._seats.values()):
             waiting, seat.waiting = seat.waiting, []
             for effect in waiting:
-                self._driver.read(seat, effect)
+                self._read(seat, effect)
             self._events.append((seat, Wake()))
         self._run()
 
@@ -162,15 +168,20 @@ class Interpreter:
         self._run()
 
     def read_done(self, seat: Seat, effect: Read, found: Records | Trimmed) -> None:
-        """An empty read is not an answer: it waits for the next commit."""
+        """An empty read is not an answer: it waits for the next commit. One that came while the read was under way may
+        have come too late for it and would wake nobody again, so then the read is made once more."""
+        wakes = seat.asked.pop(effect, self._wakes)
         if isinstance(found, Trimmed):
             self.feed(seat, ReadTrimmed(effect.stream, found.first))
         elif found.records:
             self.feed(seat, ReadDone(effect.stream, found.records))
+        elif seat.alive and wakes != self._wakes:
+            self._read(seat, effect)
         elif seat.alive:
             seat.waiting.append(effect)
 
     def read_failed(self, seat: Seat, effect: Read, error: SemelError) -> None:
+        seat.asked.pop(effect, None)
         self.feed(seat, ReadFailed(effect.stream, error))
 
     def load_done(self, seat: Seat, effect: Load, state: State | None) -> None:
@@ -209,7 +220,7 @@ class Interpreter:
                 case Send():
                     self._driver.send(seat, effect)
                 case Read():
-                    self._driver.read(seat, effect)
+                    self._read(seat, effect)
                 case Load():
                     self._driver.load(seat, effect)
                 case Deliver():
@@ -223,6 +234,10 @@ class Interpreter:
                 case Close():
                     self.remove(seat.machine.name)
                     self._driver.closed(seat, effect)
+
+    def _read(self, seat: Seat, effect: Read) -> None:
+        seat.asked[effect] = self._wakes
+        self._driver.read(seat, effect)
 
     def _completion(self, seat: Seat) -> Callable[[Completion], None]:
         return lambda completion: self._events.append((seat, completion))

@@ -8,7 +8,7 @@ never makes progress and doubles for ever.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -68,7 +68,7 @@ class Resend(Generic[T]):
         self.seed = seed
         self.suspended: GaveUp | None = None
         self._flights: dict[str, _Flight[T]] = {}
-        self._queue: deque[tuple[str, T]] = deque()
+        self._queue: OrderedDict[str, T] = OrderedDict()
         self._deadlines: list[tuple[float, int, str, int]] = []
         self._order = 0
 
@@ -82,13 +82,12 @@ class Resend(Generic[T]):
 
     def unconfirmed(self) -> Iterator[str]:
         yield from self._flights
-        for id, _ in self._queue:
-            yield id
+        yield from self._queue
 
     def offer(self, id: str, item: T, now: float) -> list[Transmit[T]]:
-        if id in self._flights:
+        if id in self._flights or id in self._queue:
             raise LocalProtocolError(f"{id!r} is already on its way", fix="offer each item once; resends are ours")
-        self._queue.append((id, item))
+        self._queue[id] = item
         return self._fill(now)
 
     def confirm(self, id: str, now: float) -> tuple[bool, list[Transmit[T]]]:
@@ -136,7 +135,7 @@ class Resend(Generic[T]):
     def _fill(self, now: float) -> list[Transmit[T]]:
         effects = []
         while self._queue and self.suspended is None and len(self._flights) < self.policy.window:
-            id, item = self._queue.popleft()
+            id, item = self._queue.popitem(last=False)
             flight = _Flight(item, 1, 0.0)
             self._flights[id] = flight
             self._arm(id, flight, now)

@@ -97,7 +97,7 @@ class Worker:
 
     def next_deadline(self) -> float | None:
         deadlines = [held.renew_at for held in self._held.values() if not held.finishing]
-        if self._look_at is not None:
+        if self._look_at is not None and self._may_claim():
             deadlines.append(self._look_at)
         return min(deadlines, default=None)
 
@@ -114,12 +114,15 @@ class Worker:
         self._token += 1
         return self._token
 
+    def _may_claim(self) -> bool:
+        return self._claiming is None and len(self._held) < self.config.parallel
+
     def _claim(self, now: float) -> list[Effect]:
-        room = self.config.parallel - len(self._held)
-        if self._claiming is not None or room <= 0:
+        if not self._may_claim():
             return []
         self._look_at = None
         self._claiming = self._next_token()
+        room = self.config.parallel - len(self._held)
         claim = Claim(self.config.queue, self.name, limit=room, lease_s=self.config.lease_s)
         return [Commit((claim,), self._claiming, chain=None)]
 

@@ -48,6 +48,11 @@ class Clock:
         if self._log is not None:
             self._log(line)
 
+    def detail(self, *what: object) -> None:
+        """Tell whoever listens more than the trace holds."""
+        if self._log is not None:
+            self._log(" ".join(["   ", *map(str, what)]))
+
     def trace_hash(self) -> str:
         return self._trace.hexdigest()
 

@@ -153,6 +153,7 @@ class Database:
         finally:
             self.disk.cut_next_sync = False
         self._landed[request.marker] = (len(self.disk), outcomes)
+        self._world.clock.detail(request.node.name, fate, *zip(request.group.units, outcomes, strict=True))
         self._wake_nodes(request.group.units, outcomes)
         if fate == "cut-after":
             self._cut_power()
@@ -194,6 +195,7 @@ class Database:
             return
         request.answered = True
         self._asked.pop(request.marker, None)
+        self._world.clock.detail(request.node.name, report, request.marker)
         request.node.hears(request.life, report, request.group, answer)
 
     def _leave_in_doubt(self, request: Request) -> None:

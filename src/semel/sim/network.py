@@ -159,6 +159,7 @@ class Link:
             self._world.see("link.arrived-after-cut")
         if direction == "up":
             self.arrived += 1
+        self._world.clock.detail(to.name, message)
         to.hears_event(None, machine, Received(self._peer(connection), message))
 
     def _survives(self, to: Node, life: int, connection: int) -> bool:

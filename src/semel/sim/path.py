@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from semel.kernel.effects import Notify, Resume
 from semel.kernel.hop import Receiver, ReceiverConfig, Sender, SenderConfig
-from semel.kernel.ops import Advance, Op, Put, Unit
+from semel.kernel.ops import Advance, Put, Unit
 from semel.kernel.position import Position
 from semel.kernel.retry import RetryPolicy
-from semel.kernel.store import Trimmed
+from semel.kernel.store import Records, Trimmed
 from semel.kernel.work import Follower, FollowerConfig, Worker, WorkerConfig
 from semel.sim.apps import Item, Producer
 from semel.sim.clock import BEGIN_S, Drift
@@ -57,7 +57,6 @@ class Path:
         self.nodes: list[Node] = []
         self.links: list[Link] = []
         self.senders: dict[str, str] = {}
-        self.replays = 0
         self.items = self._items()
         self.hub = self._database("H", HUB_ROLE, self.weather.hub_shared)
         self.consumer = self._database("C", CONSUMER, self.weather.consumer_shared)
@@ -152,22 +151,20 @@ class Path:
     def replay_outboxes(self) -> None:
         """The hub was restored from a backup: every producer sends its whole outbox again, under a cursor of its own.
         What the hub still has is a duplicate; what it lost is new again."""
-        self.replays += 1
-        for name in self.producers:
-            self._replay_outbox(name, self.replays)
+        for name, node in self.producers.items():
+            node.remove(name)
+            self._replay_outbox(name)
 
-    def _replay_outbox(self, producer: str, replay: int) -> None:
+    def _replay_outbox(self, producer: str) -> None:
         node = self.producers[producer]
         if not node.up or node.paused:
-            self.world.after(0.5, f"{producer} replay", self._replay_outbox, producer, replay)
+            self.world.after(0.5, f"{producer} replay", self._replay_outbox, producer)
             return
-        name = f"{producer}~{replay}"
+        name = f"{producer}~replay"
         _begin_cursors(node.database, {f"send/{name}": outbox(producer)})
-        node.remove(self.senders[producer])
         self.senders[producer] = name
         next(link for link in self.links if link.name == f"{producer}>hub").client_machine = name
-        pipeline = f"replay-{replay}"
-        self._add_sender(node, name, outbox(producer), f"{producer}>hub", HOP_IN, pipeline, self.weather.inbound)
+        self._add_sender(node, name, outbox(producer), f"{producer}>hub", HOP_IN, "replay", self.weather.inbound)
 
     # -- the hub
 
@@ -249,19 +246,26 @@ class Path:
             node.reload(machine)
 
     def _trimmed(self, node: Node, machine: str) -> None:
-        """Only a reader that came too late may find records gone. It is told so, and begins at the first one left."""
-        if machine != READER or self.weather.hub_reader != "late":
-            self.world.violated(f"{machine} on {node.name}: records that it needs were trimmed")
-            return
-        found = self.hub.store.read(HUB, self.hub.store.cursor(f"follow/{READER}"), 1) if self.hub.up else None
-        if isinstance(found, Trimmed):
-            begin = Position(HUB, found.first.epoch, found.first.offset - 1)
-            self.hub.store.commit([Unit((Advance(f"follow/{READER}", begin), *_note_begin(found.first)))])
+        """A reader behind a rival begins again where its cursor stands. One that came too late is told so, and begins
+        at the first record left. For anybody else records that were needed are gone."""
+        if node.database.up and isinstance(found := self._read_on(node, machine), Trimmed):
+            if machine == READER and node.database.store.cursor(f"follow/{READER}") is None:
+                self._begin_late(found.first)
+            else:
+                self.world.violated(f"{machine} on {node.name}: records that it needs were trimmed")
         node.reload(machine)
 
+    def _read_on(self, node: Node, machine: str) -> Records | Trimmed:
+        """What a fresh machine would find."""
+        fresh = node.factories[machine](node)
+        assert isinstance(fresh, Sender | Follower)
+        store = node.database.store
+        return store.read(fresh.config.stream, store.cursor(fresh.config.cursor), 1)
 
-def _note_begin(first: Position) -> tuple[Op, ...]:
-    return (Put(f"begin/{READER}", str(first.offset).encode()),)
+    def _begin_late(self, first: Position) -> None:
+        begin = Position(HUB, first.epoch, first.offset - 1)
+        note = Put(f"begin/{READER}", str(first.offset).encode())
+        self.hub.store.commit([Unit((Advance(f"follow/{READER}", begin), note))])
 
 
 def _begin_cursors(database: Database, cursors: dict[str, str]) -> None:

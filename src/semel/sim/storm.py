@@ -9,10 +9,6 @@ from semel.sim.database import Database
 from semel.sim.path import HUB, Path, inbox, outbox
 from semel.sim.world import World
 
-MAX_DELAY_S = 8.0
-"""Longer than anything can be on its way. A restore waits this long before producers send again."""
-
-
 class Storm:
     def __init__(self, world: World, path: Path) -> None:
         self._world = world
@@ -107,7 +103,7 @@ class Storm:
         """Stop the traffic of the hub, put the backup in place, and let the producers send again what it lacks.
 
         A confirm tells a producer that the hub has a message, but not in which epoch. So nothing that was said before
-        the restore may be on its way when the producers begin: connections are closed, paused processes are waited for.
+        the restore may be heard after it: connections are closed, and paused processes are waited for.
         """
         nodes = [*self._path.hubs, *self._path.producers.values()]
         if self._backup is None or not self._path.hub.up or any(node.paused for node in nodes):
@@ -126,4 +122,4 @@ class Storm:
         self._world.see("hub.restored-lost", max(0, len(hub.disk) - length))
         hub.restore(length)
         hub.archive = dict(archive)  # type: ignore[arg-type]
-        self._world.after(MAX_DELAY_S, "replay", self._path.replay_outboxes)
+        self._path.replay_outboxes()

@@ -1,0 +1,112 @@
+"""What the demo found, for people and for machines."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from semel.demo.audit import Figures
+from semel.demo.options import DemoOptions
+from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS
+from semel.testing.faults import Counts
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    options: DemoOptions
+    figures: Figures
+    link: Counts
+    kills: tuple[str, ...]
+    seconds: float
+    folder: Path | None
+
+    @property
+    def holds(self) -> bool:
+        """Nothing lost, nothing doubled, nothing out of order."""
+        return self.figures.holds
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_HOLDS if self.holds else EXIT_CLAIM_FALSE
+
+    def as_dict(self) -> dict[str, Any]:
+        figures = self.figures
+        options = asdict(self.options)
+        return {
+            "holds": self.holds,
+            "seconds": round(self.seconds, 3),
+            **asdict(figures),
+            "before_dedup": {"R": figures.r_before, "UR": figures.ur_before},
+            "after_dedup": {"R": figures.r_after, "UR": figures.ur_after},
+            "link": asdict(self.link),
+            "kills": list(self.kills),
+            "options": options | {"folder": str(self.options.folder) if self.options.folder else None},
+            "folder": str(self.folder) if self.folder else None,
+        }
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._counts()
+        yield self._rates()
+        yield self._verdict()
+
+    def _counts(self) -> Table:
+        figures, link = self.figures, self.link
+        table = Table(title="What happened", title_justify="left", show_header=False)
+        table.add_column()
+        table.add_column(justify="right")
+        table.add_column(style="dim")
+        rows: list[tuple[str, int, str]] = [
+            ("sent", figures.sent, "different messages in the sender's ledger"),
+            ("acked", figures.acked, "orders that customers were told are placed"),
+            ("sent again", figures.resent, "resends in the sender's ledger"),
+            ("frames lost", link.lost, f"by the link, which passed {link.passed:,}"),
+            ("frames doubled", link.doubled, "by the link"),
+            ("frames delayed", link.delayed, "by the link, so that others overtook them"),
+            ("connections cut", link.cut, "by the link"),
+            ("kill -9", len(self.kills), ", ".join(self.kills) or "nobody"),
+            ("arrived", figures.arrived, "accepted, duplicate and rejected in the receiver's ledger"),
+            ("duplicates dropped", figures.duplicates, "by the receiver"),
+            ("accepted", figures.accepted, "in the receiver's ledger"),
+        ]
+        for name, number, note in rows:
+            table.add_row(name, f"{number:,}", note)
+        return table
+
+    def _rates(self) -> Table:
+        figures = self.figures
+        table = Table(title="Reliability", title_justify="left")
+        table.add_column("")
+        table.add_column("R", justify="right")
+        table.add_column("UR", justify="right")
+        table.add_column("", style="dim")
+        table.add_row(
+            "before dedup",
+            f"{figures.r_before:.4f}",
+            f"{figures.ur_before:.4f}",
+            "unique / sent, unique / arrived",
+        )
+        table.add_row(
+            "after dedup", f"{figures.r_after:.4f}", f"{figures.ur_after:.4f}", "unique / sent, unique / accepted"
+        )
+        return table
+
+    def _verdict(self) -> Text:
+        figures = self.figures
+        text = (
+            f"{figures.lost:,} lost, {figures.doubled:,} doubled, {figures.disorder:,} out of order "
+            f"after {self.seconds:.1f} s"
+        )
+        for number, name in (
+            (figures.acked_lost, "acked but never accepted"),
+            (figures.unknown, "accepted but never sent"),
+            (figures.ledger_gaps, "ledger ranges that do not fit their records"),
+        ):
+            text += f", {number:,} {name}" if number else ""
+        if self.holds:
+            return Text(f"Exactly once: {text}.", style="bold green")
+        return Text(f"NOT exactly once: {text}.", style="bold red")

@@ -1,0 +1,52 @@
+"""Runs many seeds, on as many processes as asked."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+
+from semel.sim.report import Report, Sweep
+from semel.sim.scenario import run
+
+BATCH = 8
+
+
+def sweep(
+    seeds: Iterable[int],
+    plant: str | None = None,
+    jobs: int | None = None,
+    progress: Callable[[Report], None] | None = None,
+) -> Sweep:
+    """The reports of all seeds. `progress` hears each one when it is done; `jobs` None uses every core."""
+    jobs = jobs or os.cpu_count() or 1
+    reports = Sweep()
+    for report in _run_here(seeds, plant) if jobs == 1 else _run_on(jobs, seeds, plant):
+        reports.append(report)
+        if progress is not None:
+            progress(report)
+    return reports
+
+
+def _run_here(seeds: Iterable[int], plant: str | None) -> Iterator[Report]:
+    for seed in seeds:
+        yield run(seed, plant)
+
+
+def _run_on(jobs: int, seeds: Iterable[int], plant: str | None) -> Iterator[Report]:
+    """Fresh processes, so that nothing of this one (threads, patches, random state) leaks into a world."""
+    batches = iter(lambda numbers=iter(seeds): tuple(islice(numbers, BATCH)), ())  # type: ignore[misc]
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for reports in pool.map(_run_batch, batches, [plant] * 10**9 if False else _repeat(plant)):
+            yield from reports
+
+
+def _repeat(plant: str | None) -> Iterator[str | None]:
+    while True:
+        yield plant
+
+
+def _run_batch(seeds: tuple[int, ...], plant: str | None) -> list[Report]:
+    return [run(seed, plant) for seed in seeds]

@@ -1,0 +1,555 @@
+-- Parameters are $1, $2 as the server knows them, so that every query can be pasted into psql.
+-- Many rows travel as arrays, one per column.
+
+-- name: begin
+BEGIN ISOLATION LEVEL READ COMMITTED
+
+-- name: share_epoch
+SELECT pg_advisory_xact_lock_shared(1397050700, 1)
+
+-- name: own_epoch
+SELECT pg_advisory_xact_lock(1397050700, 1)
+
+-- name: own_schema
+SELECT pg_advisory_xact_lock(1397050700, 2)
+
+-- name: own_sweep
+SELECT pg_try_advisory_xact_lock(1397050700, 3)
+
+-- name: store_now
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch, xid_base FROM semel_store
+
+-- name: draw_fences
+SELECT nextval('semel_fence') FROM generate_series(1, $1::bigint)
+
+-- name: draw_seats
+SELECT nextval('semel_work_seq') FROM generate_series(1, $1::bigint)
+
+-- name: sign
+WITH signed AS (
+    INSERT INTO semel_marker AS m (writer, n, at) VALUES ($1, $2, $3)
+    ON CONFLICT (writer) DO UPDATE SET n = excluded.n, at = excluded.at
+    RETURNING writer
+)
+SELECT pg_notify('semel', '') FROM signed
+
+-- name: void
+INSERT INTO semel_marker AS m (writer, n, void, at) VALUES ($1, $2, $2, $3)
+ON CONFLICT (writer) DO UPDATE SET n = excluded.n, void = excluded.void, at = excluded.at WHERE m.n < excluded.n
+
+-- name: is_void
+SELECT void >= $2 FROM semel_marker WHERE writer = $1
+
+-- name: notify
+SELECT pg_notify('semel', '')
+
+
+-- Streams ---------------------------------------------------------------------------------------------------------
+
+-- name: lock_streams
+SELECT name, id, head, first, xid, pg_current_xact_id()::text::bigint
+FROM semel_stream
+WHERE name = ANY($1)
+ORDER BY name
+FOR UPDATE
+
+-- name: add_streams
+INSERT INTO semel_stream (name, start, head, first)
+SELECT name, $2::bigint, $2::bigint, $2::bigint + 1 FROM unnest($1::text[]) AS u (name) ORDER BY name
+ON CONFLICT DO NOTHING
+
+-- name: heads
+SELECT name, head FROM semel_stream WHERE name = ANY($1)
+
+-- name: known
+SELECT s.name, r.identity, r."offset"
+FROM unnest($1::text[], $2::text[]) AS u (stream, identity)
+JOIN semel_stream s ON s.name = u.stream
+JOIN semel_record r ON r.stream_id = s.id AND r.identity = u.identity AND r.identity IS NOT NULL
+
+-- name: add_records
+INSERT INTO semel_record (
+    epoch, at, stream_id, "offset", xid, kind, target, identity,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+)
+SELECT $1::integer, $2::bigint, u.*
+FROM unnest(
+    $3::integer[], $4::bigint[], $5::bigint[], $6::smallint[], $7::text[], $8::text[],
+    $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::text[], $15::bigint[], $16::text[],
+    $17::text[], $18::bytea[], $19::text[], $20::bigint[]
+) AS u
+
+-- name: set_heads
+UPDATE semel_stream s SET head = u.head, xid = u.xid
+FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS u (id, head, xid)
+WHERE s.id = u.id
+
+-- name: exported
+SELECT value, version FROM semel_state WHERE key = $1
+
+-- name: first_unexported
+SELECT min(r."offset")
+FROM semel_stream s
+JOIN semel_record r ON r.stream_id = s.id AND r."offset" >= $2::bigint AND r."offset" < $3::bigint
+WHERE s.name = $1 AND (r.xid, r.seq) > ($4::bigint, $5::bigint) AND NOT r.hollow
+
+-- name: trim
+UPDATE semel_stream s
+SET first = greatest(
+    s.first,
+    least($2::bigint, s.head + 1, (SELECT min(c."offset") + 1 FROM semel_cursor c WHERE c.stream = s.name AND c.pins))
+)
+WHERE s.name = $1
+RETURNING s.first
+
+-- name: read_first
+SELECT first FROM semel_stream WHERE name = $1
+
+-- name: read
+SELECT t.epoch, s.first, coalesce($2::bigint, s.start),
+    r."offset", r.identity, r.kind, r.target, r.at,
+    r.id, r.source, r.type, r.subject, r.time, r.session, r.idx, r.datacontenttype, r.headers, r.data, r.blob, r.size
+FROM semel_store t
+LEFT JOIN semel_stream s ON s.name = $1
+LEFT JOIN LATERAL (
+    SELECT * FROM semel_record r
+    WHERE r.stream_id = s.id AND r."offset" > coalesce($2::bigint, s.start)
+    ORDER BY r."offset"
+    LIMIT $3::bigint
+) r ON true
+
+-- name: read_head
+SELECT t.epoch, coalesce(s.head, 0) FROM semel_store t LEFT JOIN semel_stream s ON s.name = $1
+
+-- name: read_index
+SELECT r.xid, r.seq, s.name, r.epoch, r."offset", r.identity, r.kind, r.target, r.at, r.size,
+    r.id, r.source, r.type, r.subject, r.time, r.session, r.idx, r.datacontenttype
+FROM semel_record r
+JOIN semel_stream s ON s.id = r.stream_id
+WHERE (r.xid, r.seq) > ($1::bigint, $2::bigint)
+    AND r.xid < (SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint + xid_base FROM semel_store)
+    AND NOT r.hollow
+ORDER BY r.xid, r.seq
+LIMIT $3::bigint
+
+
+-- Ledger ----------------------------------------------------------------------------------------------------------
+
+-- name: add_ledger
+INSERT INTO semel_ledger (
+    xid, at, node, pipeline, hop, kind, message, delivery, session, idx, peer, stream, epoch, first, last, n, fold,
+    attempt, cause, trace
+)
+SELECT (SELECT pg_current_xact_id()::text::bigint) + $1::bigint, $2::bigint, $3::text, u.*
+FROM unnest(
+    $4::text[], $5::text[], $6::smallint[], $7::text[], $8::text[], $9::text[], $10::bigint[], $11::text[],
+    $12::text[], $13::integer[], $14::bigint[], $15::bigint[], $16::integer[], $17::bigint[], $18::integer[],
+    $19::text[], $20::text[]
+) AS u
+
+-- name: read_ledger
+SELECT xid, seq, at, node, pipeline, hop, kind, message, delivery, session, idx, peer, stream, epoch, first, last, n,
+    fold, attempt, cause, trace
+FROM semel_ledger
+WHERE (xid, seq) > ($1::bigint, $2::bigint)
+    AND xid < (SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint + xid_base FROM semel_store)
+ORDER BY xid, seq
+LIMIT $3::bigint
+
+
+-- Cursors and states ----------------------------------------------------------------------------------------------
+
+-- name: lock_cursors
+SELECT name, stream, epoch, "offset", pins FROM semel_cursor WHERE name = ANY($1) ORDER BY name FOR UPDATE
+
+-- name: move_cursors
+UPDATE semel_cursor c SET epoch = u.epoch, "offset" = u."offset", pins = u.pins
+FROM unnest($1::text[], $2::text[], $3::integer[], $4::bigint[], $5::boolean[]) AS u (name, stream, epoch, "offset", pins)
+WHERE c.name = u.name
+
+-- name: add_cursors
+INSERT INTO semel_cursor (name, stream, epoch, "offset", pins)
+SELECT * FROM unnest($1::text[], $2::text[], $3::integer[], $4::bigint[], $5::boolean[]) AS u (name) ORDER BY name
+ON CONFLICT DO NOTHING
+RETURNING name
+
+-- name: read_cursor
+SELECT stream, epoch, "offset" FROM semel_cursor WHERE name = $1
+
+-- name: lock_states
+SELECT key, version FROM semel_state WHERE key = ANY($1) ORDER BY key FOR UPDATE
+
+-- name: change_states
+UPDATE semel_state s SET value = u.value, version = u.version
+FROM unnest($1::text[], $2::bytea[], $3::bigint[]) AS u (key, value, version)
+WHERE s.key = u.key
+
+-- name: add_states
+INSERT INTO semel_state (key, value, version)
+SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[]) AS u (key) ORDER BY key
+ON CONFLICT DO NOTHING
+RETURNING key
+
+-- name: delete_states
+DELETE FROM semel_state WHERE key = ANY($1)
+
+-- name: read_state
+SELECT value, version FROM semel_state WHERE key = $1
+
+
+-- Work ------------------------------------------------------------------------------------------------------------
+
+-- name: lock_work
+SELECT w.queue, w.identity, w.seq, w.key, w.state, w.fence, w.turn, w.holds, w.blob
+FROM semel_work w
+WHERE w.seq = ANY(ARRAY(
+    SELECT o.seq FROM unnest($1::text[], $2::text[]) AS u (queue, identity)
+    JOIN semel_work o ON o.scope = u.queue AND o.identity = u.identity AND o.queue = u.queue
+    UNION ALL
+    SELECT o.seq FROM unnest($1::text[], $2::text[]) AS u (queue, identity)
+    JOIN semel_work o ON o.queue = u.queue AND o.identity = u.identity AND o.scope <> o.queue
+))
+ORDER BY w.queue, w.identity, w.seq
+FOR UPDATE
+
+-- name: move_work
+UPDATE semel_work w SET
+    state = u.state, fence = u.fence, holds = u.holds, turn = u.turn, keep_until = u.keep_until,
+    due = coalesce(u.due, w.due), cause = coalesce(u.cause, w.cause), attempts = coalesce(u.attempts, w.attempts),
+    headers = CASE WHEN u.drops THEN NULL ELSE w.headers END,
+    data = CASE WHEN u.drops THEN NULL ELSE w.data END,
+    blob = CASE WHEN u.drops THEN NULL ELSE w.blob END,
+    size = CASE WHEN u.drops THEN 0 ELSE w.size END
+FROM unnest(
+    $1::bigint[], $2::smallint[], $3::bigint[], $4::boolean[], $5::bigint[], $6::bigint[], $7::bigint[], $8::text[],
+    $9::integer[], $10::boolean[]
+) AS u (seq, state, fence, holds, turn, keep_until, due, cause, attempts, drops)
+WHERE w.seq = u.seq
+
+-- name: replace_bodies
+UPDATE semel_work w SET
+    id = u.id, source = u.source, type = u.type, subject = u.subject, time = u.time, session = u.session, idx = u.idx,
+    datacontenttype = u.datacontenttype, headers = u.headers, data = u.data, blob = u.blob, size = u.size
+FROM unnest(
+    $1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::text[], $8::bigint[], $9::text[],
+    $10::text[], $11::bytea[], $12::text[], $13::bigint[]
+) AS u (seq, id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size)
+WHERE w.seq = u.seq
+
+-- name: add_work
+INSERT INTO semel_work (
+    seq, queue, scope, identity, key, turn, state, holds, due,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+)
+SELECT * FROM unnest(
+    $1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::smallint[], $8::boolean[],
+    $9::bigint[],
+    $10::text[], $11::text[], $12::text[], $13::text[], $14::bigint[], $15::text[], $16::bigint[], $17::text[],
+    $18::text[], $19::bytea[], $20::text[], $21::bigint[]
+) AS u
+ON CONFLICT (scope, identity) DO NOTHING
+RETURNING scope, identity
+
+-- name: known_work
+SELECT w.scope, w.identity, w.seq, w.queue
+FROM unnest($1::text[], $2::text[]) AS u (scope, identity)
+JOIN semel_work w ON w.scope = u.scope AND w.identity = u.identity
+
+-- name: add_news
+INSERT INTO semel_work_news (queue, key) SELECT * FROM unnest($1::text[], $2::text[]) AS u
+
+-- Only one claim at a time gives turns in a queue: two at once could give them in the wrong order.
+-- name: give_turns
+WITH waiting AS (
+    SELECT seq FROM semel_work
+    WHERE queue = $1 AND key IS NOT NULL AND turn IS NULL AND state <= 1 AND due <= $2::bigint
+        AND (SELECT pg_try_advisory_xact_lock(1397050701, hashtext($1)))
+    ORDER BY due, seq
+    FOR UPDATE SKIP LOCKED
+), seats AS (
+    SELECT seq, nextval('semel_work_seq') AS turn FROM waiting
+), seated AS (
+    UPDATE semel_work w SET turn = s.turn, holds = true, state = 0
+    FROM seats s
+    WHERE w.seq = s.seq
+    RETURNING w.key
+)
+INSERT INTO semel_work_news (queue, key) SELECT DISTINCT $1, key FROM seated
+
+-- name: read_news
+SELECT seq, key FROM semel_work_news WHERE queue = $1 ORDER BY seq LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+
+-- name: drop_news
+DELETE FROM semel_work_news WHERE seq = ANY($1)
+
+-- name: add_keys
+INSERT INTO semel_work_key (queue, key, due, seq)
+SELECT $1, u.key, NULL, 0
+FROM unnest($2::text[]) AS u (key)
+WHERE NOT EXISTS (SELECT FROM semel_work_key k WHERE k.queue = $1 AND k.key = u.key)
+ORDER BY u.key
+ON CONFLICT DO NOTHING
+
+-- name: lock_keys
+SELECT key FROM semel_work_key WHERE queue = $1 AND key = ANY($2) ORDER BY key FOR UPDATE SKIP LOCKED
+
+-- name: refresh_keys
+UPDATE semel_work_key k SET
+    due = CASE WHEN head.state <= 2 THEN greatest(head.due, claimed.due) END,
+    seq = coalesce(head.seq, 0)
+FROM unnest($2::text[]) AS u (key)
+LEFT JOIN LATERAL (
+    SELECT w.seq, w.state, w.due FROM semel_work w
+    WHERE w.queue = $1 AND w.key = u.key AND w.key IS NOT NULL AND w.holds
+    ORDER BY w.turn
+    LIMIT 1
+) head ON true
+LEFT JOIN LATERAL (
+    SELECT max(w.due) AS due FROM semel_work w
+    WHERE w.queue = $1 AND w.key = u.key AND w.key IS NOT NULL AND w.state = 2
+) claimed ON true
+WHERE k.queue = $1 AND k.key = u.key
+
+-- name: drop_keys
+DELETE FROM semel_work_key WHERE queue = $1 AND key = ANY($2) AND seq = 0
+
+-- name: pick_keys
+SELECT key FROM semel_work_key
+WHERE queue = $1 AND due <= $2::bigint AND due IS NOT NULL AND ($3::text IS NULL OR key = $3) AND key <> ALL($4::text[])
+ORDER BY due, seq
+LIMIT $5::bigint
+FOR UPDATE SKIP LOCKED
+
+-- name: pick_heads
+SELECT h.place, w.holds, w.seq, w.queue, w.identity, w.key, w.state, w.due, w.attempts, w.fence, w.owner, w.cause,
+    w.id, w.source, w.type, w.subject, w.time, w.session, w.idx, w.datacontenttype, w.headers, w.data, w.blob, w.size
+FROM unnest($2::text[]) AS u (key)
+CROSS JOIN LATERAL (
+    SELECT o.seq, row_number() OVER (ORDER BY o.turn) AS place FROM semel_work o
+    WHERE o.queue = $1 AND o.key = u.key AND o.key IS NOT NULL AND o.holds
+    ORDER BY o.turn
+    LIMIT $3::bigint
+) h
+JOIN semel_work w ON w.seq = h.seq
+FOR UPDATE OF w SKIP LOCKED
+
+-- name: pick_rows
+SELECT 1, holds, seq, queue, identity, key, state, due, attempts, fence, owner, cause,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+FROM semel_work
+WHERE queue = $1 AND key IS NULL AND state <= 2 AND due <= $2::bigint
+ORDER BY due, seq
+LIMIT $3::bigint
+FOR UPDATE SKIP LOCKED
+
+-- name: pick_one
+SELECT 1, holds, seq, queue, identity, key, state, due, attempts, fence, owner, cause,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+FROM semel_work
+WHERE queue = $1 AND identity = $2 AND (scope = $1 OR scope <> queue)
+ORDER BY seq DESC
+LIMIT 1
+FOR UPDATE SKIP LOCKED
+
+-- name: read_work
+SELECT 1, holds, seq, queue, identity, key, state, due, attempts, fence, owner, cause,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+FROM semel_work
+WHERE queue = $1 AND identity = $2 AND (scope = $1 OR scope <> queue)
+ORDER BY seq DESC
+LIMIT 1
+
+-- name: take_rows
+UPDATE semel_work SET
+    state = 2, fence = $2::bigint, owner = $3::text, due = $4::bigint, attempts = attempts + 1, holds = true,
+    turn = CASE WHEN key IS NOT NULL AND turn IS NULL THEN nextval('semel_work_seq') ELSE turn END
+WHERE seq = ANY($1)
+
+-- name: hold_keys
+UPDATE semel_work_key SET due = $3::bigint WHERE queue = $1 AND key = ANY($2)
+
+
+-- Bodies ----------------------------------------------------------------------------------------------------------
+
+-- name: add_blobs
+INSERT INTO semel_blob (name, at) SELECT name, $2::bigint FROM unnest($1::text[]) AS u (name) ORDER BY name
+ON CONFLICT DO NOTHING
+
+-- name: lock_blobs
+SELECT name, refs FROM semel_blob WHERE name = ANY($1) ORDER BY name FOR UPDATE
+
+-- name: add_chunks
+INSERT INTO semel_chunk (blob, part, data) SELECT * FROM unnest($1::text[], $2::integer[], $3::bytea[]) AS u
+ON CONFLICT DO NOTHING
+
+-- name: blob_sizes
+SELECT blob, sum(octet_length(data))::bigint FROM semel_chunk WHERE blob = ANY($1) GROUP BY blob
+
+-- name: refer_blobs
+UPDATE semel_blob b SET refs = b.refs + u.refs FROM unnest($1::text[], $2::integer[]) AS u (name, refs)
+WHERE b.name = u.name
+
+-- name: forget_blobs
+UPDATE semel_blob b SET refs = b.refs - u.refs, at = $3::bigint FROM unnest($1::text[], $2::integer[]) AS u (name, refs)
+WHERE b.name = u.name
+
+-- name: read_blob
+SELECT refs FROM semel_blob WHERE name = $1
+
+-- name: read_chunk
+SELECT part, data FROM semel_chunk WHERE blob = $1 AND part > $2::integer ORDER BY part LIMIT 1
+
+
+-- Retention -------------------------------------------------------------------------------------------------------
+
+-- name: streams_to_hollow
+SELECT s.id, s.name, coalesce(t.hollowed, 0), s.first
+FROM semel_stream s LEFT JOIN semel_retention t ON t.stream_id = s.id
+WHERE s.first > coalesce(t.hollowed, 0)
+ORDER BY s.id
+
+-- name: records_to_hollow
+SELECT "offset", identity IS NULL OR at < $5::bigint, identity IS NOT NULL, blob FROM semel_record
+WHERE stream_id = $1 AND "offset" >= $2::bigint AND "offset" < $3::bigint AND NOT hollow
+ORDER BY "offset"
+LIMIT $4::bigint
+
+-- name: hollow_records
+UPDATE semel_record SET hollow = true, headers = NULL, data = NULL, blob = NULL, subject = NULL
+WHERE stream_id = $1 AND "offset" = ANY($2)
+
+-- name: delete_records
+DELETE FROM semel_record WHERE stream_id = $1 AND "offset" = ANY($2)
+
+-- name: set_hollowed
+INSERT INTO semel_retention AS t (stream_id, hollowed, forgotten) VALUES ($1, $2, 0)
+ON CONFLICT (stream_id) DO UPDATE SET hollowed = greatest(t.hollowed, excluded.hollowed)
+
+-- name: streams_to_forget
+SELECT stream_id, forgotten, hollowed FROM semel_retention WHERE forgotten < hollowed ORDER BY stream_id
+
+-- name: records_to_forget
+SELECT "offset", at < $5::bigint FROM semel_record
+WHERE stream_id = $1 AND "offset" >= $2::bigint AND "offset" < $3::bigint
+ORDER BY "offset"
+LIMIT $4::bigint
+
+-- name: set_forgotten
+UPDATE semel_retention SET forgotten = $2::bigint WHERE stream_id = $1
+
+-- name: sweep_work
+DELETE FROM semel_work WHERE seq = ANY(ARRAY(
+    SELECT seq FROM semel_work
+    WHERE keep_until <= $1::bigint AND keep_until IS NOT NULL AND NOT holds
+    ORDER BY keep_until
+    LIMIT $2::bigint
+    FOR UPDATE SKIP LOCKED
+))
+RETURNING blob
+
+-- name: orphan_blobs
+SELECT name FROM semel_blob WHERE refs <= 0 AND at < $1::bigint ORDER BY at LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+
+-- name: delete_chunks
+DELETE FROM semel_chunk WHERE blob = ANY($1)
+
+-- name: delete_blobs
+DELETE FROM semel_blob WHERE name = ANY($1)
+
+-- name: sweep_ledger
+DELETE FROM semel_ledger WHERE (xid, seq) IN (
+    SELECT xid, seq FROM semel_ledger
+    WHERE (xid, seq) > ($1::bigint, $2::bigint) AND (xid, seq) <= ($3::bigint, $4::bigint)
+    ORDER BY xid, seq
+    LIMIT $5::bigint
+)
+RETURNING xid, seq
+
+-- name: sweep_markers
+DELETE FROM semel_marker WHERE at < $1::bigint
+
+
+-- The store -------------------------------------------------------------------------------------------------------
+
+-- name: server
+SELECT current_setting('server_version_num')::integer, current_setting('server_encoding'), pg_is_in_recovery(),
+    to_regclass('semel_store') IS NOT NULL
+
+-- name: read_store
+SELECT store_id, schema, epoch, system, timeline, tables FROM semel_store
+
+-- name: record_schema
+INSERT INTO semel_store AS s (store_id, schema) VALUES (replace(gen_random_uuid()::text, '-', ''), $1)
+ON CONFLICT (one) DO UPDATE SET schema = excluded.schema
+
+-- name: read_epoch
+SELECT epoch FROM semel_store
+
+-- name: system_id
+SELECT system_identifier::text FROM pg_control_system()
+
+-- name: timeline
+SELECT ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint
+
+-- Changes when the tables are restored from a dump, into a new database or over the old ones.
+-- name: table_ids
+SELECT d.oid || '.' || 'semel_store'::regclass::oid FROM pg_database d WHERE d.datname = current_database()
+
+-- name: cursor_beyond_head
+SELECT c.name FROM semel_cursor c LEFT JOIN semel_stream s ON s.name = c.stream
+WHERE c."offset" > coalesce(s.head, 0)
+LIMIT 1
+
+-- name: note_origin
+UPDATE semel_store SET
+    system = coalesce($1::text, system), timeline = coalesce($2::bigint, timeline), tables = coalesce($3::text, tables)
+
+-- name: raise_epoch
+UPDATE semel_store SET epoch = epoch + 1, xid_base = greatest(
+    xid_base,
+    1 - pg_current_xact_id()::text::bigint + greatest(
+        (SELECT max(xid) FROM semel_ledger), (SELECT max(xid) FROM semel_record), (SELECT max(xid) FROM semel_stream)
+    )
+)
+RETURNING epoch
+
+-- name: raise_heads
+UPDATE semel_stream SET head = greatest(head + $1::bigint, $2::bigint)
+
+-- name: rebase_cursors
+UPDATE semel_cursor SET epoch = $1::integer
+
+-- name: raise_fence
+SELECT setval('semel_fence', nextval('semel_fence') + $1::bigint)
+
+-- name: status_streams
+SELECT name, head, first FROM semel_stream ORDER BY name
+
+-- name: status_cursors
+SELECT name, stream, epoch, "offset", pins FROM semel_cursor ORDER BY name
+
+-- name: status_work
+SELECT queue, state, count(*) FROM semel_work GROUP BY queue, state
+
+-- name: status_ledger
+SELECT count(*) FROM semel_ledger
+
+-- name: status_sweepable
+SELECT (
+    SELECT count(*)
+    FROM semel_stream s
+    LEFT JOIN semel_retention t ON t.stream_id = s.id
+    JOIN semel_record r ON r.stream_id = s.id AND r."offset" >= coalesce(t.hollowed, 0) AND r."offset" < s.first
+    WHERE NOT r.hollow
+) + (
+    SELECT count(*) FROM semel_work
+    WHERE keep_until IS NOT NULL AND NOT holds
+        AND keep_until <= (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+)
+
+-- name: status_bytes
+SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
+FROM pg_class c
+WHERE c.relkind = 'r' AND c.relname LIKE 'semel\_%' AND c.relnamespace = (
+    SELECT relnamespace FROM pg_class WHERE oid = 'semel_store'::regclass
+)
