@@ -69,9 +69,9 @@ class DemoResult:
             ("frames delayed", link.delayed, "by the link, so that others overtook them"),
             ("connections cut", link.cut, "by the link"),
             ("kill -9", len(self.kills), ", ".join(self.kills) or "nobody"),
-            ("arrived", figures.arrived, "accepted, duplicate and rejected in the receiver's ledger"),
+            ("arrived", figures.arrived, "accepted, duplicate or rejected, by the receiver"),
             ("duplicates dropped", figures.duplicates, "by the receiver"),
-            ("accepted", figures.accepted, "in the receiver's ledger"),
+            ("accepted", figures.accepted, "messages in the receiver's ledger"),
         ]
         for name, number, note in rows:
             table.add_row(name, f"{number:,}", note)

@@ -158,7 +158,7 @@ class _Show:
         task = progress.add_task("accepted", total=options.messages)
         until = time.monotonic() + options.timeout_s
         while not seen.done or len(self.kills) < options.kills:
-            if len(self.kills) < options.kills and seen.accepted >= self._next_kill():
+            if len(self.kills) < options.kills and (seen.done or seen.accepted >= self._next_kill()):
                 await self._kill(RECEIVER if len(self.kills) % 2 == 0 else SENDER, progress)
             self._check(until)
             progress.update(task, completed=min(seen.accepted, options.messages))

@@ -179,6 +179,10 @@ class StrictIndex(Generic[T]):
         self._deadline = now + self.gap.after_s if waits else None
         return tuple(items)
 
+    def waiting(self) -> list[T]:
+        """The early items, lowest index first."""
+        return [self._early[index] for index in sorted(self._early)]
+
     def first_waiting(self) -> T | None:
         """The early item with the lowest index."""
         return self._early[min(self._early)] if self._early else None

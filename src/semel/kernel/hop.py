@@ -419,15 +419,21 @@ class Receiver:
         if isinstance(session.index, MonotonicIndex):
             if session.index.is_new(index):
                 return self._pass(name, session, ((index, (peer, message)),))
-            return self._repeat(peer, message)
+            return self._repeat(name, peer, message)
         match session.index.offer(index, (peer, message), now):
             case Passed(items=items):
                 return self._pass(name, session, items)
             case Repeated(waiting=False):
-                return self._repeat(peer, message)
+                return self._repeat(name, peer, message)
             case Repeated() | Early() | Overflow():
-                pass
-        return ()
+                return self._look_again(name) if message.attempt > 1 else ()
+
+    def _look_again(self, name: str) -> Sequence[Effect]:
+        """A gap has outlived a resend: perhaps the missing ones passed through another node, and the store knows."""
+        if name in self._loading:
+            return ()
+        self._loading[name] = []
+        return [Load(self._key(name))]
 
     def _pass(
         self,
@@ -442,11 +448,12 @@ class Receiver:
         accepts = tuple(self._accept(message, identity=None) for _, (_, message) in items)
         return self._commit((*accepts, put, *extra), [(peer, message.delivery) for _, (peer, message) in items], name)
 
-    def _repeat(self, peer: str, message: Message) -> Sequence[Effect]:
-        """Confirm a duplicate, but never before its first copy is durable: an undecided one waits for that."""
+    def _repeat(self, name: str, peer: str, message: Message) -> Sequence[Effect]:
+        """Confirm a duplicate, but never before its first copy is durable: an undecided one waits for that. The first
+        may have come from another peer, so the duplicate is chained to its session and fails with it."""
         if (peer, message.delivery) in self._undecided:
             return ()
-        return self._commit((Log(self._event(Kind.DUPLICATE, message)),), [(peer, message.delivery)], None)
+        return self._commit((Log(self._event(Kind.DUPLICATE, message)),), [(peer, message.delivery)], name)
 
     def _commit(self, ops: tuple[Op, ...], confirms: list[tuple[str, str]], session: str | None) -> list[Effect]:
         self._token += 1
@@ -474,6 +481,11 @@ class Receiver:
         if any(session == name for session, _ in self._pending.values()):
             # a failed commit of this session is still on its way back: what was read may be older than what follows
             return ()
+        known = self._sessions.get(name)
+        if known is not None and known.version >= version:
+            return ()
+        if known is not None and isinstance(known.index, StrictIndex):
+            arrived = [*known.index.waiting(), *arrived]
         self._sessions[name] = _Session(self._new_index(value), version)
         return [effect for peer, message in arrived for effect in self._arrived_by_index(name, peer, message, now)]
 

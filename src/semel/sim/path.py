@@ -187,6 +187,14 @@ class Path:
             _begin_cursors(self.hub, {f"follow/{READER}": HUB})
             self.add_hub_reader()
 
+    def add_late_reader(self) -> None:
+        """The cursor comes first: from then on nothing more is trimmed that the reader has not seen."""
+        if not self.hub.up:
+            self.world.after(0.5, "late reader", self.add_late_reader)
+            return
+        _begin_cursors(self.hub, {f"follow/{READER}": HUB})
+        self.add_hub_reader()
+
     def add_hub_reader(self) -> None:
         config = FollowerConfig(READER, HUB, f"{HUB}>reader", retry=FOLLOWER_RETRY)
         for node in self._follower_nodes(self.hubs):
@@ -249,7 +257,7 @@ class Path:
         """A reader behind a rival begins again where its cursor stands. One that came too late is told so, and begins
         at the first record left. For anybody else records that were needed are gone."""
         if node.database.up and isinstance(found := self._read_on(node, machine), Trimmed):
-            if machine == READER and node.database.store.cursor(f"follow/{READER}") is None:
+            if machine == READER and self._has_seen_nothing():
                 self._begin_late(found.first)
             else:
                 self.world.violated(f"{machine} on {node.name}: records that it needs were trimmed")
@@ -261,6 +269,10 @@ class Path:
         assert isinstance(fresh, Sender | Follower)
         store = node.database.store
         return store.read(fresh.config.stream, store.cursor(fresh.config.cursor), 1)
+
+    def _has_seen_nothing(self) -> bool:
+        cursor = self.hub.store.cursor(f"follow/{READER}")
+        return cursor is None or cursor.offset == 0
 
     def _begin_late(self, first: Position) -> None:
         begin = Position(HUB, first.epoch, first.offset - 1)

@@ -85,7 +85,7 @@ class Storm:
     def _plan_once(self) -> None:
         weather = self._world.weather
         if weather.hub_reader == "late":
-            self._world.after(self._world.between((1.0, weather.storm_s)), "late reader", self._path.add_hub_reader)
+            self._world.after(self._world.between((1.0, weather.storm_s)), "late reader", self._path.add_late_reader)
         if weather.restore:
             at = self._world.between((2.0, weather.storm_s * 0.8))
             self._world.after(at * self._world.random.random(), "backup", self._take_backup)

@@ -477,7 +477,8 @@ class MemoryStore:
             found = self._data.streams.get(stream)
             if found is None:
                 return Records(())
-            start = after.offset if after is not None else found.start
+            # a cursor may be older than the stream: nothing lies before its start, so nothing is missing there
+            start = max(after.offset, found.start) if after is not None else found.start
             if start + 1 < found.first:
                 return Trimmed(Position(stream, self._data.epoch, found.first))
             return Records(tuple(self._in_this_epoch(record) for record in self._slice(found, start, limit)))

@@ -258,8 +258,8 @@ JOIN semel_work w ON w.scope = u.scope AND w.identity = u.identity
 -- name: add_news
 INSERT INTO semel_work_news (queue, key) SELECT * FROM unnest($1::text[], $2::text[]) AS u
 
--- Only one claim at a time gives turns in a queue: two at once could give them in the wrong order.
 -- name: give_turns
+-- Only one claim at a time gives turns in a queue: two at once could give them in the wrong order.
 WITH waiting AS (
     SELECT seq FROM semel_work
     WHERE queue = $1 AND key IS NOT NULL AND turn IS NULL AND state <= 1 AND due <= $2::bigint
@@ -346,7 +346,11 @@ FOR UPDATE SKIP LOCKED
 SELECT 1, holds, seq, queue, identity, key, state, due, attempts, fence, owner, cause,
     id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
 FROM semel_work
-WHERE queue = $1 AND identity = $2 AND (scope = $1 OR scope <> queue)
+WHERE seq = ANY(ARRAY(
+    SELECT seq FROM semel_work WHERE scope = $1 AND identity = $2 AND queue = $1
+    UNION ALL
+    SELECT seq FROM semel_work WHERE queue = $1 AND identity = $2 AND scope <> queue
+))
 ORDER BY seq DESC
 LIMIT 1
 FOR UPDATE SKIP LOCKED
@@ -355,7 +359,11 @@ FOR UPDATE SKIP LOCKED
 SELECT 1, holds, seq, queue, identity, key, state, due, attempts, fence, owner, cause,
     id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
 FROM semel_work
-WHERE queue = $1 AND identity = $2 AND (scope = $1 OR scope <> queue)
+WHERE seq = ANY(ARRAY(
+    SELECT seq FROM semel_work WHERE scope = $1 AND identity = $2 AND queue = $1
+    UNION ALL
+    SELECT seq FROM semel_work WHERE queue = $1 AND identity = $2 AND scope <> queue
+))
 ORDER BY seq DESC
 LIMIT 1
 
@@ -491,8 +499,8 @@ SELECT system_identifier::text FROM pg_control_system()
 -- name: timeline
 SELECT ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint
 
--- Changes when the tables are restored from a dump, into a new database or over the old ones.
 -- name: table_ids
+-- Changes when the tables are restored from a dump, into a new database or over the old ones.
 SELECT d.oid || '.' || 'semel_store'::regclass::oid FROM pg_database d WHERE d.datname = current_database()
 
 -- name: cursor_beyond_head
@@ -508,7 +516,7 @@ UPDATE semel_store SET
 UPDATE semel_store SET epoch = epoch + 1, xid_base = greatest(
     xid_base,
     1 - pg_current_xact_id()::text::bigint + greatest(
-        (SELECT max(xid) FROM semel_ledger), (SELECT max(xid) FROM semel_record), (SELECT max(xid) FROM semel_stream)
+        $1::bigint, (SELECT max(xid) FROM semel_ledger), (SELECT max(xid) FROM semel_stream)
     )
 )
 RETURNING epoch

@@ -257,6 +257,7 @@ class SqliteStore:
                 self._roll_back()
                 raise
             self._broken = f"an I/O error struck {self.path} inside a commit: {error}"
+            connection.close()
             raise CommitInDoubt(self._broken, marker="io", fix="check the disk, then restart this process") from error
 
     def commit(self, units: Sequence[Unit]) -> list[Outcome]:
@@ -320,7 +321,8 @@ class SqliteStore:
             id, start, _, first, epoch = row
             if after is not None:
                 check_epoch(after, epoch)
-            begin = after.offset if after is not None else start
+            # a cursor may be older than the stream: nothing lies before its start, so nothing is missing there
+            begin = max(after.offset, start) if after is not None else start
             if begin + 1 < first:
                 return Trimmed(Position(stream, epoch, first))
             found = db.execute(Q["read_records"], (id, begin, limit)).fetchall()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -58,6 +58,16 @@ def envelopes(draw: st.DrawFn) -> Envelope:
     )
 
 
+def attempt(read: Callable[[bytes], Envelope], data: bytes) -> Envelope | None:
+    """Read what a stranger sent: an envelope, or a refusal in our words. Any other exception fails the test."""
+    try:
+        return read(data)
+    except SemelError as error:
+        refusal = error
+    assert refusal.fix
+    return None
+
+
 @given(envelopes())
 def test_a_packed_envelope_comes_back(envelope: Envelope) -> None:
     assert unpack(pack(envelope)) == envelope
@@ -80,8 +90,7 @@ def test_json_is_a_cloud_event(envelope: Envelope) -> None:
 @example(b"\x81\xa2id\xa0")
 def test_arbitrary_bytes_are_refused_in_our_words(data: bytes) -> None:
     for read in (unpack, from_json):
-        with suppress(SemelError):
-            assert isinstance(read(data), Envelope)
+        attempt(read, data)
 
 
 json_values = st.recursive(
@@ -120,9 +129,8 @@ ATTRIBUTES = [
 @example({"specversion": "1.0", "id": "m", "source": "s", "type": "t", "sequence": 1e308})
 @example({"specversion": "1.0", "id": "m", "source": "s", "type": "t", "time": "0001-01-01T00:00:00+23:59"})
 def test_nearly_good_events_are_read_or_refused_in_our_words(event: dict[str, Any]) -> None:
-    with suppress(SemelError):
-        envelope = from_json(json.dumps(event).encode())
-        assert from_json(to_json(envelope)) == envelope
+    envelope = attempt(from_json, json.dumps(event).encode())
+    assert envelope is None or from_json(to_json(envelope)) == envelope
 
 
 @given(
@@ -130,9 +138,8 @@ def test_nearly_good_events_are_read_or_refused_in_our_words(event: dict[str, An
 )
 def test_nearly_good_frames_are_read_or_refused_in_our_words(fields: dict[str, Any]) -> None:
     frame = msgspec.msgpack.encode(fields)
-    with suppress(SemelError):
-        envelope = unpack(frame)
-        assert unpack(pack(envelope)) == envelope
+    envelope = attempt(unpack, frame)
+    assert envelope is None or unpack(pack(envelope)) == envelope
 
 
 @pytest.mark.parametrize("depth", [1_000, 50_000])

@@ -363,4 +363,6 @@ def _words(error: Exception) -> str:
         return error.message
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, EOFError):
+        return "the other side hung up"
     return str(error) or type(error).__name__

@@ -1,0 +1,112 @@
+"""Hears of every commit by LISTEN and NOTIFY, on one connection and one thread that start when somebody waits."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import Connection
+
+from semel.errors import SemelError
+from semel.stores.postgres_wire import connect
+
+T = TypeVar("T")
+SAFETY_S = 5.0
+"""How long a notification can be lost at most, for whatever reason: then everybody looks by themselves."""
+AGAIN_S = 1.0
+
+
+class Listener:
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._changed = threading.Condition()
+        self._count = 0
+        self._wakes: list[Callable[[], None]] = []
+        self._thread: threading.Thread | None = None
+        self._hears = threading.Event()
+        self._closed = threading.Event()
+        self._stop_read, self._stop_write = socket.socketpair()
+
+    def until(self, look: Callable[[], T], is_enough: Callable[[T], bool], timeout_s: float) -> T:
+        """Look now and after each commit, until there is enough or the time is up."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            count = self._count
+            found = look()
+            left = deadline - time.monotonic()
+            if is_enough(found) or left <= 0 or self._closed.is_set():
+                return found
+            if self._thread is None:
+                self._start()
+                continue
+            with self._changed:
+                self._changed.wait_for(lambda seen=count: self._count != seen, min(left, SAFETY_S))  # type: ignore[misc]
+
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        with self._changed:
+            self._wakes.append(wake)
+        self._start()
+        return lambda: self._forget(wake)
+
+    def _forget(self, wake: Callable[[], None]) -> None:
+        with self._changed:
+            if wake in self._wakes:
+                self._wakes.remove(wake)
+
+    def wake(self) -> None:
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+            wakes = list(self._wakes)
+        for wake in wakes:
+            wake()
+
+    def _start(self) -> None:
+        """Returns when it hears, so that no commit after this call goes unheard."""
+        with self._changed:
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._run, name="semel-listen", daemon=True)
+                self._thread.start()
+        self._hears.wait(SAFETY_S)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection = connect(self._url)
+            except SemelError:
+                self._closed.wait(AGAIN_S)
+                continue
+            try:
+                self._hear(connection)
+            except (psycopg.Error, OSError):
+                self._closed.wait(AGAIN_S)
+            finally:
+                connection.close()
+
+    def _hear(self, connection: Connection[Any]) -> None:
+        """What happened before we listened may have gone unheard, so the first thing is a wake."""
+        connection.execute("LISTEN semel")
+        self._hears.set()
+        self.wake()
+        while not self._closed.is_set():
+            select.select([connection.fileno(), self._stop_read], [], [], SAFETY_S)
+            connection.pgconn.consume_input()
+            while connection.pgconn.notifies() is not None:
+                pass
+            self.wake()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._hears.set()
+        self._stop_write.close()
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._stop_read.close()

@@ -1,0 +1,369 @@
+"""How the PostgreSQL store talks to its server: connections, statements by name, arrays, and errors in our words."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+from psycopg import Connection, RawCursor
+from psycopg.abc import Buffer
+from psycopg.adapt import Dumper, PyFormat
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import ConnStatus, Format
+from psycopg.rows import tuple_row
+from psycopg.types.numeric import Int8BinaryDumper
+
+from semel.errors import (
+    ConfigError,
+    NotAStore,
+    SemelError,
+    StoreBusy,
+    StoreFull,
+    StoreReadOnly,
+    StoreRefused,
+    StoreUnavailable,
+)
+from semel.stores.queries import load_queries
+
+Q = load_queries("postgres.sql")
+Row = tuple[Any, ...]
+LOCK_S = 10
+READERS_MAX = 8
+
+DEFAULTS: dict[str, Any] = {
+    "connect_timeout": 10,
+    "fallback_application_name": "semel",
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
+# Our statements touch few rows through an index. A plan made while a table was small must not go on reading all of it.
+# A frozen process must not hold a stream for ever, so its idle transaction is ended by the server.
+SETTINGS = f"""
+SET enable_seqscan = off;
+SET enable_hashjoin = off;
+SET enable_mergejoin = off;
+SET jit = off;
+SET plan_cache_mode = force_generic_plan;
+SET lock_timeout = '{LOCK_S}s';
+SET idle_in_transaction_session_timeout = '60s';
+SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
+"""
+
+
+# -- arrays
+
+
+class Array:
+    """A column of values in the server's own binary form. Writing it by hand is several times faster than by item."""
+
+    __slots__ = ("data", "oid")
+
+    def __init__(self, item_oid: int, array_oid: int, count: int, items: bytes) -> None:
+        self.data = struct.pack(">iiIii", 1 if count else 0, 1, item_oid, count, 1) if count else _EMPTY(item_oid)
+        self.data += items
+        self.oid = array_oid
+
+
+def _EMPTY(item_oid: int) -> bytes:
+    return struct.pack(">iiI", 0, 0, item_oid)
+
+
+_NULL = struct.pack(">i", -1)
+_LENGTHS = [struct.pack(">i", length) for length in range(1024)]
+_pack_length = struct.Struct(">i").pack
+
+
+def texts(values: Sequence[str | None]) -> Array:
+    if values.count(None) == len(values):
+        return Array(25, 1009, len(values), _NULL * len(values))
+    return Array(25, 1009, len(values), _join([None if value is None else value.encode() for value in values]))
+
+
+def byteas(values: Sequence[bytes | None]) -> Array:
+    return Array(17, 1001, len(values), _join(values))
+
+
+def _join(values: Sequence[bytes | None]) -> bytes:
+    parts: list[bytes] = []
+    for value in values:
+        if value is None:
+            parts.append(_NULL)
+        else:
+            size = len(value)
+            parts.append(_LENGTHS[size] if size < 1024 else _pack_length(size))
+            parts.append(value)
+    return b"".join(parts)
+
+
+def bigints(values: Sequence[int | None]) -> Array:
+    return Array(20, 1016, len(values), _pack(values, "q", 8))
+
+
+def ints(values: Sequence[int | None]) -> Array:
+    return Array(23, 1007, len(values), _pack(values, "i", 4))
+
+
+def smallints(values: Sequence[int | None]) -> Array:
+    return Array(21, 1005, len(values), _pack(values, "h", 2))
+
+
+def bools(values: Sequence[bool]) -> Array:
+    return Array(16, 1000, len(values), _pack(values, "?", 1))
+
+
+def _pack(values: Sequence[int | None], code: str, size: int) -> bytes:
+    count = len(values)
+    missing = values.count(None)
+    if missing == count:
+        return _NULL * count
+    if missing:
+        pack = struct.Struct(">i" + code).pack
+        return b"".join([_NULL if value is None else pack(size, value) for value in values])
+    flat: list[int | None] = [size] * (2 * count)
+    flat[1::2] = values
+    return struct.pack(">" + ("i" + code) * count, *flat)
+
+
+class _ArrayDumper(Dumper):
+    format = Format.BINARY
+
+    def get_key(self, obj: Array, format: PyFormat) -> Any:
+        return obj.oid
+
+    def upgrade(self, obj: Array, format: PyFormat) -> _ArrayDumper:
+        dumper = _ArrayDumper(Array)
+        dumper.oid = obj.oid
+        return dumper
+
+    def dump(self, obj: Array) -> Buffer:
+        return obj.data
+
+
+# -- statements
+
+
+class Statements:
+    """Runs queries by name. Inside `connection.pipeline()` they are sent at once and answered when asked for."""
+
+    def __init__(self, connection: Connection[Any], *, ours: bool = True) -> None:
+        self.connection = connection
+        self._ours = ours
+
+    def run(self, name: str, *params: Any) -> RawCursor[Row]:
+        cursor = RawCursor(self.connection, row_factory=tuple_row)
+        if not self._ours:
+            adapt(cursor)
+        cursor.execute(Q[name], params, prepare=True if self._ours else None, binary=True)
+        return cursor
+
+    def ask(self, name: str, *params: Any) -> list[Row]:
+        return self.run(name, *params).fetchall()
+
+
+def adapt(context: Connection[Any] | RawCursor[Row]) -> None:
+    context.adapters.register_dumper(Array, _ArrayDumper)
+    # one type for every number: otherwise each size of number would be prepared as another statement
+    context.adapters.register_dumper(int, Int8BinaryDumper)
+
+
+def connect(url: str) -> Connection[Any]:
+    """A connection that commits each statement unless a transaction is begun."""
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        raise ConfigError(
+            f"{redact(url)!r} is not a PostgreSQL URL: {_text(error)}", fix="write postgresql://user@host:5432/database"
+        ) from None
+    defaults = {name: value for name, value in DEFAULTS.items() if name not in given}
+    try:
+        connection = psycopg.connect(url, autocommit=True, client_encoding="UTF8", **defaults)
+    except psycopg.Error as error:
+        raise _unreachable(url, error) from error
+    try:
+        with errors(url):
+            connection.execute(SETTINGS)
+            adapt(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_broken(connection: Connection[Any]) -> bool:
+    return connection.closed or connection.pgconn.status != ConnStatus.OK
+
+
+class Pool:
+    """A few connections for readers. One that breaks takes the idle ones with it: they broke for the same reason."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._lock = threading.Lock()
+        self._idle: list[Connection[Any]] = []
+        self._closed = False
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection[Any]]:
+        connection = self._take() or connect(self._url)
+        try:
+            with errors(self._url):
+                yield connection
+        finally:
+            self._give_back(connection)
+
+    def ask(self, name: str, *params: Any) -> list[Row]:
+        """Run one query that only reads. An idle connection may have died unnoticed, so it is tried once more."""
+        connection = self._take()
+        if connection is not None:
+            try:
+                return Statements(connection).ask(name, *params)
+            except psycopg.OperationalError:
+                if not is_broken(connection):
+                    with errors(self._url):
+                        raise
+            except psycopg.Error:
+                with errors(self._url):
+                    raise
+            finally:
+                self._give_back(connection)
+        with self.connection() as fresh:
+            return Statements(fresh).ask(name, *params)
+
+    def _take(self) -> Connection[Any] | None:
+        with self._lock:
+            if self._closed:
+                raise StoreUnavailable("the store is closed", fix="open it again")
+            return self._idle.pop() if self._idle else None
+
+    def _give_back(self, connection: Connection[Any]) -> None:
+        with self._lock:
+            gone = [connection]
+            if is_broken(connection):
+                gone += self._idle
+                self._idle.clear()
+            elif not self._closed and len(self._idle) < READERS_MAX:
+                self._idle.append(connection)
+                return
+        for each in gone:
+            each.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+
+# -- errors
+
+
+@contextmanager
+def errors(url: str) -> Iterator[None]:
+    """The driver's errors in our words."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translate(url, error) from error
+    except UnicodeEncodeError as error:
+        raise StoreRefused(f"not well-formed Unicode: {error}", fix="correct the message that was being stored") from None
+    except struct.error as error:
+        raise StoreRefused(f"a number is out of range: {error}", fix="correct the message that was being stored") from None
+
+
+def translate(url: str, error: psycopg.Error) -> SemelError:
+    """What is the data's fault is StoreRefused; the rest is about the server."""
+    state = error.sqlstate or ""
+    for prefix, make in _BY_STATE.items():
+        if state.startswith(prefix):
+            return make(_text(error))
+    if isinstance(error, psycopg.DataError):
+        return _refused(_text(error))
+    return StoreUnavailable(
+        f"the connection to {redact(url)} failed: {_text(error)}", fix="check that the server runs, then try again"
+    )
+
+
+def is_retryable(error: psycopg.Error) -> bool:
+    """A deadlock or a serialization failure: the same transaction may succeed at once."""
+    return error.sqlstate in ("40P01", "40001")
+
+
+def _refused(text: str) -> SemelError:
+    return StoreRefused(f"PostgreSQL refused the data: {text}", fix="correct the message that was being stored")
+
+
+def _full(text: str) -> SemelError:
+    return StoreFull(f"PostgreSQL has no space left: {text}", fix="free disk space; nothing written so far is lost")
+
+
+def _read_only(text: str) -> SemelError:
+    return StoreReadOnly(
+        f"the database may not be written: {text}", fix="connect to the primary, or make the database writable"
+    )
+
+
+def _forbidden(text: str) -> SemelError:
+    return StoreReadOnly(text, fix="give the user of the URL the right to create and write tables in its schema")
+
+
+def _busy(text: str) -> SemelError:
+    return StoreBusy(f"somebody else holds the lock: {text}", fix="try again; end transactions that stay open for long")
+
+
+def _no_tables(text: str) -> SemelError:
+    return NotAStore(f"a table of Semel is missing: {text}", fix="create the tables: semel store init <url>")
+
+
+def _stopping(text: str) -> SemelError:
+    return StoreUnavailable(f"PostgreSQL ended the connection: {text}", fix="try again when the server is back")
+
+
+_BY_STATE: dict[str, Callable[[str], SemelError]] = {
+    "53100": _full,
+    "25006": _read_only,
+    "42501": _forbidden,
+    "55P03": _busy,
+    "57014": _busy,
+    "40": _busy,
+    "42P01": _no_tables,
+    "57": _stopping,
+    "25P03": _stopping,
+    "22": _refused,
+    "23": _refused,
+    "42": _refused,
+    "54": _refused,
+}
+
+
+def _unreachable(url: str, error: psycopg.Error) -> SemelError:
+    text = _text(error)
+    fix = "check host, port, user, password and database, and that the server runs"
+    if "password authentication failed" in text or "no password supplied" in text:
+        fix = "correct the user and password in the URL, or set PGPASSWORD"
+    elif "database" in text and "does not exist" in text:
+        fix = "create the database with createdb, or correct its name in the URL"
+    elif "refused" in text or "No such file" in text:
+        fix = "start PostgreSQL, or correct host and port in the URL"
+    return StoreUnavailable(f"cannot connect to {redact(url)}: {text}", fix=fix)
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def redact(url: str) -> str:
+    """The URL without its password, for messages and status."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    user = f"{parts.username or ''}:***@"
+    return urlunsplit(parts._replace(netloc=user + parts.netloc.rpartition("@")[2]))

@@ -1,0 +1,366 @@
+"""What only SQLite can get wrong: files, sidecars, several processes on one file, and a disk that refuses."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from semel import Envelope, errors
+from semel.kernel.ops import Advance, Append, Applied, Claim, Duplicate, Enqueue, Fresh, Unit
+from semel.kernel.position import Position
+from semel.kernel.store import Records
+from semel.stores import queries
+from semel.stores.sqlite import SqliteStore
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def append(id: str, stream: str = "hub/x") -> Unit:
+    return Unit((Append(stream, Envelope(id=id, data=b"body"), identity=id),))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "semel.db"
+
+
+@pytest.fixture
+def open_at(path: Path):
+    stores: list[SqliteStore] = []
+
+    def open_(**options):
+        stores.append(SqliteStore(f"sqlite:///{path}", **options))
+        return stores[-1]
+
+    yield open_
+    for store in stores:
+        store.close()
+
+
+def restore(copy: Path, path: Path) -> None:
+    """What an operator does: the old file in the place of the new one, the log and its index removed."""
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    shutil.copy(copy, path)
+
+
+def back_up(path: Path) -> Path:
+    copy = path.with_name("backup.db")
+    with sqlite3.connect(path) as source, sqlite3.connect(copy) as target:
+        source.backup(target)
+    source.close()
+    target.close()
+    return copy
+
+
+class TestRewind:
+    def test_a_reopened_store_keeps_its_epoch(self, open_at):
+        first = open_at()
+        first.commit([append("a")])
+        first.close()
+        assert open_at().epoch == 1
+
+    def test_a_restored_file_begins_a_new_epoch_above_everything_given_out(self, open_at, path):
+        store = open_at()
+        store.commit([append("a")])
+        copy = back_up(path)
+        store.commit([append("b"), append("c")])
+        lost = store.head("hub/x")
+        store.close()
+        restore(copy, path)
+        again = open_at()
+        assert again.epoch == 2
+        [outcome] = again.commit([append("d")])
+        assert isinstance(outcome.results[0], Fresh)
+        assert outcome.results[0].position.offset > lost.offset
+
+    def test_fences_of_the_lost_history_are_never_given_out_again(self, open_at, path):
+        store = open_at()
+        store.commit([Unit((Enqueue("inbox/q", "row", Envelope(id="row")),))])
+        copy = back_up(path)
+        claim = Unit((Claim("inbox/q", "w", lease_s=0.0),))
+        fences = [store.commit([claim])[0].results[0].rows[0].fence for _ in range(3)]
+        store.close()
+        restore(copy, path)
+        [outcome] = open_at().commit([claim])
+        assert outcome.results[0].rows[0].fence > max(fences)
+
+    def test_a_position_of_the_lost_history_is_refused(self, open_at, path):
+        store = open_at()
+        store.commit([append("a")])
+        copy = back_up(path)
+        store.commit([append("b")])
+        seen = store.head("hub/x")
+        store.close()
+        restore(copy, path)
+        with pytest.raises(errors.EpochChanged) as caught:
+            open_at().read("hub/x", after=seen)
+        assert caught.value.current == 2
+
+    def test_a_cursor_of_the_surviving_history_goes_on(self, open_at, path):
+        store = open_at()
+        store.commit([append("a"), append("b")])
+        store.commit([Unit((Advance("reader", Position("hub/x", 1, 1)),))])
+        copy = back_up(path)
+        store.commit([append("c")])
+        store.close()
+        restore(copy, path)
+        again = open_at()
+        found = again.read("hub/x", after=again.cursor("reader"))
+        assert [record.envelope.id for record in found.records] == ["b"]
+
+    @pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_bytes(b"nonsense")])
+    def test_without_a_sidecar_that_makes_sense_a_new_epoch_begins(self, open_at, path, damage):
+        store = open_at()
+        store.commit([append("a")])
+        store.close()
+        damage(path.with_name(path.name + "-semel"))
+        assert open_at().epoch == 2
+
+    def test_another_store_in_the_same_place_begins_a_new_epoch(self, open_at, path, tmp_path):
+        other = SqliteStore(f"sqlite:///{tmp_path}/other.db")
+        other.commit([append("a")])
+        other.close()
+        store = open_at()
+        store.commit([append("b")])
+        store.close()
+        restore(tmp_path / "other.db", path)
+        assert open_at().epoch == 2
+
+    def test_a_cursor_beyond_the_end_proves_a_rewind(self, open_at, path):
+        store = open_at()
+        store.commit([append("a")])
+        store.close()
+        with sqlite3.connect(path) as db:
+            db.execute("INSERT INTO semel_cursor VALUES ('reader', 'hub/x', 1, 99, 1)")
+        db.close()
+        assert open_at().epoch == 2
+
+    def test_the_reason_is_in_the_ledger(self, open_at, path):
+        store = open_at()
+        store.commit([append("a")])
+        store.close()
+        path.with_name(path.name + "-semel").unlink()
+        again = open_at()
+        assert "sidecar" in again.ledger(after=_start())[-1].event.cause
+
+
+def _start():
+    from semel.kernel.ledger import START
+
+    return START
+
+
+def write_many(url: str, name: str, count: int) -> None:
+    store = SqliteStore(url, node=name)
+    for number in range(count):
+        store.commit([append(f"{name}-{number}")])
+    store.close()
+
+
+def write_same(url: str, name: str, count: int) -> None:
+    store = SqliteStore(url, node=name)
+    for number in range(count):
+        store.commit([append(f"same-{number}")])
+    store.close()
+
+
+class TestSeveralProcesses:
+    def run(self, target, path, processes=3, count=100):
+        url = f"sqlite:///{path}"
+        SqliteStore(url).close()
+        workers = [SPAWN.Process(target=target, args=(url, f"p{n}", count)) for n in range(processes)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(120)
+            assert worker.exitcode == 0
+        store = SqliteStore(url)
+        found = store.read("hub/x", limit=10_000)
+        store.close()
+        assert isinstance(found, Records)
+        return found.records
+
+    def test_offsets_stay_dense_and_nothing_is_lost(self, path):
+        records = self.run(write_many, path)
+        assert [record.position.offset for record in records] == list(range(1, 301))
+        assert len({record.envelope.id for record in records}) == 300
+
+    def test_one_of_them_wins_each_identity(self, path):
+        records = self.run(write_same, path)
+        assert sorted(record.envelope.id for record in records) == sorted(f"same-{n}" for n in range(100))
+
+    def test_a_reader_is_woken_by_another_process(self, path):
+        url = f"sqlite:///{path}"
+        reader = SqliteStore(url)
+        writer = SPAWN.Process(target=write_many, args=(url, "other", 1))
+        writer.start()
+        found = reader.tail("hub/x", timeout_s=60)
+        writer.join(60)
+        reader.close()
+        assert [record.envelope.id for record in found.records] == ["other-0"]
+
+    def test_a_listener_hears_of_another_process(self, path):
+        url = f"sqlite:///{path}"
+        reader = SqliteStore(url)
+        heard = threading.Event()
+        stop = reader.listen(lambda: heard.set() if reader.read("hub/x").records else None)
+        writer = SPAWN.Process(target=write_many, args=(url, "other", 1))
+        writer.start()
+        assert heard.wait(60)
+        stop()
+        writer.join(60)
+        reader.close()
+
+
+class TestErrors:
+    def test_a_file_that_is_no_database(self, open_at, path):
+        path.write_text("a shopping list\n" * 100)
+        with pytest.raises(errors.NotAStore, match="not a SQLite database") as caught:
+            open_at()
+        assert caught.value.fix
+        assert path.read_text().startswith("a shopping list")
+
+    def test_a_folder(self, path, open_at):
+        path.mkdir()
+        with pytest.raises(errors.NotAStore, match="folder"):
+            open_at()
+
+    def test_a_missing_folder(self, tmp_path):
+        with pytest.raises(errors.StoreUnavailable, match="does not exist"):
+            SqliteStore(f"sqlite:///{tmp_path}/nowhere/semel.db")
+
+    def test_a_missing_store_that_must_not_be_created(self, open_at, path):
+        with pytest.raises(errors.StoreUnavailable, match="no store"):
+            open_at(create=False)
+        assert not path.exists()
+
+    def test_somebody_elses_database_is_left_alone(self, open_at, path):
+        with sqlite3.connect(path) as db:
+            db.execute("CREATE TABLE customers (name TEXT)")
+        db.close()
+        with pytest.raises(errors.NotAStore, match="no Semel tables"):
+            open_at(create=False)
+
+    def test_a_locked_database_is_busy_and_loses_nothing(self, open_at, path):
+        store = open_at(busy_s=0.05)
+        store.commit([append("a")])
+        blocker = sqlite3.connect(path, isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+        with pytest.raises(errors.StoreBusy) as caught:
+            store.commit([append("b")])
+        assert caught.value.retryable
+        blocker.execute("ROLLBACK")
+        blocker.close()
+        [outcome] = store.commit([append("b")])
+        assert isinstance(outcome.results[0], Fresh)
+
+    def test_a_newer_schema_is_refused_and_unchanged(self, open_at, path):
+        open_at().close()
+        with sqlite3.connect(path) as db:
+            db.execute("UPDATE semel_store SET schema = 99")
+        db.close()
+        with pytest.raises(errors.SchemaTooNew, match="schema 99"):
+            open_at()
+        with sqlite3.connect(path) as db:
+            assert db.execute("SELECT schema FROM semel_store").fetchone() == (99,)
+        db.close()
+
+    def test_a_full_disk_refuses_the_commit_and_keeps_the_rest(self, open_at, path):
+        store = open_at()
+        store.commit([append("a")])
+        pages = store._writer.execute("PRAGMA page_count").fetchone()[0]
+        store._writer.execute(f"PRAGMA max_page_count = {pages + 2}")
+        big = Unit((Append("hub/x", Envelope(id="big", data=b"x" * 200_000), identity="big"),))
+        with pytest.raises(errors.StoreFull, match="no space"):
+            store.commit([big])
+        store._writer.execute(f"PRAGMA max_page_count = {pages + 1000}")
+        [outcome] = store.commit([big])
+        assert isinstance(outcome.results[0], Fresh)
+        assert outcome.results[0].position.offset == 2
+
+    def test_an_io_error_inside_commit_ends_the_use_of_the_file(self, open_at, path, monkeypatch):
+        store = open_at()
+        store.commit([append("a")])
+
+        class Failing:
+            def __init__(self, connection):
+                self.connection = connection
+
+            def __getattr__(self, name):
+                return getattr(self.connection, name)
+
+            def execute(self, sql, *args):
+                if sql == "COMMIT":
+                    error = sqlite3.OperationalError("disk I/O error")
+                    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+                    raise error
+                return self.connection.execute(sql, *args)
+
+        monkeypatch.setattr(store, "_writer", Failing(store._writer))
+        with pytest.raises(errors.CommitInDoubt):
+            store.commit([append("b")])
+        with pytest.raises(errors.StoreUnavailable, match="I/O error"):
+            store.commit([append("c")])
+        with pytest.raises(errors.StoreUnavailable):
+            store.resolve("io")
+        [outcome] = open_at().commit([append("a")])
+        assert isinstance(outcome.results[0], Duplicate)
+
+    @pytest.mark.parametrize("url", ["sqlite://host/x.db", "sqlite:///", "sqlite:///x.db?mode=memory"])
+    def test_a_url_that_names_no_file(self, url):
+        with pytest.raises(errors.ConfigError, match="not the URL"):
+            SqliteStore(url)
+
+
+class TestMigration:
+    def test_an_older_schema_is_brought_up_to_date(self, open_at, monkeypatch):
+        store = open_at()
+        store.commit([append("a")])
+        store.close()
+        steps = [*queries.load_migrations("sqlite"), (2, "CREATE TABLE semel_later (x INTEGER) STRICT;\n")]
+        monkeypatch.setattr("semel.stores.sqlite.load_migrations", lambda engine: steps)
+        again = open_at()
+        assert again.status().schema == 2
+        assert again.migrate() == (2, 2)
+        [outcome] = again.commit([append("a")])
+        assert isinstance(outcome, Applied)
+        assert isinstance(outcome.results[0], Duplicate)
+
+    def test_a_failed_step_leaves_the_old_schema(self, open_at, monkeypatch):
+        store = open_at()
+        store.close()
+        good = queries.load_migrations("sqlite")
+        bad = [*good, (2, "CREATE TABLE semel_later (x INTEGER) STRICT;\nCREATE TABLE semel_later (y);\n")]
+        with monkeypatch.context() as patch:
+            patch.setattr("semel.stores.sqlite.load_migrations", lambda engine: bad)
+            with pytest.raises(errors.StoreError):
+                open_at()
+        assert open_at().status().schema == good[-1][0]
+
+
+def test_the_log_does_not_grow_without_end(open_at, path):
+    """The checkpointer copies the log while commits go on, so the log begins anew from time to time."""
+    store = open_at()
+    body = b"x" * 100_000
+    for number in range(400):
+        store.commit([Unit((Append("hub/x", Envelope(id=str(number), data=body)),))])
+    assert path.with_name(path.name + "-wal").stat().st_size < 30_000_000
+
+
+def test_a_users_transaction_in_the_users_own_connection(open_at, path):
+    store = open_at()
+    user = sqlite3.connect(path, isolation_level=None)
+    user.execute("CREATE TABLE orders (id TEXT PRIMARY KEY)")
+    user.execute("BEGIN IMMEDIATE")
+    user.execute("INSERT INTO orders VALUES ('7')")
+    store.bind(user).apply([Enqueue("outbox/shop", "7", Envelope(id="7"))])
+    assert store.work("outbox/shop", "7") is None
+    user.execute("COMMIT")
+    assert store.work("outbox/shop", "7") is not None
+    user.close()
