@@ -2,19 +2,103 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
-from semel.cli.terminal import Answer
+from semel.cli.options import DebugOption, JsonOption
+from semel.cli.terminal import Answer, Terminal
+from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 
-app = typer.Typer(help="Measure.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from semel.bench.store import Result
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
-def bench() -> None:
-    """Measure."""
+def bench_group(json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Measure Semel on this machine.
+
+    \b
+    Examples:
+      semel bench store
+      semel bench store --engine postgres --json
+    """
 
 
 @app.command("store")
-def store(context: typer.Context) -> Answer:
-    """x"""
-    return Answer({})
+def store(
+    context: typer.Context,
+    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="sqlite or postgres.")] = "sqlite",
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="A PostgreSQL server. Default: a private one.")
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", min=100, metavar="N", help="Rows of each measurement.")] = 5000,
+    producers: Annotated[int, typer.Option("--producers", min=1, max=10_000, metavar="N", help="Producers.")] = 64,
+    body_bytes: Annotated[
+        int, typer.Option("--body-bytes", min=0, max=262_144, metavar="N", help="Bytes in each body.")
+    ] = 500,
+    scales: Annotated[
+        str, typer.Option("--scales", metavar="LIST", help="Stored rows, in multiples of --rows.")
+    ] = "1,10,100",
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="Where to measure. Default: this folder.")
+    ] = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Durable commits per second, as a ratio to raw batches of the same rows and beside the disk's own limit.
+
+    Exit code 1 when the ratio is below a half, or a wait is longer than promised.
+
+    \b
+    Examples:
+      semel bench store
+      semel bench store --rows 1000 --scales 1,10
+      semel bench store --engine postgres --url postgresql://user@host/database
+    """
+    from semel.bench.store import Options, run
+
+    terminal: Terminal = context.obj
+    options = Options(
+        engine=engine,
+        url=url,
+        rows=rows,
+        producers=producers,
+        body_bytes=body_bytes,
+        scales=parse_scales(scales),
+        folder=_checked_folder(folder),
+    )
+    result = run(options, terminal.live)
+    return _answer(result)
+
+
+def _answer(result: Result) -> Answer:
+    from semel.bench.store import table
+
+    if result.holds:
+        return Answer(result.as_dict(), [table(result)], EXIT_HOLDS)
+    error = {
+        "code": "claim-false",
+        "message": "the store is slower than promised on this machine, at this moment",
+        "fix": "run it again on an idle machine; compare the fdatasync rate with the one in the documentation",
+    }
+    return Answer(result.as_dict(), [table(result)], EXIT_CLAIM_FALSE, error)
+
+
+def parse_scales(text: str) -> tuple[int, ...]:
+    try:
+        scales = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        scales = ()
+    if not scales or min(scales) < 1 or list(scales) != sorted(set(scales)):
+        raise ConfigError(f"--scales {text!r} is not a rising list of whole numbers", fix="write 1,10,100")
+    return scales
+
+
+def _checked_folder(folder: Path | None) -> Path:
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder", fix="name one that exists")
+    return folder or Path.cwd()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from semel.cli.options import ConfigOption, DebugOption, JsonOption, StoreOption, opened
+from semel.cli.options import ConfigOption, DebugOption, JsonOption, StoreOption, opened, shown
 from semel.cli.terminal import Answer, Terminal, human_bytes
 from semel.errors import EXIT_UNREACHABLE, EXIT_USAGE, NotAStore, SemelError
 
@@ -148,8 +145,10 @@ def check_disk() -> Check:
 
 def check_sync() -> Check:
     """How often this disk can promise that something is written: the limit of every durable store on it."""
+    from semel.bench.disk import fdatasync_rate
+
     try:
-        rate = sync_rate(Path())
+        rate = fdatasync_rate(Path(), SYNC_TRIAL_S)
     except OSError as error:
         return Check(
             "sync", "missing", f"this folder cannot be written: {error.strerror}", "run in a folder that may be written"
@@ -158,17 +157,6 @@ def check_sync() -> Check:
     if rate < SYNC_RATE_LOW:
         return Check("sync", "note", detail, "commits will be slow: keep the store on a local disk")
     return Check("sync", "ok", detail)
-
-
-def sync_rate(folder: Path, seconds: float = SYNC_TRIAL_S) -> float:
-    sync = getattr(os, "fdatasync", os.fsync)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".semel-sync-") as file:
-        count, begin = 0, time.perf_counter()
-        while (spent := time.perf_counter() - begin) < seconds:
-            os.pwrite(file.fileno(), b"x" * 4096, 4096 * (count % 64))
-            sync(file.fileno())
-            count += 1
-    return count / spent
 
 
 def check_psycopg() -> Check:
@@ -229,7 +217,12 @@ def _check_store(config: Config, given: str | None) -> Check:
     url, source = config.resolve_store(given)
     try:
         if url.startswith("sqlite:") and not _sqlite_exists(url):
-            return Check("store", "missing", f"{url} is not there yet ({source})", f"create it: semel store init {url}")
+            return Check(
+                "store",
+                "missing",
+                f"{shown(url)} is not there yet ({source})",
+                f"create it: semel store init {shown(url)}",
+            )
         with opened(url, config) as store:
             status = store.status()
     except NotAStore as error:
@@ -237,7 +230,9 @@ def _check_store(config: Config, given: str | None) -> Check:
         return Check("store", state, error.message, error.fix, error.exit_code)
     except SemelError as error:
         return Check("store", "bad", error.message, error.fix, error.exit_code)
-    return Check("store", "ok", f"{url} ({source}): {status.engine}, epoch {status.epoch}, schema {status.schema}")
+    return Check(
+        "store", "ok", f"{shown(url)} ({source}): {status.engine}, epoch {status.epoch}, schema {status.schema}"
+    )
 
 
 def _sqlite_exists(url: str) -> bool:

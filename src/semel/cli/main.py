@@ -22,8 +22,17 @@ EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
+
+class _Ordered(typer.core.TyperGroup):
+    """Commands in the order in which one meets them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return ["demo", "doctor", "store", "sim", "bench"]
+
+
 app = typer.Typer(
     name="semel",
+    cls=_Ordered,
     help="""\
     Semel: exactly-once messaging.
 

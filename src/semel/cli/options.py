@@ -49,11 +49,27 @@ def find_store(terminal: Terminal, given: str | None, config: Config) -> str:
     return url
 
 
+def shown(url: str) -> str:
+    """The URL as it may be printed: without its password."""
+    return _PASSWORD_QUERY.sub(r"\1***", _PASSWORD.sub(r"\1***\2", url))
+
+
+_PASSWORD = re.compile(r"(://[^/?#@:]*:)[^/?#]*(@)")
+_PASSWORD_QUERY = re.compile(r"([?&]password=)[^&#]*")
+
+
 @contextmanager
 def opened(url: str, config: Config, *, create: bool = False) -> Iterator[Store]:
     from semel.stores.open import open_store
 
-    store = open_store(url, node=config.store.node, create=create)
+    try:
+        store = open_store(url, node=config.store.node, create=create)
+    except ConfigError as error:
+        raise ConfigError(error.message.replace(url, shown(url)), fix=error.fix.replace(url, shown(url))) from None
+    except ValueError as error:
+        raise ConfigError(
+            f"{shown(url)!r} is not a URL: {error}", fix="write it as in semel store init --help"
+        ) from None
     try:
         yield store
     finally:

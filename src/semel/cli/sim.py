@@ -2,16 +2,161 @@
 
 from __future__ import annotations
 
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
 from semel.cli.options import DebugOption, JsonOption
-from semel.cli.terminal import Answer
+from semel.cli.terminal import Answer, Terminal
+from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
+
+if TYPE_CHECKING:
+    from semel.sim import Report, Sweep
+
+SEEDS = 200
+FAILED_SHOWN = 5
+VIOLATIONS_SHOWN = 5
 
 
 def sim(
     context: typer.Context,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, metavar="N", help=f"How many seeds to run. Default: {SEEDS}.")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", min=0, metavar="K", help="Run this one; with --seeds, the first of them."),
+    ] = None,
+    plant: Annotated[str | None, typer.Option("--plant", metavar="NAME", help="Build in a known mistake.")] = None,
+    plants: Annotated[bool, typer.Option("--plants", help="List the mistakes that can be built in.")] = False,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, metavar="J", help="Processes to use. Default: one for each core.")
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> Answer:
-    """x"""
-    return Answer({})
+    """Look for a seed that breaks a promise. The same seed always gives the same world and the same trace hash.
+
+    Exit code 0 when every seed holds, 1 when one fails; each that fails says how to replay it.
+
+    \b
+    Examples:
+      semel sim --seeds 1000
+      semel sim --seed 4711
+      semel sim --plants
+      semel sim --seeds 100 --plant no-dedup
+    """
+    if plants:
+        return _list_plants()
+    _check_plant(plant)
+    if seeds is None and seed is not None:
+        return _run_one(seed, plant)
+    return _run_many(range(seed or 0, (seed or 0) + (seeds or SEEDS)), plant, jobs, context.obj)
+
+
+def _list_plants() -> Answer:
+    from semel.testing.plants import PLANTS
+
+    result = [{"name": found.name, "description": found.description} for found in PLANTS.values()]
+    return Answer(result, list(PLANTS))
+
+
+def _check_plant(name: str | None) -> None:
+    if name is None:
+        return
+    from difflib import get_close_matches
+
+    from semel.testing.plants import PLANTS
+
+    if name not in PLANTS:
+        close = get_close_matches(name, PLANTS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise ConfigError(f"there is no plant {name!r}", fix=f"{hint}see: semel sim --plants")
+
+
+def _run_one(seed: int, plant: str | None) -> Answer:
+    from semel.sim import run
+
+    report = run(seed, plant)
+    view = [*_failure(report)] if not report.holds else [f"seed {seed} holds"]
+    view += [f"trace hash {report.trace_hash}", _figures(report.figures)]
+    return Answer(report.as_dict(), view, _exit_code(report.holds), _error([] if report.holds else [report]))
+
+
+def _run_many(seeds: range, plant: str | None, jobs: int | None, terminal: Terminal) -> Answer:
+    from semel.sim import sweep
+
+    began = time.monotonic()
+    failed = 0
+    with terminal.progress("seeds", len(seeds)) as update:
+        done = 0
+
+        def hear(report: Report) -> None:
+            nonlocal done, failed
+            done += 1
+            failed += not report.holds
+            update(done, f"seeds, {failed} failed" if failed else "seeds")
+
+        # starting more processes than there is work for takes longer than the work
+        reports = sweep(seeds, plant, 1 if len(seeds) < SEEDS and jobs is None else jobs, hear)
+    return _sweep_answer(seeds, plant, reports, time.monotonic() - began)
+
+
+def _sweep_answer(seeds: range, plant: str | None, reports: Sweep, seconds: float) -> Answer:
+    result = {
+        "holds": reports.holds,
+        "seeds": len(seeds),
+        "first": seeds.start,
+        "plant": plant,
+        "failed": [report.seed for report in reports.failed],
+        "failures": [report.as_dict() for report in reports.failed[:FAILED_SHOWN]],
+        "figures": reports.figures,
+        "seconds": round(seconds, 3),
+    }
+    view: list[Any] = [line for report in reports.failed[:FAILED_SHOWN] for line in _failure(report, VIOLATIONS_SHOWN)]
+    word = "hold" if reports.holds else f"run, {len(reports.failed):,} fail"
+    view += [f"{len(seeds):,} seeds {word} ({seconds:.1f} s)", _figures(reports.figures)]
+    return Answer(result, view, _exit_code(reports.holds), _error(reports.failed))
+
+
+def _exit_code(holds: bool) -> int:
+    return EXIT_HOLDS if holds else EXIT_CLAIM_FALSE
+
+
+def _error(failed: list[Report]) -> dict[str, str] | None:
+    if not failed:
+        return None
+    more = f", and {len(failed) - 1:,} more" if len(failed) > 1 else ""
+    violation = failed[0].violations[0] if failed[0].violations else "a promise was broken"
+    return {
+        "code": "claim-false",
+        "message": f"seed {failed[0].seed}: {violation}{more}",
+        "fix": f"replay it: {failed[0].command}",
+    }
+
+
+def _failure(report: Report, violations_max: int | None = None) -> list[str]:
+    """The seed, how to replay it, what broke, and the weather that it had."""
+    shown = report.violations[:violations_max]
+    hidden = len(report.violations) - len(shown)
+    lines = [f"seed {report.seed} fails; replay it with: {report.command}", *(f"  {line}" for line in shown)]
+    if hidden:
+        lines.append(f"  and {hidden} more")
+    return [*lines, "  weather:", *(f"    {name}: {_plain(value)}" for name, value in report.weather.items()), ""]
+
+
+def _plain(value: Any) -> str:
+    """Nested settings on one line, with numbers that can be read: a seed is replayed by its number, not from here."""
+    if isinstance(value, dict):
+        return " ".join(
+            f"{name}=({_plain(part)})" if isinstance(part, dict) else f"{name}={_plain(part)}"
+            for name, part in value.items()
+        )
+    if isinstance(value, list | tuple):
+        return "(" + ", ".join(_plain(part) for part in value) + ")"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _figures(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:,.6g}" for name, value in figures.items())

@@ -21,6 +21,7 @@ from semel.cli.options import (
     find_store,
     opened,
     parse_duration,
+    shown,
 )
 from semel.cli.terminal import Answer, Terminal, human_bytes
 from semel.errors import ConfigError, NotAStore, SemelError
@@ -77,17 +78,21 @@ def init(
       semel store init postgresql://user@host/database
     """
     if url and store and url != store:
-        raise ConfigError(f"two stores are named: {url} and {store}", fix="name one")
+        raise ConfigError(f"two stores are named: {shown(url)} and {shown(store)}", fix="name one")
     settings = _load(config)
     found = find_store(context.obj, url or store, settings)
     created = not _exists(found, settings)
     with opened(found, settings, create=True) as opened_store:
         status = opened_store.status()
     result = {
-        "store": found, "created": created, "store_id": status.store_id, "epoch": status.epoch, "schema": status.schema,
-    }  # fmt: skip
+        "store": shown(found),
+        "created": created,
+        "store_id": status.store_id,
+        "epoch": status.epoch,
+        "schema": status.schema,
+    }
     word = "created" if created else "is there already"
-    return Answer(result, [f"{found} {word}: schema {status.schema}, epoch {status.epoch}"])
+    return Answer(result, [f"{shown(found)} {word}: schema {status.schema}, epoch {status.epoch}"])
 
 
 def _exists(url: str, config: Config) -> bool:
@@ -126,7 +131,8 @@ def status(
     with opened(find_store(context.obj, store, settings), settings) as found:
         seen = found.status()
         exported = {name: _exported(found, name) for name in ("ledger", "index")}
-    return Answer({**asdict(seen), "exported": exported}, _status_view(seen, exported))
+    facts = {name: getattr(seen, name) for name in seen.__slots__}
+    return Answer({**facts, "exported": exported}, _status_view(seen, exported))
 
 
 def _exported(store: Store, dataset: str) -> str | None:
@@ -221,8 +227,11 @@ def migrate(
     url = find_store(context.obj, store, settings)
     with opened(url, settings) as found:
         before, after = found.migrate()
-    line = f"{url}: schema {before} → {after}" if before != after else f"{url}: schema {after}, nothing to do"
-    return Answer({"store": url, "before": before, "after": after}, [line])
+        # opening a store has brought it up to date already: it remembers what it found
+        before = getattr(found, "schema_found", before)
+    change = f"{before} → {after}" if before != after else f"{after}, nothing to do"
+    line = f"{shown(url)}: schema {change}"
+    return Answer({"store": shown(url), "before": before, "after": after}, [line])
 
 
 # -- sweep
@@ -254,7 +263,7 @@ def sweep(
     with opened(url, settings) as found:
         trimmed = _trim(found, age_s, terminal) if age_s is not None else []
         swept = _sweep_all(found, terminal)
-    result = {"store": url, "trimmed": trimmed, "swept": asdict(swept), "total": swept.total}
+    result = {"store": shown(url), "trimmed": trimmed, "swept": asdict(swept), "total": swept.total}
     return Answer(result, [*_trim_lines(trimmed), _swept_line(swept)])
 
 
@@ -466,10 +475,12 @@ def _export_answer(url: str, folder: Path, rounds: list[Exported]) -> Answer:
         seen["bytes"] += done.bytes
         seen["files"] += [segment.path for segment in done.segments]
         seen["mark"] = f"{done.mark.xid}.{done.mark.seq}"
-    lines = [
-        f"{name}: {seen['rows']:,} rows in {len(seen['files'])} files, {human_bytes(seen['bytes'])}, up to {seen['mark']}"
-        if seen["files"]
-        else f"{name}: nothing new since {seen['mark']}"
-        for name, seen in datasets.items()
-    ]
-    return Answer({"store": url, "to": str(folder), "datasets": datasets}, lines)
+    lines = [_exported_line(name, seen) for name, seen in datasets.items()]
+    return Answer({"store": shown(url), "to": str(folder), "datasets": datasets}, lines)
+
+
+def _exported_line(name: str, seen: dict[str, Any]) -> str:
+    if not seen["files"]:
+        return f"{name}: nothing new since {seen['mark']}"
+    files = f"{len(seen['files'])} files, {human_bytes(seen['bytes'])}"
+    return f"{name}: {seen['rows']:,} rows in {files}, up to {seen['mark']}"

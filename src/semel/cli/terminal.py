@@ -50,6 +50,16 @@ class Terminal:
         return _console(stderr=True)
 
     @property
+    def story(self) -> Console:
+        """Where a command tells what happens while it happens: stdout, or nowhere when that is for a machine."""
+        return _silence() if self.json else self.out
+
+    @property
+    def live(self) -> Console:
+        """Where a command draws its own progress: stderr, or nowhere when nobody looks."""
+        return self.err if self.shows_progress else _silence()
+
+    @property
     def shows_progress(self) -> bool:
         return not self.json and self.err.is_terminal
 
@@ -104,7 +114,10 @@ class Terminal:
 
     @staticmethod
     def _print_json(ok: bool, command: str, result: Any, error: dict[str, str] | None) -> None:
-        print(json.dumps({"ok": ok, "command": command, "result": result, "error": error}, default=str), flush=True)
+        import msgspec
+
+        plain = msgspec.to_builtins(result, str_keys=True, enc_hook=str)
+        print(json.dumps({"ok": ok, "command": command, "result": plain, "error": error}), flush=True)
 
     def _print_error(self, error: dict[str, str]) -> None:
         from rich.text import Text
@@ -118,8 +131,19 @@ class Terminal:
 def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            """rich would end the process with 1, which means here that a claim is false."""
+            raise
+
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS)
+    return Plain(stderr=stderr, width=None if stream.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS)
+
+
+def _silence() -> Console:
+    from rich.console import Console
+
+    return Console(quiet=True)
 
 
 def human_bytes(size: float) -> str:

@@ -396,6 +396,8 @@ class Receiver:
     def _arrived(self, peer: str, message: Message, now: float) -> Sequence[Effect]:
         if self.config.order is Order.ID:
             return self._arrived_by_id(peer, message)
+        if self._index(message) < 1:
+            return self._reject(message)
         session = peer if self.config.hop_index else _session(message.envelope)
         if session in self._sessions:
             return self._arrived_by_index(session, peer, message, now)
@@ -413,9 +415,18 @@ class Receiver:
             return ()
         return self._commit((self._accept(message, identity=message.envelope.id),), [(peer, message.delivery)], None)
 
+    def _index(self, message: Message) -> int:
+        return message.index if self.config.hop_index else message.envelope.index or 0
+
+    def _reject(self, message: Message) -> Sequence[Effect]:
+        """Without a number it has no place: not confirmed, so that its sender keeps it and people hear of it."""
+        event = self._event(Kind.REJECTED, message, cause="it has no index, and this hop goes by the index")
+        detail = f"{message.envelope.id} has no index from 1 upwards, but {self.name} goes by it"
+        return [*self._commit((Log(event),), [], None), Notify("rejected", detail, message.envelope.id)]
+
     def _arrived_by_index(self, name: str, peer: str, message: Message, now: float) -> Sequence[Effect]:
         session = self._sessions[name]
-        index = message.index if self.config.hop_index else message.envelope.index or 0
+        index = self._index(message)
         if isinstance(session.index, MonotonicIndex):
             if session.index.is_new(index):
                 return self._pass(name, session, ((index, (peer, message)),))
@@ -513,7 +524,7 @@ class Receiver:
         template = LedgerEvent(Kind.ACCEPTED, self.config.hop, self.config.pipeline)
         return Append(self.config.stream, envelope, identity=identity, on_fresh=template, on_duplicate=duplicate)
 
-    def _event(self, kind: Kind, message: Message) -> LedgerEvent:
+    def _event(self, kind: Kind, message: Message, cause: str | None = None) -> LedgerEvent:
         envelope = message.envelope
         return LedgerEvent(
             kind,
@@ -524,6 +535,7 @@ class Receiver:
             session=envelope.session,
             idx=envelope.index,
             attempt=message.attempt,
+            cause=cause,
         )
 
     def _skipped(self, session: str, first: int, last: int) -> Log:

@@ -212,28 +212,36 @@ class Interpreter:
             self._driver.commit(group)
 
     def _perform(self, seat: Seat, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Commit(ops=ops, token=token, chain=chain):
-                    chain_name = None if chain is None else f"{seat.machine.name}/{chain}"
-                    self.queue.submit(ops, chain_name, token, self._completion(seat))
-                case Send():
-                    self._driver.send(seat, effect)
-                case Read():
-                    self._read(seat, effect)
-                case Load():
-                    self._driver.load(seat, effect)
-                case Deliver():
-                    self._driver.deliver(seat, effect)
-                case SetTimer(name=name, at=at):
-                    seat.timers[name] = at
-                case CancelTimer(name=name):
-                    seat.timers.pop(name, None)
-                case Notify():
-                    self._driver.notify(seat, effect)
-                case Close():
-                    self.remove(seat.machine.name)
-                    self._driver.closed(seat, effect)
+        """What a driver reports meanwhile waits until all of the effects are performed."""
+        was_running, self._running = self._running, True
+        try:
+            for effect in effects:
+                self._perform_one(seat, effect)
+        finally:
+            self._running = was_running
+
+    def _perform_one(self, seat: Seat, effect: Effect) -> None:
+        match effect:
+            case Commit(ops=ops, token=token, chain=chain):
+                chain_name = None if chain is None else f"{seat.machine.name}/{chain}"
+                self.queue.submit(ops, chain_name, token, self._completion(seat))
+            case Send():
+                self._driver.send(seat, effect)
+            case Read():
+                self._read(seat, effect)
+            case Load():
+                self._driver.load(seat, effect)
+            case Deliver():
+                self._driver.deliver(seat, effect)
+            case SetTimer(name=name, at=at):
+                seat.timers[name] = at
+            case CancelTimer(name=name):
+                seat.timers.pop(name, None)
+            case Notify():
+                self._driver.notify(seat, effect)
+            case Close():
+                self.remove(seat.machine.name)
+                self._driver.closed(seat, effect)
 
     def _read(self, seat: Seat, effect: Read) -> None:
         seat.asked[effect] = self._wakes

@@ -278,7 +278,7 @@ class Performer:
         self._commits_wait()
 
     def on_room(self, call: Callable[[], None]) -> None:
-        """Call it whenever a group has left the queue."""
+        """Call it whenever the queue may have become shorter."""
         self._on_room.append(call)
 
     async def room(self) -> None:
@@ -301,6 +301,9 @@ class Performer:
     def commit(self, group: Group) -> None:
         self._under_way = group
         self._writer.put(group)
+        self._offer_room()
+
+    def _offer_room(self) -> None:
         for call in self._on_room:
             call()
 
@@ -313,6 +316,7 @@ class Performer:
         if self._hosts and _is_news(group):
             self._interpreter.wake()
         reach("perform.told")
+        self._offer_room()
         self._group_ended.set()
         if self._hosts:
             self._tick()

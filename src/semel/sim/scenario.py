@@ -61,7 +61,7 @@ def _run(world: World, path: Path) -> None:
     _run_until(world, world.weather.storm_s)
     checker.check(drained=False)
     storm.clear()
-    if _drain(world, checker):
+    if not world.violations and _drain(world, checker):
         _run_until(world, world.now + QUIET_S)
         checker.check(drained=True)
 
@@ -74,12 +74,11 @@ def _run_until(world: World, until: float) -> None:
 
 def _drain(world: World, checker: Checker) -> bool:
     end = world.now + DRAIN_S
-    while left := checker.under_way():
+    while not world.violations and (left := checker.under_way()):
         if world.now >= end:
             world.violated(f"not drained after {DRAIN_S:.0f} s of clear weather: {left}")
-            return False
         _run_until(world, world.now + 1.0)
-    return True
+    return not world.violations
 
 
 def _defect(error: Exception) -> str:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import islice
 
 from semel.sim.report import Report, Sweep
@@ -37,16 +38,17 @@ def _run_here(seeds: Iterable[int], plant: str | None) -> Iterator[Report]:
 
 def _run_on(jobs: int, seeds: Iterable[int], plant: str | None) -> Iterator[Report]:
     """Fresh processes, so that nothing of this one (threads, patches, random state) leaks into a world."""
-    batches = iter(lambda numbers=iter(seeds): tuple(islice(numbers, BATCH)), ())  # type: ignore[misc]
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for reports in pool.map(_run_batch, batches, [plant] * 10**9 if False else _repeat(plant)):
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        for reports in pool.map(partial(_run_batch, plant), _batches(seeds)):
             yield from reports
 
 
-def _repeat(plant: str | None) -> Iterator[str | None]:
-    while True:
-        yield plant
+def _batches(seeds: Iterable[int]) -> Iterator[list[int]]:
+    numbers = iter(seeds)
+    while batch := list(islice(numbers, BATCH)):
+        yield batch
 
 
-def _run_batch(seeds: tuple[int, ...], plant: str | None) -> list[Report]:
+def _run_batch(plant: str | None, seeds: list[int]) -> list[Report]:
     return [run(seed, plant) for seed in seeds]

@@ -143,13 +143,13 @@ class Weather:
 
 def draw_weather(random: Random) -> Weather:
     slow = random.random() < 0.12
-    restore = not slow and random.random() < 0.15
+    restore = not slow and random.random() < 0.2
     traffic = _traffic(random, slow)
     inbound = _inbound(random, slow, traffic, restore)
     count = 1 if random.random() < 0.6 else 2
-    hub_nodes = random.choice((1, 2, 2))
+    hub_nodes = random.choice((1, 2, 2, 2))
     subscriptions = tuple(_subscription(random, slow, n, inbound, traffic, hub_nodes, restore) for n in range(count))
-    consumer_nodes = random.choice((1, 2, 2))
+    consumer_nodes = random.choice((1, 2, 2, 2))
     storm_s = traffic.over_s + random.uniform(4, 12)
     return Weather(
         traffic=traffic,
@@ -174,10 +174,10 @@ def _traffic(random: Random, slow: bool) -> Traffic:
     return Traffic(
         producers=random.choice((1, 1, 2, 3)),
         sessions=random.choice((1, 2, 3)),
-        items=random.randint(4, 8) if slow else random.randint(6, 24),
-        over_s=random.uniform(5, 20),
+        items=random.randint(4, 8) if slow else random.randint(8, 40),
+        over_s=random.uniform(4, 20),
         depth=random.choice((1, 1, 3, 8)),
-        mints=random.random() < 0.5,
+        mints=random.random() < 0.7,
         without_session=random.random() < 0.15,
     )
 
@@ -258,9 +258,9 @@ def _with_gap(sub: Subscription, gap: GapPolicy) -> Subscription:
 def _handling(random: Random) -> Handling:
     return Handling(
         parallel=random.choice((1, 1, 2, 4)),
-        lease_s=random.uniform(1.5, 5.0),
+        lease_s=random.uniform(1.0, 4.0),
         idle_s=random.uniform(0.5, 2.0),
-        slow=random.choice((0.0, 0.1, 0.3)),
+        slow=random.choice((0.0, 0.1, 0.4)),
         slow_s=(0.5, 6.0),
         fails=random.choice((0.0, 0.1, 0.4)),
         retries=random.choice((1, 3, 9)),
@@ -278,7 +278,7 @@ def _links(random: Random, slow: bool) -> LinkWeather:
         delay_s=delay_s,
         fifo=random.random() < 0.4,
         survives_cut=random.choice((0.0, 0.5, 1.0)),
-        cut_every_s=_sometimes(random, 2, 12),
+        cut_every_s=_sometimes(random, 1, 8),
         partition_every_s=_sometimes(random, 5, 20, share=0.3),
         name_per_connection=random.random() < 0.3,
     )
@@ -289,7 +289,7 @@ def _stores(random: Random) -> StoreWeather:
         commit_s=random.choice(((0.0005, 0.005), (0.005, 0.05), (0.05, 0.3))),
         unavailable=_sometimes(random, 0.005, 0.08),
         doubt=_sometimes(random, 0.005, 0.08),
-        unresolved=random.choice((0.0, 0.3, 0.7)),
+        unresolved=random.choice((0.0, 0.3, 0.9)),
         strike=_sometimes(random, 0.002, 0.02),
         poison=random.choice((0, 0, 1, 3)),
         outage_every_s=_sometimes(random, 4, 15, share=0.4),
@@ -301,7 +301,7 @@ def _nodes(random: Random, storm_s: float) -> NodeWeather:
     drifts = random.random() < 0.5
     return NodeWeather(
         crash_every_s=_sometimes(random, 5, 30),
-        pause_every_s=_sometimes(random, 4, 20),
+        pause_every_s=_sometimes(random, 2, 15),
         drift_s=random.choice((0.5, 5.0)) if drifts else 0.0,
         drift_rate=random.choice((0.001, 0.01, 0.3)) if drifts else 0.0,
     )

@@ -4,8 +4,14 @@
 -- name: begin
 BEGIN ISOLATION LEVEL READ COMMITTED
 
--- name: share_epoch
-SELECT pg_advisory_xact_lock_shared(1397050700, 1)
+-- name: begin_commit
+-- Three statements in one message: the epoch is read after nobody can raise it any more.
+BEGIN ISOLATION LEVEL READ COMMITTED;
+SELECT pg_advisory_xact_lock_shared(1397050700, 1);
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch, xid_base FROM semel_store
+
+-- name: store_now
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch, xid_base FROM semel_store
 
 -- name: own_epoch
 SELECT pg_advisory_xact_lock(1397050700, 1)
@@ -16,9 +22,6 @@ SELECT pg_advisory_xact_lock(1397050700, 2)
 -- name: own_sweep
 SELECT pg_try_advisory_xact_lock(1397050700, 3)
 
--- name: store_now
-SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch, xid_base FROM semel_store
-
 -- name: draw_fences
 SELECT nextval('semel_fence') FROM generate_series(1, $1::bigint)
 
@@ -26,12 +29,8 @@ SELECT nextval('semel_fence') FROM generate_series(1, $1::bigint)
 SELECT nextval('semel_work_seq') FROM generate_series(1, $1::bigint)
 
 -- name: sign
-WITH signed AS (
-    INSERT INTO semel_marker AS m (writer, n, at) VALUES ($1, $2, $3)
-    ON CONFLICT (writer) DO UPDATE SET n = excluded.n, at = excluded.at
-    RETURNING writer
-)
-SELECT pg_notify('semel', '') FROM signed
+INSERT INTO semel_marker (writer, n, at) VALUES ($1, $2, $3)
+ON CONFLICT (writer) DO UPDATE SET n = excluded.n, at = excluded.at
 
 -- name: void
 INSERT INTO semel_marker AS m (writer, n, void, at) VALUES ($1, $2, $2, $3)
@@ -63,9 +62,19 @@ SELECT name, head FROM semel_stream WHERE name = ANY($1)
 
 -- name: known
 SELECT s.name, r.identity, r."offset"
+FROM semel_stream s
+JOIN semel_record r ON r.stream_id = s.id AND r.identity = ANY($2) AND r.identity IS NOT NULL
+WHERE s.name = $1
+
+-- name: known_in_many
+-- LATERAL with a LIMIT: each row is looked up by all columns of the index, also by a plan that was made while the table
+-- was empty.
+SELECT u.stream, u.identity, r."offset"
 FROM unnest($1::text[], $2::text[]) AS u (stream, identity)
-JOIN semel_stream s ON s.name = u.stream
-JOIN semel_record r ON r.stream_id = s.id AND r.identity = u.identity AND r.identity IS NOT NULL
+CROSS JOIN LATERAL (SELECT id FROM semel_stream WHERE name = u.stream LIMIT 1) s
+CROSS JOIN LATERAL (
+    SELECT "offset" FROM semel_record WHERE stream_id = s.id AND identity = u.identity AND identity IS NOT NULL LIMIT 1
+) r
 
 -- name: add_records
 INSERT INTO semel_record (
@@ -286,7 +295,7 @@ DELETE FROM semel_work_news WHERE seq = ANY($1)
 INSERT INTO semel_work_key (queue, key, due, seq)
 SELECT $1, u.key, NULL, 0
 FROM unnest($2::text[]) AS u (key)
-WHERE NOT EXISTS (SELECT FROM semel_work_key k WHERE k.queue = $1 AND k.key = u.key)
+WHERE (SELECT true FROM semel_work_key k WHERE k.queue = $1 AND k.key = u.key LIMIT 1) IS NULL
 ORDER BY u.key
 ON CONFLICT DO NOTHING
 
@@ -294,21 +303,21 @@ ON CONFLICT DO NOTHING
 SELECT key FROM semel_work_key WHERE queue = $1 AND key = ANY($2) ORDER BY key FOR UPDATE SKIP LOCKED
 
 -- name: refresh_keys
-UPDATE semel_work_key k SET
-    due = CASE WHEN head.state <= 2 THEN greatest(head.due, claimed.due) END,
-    seq = coalesce(head.seq, 0)
-FROM unnest($2::text[]) AS u (key)
-LEFT JOIN LATERAL (
-    SELECT w.seq, w.state, w.due FROM semel_work w
-    WHERE w.queue = $1 AND w.key = u.key AND w.key IS NOT NULL AND w.holds
-    ORDER BY w.turn
-    LIMIT 1
-) head ON true
-LEFT JOIN LATERAL (
-    SELECT max(w.due) AS due FROM semel_work w
-    WHERE w.queue = $1 AND w.key = u.key AND w.key IS NOT NULL AND w.state = 2
-) claimed ON true
-WHERE k.queue = $1 AND k.key = u.key
+-- A live claim keeps the whole key, also from an earlier row that came into sight after it.
+UPDATE semel_work_key k SET (due, seq) = (
+    SELECT CASE WHEN head.state <= 2 THEN greatest(head.due, claimed.due) END, coalesce(head.seq, 0)
+    FROM (
+        SELECT max(w.due) AS due FROM semel_work w
+        WHERE w.queue = k.queue AND w.key = k.key AND w.key IS NOT NULL AND w.state = 2
+    ) claimed
+    LEFT JOIN (
+        SELECT w.seq, w.state, w.due FROM semel_work w
+        WHERE w.queue = k.queue AND w.key = k.key AND w.key IS NOT NULL AND w.holds
+        ORDER BY w.turn
+        LIMIT 1
+    ) head ON true
+)
+WHERE k.queue = $1 AND k.key = ANY($2)
 
 -- name: drop_keys
 DELETE FROM semel_work_key WHERE queue = $1 AND key = ANY($2) AND seq = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 import threading
 import time
@@ -93,12 +93,15 @@ class Listener:
         connection.execute("LISTEN semel")
         self._hears.set()
         self.wake()
-        while not self._closed.is_set():
-            select.select([connection.fileno(), self._stop_read], [], [], SAFETY_S)
-            connection.pgconn.consume_input()
-            while connection.pgconn.notifies() is not None:
-                pass
-            self.wake()
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection.fileno(), selectors.EVENT_READ)
+            selector.register(self._stop_read, selectors.EVENT_READ)
+            while not self._closed.is_set():
+                selector.select(SAFETY_S)
+                connection.pgconn.consume_input()
+                while connection.pgconn.notifies() is not None:
+                    pass
+                self.wake()
 
     def close(self) -> None:
         self._closed.set()

@@ -8,11 +8,15 @@ commits than its sidecar has been rewound.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from semel.errors import StoreError, StoreReadOnly, StoreUnavailable
 
 _LAYOUT = struct.Struct(">8s32sQQQ")
 _MAGIC = b"semel-1\n"
@@ -39,6 +43,8 @@ class Sidecar:
             text = self.path.read_bytes()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise _file_error(self.path, error) from None
         body, check = text[: _LAYOUT.size], text[_LAYOUT.size :]
         if len(check) != 4 or zlib.crc32(body) != int.from_bytes(check):
             return None
@@ -47,11 +53,22 @@ class Sidecar:
 
     def write(self, marks: Marks) -> None:
         if self._fd is None:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise _file_error(self.path, error) from None
         body = _LAYOUT.pack(_MAGIC, marks.store_id.encode(), marks.commits, marks.head, marks.fence)
-        os.pwrite(self._fd, body + zlib.crc32(body).to_bytes(4), 0)
+        # the commit is durable already: a note that cannot be made only makes the sidecar lag, and that is allowed
+        with suppress(OSError):
+            os.pwrite(self._fd, body + zlib.crc32(body).to_bytes(4), 0)
 
     def close(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _file_error(path: Path, error: OSError) -> StoreError:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StoreReadOnly(f"{path} may not be written", fix="correct the permissions of the file and its folder")
+    return StoreUnavailable(f"{path} cannot be opened: {error.strerror}", fix="check the disk and the folder")

@@ -148,7 +148,7 @@ class SqliteStore:
             raise
 
     def _check_schema(self, create: bool) -> None:
-        version = self._schema_version()
+        self.schema_found = version = self._schema_version()
         newest = load_migrations("sqlite")[-1][0]
         if version > newest:
             raise SchemaTooNew(

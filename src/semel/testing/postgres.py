@@ -26,6 +26,8 @@ from semel.errors import StoreUnavailable
 
 START_TIMEOUT_S = 60.0
 ADMIN = "postgres"
+MEMORY_FOLDER = "/dev/shm"
+MEMORY_BYTES_MIN = 2 * 1024**3
 
 # Reads one line. "keep" stops the server and leaves its folder; the end of input, however it came, removes both.
 _MINDER = 'folder=$1; shift; "$@" & server=$!; read -r word; kill -QUIT $server; wait $server; ' + (
@@ -41,7 +43,7 @@ class PrivatePostgres:
     """
 
     def __init__(self, *, durable: bool = False, settings: dict[str, str] | None = None) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="semel-pg-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="semel-pg-", dir=None if durable else _memory_folder()))
         self._settings = {
             "listen_addresses": "",
             "unix_socket_directories": str(self.folder),
@@ -168,6 +170,13 @@ def _wheel_programs() -> Path:
             fix="run `make test`, or give a server of your own: SEMEL_TEST_POSTGRES=postgresql://user@host/database",
         )
     return Path(spec.origin).parent / "pginstall" / "bin"
+
+
+def _memory_folder() -> str | None:
+    """A folder in memory, where one with enough room exists: databases are created several times faster there."""
+    if os.path.isdir(MEMORY_FOLDER) and os.access(MEMORY_FOLDER, os.W_OK):
+        return MEMORY_FOLDER if shutil.disk_usage(MEMORY_FOLDER).free > MEMORY_BYTES_MIN else None
+    return None
 
 
 def _unprivileged_user() -> str | None:

@@ -1,0 +1,606 @@
+"""The PostgreSQL store: several nodes share one history.
+
+READ COMMITTED, and the head row of a stream is locked while its batch commits, so offsets become visible in order. The
+ledger and the index are written by users' transactions too, which lock no heads; they are read by transaction id, below
+the oldest transaction that is still running. One writer connection per process; readers have their own.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg import Connection
+from psycopg.pq import TransactionStatus
+
+from semel.errors import (
+    CommitInDoubt,
+    InputError,
+    NotAStore,
+    SchemaTooNew,
+    SemelError,
+    StoreBusy,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from semel.kernel.ledger import START, Entry, Event, Kind, Mark
+from semel.kernel.ops import Op, Outcome, Result, Unit, WorkRow, WorkState
+from semel.kernel.position import EPOCH_GAP, Position, check_epoch
+from semel.kernel.store import (
+    IDENTITY_KEEP_S,
+    ORPHAN_KEEP_S,
+    CursorInfo,
+    IndexEntry,
+    Records,
+    State,
+    Status,
+    StreamInfo,
+    Swept,
+    Trimmed,
+)
+from semel.stores.apply import apply
+from semel.stores.points import reach
+from semel.stores.postgres_engine import PostgresEngine, TryAgain, entry_of, index_entry_of, record_of, work_row_of
+from semel.stores.postgres_listen import Listener
+from semel.stores.postgres_wire import (
+    Array,
+    Pool,
+    Row,
+    Statements,
+    bigints,
+    connect,
+    errors,
+    ints,
+    is_broken,
+    is_retryable,
+    redact,
+    texts,
+)
+from semel.stores.queries import load_migrations
+from semel.stores.shared import blob_missing, check_bound, exported_mark, start_of_epoch, unwrap_bound
+
+SERVER_MIN = 140000
+TRIES_MAX = 20
+DOUBTS_MAX = 1000
+MARKER_KEEP_S = 24 * 3600.0
+LEDGER_COLUMNS = (
+    "xid", "seq", "at", "node", "pipeline", "hop", "kind", "message", "delivery", "session", "idx", "peer", "stream",
+    "epoch", "first", "last", "n", "fold", "attempt", "cause", "trace",
+)  # fmt: skip
+INDEX_COLUMNS = (
+    "xid", "seq", "stream", "epoch", "offset", "identity", "kind", "target", "at", "bytes",
+    "message", "source", "type", "subject", "time", "session", "idx", "datacontenttype",
+)  # fmt: skip
+
+
+class PostgresStore:
+    """See `semel.kernel.store` for what it promises. The clock is the server's, read once in each transaction."""
+
+    def __init__(
+        self, url: str, *, node: str = "local", create: bool = True, identity_keep_s: float = IDENTITY_KEEP_S
+    ) -> None:
+        self.url = url
+        self.node = node
+        self.identity_keep_s = identity_keep_s
+        self._lock = threading.RLock()
+        self._writer: Connection[Any] | None = None
+        self._name_writer()
+        self._doubts: OrderedDict[str, list[Outcome]] = OrderedDict()
+        self._ledger_swept = START
+        self._closed = False
+        self._pool = Pool(url)
+        self._listener = Listener(url)
+        try:
+            self._prepare(create)
+        except BaseException:
+            self.close()
+            raise
+
+    def _name_writer(self) -> None:
+        """A new name after each doubt: the marker of the commit in doubt must not be overwritten by the next one."""
+        self._writer_name = uuid.uuid4().hex
+        self._commits = 0
+
+    # -- opening
+
+    def _prepare(self, create: bool) -> None:
+        [(version, encoding, is_standby, is_store)] = self._pool.ask("server")
+        if version < SERVER_MIN:
+            raise StoreUnavailable(f"{redact(self.url)} runs PostgreSQL {version // 10000}", fix="use 14 or newer")
+        if encoding != "UTF8":
+            raise NotAStore(f"the database holds {encoding} text", fix="create one with: createdb -E UTF8 -T template0")
+        if not is_store and not create:
+            raise NotAStore(f"{redact(self.url)} has no Semel tables", fix="add them: semel store init <url>")
+        if not is_store and is_standby:
+            raise StoreReadOnly(f"{redact(self.url)} is a standby without Semel tables", fix="connect to the primary")
+        self.schema_found = self._schema() if is_store else 0
+        if self.schema_found < _newest():
+            self.migrate()
+        self._check_schema()
+        self.store_id = self._pool.ask("read_store")[0][0]
+        if not is_standby:
+            self._check_rewind()
+
+    def _schema(self) -> int:
+        [(_, _, _, is_store)] = self._pool.ask("server")
+        rows = self._pool.ask("read_store") if is_store else []
+        return int(rows[0][1]) if rows else 0
+
+    def _check_schema(self) -> None:
+        schema = self._schema()
+        if schema > _newest():
+            raise SchemaTooNew(
+                f"{redact(self.url)} has schema {schema}, this Semel knows {_newest()}",
+                fix="install the newer Semel that wrote it; nothing was changed",
+            )
+
+    def migrate(self) -> tuple[int, int]:
+        """Many processes may open an empty database at once: one makes the tables, the others wait for it."""
+        before = self._schema()
+        self._check_schema()
+        for number, sql in load_migrations("postgres"):
+            with self._transaction("own_schema") as run:
+                if self._schema() >= number:
+                    continue
+                run.connection.execute(sql.encode())
+                reach("migrate.step")
+                run.run("record_schema", number)
+        return before, self._schema()
+
+    def _check_rewind(self) -> None:
+        """Another server, another timeline or other tables than last time: the history may have been cut short."""
+        origin = self._origin()
+        [(_, _, _, *noted)] = self._pool.ask("read_store")
+        names = ("another server", "another timeline", "restored tables")
+        for name, was, now in zip(names, noted, origin, strict=True):
+            if was is not None and now is not None and was != now:
+                self._raise_epoch(f"{name}: {was} became {now}", noted, origin)
+                return
+        if self._pool.ask("cursor_beyond_head"):
+            self._raise_epoch("a cursor stands beyond the end of its stream", noted, origin)
+        elif noted != origin:
+            with self._transaction() as run:
+                run.run("note_origin", *origin)
+
+    def _origin(self) -> list[Any]:
+        """What this user may not see stays unknown, and what is unknown proves nothing."""
+        return [self._ask_or_none(query) for query in ("system_id", "timeline", "table_ids")]
+
+    def _ask_or_none(self, query: str) -> Any:
+        with suppress(StoreReadOnly):
+            return self._pool.ask(query)[0][0]
+        return None
+
+    # -- transactions
+
+    @contextmanager
+    def _transaction(self, lock: str | None = None, durable: bool = True) -> Iterator[Statements]:
+        """A short transaction beside the commits, on a connection of its own."""
+        with self._pool.connection() as connection:
+            run = Statements(connection)
+            run.run("begin")
+            try:
+                if lock is not None:
+                    run.run(lock)
+                if not durable:
+                    connection.execute("SET LOCAL synchronous_commit = off")
+                yield run
+            except BaseException:
+                _roll_back(connection)
+                raise
+            connection.execute("COMMIT")
+
+    def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        units = tuple(units)
+        with self._lock:
+            for _ in range(TRIES_MAX):
+                try:
+                    outcomes = self._commit(units)
+                    break
+                except TryAgain:
+                    continue
+                except psycopg.Error as error:
+                    if not is_retryable(error):
+                        with errors(self.url):
+                            raise
+            else:
+                raise StoreBusy("others change the same rows all the time", fix="try again in a moment")
+        reach("commit.committed")
+        return outcomes
+
+    def _commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        connection = self._connected()
+        try:
+            with errors_of_values():
+                outcomes, wrote = self._apply(connection, units)
+                reach("commit.applied")
+        except BaseException:
+            _roll_back(connection)
+            raise
+        self._end(connection, outcomes, wrote)
+        return outcomes
+
+    def _connected(self) -> Connection[Any]:
+        if self._closed:
+            raise StoreUnavailable("the store is closed", fix="open it again")
+        if self._writer is not None and is_broken(self._writer):
+            self._writer.close()
+            self._writer = None
+        if self._writer is None:
+            self._writer = connect(self.url)
+        return self._writer
+
+    def _apply(self, connection: Connection[Any], units: Sequence[Unit]) -> tuple[list[Outcome], bool]:
+        statements = Statements(connection)
+        begun = statements.begin_commit()
+        reach("commit.begin")
+        engine = PostgresEngine(statements, self.node, begun, units)
+        outcomes = apply(engine, units)
+        if engine.wrote:
+            engine.finish(self._writer_name, self._commits + 1)
+        return outcomes, engine.wrote
+
+    def _end(self, connection: Connection[Any], outcomes: list[Outcome], wrote: bool) -> None:
+        """The server's own word is final. Without it nobody knows, unless there was nothing to commit."""
+        try:
+            connection.execute("COMMIT")
+        except psycopg.Error as error:
+            if not is_broken(connection):
+                _roll_back(connection)
+                raise
+            connection.close()
+            if wrote:
+                raise self._doubt(outcomes, error) from error
+        self._commits += wrote
+
+    def _doubt(self, outcomes: list[Outcome], error: psycopg.Error) -> CommitInDoubt:
+        marker = f"{self._writer_name}.{self._commits + 1}"
+        self._doubts[marker] = outcomes
+        if len(self._doubts) > DOUBTS_MAX:
+            self._doubts.popitem(last=False)
+        self._name_writer()
+        text = " ".join(str(error).split())
+        return CommitInDoubt(
+            f"the connection broke inside COMMIT: {text}", marker=marker, fix="ask resolve(marker) what happened"
+        )
+
+    def resolve(self, marker: str) -> list[Outcome] | None:
+        """Signs in the place of the lost transaction, which waits for it as long as it lives. If there was room, it
+        did not happen, and never can: the place is taken now."""
+        if marker not in self._doubts:
+            raise InputError(f"no transaction {marker!r} is in doubt", fix="resolve only what CommitInDoubt named")
+        writer, _, n = marker.partition(".")
+        with self._transaction() as run:
+            [(now, _, _)] = run.ask("store_now")
+            if run.run("void", writer, int(n), now).rowcount == 0 and not run.ask("is_void", writer, int(n))[0][0]:
+                return self._doubts[marker]
+        return None
+
+    # -- reading
+
+    @property
+    def epoch(self) -> int:
+        return int(self._pool.ask("read_epoch")[0][0])
+
+    def read(self, stream: str, after: Position | None = None, limit: int = 1000) -> Records | Trimmed:
+        """One statement, so that the trim mark and the records are of the same moment."""
+        rows = self._pool.ask("read", stream, after.offset if after is not None else None, max(0, limit))
+        epoch, first, begin = rows[0][:3]
+        if after is not None:
+            check_epoch(after, epoch)
+        if first is not None and begin + 1 < first:
+            return Trimmed(Position(stream, epoch, first))
+        return Records(tuple(record_of(stream, epoch, row[3:]) for row in rows if row[3] is not None))
+
+    def tail(
+        self, stream: str, after: Position | None = None, limit: int = 1000, timeout_s: float = 30.0
+    ) -> Records | Trimmed:
+        return self._listener.until(
+            lambda: self.read(stream, after, limit),
+            lambda found: not isinstance(found, Records) or bool(found.records),
+            timeout_s,
+        )
+
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        return self._listener.listen(wake)
+
+    def head(self, stream: str) -> Position:
+        [(epoch, head)] = self._pool.ask("read_head", stream)
+        return Position(stream, epoch, head)
+
+    def cursor(self, name: str) -> Position | None:
+        rows = self._pool.ask("read_cursor", name)
+        return Position(*rows[0]) if rows else None
+
+    def state(self, key: str) -> State | None:
+        rows = self._pool.ask("read_state", key)
+        return State(*rows[0]) if rows else None
+
+    def work(self, queue: str, identity: str) -> WorkRow | None:
+        rows = self._pool.ask("read_work", queue, identity)
+        return work_row_of(rows[0]) if rows else None
+
+    def ledger(self, after: Mark, limit: int = 1000) -> list[Entry]:
+        return [entry_of(row) for row in self._pool.ask("read_ledger", after.xid, after.seq, limit)]
+
+    def index(self, after: Mark, limit: int = 1000) -> list[IndexEntry]:
+        return [index_entry_of(row) for row in self._pool.ask("read_index", after.xid, after.seq, limit)]
+
+    def ledger_columns(self, after: Mark, limit: int = 1000) -> dict[str, Sequence[Any]]:
+        """What `ledger` finds, by column and as stored. The export reads millions and needs no objects."""
+        return _columns(LEDGER_COLUMNS, self._pool.ask("read_ledger", after.xid, after.seq, limit))
+
+    def index_columns(self, after: Mark, limit: int = 1000) -> dict[str, Sequence[Any]]:
+        """What `index` finds, by column and as stored."""
+        return _columns(INDEX_COLUMNS, self._pool.ask("read_index", after.xid, after.seq, limit))
+
+    def body(self, name: str) -> Iterator[bytes]:
+        """One chunk in memory at a time, each from a read of its own: a slow consumer holds up nobody."""
+        rows = self._pool.ask("read_blob", name)
+        if not rows or rows[0][0] <= 0:
+            raise blob_missing(name)
+        return self._chunks(name)
+
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        part = -1
+        while rows := self._pool.ask("read_chunk", name, part):
+            part, data = rows[0]
+            yield data
+
+    # -- retention
+
+    def sweep(self, now: int, limit: int = 1000) -> Swept:
+        """One sweeper at a time; a second one finds nothing to do."""
+        records, forgotten = self._sweep_records(now, limit)
+        identities = forgotten + self._sweep_identities(now, limit - forgotten)
+        work = self._sweep_work(now, limit)
+        blobs = self._sweep_blobs(now, limit)
+        ledger = self._sweep_ledger(limit)
+        with self._transaction(durable=False) as run:
+            run.run("sweep_markers", now - int(MARKER_KEEP_S * 1_000_000))
+        more = max(records, identities, work, blobs, ledger) >= limit
+        return Swept(records, identities, work, blobs, ledger, more)
+
+    @contextmanager
+    def _sweeping(self) -> Iterator[Statements | None]:
+        """None when somebody else sweeps. What a crash undoes is swept again, so nobody waits for the disk."""
+        with self._transaction(durable=False) as run:
+            is_mine = run.ask("own_sweep")[0][0]
+            yield run if is_mine else None
+            if is_mine:
+                reach("sweep.deleted")
+
+    def _sweep_records(self, now: int, limit: int) -> tuple[int, int]:
+        records = identities = 0
+        forget = now - int(self.identity_keep_s * 1_000_000)
+        with self._sweeping() as run:
+            if run is None:
+                return 0, 0
+            for stream in run.ask("streams_to_hollow"):
+                hollowed, gone = self._hollow(run, stream, limit - records, forget, now)
+                records += hollowed
+                identities += gone
+                if records >= limit:
+                    break
+        return records, identities
+
+    def _hollow(self, run: Statements, stream: Row, limit: int, forget: int, now: int) -> tuple[int, int]:
+        """Drop what was trimmed and exported: all of a row whose identity nobody needs, else all but its identity."""
+        id, name, begin, end = stream
+        end = self._exported_until(run, name, begin, end)
+        rows = run.ask("records_to_hollow", id, begin, end, limit, forget)
+        gone = [offset for offset, is_gone, _, _ in rows if is_gone]
+        if gone:
+            run.run("delete_records", id, bigints(gone))
+        if len(gone) < len(rows):
+            run.run("hollow_records", id, bigints([offset for offset, is_gone, _, _ in rows if not is_gone]))
+        _forget_blobs(run, [blob for *_, blob in rows], now)
+        run.run("set_hollowed", id, rows[-1][0] + 1 if len(rows) == limit else end)
+        return len(rows), sum(has_identity for _, is_gone, has_identity, _ in rows if is_gone)
+
+    @staticmethod
+    def _exported_until(run: Statements, name: str, begin: int, end: int) -> int:
+        states = run.ask("exported", "export/index")
+        mark = exported_mark(State(*states[0])) if states else None
+        if mark is None:
+            return end
+        [(first,)] = run.ask("first_unexported", name, begin, end, mark.xid, mark.seq)
+        return end if first is None else int(first)
+
+    def _sweep_identities(self, now: int, limit: int) -> int:
+        identities = 0
+        forget = now - int(self.identity_keep_s * 1_000_000)
+        with self._sweeping() as run:
+            if run is None or limit <= 0:
+                return 0
+            for id, begin, end in run.ask("streams_to_forget"):
+                identities += self._forget(run, id, begin, end, limit - identities, forget)
+                if identities >= limit:
+                    break
+        return identities
+
+    @staticmethod
+    def _forget(run: Statements, id: int, begin: int, end: int, limit: int, forget: int) -> int:
+        rows = run.ask("records_to_forget", id, begin, end, limit, forget)
+        old = [offset for offset, is_old in rows if is_old]
+        young = [offset for offset, is_old in rows if not is_old]
+        if old:
+            run.run("delete_records", id, bigints(old))
+        run.run("set_forgotten", id, young[0] if young else old[-1] + 1 if len(rows) == limit else end)
+        return len(old)
+
+    def _sweep_work(self, now: int, limit: int) -> int:
+        with self._sweeping() as run:
+            if run is None:
+                return 0
+            rows = run.ask("sweep_work", now, limit)
+            _forget_blobs(run, [blob for (blob,) in rows], now)
+        return len(rows)
+
+    def _sweep_blobs(self, now: int, limit: int) -> int:
+        with self._sweeping() as run:
+            if run is None:
+                return 0
+            names = texts([name for (name,) in run.ask("orphan_blobs", now - int(ORPHAN_KEEP_S * 1_000_000), limit)])
+            run.run("delete_chunks", names)
+            return run.run("delete_blobs", names).rowcount
+
+    def _sweep_ledger(self, limit: int) -> int:
+        """Only what has been exported goes: the ledger is evidence, not a cache."""
+        with self._sweeping() as run:
+            states = run.ask("exported", "export/ledger") if run is not None else []
+            mark = exported_mark(State(*states[0])) if states else None
+            if run is None or mark is None:
+                return 0
+            swept = self._ledger_swept
+            rows = run.ask("sweep_ledger", swept.xid, swept.seq, mark.xid, mark.seq, limit)
+        self._ledger_swept = max((Mark(*row) for row in rows), default=self._ledger_swept)
+        return len(rows)
+
+    # -- the rest
+
+    def raise_epoch(self, reason: str) -> int:
+        return self._raise_epoch(reason, None, self._origin())
+
+    def _raise_epoch(self, reason: str, noted: list[Any] | None, origin: list[Any]) -> int:
+        """Waits until no commit is under way. With `noted`, only if nobody has raised it since that was read."""
+        with self._transaction("own_epoch") as run:
+            [(_, _, epoch, *now_noted)] = run.ask("read_store")
+            if noted is not None and now_noted != noted:
+                return int(epoch)
+            [(epoch,)] = run.ask("raise_epoch", self._highest_exported(run))
+            run.run("note_origin", *origin)
+            run.run("raise_heads", EPOCH_GAP, start_of_epoch(epoch))
+            run.run("rebase_cursors", epoch)
+            run.run("raise_fence", EPOCH_GAP)
+            self._log(run, Event(Kind.ACTION, "store", message=f"epoch {epoch}", cause=reason))
+            run.run("notify")
+            reach("epoch.raised")
+        return int(epoch)
+
+    @staticmethod
+    def _highest_exported(run: Statements) -> int:
+        states = [row for key in ("export/index", "export/ledger") for row in run.ask("exported", key)]
+        return max((mark.xid for row in states if (mark := exported_mark(State(*row)))), default=0)
+
+    def _log(self, run: Statements, event: Event) -> None:
+        engine = PostgresEngine(run, self.node, run.ask("store_now")[0])
+        engine.add_ledger([event])
+        engine.flush()
+
+    def bind(self, connection: Any) -> PostgresTx:
+        """`connection` is the user's own psycopg connection, with a transaction open or about to open."""
+        if not isinstance(connection, Connection):
+            raise InputError(
+                f"a {type(connection).__name__} is not a psycopg connection", fix="pass a psycopg.Connection"
+            )
+        return PostgresTx(self, connection)
+
+    def status(self) -> Status:
+        with self._transaction() as run:
+            [(_, schema, epoch, *_)] = run.ask("read_store")
+            work: dict[str, dict[str, int]] = {}
+            for queue, state, count in run.ask("status_work"):
+                work.setdefault(queue, {})[WorkState(state).name.lower()] = count
+            return Status(
+                url=redact(self.url),
+                engine=f"PostgreSQL {run.connection.info.parameter_status('server_version')}",
+                store_id=self.store_id,
+                epoch=epoch,
+                schema=schema,
+                streams=tuple(StreamInfo(name, epoch, head, first) for name, head, first in run.ask("status_streams")),
+                cursors=tuple(
+                    CursorInfo(name, Position(*position), pins) for name, *position, pins in run.ask("status_cursors")
+                ),
+                work=work,
+                ledger_entries=run.ask("status_ledger")[0][0],
+                sweepable=run.ask("status_sweepable")[0][0],
+                bytes=run.ask("status_bytes")[0][0],
+                details={"database": run.connection.info.dbname, "user": run.connection.info.user},
+            )
+
+    def close(self) -> None:
+        self._listener.close()
+        with self._lock:
+            self._closed = True
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+        self._pool.close()
+
+
+class PostgresTx:
+    """Semel's writes inside the user's transaction. The user commits or rolls back; no head is locked, nobody is
+    notified."""
+
+    def __init__(self, store: PostgresStore, connection: Connection[Any]) -> None:
+        self._store = store
+        self._connection = connection
+
+    def apply(self, ops: Sequence[Op]) -> tuple[Result, ...]:
+        unit = check_bound(ops)
+        self._check_open()
+        with errors(self._store.url):
+            statements = Statements(self._connection, ours=False)
+            engine = PostgresEngine(statements, self._store.node, statements.ask("store_now")[0], [unit])
+            try:
+                results = unwrap_bound(apply(engine, [unit])[0])
+                engine.flush()
+                return results
+            except TryAgain as error:
+                raise StoreBusy(
+                    f"another transaction created the same {error} at this moment",
+                    fix="roll back and run the transaction again",
+                ) from None
+
+    def _check_open(self) -> None:
+        status = self._connection.info.transaction_status
+        if status == TransactionStatus.INERROR:
+            raise InputError("the transaction has failed already", fix="roll it back and begin again")
+        if self._connection.autocommit and status == TransactionStatus.IDLE:
+            raise InputError("no transaction is open", fix="use `with connection.transaction():`")
+
+
+@contextmanager
+def errors_of_values() -> Iterator[None]:
+    """Errors of encoding become ours; those of the server stay, for the caller to tell which may be tried again."""
+    try:
+        yield
+    except psycopg.Error:
+        raise
+    except (UnicodeEncodeError, ValueError) as error:
+        if isinstance(error, SemelError):
+            raise
+        with errors(""):
+            raise
+
+
+def _newest() -> int:
+    return load_migrations("postgres")[-1][0]
+
+
+def _roll_back(connection: Connection[Any]) -> None:
+    """A connection that cannot even roll back is of no use: the server ends its transaction with it."""
+    try:
+        if not is_broken(connection) and connection.info.transaction_status != TransactionStatus.IDLE:
+            connection.execute("ROLLBACK")
+    except psycopg.Error:
+        connection.close()
+
+
+def _forget_blobs(run: Statements, blobs: Sequence[str | None], now: int) -> None:
+    counts = Counter(blob for blob in blobs if blob is not None)
+    if counts:
+        names = sorted(counts)
+        refs: Array = ints([counts[name] for name in names])
+        run.run("forget_blobs", texts(names), refs, now)
+
+
+def _columns(names: Sequence[str], rows: Sequence[Row]) -> dict[str, Sequence[Any]]:
+    values = zip(*rows, strict=True) if rows else ((),) * len(names)
+    return dict(zip(names, values, strict=True))

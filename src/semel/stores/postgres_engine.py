@@ -1,0 +1,572 @@
+"""PostgreSQL's statements, as `apply` asks for them.
+
+Writes are sent and not waited for; an answer is waited for only where a decision needs it. What a group of units will
+ask for is known beforehand, so numbers are drawn and identities looked up for all of it in one round trip.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import RawCursor
+
+from semel.errors import StoreRefused
+from semel.kernel.envelope import Envelope
+from semel.kernel.ledger import Entry, Event, Kind, Mark
+from semel.kernel.ops import Append, Claim, Enqueue, RecordKind, Unit, WorkRow, WorkState
+from semel.kernel.position import Position
+from semel.kernel.store import IndexEntry, Record, State, StreamInfo
+from semel.stores.engine import CursorHead, Move, NewRecord, NewWork, WorkHead
+from semel.stores.postgres_wire import Array, Call, Row, Statements, bigints, bools, byteas, ints, smallints, texts
+from semel.stores.rows import envelope_of, envelope_row
+from semel.stores.shared import blob_refused, exported_mark, start_of_epoch
+
+NEWS_ROWS = 1000
+TOGETHER = frozenset(
+    {"add_records", "set_heads", "add_ledger", "move_work", "add_news", "change_states", "move_cursors"}
+)
+"""Writes to tables of their own, none of which reads what another writes: their order does not matter."""
+
+
+class TryAgain(Exception):
+    """Somebody created the same row at the same moment. Rolled back and run again, the transaction sees it."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    id: int
+    head: int
+    xid: int
+
+
+@dataclass(slots=True)
+class _Work:
+    """A work row as locked, and what is to become of it."""
+
+    seq: int
+    key: str | None
+    state: int
+    fence: int
+    turn: int | None
+    holds: bool
+    blob: str | None
+    due: int | None = None
+    keep_until: int | None = None
+    cause: str | None = None
+    attempts: int | None = None
+    wants_turn: bool = False
+    drops: bool = False
+    envelope: Envelope | None = None
+
+
+class PostgresEngine:
+    """The statements of one transaction, on our own connection or on the user's."""
+
+    def __init__(self, statements: Statements, node: str, begun: Row, units: Sequence[Unit] = ()) -> None:
+        self._statements = statements
+        self.node = node
+        self.wrote = False
+        self.now, self.epoch, self._xid_base = begun
+        self._waiting: list[Call] = []
+        self._streams: dict[str, _Stream] = {}
+        self._known: dict[tuple[str, str], int] = {}
+        self._states: set[str] = set()
+        self._cursors: set[str] = set()
+        self._work: dict[tuple[str, str], _Work] = {}
+        seats, fences, self._identities = _needs(units)
+        self._seats = self._draw("draw_seats", seats) if seats else []
+        self._fences = self._draw("draw_fences", fences) if fences else []
+
+    def _run(self, *calls: Call) -> list[RawCursor[Row]]:
+        """These, after the writes that wait."""
+        waiting, self._waiting = self._waiting, []
+        return self._statements.run_all([*waiting, *calls])[len(waiting) :]
+
+    def _ask(self, name: str, *params: Any) -> list[Row]:
+        return self._run((name, params))[0].fetchall()
+
+    def _tell(self, name: str, *params: Any) -> None:
+        """A write whose answer nobody needs. It is sent with the next question, or with the last ones all together."""
+        self.wrote = True
+        self._waiting.append((name, params))
+
+    def flush(self) -> None:
+        """Send what waits."""
+        if self._waiting:
+            self._run()
+
+    def finish(self, writer: str, commits: int) -> None:
+        """The last writes of our own transaction, with the marker, and the word to those who listen."""
+        names = [name for name, _ in self._waiting]
+        if not TOGETHER.issuperset(names) or len(set(names)) < len(names):
+            self.flush()
+        self._statements.run_together([*self._waiting, ("sign", (writer, commits, self.now))])
+
+    def _draw(self, query: str, count: int) -> list[int]:
+        """Numbers to be popped in ascending order."""
+        return [number for (number,) in self._ask(query, count)[::-1]]
+
+    # -- locks
+
+    def lock_work(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], WorkHead]:
+        rows = self._ask("lock_work", texts([queue for queue, _ in keys]), texts([identity for _, identity in keys]))
+        found = {(queue, identity): _Work(*rest) for queue, identity, *rest in rows}
+        self._work |= found
+        return {name: WorkHead(row.seq, row.key, WorkState(row.state), row.fence) for name, row in found.items()}
+
+    def lock_states(self, keys: Sequence[str]) -> dict[str, int]:
+        found: dict[str, int] = dict(self._ask("lock_states", texts(keys)))
+        self._states |= found.keys()
+        return found
+
+    def lock_cursors(self, names: Sequence[str]) -> dict[str, CursorHead]:
+        rows = self._ask("lock_cursors", texts(names))
+        self._cursors |= {name for name, *_ in rows}
+        return {name: CursorHead(Position(*position), pins) for name, *position, pins in rows}
+
+    def lock_streams(self, names: Sequence[str]) -> dict[str, StreamInfo]:
+        found = self._lock_heads(names)
+        missing = [name for name in names if name not in found]
+        if missing:
+            self._tell("add_streams", texts(missing), start_of_epoch(self.epoch))
+            found = self._lock_heads(names)
+        return found
+
+    def _lock_heads(self, names: Sequence[str]) -> dict[str, StreamInfo]:
+        """The lookup of identities begins when the heads are held, so it sees all that was ever committed."""
+        locked, *known = self._run(("lock_streams", (texts(names),)), *self._look_up())
+        infos: dict[str, StreamInfo] = {}
+        for name, id, head, first, xid, own_xid in locked.fetchall():
+            self._streams[name] = _Stream(id, head, max(xid, own_xid + self._xid_base))
+            infos[name] = StreamInfo(name, self.epoch, head, first)
+        self._known = {(stream, identity): offset for found in known for stream, identity, offset in found.fetchall()}
+        return infos
+
+    def _look_up(self) -> list[Call]:
+        streams, identities = self._identities
+        if len(set(streams)) > 1:
+            return [("known_in_many", (texts(streams), texts(identities)))]
+        return [("known", (streams[0], texts(identities)))] if streams else []
+
+    def heads(self, names: Sequence[str]) -> dict[str, int]:
+        return dict(self._ask("heads", texts(names)))
+
+    def next_fence(self) -> int:
+        if not self._fences:
+            self._fences = self._draw("draw_fences", 1)
+        return self._fences.pop()
+
+    def _fence_above(self, fence: int, held: Iterable[int]) -> int:
+        """A fence drawn before the row was locked may be lower than one given out since. Fences of a row only grow."""
+        highest = max(held)
+        while fence <= highest:
+            fence = self.next_fence()
+        return fence
+
+    # -- work
+
+    def move_work(self, moves: Sequence[Move]) -> None:
+        rows: dict[int, _Work] = {}
+        dropped: Counter[str] = Counter()
+        for move in moves:
+            row = self._work[move.queue, move.identity]
+            rows[row.seq] = row
+            self._move(row, move, dropped)
+        self._seat([row for row in rows.values() if row.wants_turn])
+        self._write_moves(list(rows.values()))
+        self._write_bodies([row for row in rows.values() if row.envelope is not None])
+        self._forget_blobs(dropped)
+        self._add_news({(move.queue, key) for move in moves if (key := self._work[move.queue, move.identity].key)})
+
+    def _move(self, row: _Work, move: Move, dropped: Counter[str]) -> None:
+        if move.fence != row.fence:
+            row.fence = self._fence_above(move.fence, [row.fence])
+        row.state, row.holds, row.keep_until = move.state, move.holds, move.keep_until
+        row.due = move.due if move.due is not None else row.due
+        row.cause = move.cause if move.cause is not None else row.cause
+        row.attempts = move.attempts if move.attempts is not None else row.attempts
+        if move.drop_body or move.envelope is not None:
+            if row.blob is not None:
+                dropped[row.blob] += 1
+            row.drops, row.envelope = move.drop_body, move.envelope
+            row.blob = move.envelope.blob.name if move.envelope is not None and move.envelope.blob is not None else None
+        if not move.holds and move.state is WorkState.SCHEDULED:
+            row.turn = None
+        row.wants_turn = move.holds and row.turn is None and row.key is not None
+
+    def _seat(self, rows: Sequence[_Work]) -> None:
+        if rows:
+            for row, (turn,) in zip(rows, self._ask("draw_seats", len(rows)), strict=True):
+                row.turn, row.wants_turn = turn, False
+
+    def _write_moves(self, rows: Sequence[_Work]) -> None:
+        self._tell(
+            "move_work",
+            bigints([row.seq for row in rows]),
+            smallints([row.state for row in rows]),
+            bigints([row.fence for row in rows]),
+            bools([row.holds for row in rows]),
+            bigints([row.turn for row in rows]),
+            bigints([row.keep_until for row in rows]),
+            bigints([row.due for row in rows]),
+            texts([row.cause for row in rows]),
+            ints([row.attempts for row in rows]),
+            bools([row.drops for row in rows]),
+        )
+
+    def _write_bodies(self, rows: Sequence[_Work]) -> None:
+        if rows:
+            envelopes = _envelope_arrays([row.envelope for row in rows if row.envelope is not None])
+            self._tell("replace_bodies", bigints([row.seq for row in rows]), *envelopes)
+
+    def _add_news(self, keys: Iterable[tuple[str, str]]) -> None:
+        pairs = sorted(set(keys))
+        if pairs:
+            self._tell("add_news", texts([queue for queue, _ in pairs]), texts([key for _, key in pairs]))
+
+    def add_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], tuple[int, bool, str]]:
+        """Numbered in the order given, inserted in the order of their identities, as every transaction does."""
+        first = {(row.scope, row.identity): row for row in reversed(rows)}
+        unique = [row for row in rows if first[row.scope, row.identity] is row]
+        self._draw_seats(len(unique))
+        seats = {(row.scope, row.identity): self._seats.pop() for row in unique}
+        answers: dict[tuple[str, str], tuple[int, bool, str]] = {}
+        while missing := sorted(seats.keys() - answers.keys()):
+            inserted = self._insert_work([first[pair] for pair in missing], [seats[pair] for pair in missing])
+            answers |= {pair: (seats[pair], True, first[pair].queue) for pair in inserted}
+            there = [pair for pair in missing if pair not in answers]
+            if there:
+                found = self._ask("known_work", texts([scope for scope, _ in there]), texts([id for _, id in there]))
+                answers |= {(scope, identity): (seq, False, queue) for scope, identity, seq, queue in found}
+        self._add_news((row.queue, row.key) for row in unique if row.key is not None and row.holds)
+        return answers
+
+    def _draw_seats(self, count: int) -> None:
+        if len(self._seats) < count:
+            self._seats = self._draw("draw_seats", count)
+
+    def _insert_work(self, rows: Sequence[NewWork], seats: Sequence[int]) -> set[tuple[str, str]]:
+        self.wrote = True
+        inserted = self._ask(
+            "add_work",
+            bigints(seats),
+            texts([row.queue for row in rows]),
+            texts([row.scope for row in rows]),
+            texts([row.identity for row in rows]),
+            texts([row.key for row in rows]),
+            bigints(
+                [seat if row.holds and row.key is not None else None for row, seat in zip(rows, seats, strict=True)]
+            ),
+            smallints([row.state for row in rows]),
+            bools([row.holds for row in rows]),
+            bigints([row.due for row in rows]),
+            *_envelope_arrays([row.envelope for row in rows]),
+        )
+        return {(scope, identity) for scope, identity in inserted}
+
+    # -- claims
+
+    def claim(self, claim: Claim, fence: int) -> list[WorkRow]:
+        """Never waits for anybody: what another transaction holds is passed over."""
+        found = self._claimable(claim)
+        if not found:
+            return []
+        fence = self._fence_above(fence, [row.fence for row in found])
+        due = self.now + int(claim.lease_s * 1_000_000)
+        self._tell("take_rows", bigints([row.seq for row in found]), fence, claim.owner, due)
+        keys = sorted({row.key for row in found if row.key is not None})
+        if keys and claim.identity is None:
+            self._tell("hold_keys", claim.queue, texts(keys), due)
+        elif keys:
+            self._add_news((claim.queue, key) for key in keys)
+        return [_claimed(row, fence, claim.owner, due) for row in found]
+
+    def _claimable(self, claim: Claim) -> list[WorkRow]:
+        rows_max = max(NEWS_ROWS, claim.limit)
+        while True:
+            more = self._read_news(claim.queue, rows_max)
+            rows = self._pick_one(claim) if claim.identity is not None else self._pick(claim)
+            if len(rows) >= claim.limit or not more:
+                return rows
+
+    def _read_news(self, queue: str, rows_max: int) -> bool:
+        """Bring the keys that have news up to date. News of a key that another claim holds is left for later."""
+        turns, found = self._run(("give_turns", (queue, self.now)), ("read_news", (queue, rows_max)))
+        news = found.fetchall()
+        self.wrote = self.wrote or turns.rowcount > 0
+        if not news:
+            return False
+        names = texts(sorted({key for _, key in news}))
+        self._tell("add_keys", queue, names)
+        locked = {key for (key,) in self._ask("lock_keys", queue, names)}
+        if locked:
+            self._refresh(queue, sorted(locked))
+            self._tell("drop_news", bigints([seq for seq, key in news if key in locked]))
+        return len(news) == rows_max and bool(locked)
+
+    def _refresh(self, queue: str, keys: Sequence[str]) -> None:
+        self._tell("refresh_keys", queue, texts(keys))
+        self._tell("drop_keys", queue, texts(keys))
+
+    def _pick(self, claim: Claim) -> list[WorkRow]:
+        groups = self._pick_by_key(claim)
+        if claim.key is None:
+            groups += [[work_row_of(row)] for row in self._ask("pick_rows", claim.queue, self.now, claim.limit)]
+        groups.sort(key=lambda group: (group[0].due, group[0].seq))
+        return [row for group in groups for row in group][: claim.limit]
+
+    def _pick_by_key(self, claim: Claim) -> list[list[WorkRow]]:
+        """A key may look due and not be: its lease was renewed, or its first row is just being finished."""
+        groups: list[list[WorkRow]] = []
+        tried: list[str] = []
+        while (wanted := claim.limit - len(groups)) > 0:
+            keys = [key for (key,) in self._ask("pick_keys", claim.queue, self.now, claim.key, texts(tried), wanted)]
+            if not keys:
+                break
+            heads = self._heads_of(claim.queue, keys, claim.per_key)
+            groups += [heads[key] for key in keys if heads[key]]
+            idle = sorted(key for key in keys if not heads[key])
+            if idle:
+                self._refresh(claim.queue, idle)
+            tried += keys
+            if len(keys) < wanted:
+                break
+        return groups
+
+    def _heads_of(self, queue: str, keys: Sequence[str], per_key: int) -> dict[str, list[WorkRow]]:
+        """The first rows of each key, as far as all of them are due and nobody else has them."""
+        heads: dict[str, list[WorkRow]] = {key: [] for key in keys}
+        for row in sorted(self._ask("pick_heads", queue, texts(keys), per_key), key=lambda row: row[0]):
+            place, holds = row[:2]
+            found = work_row_of(row)
+            group = heads[found.key or ""]
+            if len(group) == place - 1 and holds and self._is_due(found):
+                group.append(found)
+        return heads
+
+    def _is_due(self, row: WorkRow) -> bool:
+        return row.state <= WorkState.CLAIMED and row.due <= self.now
+
+    def _pick_one(self, claim: Claim) -> list[WorkRow]:
+        found = [work_row_of(row) for row in self._ask("pick_one", claim.queue, claim.identity)]
+        if not found or found[0].state in (WorkState.DEFERRED, WorkState.PARKED):
+            return found
+        if not self._is_due(found[0]):
+            return []
+        return found if found[0].key is None or self._is_first(found[0], found[0].key) else []
+
+    def _is_first(self, row: WorkRow, key: str) -> bool:
+        if not self._ask("pick_keys", row.queue, self.now, key, texts([]), 1):
+            return False
+        return [head.seq for head in self._heads_of(row.queue, [key], 1)[key]] == [row.seq]
+
+    # -- states, cursors, bodies
+
+    def put_states(self, rows: Sequence[tuple[str, bytes | None, int]]) -> None:
+        last = {key: (value, version) for key, value, version in rows}
+        gone = sorted(key for key, (value, _) in last.items() if value is None and key in self._states)
+        kept = sorted((key, value, version) for key, (value, version) in last.items() if value is not None)
+        if gone:
+            self._tell("delete_states", texts(gone))
+        self._upsert("states", [row for row in kept if row[0] in self._states], _state_arrays, exists=True)
+        self._upsert("states", [row for row in kept if row[0] not in self._states], _state_arrays, exists=False)
+
+    def put_cursors(self, rows: Sequence[tuple[str, Position, bool]]) -> None:
+        kept = sorted({name: (name, position, pins) for name, position, pins in rows}.values(), key=lambda row: row[0])
+        self._upsert("cursors", [row for row in kept if row[0] in self._cursors], _cursor_arrays, exists=True)
+        self._upsert("cursors", [row for row in kept if row[0] not in self._cursors], _cursor_arrays, exists=False)
+
+    def _upsert(self, what: str, rows: Sequence[Any], arrays: Any, *, exists: bool) -> None:
+        """A row that was not there could not be locked. If it is there now, every decision was made on an old view."""
+        if not rows:
+            return
+        if exists:
+            self._tell("change_states" if what == "states" else "move_cursors", *arrays(rows))
+            return
+        self.wrote = True
+        if len(self._ask(f"add_{what}", *arrays(rows))) < len(rows):
+            raise TryAgain(what)
+
+    def put_chunks(self, rows: Sequence[tuple[str, int, bytes]]) -> None:
+        names = texts(sorted({name for name, _, _ in rows}))
+        self._tell("add_blobs", names, self.now)
+        for name, refs in self._ask("lock_blobs", names):
+            if refs > 0:
+                raise StoreRefused(f"blob {name!r} is complete and takes no more parts", fix="use a new name")
+        blobs, parts, chunks = zip(*rows, strict=True)
+        self._tell("add_chunks", texts(blobs), ints(parts), byteas(chunks))
+
+    def name_blobs(self, names: Sequence[tuple[str, int]]) -> None:
+        counts = Counter(name for name, _ in names)
+        all_names = texts(sorted(counts))
+        locked, summed = self._run(("lock_blobs", (all_names,)), ("blob_sizes", (all_names,)))
+        sizes: dict[str, int] = dict(summed.fetchall())
+        stored = {name: sizes.get(name, 0) for name, _ in locked.fetchall()}
+        for name, size in names:
+            if stored.get(name) != size:
+                raise blob_refused(name, size, stored.get(name))
+        self._tell("refer_blobs", *_count_arrays(counts))
+
+    def _forget_blobs(self, counts: Counter[str]) -> None:
+        if counts:
+            self._tell("forget_blobs", *_count_arrays(counts), self.now)
+
+    # -- records and ledger
+
+    def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:
+        found = ((identity, self._known.get((stream, identity))) for identity in identities)
+        return {identity: Position(stream, self.epoch, offset) for identity, offset in found if offset is not None}
+
+    def add_records(self, rows: Sequence[NewRecord]) -> None:
+        if not rows:
+            return
+        streams = [self._streams[row.stream] for row in rows]
+        self._tell(
+            "add_records",
+            self.epoch,
+            self.now,
+            ints([stream.id for stream in streams]),
+            bigints([row.offset for row in rows]),
+            bigints([stream.xid for stream in streams]),
+            smallints([row.kind for row in rows]),
+            texts([row.target for row in rows]),
+            texts([row.identity for row in rows]),
+            *_envelope_arrays([row.envelope for row in rows]),
+        )
+
+    def set_heads(self, heads: dict[str, int]) -> None:
+        moved = [(self._streams[name], head) for name, head in heads.items() if head != self._streams[name].head]
+        if moved:
+            self._tell(
+                "set_heads",
+                ints([stream.id for stream, _ in moved]),
+                bigints([head for _, head in moved]),
+                bigints([stream.xid for stream, _ in moved]),
+            )
+
+    def trim(self, stream: str, before: int) -> int:
+        exported = self.exported("export/index")
+        if exported is not None:
+            before = self._first_unexported(stream, before, exported)
+        self.wrote = True
+        rows = self._ask("trim", stream, before)
+        return int(rows[0][0]) if rows else 1
+
+    def _first_unexported(self, stream: str, before: int, exported: Mark) -> int:
+        rows = self._ask("read_first", stream)
+        first = rows[0][0] if rows else 1
+        [(offset,)] = self._ask("first_unexported", stream, first, before, exported.xid, exported.seq)
+        return before if offset is None else int(offset)
+
+    def exported(self, key: str) -> Mark | None:
+        rows = self._ask("exported", key)
+        return exported_mark(State(*rows[0])) if rows else None
+
+    def add_ledger(self, events: Sequence[Event]) -> None:
+        self._tell("add_ledger", self._xid_base, self.now, self.node, *_ledger_arrays(events))
+
+
+def _needs(units: Sequence[Unit]) -> tuple[int, int, tuple[list[str], list[str]]]:
+    """How many seats and fences the units will draw, and the (stream, identity) pairs that they will look up."""
+    seats = fences = 0
+    streams: list[str] = []
+    identities: list[str] = []
+    for unit in units:
+        for op in unit.ops:
+            if isinstance(op, Append):
+                if op.identity is not None:
+                    streams.append(op.stream)
+                    identities.append(op.identity)
+            elif isinstance(op, Enqueue):
+                seats += 1
+                fences += op.replace
+            elif isinstance(op, Claim):
+                fences += 1
+    return seats, fences, (streams, identities)
+
+
+def _envelope_arrays(envelopes: Sequence[Envelope]) -> list[Array]:
+    id, source, type, subject, time, session, index, content, headers, data, blob, size = zip(
+        *[envelope_row(envelope) for envelope in envelopes], strict=True
+    )
+    return [
+        texts(id), texts(source), texts(type), texts(subject), bigints(time), texts(session), bigints(index),
+        texts(content), texts(headers), byteas(data), texts(blob), bigints(size),
+    ]  # fmt: skip
+
+
+def _state_arrays(rows: Sequence[tuple[str, bytes, int]]) -> list[Array]:
+    keys, values, versions = zip(*rows, strict=True)
+    return [texts(keys), byteas(values), bigints(versions)]
+
+
+def _cursor_arrays(rows: Sequence[tuple[str, Position, bool]]) -> list[Array]:
+    names, positions, pins = zip(*rows, strict=True)
+    return [
+        texts(names),
+        texts([position.stream for position in positions]),
+        ints([position.epoch for position in positions]),
+        bigints([position.offset for position in positions]),
+        bools(pins),
+    ]
+
+
+def _count_arrays(counts: Counter[str]) -> list[Array]:
+    names = sorted(counts)
+    return [texts(names), ints([counts[name] for name in names])]
+
+
+def _ledger_arrays(events: Sequence[Event]) -> list[Array]:
+    return [
+        texts([event.pipeline for event in events]),
+        texts([event.hop for event in events]),
+        smallints([event.kind for event in events]),
+        texts([event.message for event in events]),
+        texts([event.delivery for event in events]),
+        texts([event.session or event.message for event in events]),
+        bigints([event.idx for event in events]),
+        texts([event.peer for event in events]),
+        texts([event.stream for event in events]),
+        ints([event.epoch for event in events]),
+        bigints([event.first for event in events]),
+        bigints([event.last for event in events]),
+        ints([event.n for event in events]),
+        bigints([event.fold for event in events]),
+        ints([event.attempt for event in events]),
+        texts([event.cause for event in events]),
+        texts([event.trace for event in events]),
+    ]
+
+
+def work_row_of(row: Row) -> WorkRow:
+    _, _, seq, queue, identity, key, state, due, attempts, fence, owner, cause, *envelope = row
+    return WorkRow(
+        queue, identity, key, seq, WorkState(state), due, attempts, fence, owner, envelope_of(envelope), cause
+    )
+
+
+def _claimed(row: WorkRow, fence: int, owner: str, due: int) -> WorkRow:
+    return WorkRow(
+        row.queue, row.identity, row.key, row.seq, WorkState.CLAIMED, due, row.attempts + 1, fence, owner, row.envelope,
+        row.cause,
+    )  # fmt: skip
+
+
+def record_of(stream: str, epoch: int, row: Row) -> Record:
+    offset, identity, kind, target, at, *envelope = row
+    return Record(Position(stream, epoch, offset), envelope_of(envelope), at, RecordKind(kind), target, identity)
+
+
+def entry_of(row: Row) -> Entry:
+    xid, seq, at, node, pipeline, hop, kind, *rest = row
+    return Entry(Mark(xid, seq), at, node, Event(Kind(kind), hop, pipeline, *rest))
+
+
+def index_entry_of(row: Row) -> IndexEntry:
+    xid, seq, stream, epoch, offset, identity, kind, target, at, size, *attributes = row
+    envelope = envelope_of((*attributes, None, None, None, size))
+    record = Record(Position(stream, epoch, offset), envelope, at, RecordKind(kind), target, identity)
+    return IndexEntry(Mark(xid, seq), record, size)

@@ -1,0 +1,102 @@
+"""Long campaigns. `make soak PART=sim` runs one in full and writes its result to `docs/evidence/`.
+
+The tests run each of them at a twentieth of its size, so that a campaign cannot rot between two full runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from semel import __version__
+from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_USAGE
+from semel.testing import campaigns
+
+EVIDENCE = Path("docs/evidence")
+TWENTIETH = 1 / 20
+SEED = 1
+
+Step = Callable[[int, int], None]
+"""Called with how much is done and how much there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`run(size, seed, step)` answers figures, among them `holds`."""
+
+    size: int
+    unit: str
+    about: str
+    run: Callable[[int, int, Step], dict[str, Any]]
+
+
+PARTS: dict[str, Part] = {
+    "sim": Part(20_000, "seeds", "the simulated world in as many kinds of weather", campaigns.simulate),
+    "kill": Part(400, "kills", "a real process killed at a random moment while it commits to SQLite", campaigns.kill),
+    "demo": Part(40_000, "messages", "two processes, a bad link, kill -9 of both", campaigns.demo),
+    "retention": Part(400_000, "messages", "append and sweep at full rate: the store stays small", campaigns.retention),
+}
+
+
+def main(arguments: list[str]) -> int:
+    console = Console(stderr=True)
+    if len(arguments) != 1 or arguments[0] not in PARTS:
+        for name, part in PARTS.items():
+            console.print(f"  make soak PART={name:10} {part.size:,} {part.unit}: {part.about}")
+        return EXIT_USAGE
+    name = arguments[0]
+    figures = run(name, 1.0, console)
+    path = write_evidence(name, figures)
+    console.print(f"{name}: {'holds' if figures['holds'] else 'FAILS'}; written to {path}")
+    return EXIT_HOLDS if figures["holds"] else EXIT_CLAIM_FALSE
+
+
+def run(name: str, scale: float, console: Console, seed: int = SEED) -> dict[str, Any]:
+    """One campaign at a share of its full size."""
+    part = PARTS[name]
+    size = max(1, round(part.size * scale))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    begin = time.monotonic()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(name, total=size)
+        figures = part.run(size, seed, lambda done, total: progress.update(task, completed=done, total=total))
+    return {"part": name, "size": size, "unit": part.unit, "seed": seed, **figures,
+            "seconds": round(time.monotonic() - begin, 1)}  # fmt: skip
+
+
+def write_evidence(name: str, figures: dict[str, Any]) -> Path:
+    EVIDENCE.mkdir(parents=True, exist_ok=True)
+    path = EVIDENCE / f"{name}.json"
+    evidence = {**figures, "semel": __version__, "commit": _commit(), "machine": _machine()}
+    path.write_text(json.dumps(evidence, indent=2) + "\n")
+    return path
+
+
+def _commit() -> str:
+    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "architecture": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,136 @@
+"""A workbench for machines: one interpreter, one memory store, links that a test can read and tamper with.
+
+Nothing happens until the test says so: `run` does the work that waits, in order, until none is left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from semel.errors import SemelError
+from semel.kernel.effects import (
+    Close,
+    Deliver,
+    Delivered,
+    DeliverFailed,
+    Load,
+    Machine,
+    Notify,
+    Read,
+    Received,
+    Send,
+)
+from semel.kernel.group import Group
+from semel.kernel.interpreter import Interpreter, Seat
+from semel.kernel.ledger import START, Event
+from semel.kernel.ops import Op
+from semel.stores.memory import MemoryStore
+
+
+class Bench:
+    """`wires[peer]` holds what was sent to a peer; `pass_on` hands it over to the machine of that name."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.store = MemoryStore(clock=lambda: int(self.now * 1_000_000))
+        self.interpreter = Interpreter(self, lambda: self.now)
+        self.wires: dict[str, list[Any]] = {}
+        self.notes: list[Notify] = []
+        self.closes: list[str] = []
+        self.delivered: list[str] = []
+        self.handler: Callable[[Any], tuple[Op, ...]] = lambda item: ()
+        self.fail_commits: list[SemelError | None] = []
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._senders: dict[str, str] = {}
+
+    def add(self, machine: Machine, answers_to: str = "") -> Seat:
+        """Start a machine. `answers_to` is the peer that its messages seem to come from."""
+        self._senders[machine.name] = answers_to or machine.name
+        seat = self.interpreter.add(machine)
+        self.run()
+        return seat
+
+    def run(self) -> None:
+        while self._jobs:
+            self._jobs.popleft()()
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, running timers as they fall due."""
+        until = self.now + seconds
+        while (deadline := self.interpreter.next_deadline()) is not None and deadline <= until:
+            self.now = max(self.now, deadline)
+            self.interpreter.run_timers()
+            self.run()
+        self.now = until
+
+    def pass_on(self, peer: str, *, keep: Callable[[Any], int] = lambda message: 1) -> int:
+        """Hand over what waits on the wire to `peer`. `keep` says how many copies of a message arrive."""
+        messages, self.wires[peer] = self.wires.get(peer, []), []
+        seat = self.interpreter.seat(peer)
+        for sender, message in messages:
+            for _ in range(keep(message)):
+                if seat is not None:
+                    self.interpreter.feed(seat, Received(sender, message))
+        self.run()
+        return len(messages)
+
+    def settle(self, *peers: str) -> None:
+        """Pass everything on until the wires are quiet."""
+        while sum(self.pass_on(peer) for peer in peers):
+            pass
+
+    def sent_to(self, peer: str) -> list[Any]:
+        return [message for _, message in self.wires.get(peer, [])]
+
+    def ledger(self) -> list[Event]:
+        return [entry.event for entry in self.store.ledger(START)]
+
+    # -- the driver
+
+    def commit(self, group: Group) -> None:
+        self._jobs.append(lambda: self._commit(group))
+
+    def _commit(self, group: Group) -> None:
+        error = self.fail_commits.pop(0) if self.fail_commits else None
+        if error is not None:
+            self.interpreter.failed(group, error)
+            return
+        self.interpreter.committed(group, self.store.commit(group.units))
+        self.interpreter.wake()
+
+    def read(self, seat: Seat, effect: Read) -> None:
+        self._jobs.append(lambda: self._read(seat, effect))
+
+    def _read(self, seat: Seat, effect: Read) -> None:
+        try:
+            found = self.store.read(effect.stream, effect.after, effect.limit)
+        except SemelError as error:
+            self.interpreter.read_failed(seat, effect, error)
+        else:
+            self.interpreter.read_done(seat, effect, found)
+
+    def load(self, seat: Seat, effect: Load) -> None:
+        self._jobs.append(lambda: self.interpreter.load_done(seat, effect, self.store.state(effect.key)))
+
+    def send(self, seat: Seat, effect: Send) -> None:
+        self.wires.setdefault(effect.peer, []).append((self._senders[seat.machine.name], effect.message))
+
+    def deliver(self, seat: Seat, effect: Deliver) -> None:
+        self._jobs.append(lambda: self._deliver(seat, effect))
+
+    def _deliver(self, seat: Seat, effect: Deliver) -> None:
+        self.delivered.append(effect.item.envelope.id)
+        try:
+            ops = self.handler(effect.item)
+        except Exception as error:
+            self.interpreter.feed(seat, DeliverFailed(effect.token, str(error)))
+        else:
+            self.interpreter.feed(seat, Delivered(effect.token, ops))
+
+    def notify(self, seat: Seat, effect: Notify) -> None:
+        self.notes.append(effect)
+
+    def closed(self, seat: Seat, effect: Close) -> None:
+        self.closes.append(effect.reason)

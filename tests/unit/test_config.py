@@ -1,0 +1,213 @@
+"""Configuration: what is read, what wins, and how a mistake is pointed out."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.config import DEFAULT_URL, LATER_SECTIONS, Config, LedgerSection, StoreSection, line_of, load_config
+from semel.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def load(text: str) -> Config:
+    Path("semel.toml").write_text(text)
+    return load_config()
+
+
+def complaint(text: str) -> tuple[str, str]:
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    return caught.value.message, caught.value.fix
+
+
+# -- what is read
+
+
+def test_without_a_file_there_are_defaults() -> None:
+    assert load_config() == Config(StoreSection(), LedgerSection(), None)
+    assert load_config().resolve_store() == (DEFAULT_URL, "default")
+
+
+def test_a_file_in_this_folder_is_found() -> None:
+    config = load('[store]\nurl = "sqlite:///x.db"\nnode = "a"\n[ledger]\nexport_to = "lake"\nsegment_rows = 2000\n')
+    assert (config.store.url, config.store.node) == ("sqlite:///x.db", "a")
+    assert (config.ledger.export_to, config.ledger.segment_rows) == (Path("lake"), 2000)
+    assert config.resolve_store() == ("sqlite:///x.db", "semel.toml")
+
+
+def test_another_file_may_be_named(tmp_path: Path) -> None:
+    load('[store]\nurl = "memory:"\n')
+    other = tmp_path / "other.toml"
+    other.write_text('[store]\nurl = "sqlite:///other.db"\n')
+    assert load_config(other).resolve_store() == ("sqlite:///other.db", str(other))
+
+
+def test_the_environment_wins_over_the_file_and_the_command_line_over_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMEL_STORE__URL", "sqlite:///env.db")
+    monkeypatch.setenv("SEMEL_LEDGER__SEGMENT_ROWS", "3000")
+    config = load('[store]\nurl = "sqlite:///file.db"\nnode = "kept"\n')
+    assert config.resolve_store() == ("sqlite:///env.db", "SEMEL_STORE__URL")
+    assert config.resolve_store("sqlite:///given.db") == ("sqlite:///given.db", "--store")
+    assert (config.store.node, config.ledger.segment_rows) == ("kept", 3000)
+
+
+def test_the_example_can_be_loaded_as_it_is_and_with_every_line_switched_on(tmp_path: Path) -> None:
+    example = Path(__file__).resolve().parents[2] / "semel.toml.example"
+    assert load_config(example).store == StoreSection()
+    lines = example.read_text().splitlines()
+    switched_on = [line.removeprefix("# ") if " = " in line else line for line in lines]
+    config = load("\n".join(switched_on))
+    assert config.store.url
+    assert config.ledger.export_to
+    named = {line.split(" = ")[0] for line in switched_on if " = " in line}
+    assert named == {*StoreSection.model_fields, *LedgerSection.model_fields}
+
+
+# -- mistakes in the file
+
+
+def test_an_unknown_key_is_named_with_its_line_and_what_was_meant() -> None:
+    message, fix = complaint('# my store\n\n[store]\nurl = "memory:"\nnoode = "a"\n')
+    assert message == "semel.toml, line 5: there is no key 'noode' in [store]"
+    assert fix == "did you mean 'node'?"
+
+
+def test_an_unknown_key_like_no_other_lists_what_there_is() -> None:
+    assert complaint("[ledger]\nzzz = 1\n")[1] == "the keys are: export_to, lease_s, segment_rows"
+
+
+def test_an_unknown_section_is_named_with_its_line() -> None:
+    message, fix = complaint("[stroe]\nurl = 1\n")
+    assert message == "semel.toml, line 1: there is no section [stroe]"
+    assert fix == "did you mean 'store'?"
+
+
+@pytest.mark.parametrize("section", sorted(LATER_SECTIONS))
+def test_a_section_of_a_later_part_says_so(section: str) -> None:
+    message, fix = complaint(f"[store]\n[{section}]\n")
+    assert message.startswith(f"semel.toml, line 2: section [{section}] belongs to a part that Semel ")
+    assert fix == f"remove [{section}], or install a version that has it"
+
+
+def test_an_array_of_tables_of_a_later_part_says_so() -> None:
+    assert "line 3: section [pubsub]" in complaint('[store]\n\n[[pubsub.hub]]\nname = "chat"\n')[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "allowed"),
+    [
+        ("segment_rows = 5", "= 5 should be greater than or equal to 1000", "1,000 to 5,000,000"),
+        ('segment_rows = "many"', "= 'many' should be a valid integer", "1,000 to 5,000,000"),
+        ("lease_s = 0.5", "= 0.5 should be greater than or equal to 1", "1 to 3600"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_line_and_what_is_allowed(text: str, what: str, allowed: str) -> None:
+    message, fix = complaint(f"[store]\n[ledger]\n\n{text}\n")
+    key = f"ledger.{text.split(' ')[0]}"
+    assert message.startswith(f"semel.toml, line 4: {key} {what}")
+    assert fix.startswith(f"{key} is ")
+    assert fix.endswith(allowed)
+
+
+def test_a_node_that_cannot_be_a_name_in_the_ledger() -> None:
+    assert "store.node = 'a b'" in complaint('[store]\nnode = "a b"\n')[0]
+
+
+def test_a_value_over_several_lines_is_found_where_it_begins() -> None:
+    assert "line 3" in complaint("[ledger]\n\nsegment_rows = [\n  1,\n  2,\n]\n# the end\n")[0]
+
+
+def test_a_section_that_is_given_as_a_value() -> None:
+    message, fix = complaint('store = "sqlite:///x.db"\n')
+    assert message == "semel.toml, line 1: 'store' is a section, not a value"
+    assert fix == "write it as [store] with keys below"
+
+
+def test_several_mistakes_are_told_at_once() -> None:
+    message, fix = complaint("[store]\nurll = 1\n[ledger]\nlease_s = 0\n")
+    assert message.splitlines() == [
+        "semel.toml, line 2: there is no key 'urll' in [store] (did you mean 'url'?)",
+        "semel.toml, line 4: ledger.lease_s = 0 should be greater than or equal to 1 "
+        "(ledger.lease_s is seconds after which a killed export is taken over: 1 to 3600)",
+    ]
+    assert fix == "mend these 2 settings"
+
+
+def test_what_is_not_toml_is_named_with_its_line() -> None:
+    message, _ = complaint("[store]\nurl = sqlite\n")
+    assert message.startswith("semel.toml is not TOML")
+    assert "line 2" in message
+
+
+def test_a_file_that_is_missing_unreadable_or_not_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(tmp_path / "missing.toml")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load_config(tmp_path)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"not UTF-8 text \(byte 0\)"):
+        load_config(tmp_path / "binary.toml")
+
+
+# -- mistakes in the environment
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("SEMEL_STORE__ULR", "there is no key 'ulr' in [store]"),
+        ("SEMEL_STROE__URL", "there is no section [stroe]"),
+        ("SEMEL_STORE", "'store' is a section, not a value"),
+        ("SEMEL_STORE__URL__X", "store.url = {'x': '5'} should be a valid string"),
+        ("SEMEL_LEDGER__SEGMENT_ROWS", "ledger.segment_rows = '5' should be greater than or equal to 1000"),
+    ],
+)
+def test_a_mistake_in_the_environment_names_the_variable(
+    variable: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "5")
+    with pytest.raises(ConfigError) as caught:
+        load_config()
+    assert caught.value.message == f"environment variable {variable}: {message}"
+    assert caught.value.fix
+
+
+def test_variables_that_are_not_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMEL_DEBUG", "1")
+    monkeypatch.setenv("SEMEL_TEST_POSTGRES", "postgresql://x")
+    assert load_config().store == StoreSection()
+
+
+# -- where a key stands
+
+
+@given(st.lists(st.sampled_from(["", "# note", "  # [store]"])), st.integers(0, 3))
+def test_a_key_is_found_whatever_stands_before_it(before: list[str], between: int) -> None:
+    text = "\n".join([*before, "[store]", *[""] * between, 'url = """\n[ledger]\n"""', 'node = "a"'])
+    start = len(before) + 1
+    assert line_of(text, ("store",)) == start
+    assert line_of(text, ("store", "url")) == start + between + 1
+    assert line_of(text, ("store", "node")) == start + between + 4
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "line"),
+    [
+        ('store.url = "x"', ("store", "url"), 1),
+        ('a = 1\nstore = {url = "x", node = "y"}', ("store", "node"), 2),
+        ("[[hub]]\nname = 1", ("hub",), 1),
+    ],
+)
+def test_keys_written_in_other_ways(text: str, path: tuple[str, ...], line: int) -> None:
+    assert line_of(text, path) == line
+
+
+def test_configuration_cannot_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_config().store.url = "x"
