@@ -27,6 +27,9 @@ class ListJournal:
         pass
 
 
+pytestmark = pytest.mark.contract
+
+
 class MemoryFixtures:
     @pytest.fixture
     def clock(self) -> ManualClock:

@@ -14,6 +14,9 @@ from semel.stores.sqlite import SqliteStore
 from semel.testing.contract import DurableContract, ManualClock, SharedContract, StoreContract
 
 
+pytestmark = pytest.mark.contract
+
+
 class SqliteFixtures:
     @pytest.fixture
     def clock(self) -> ManualClock:

@@ -39,12 +39,14 @@ class Ears:
         self.changed = asyncio.Event()
         self.free = asyncio.Event()
         self.free.set()
+        self.asked_for_room = asyncio.Event()
 
     @property
     def is_full(self) -> bool:
         return not self.free.is_set()
 
     async def room(self) -> None:
+        self.asked_for_room.set()
         await self.free.wait()
 
     def received(self, transport: Transport, peer: str, message: Any) -> None:
@@ -321,7 +323,8 @@ async def test_a_store_that_is_behind_holds_peers_back() -> None:
         for number in range(5):
             assert client.send("server", message(number))
         client.flush()
-        await ears.until(lambda: ears.count("connected") == 1)
+        async with asyncio.timeout(10):
+            await ears.asked_for_room.wait()
         assert ears.count("received") == 0
         ears.free.set()
         await ears.until(lambda: ears.count("received") == 5)

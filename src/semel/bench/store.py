@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from semel.bench.disk import fdatasync_rate
-from semel.bench.raw import HOP, STREAM, Raw, RawSqlite
+from semel.bench.raw import HOP, STREAM
+from semel.bench.sides import Bench, SqliteBench
 from semel.errors import ConfigError
 from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind
@@ -34,7 +34,6 @@ from semel.kernel.ops import Append
 from semel.kernel.store import Store
 from semel.runtime.committer import Committer
 from semel.runtime.perform import Performer
-from semel.stores import open_store
 
 RAW_BATCH = 100
 SCALES = (1, 10, 100)
@@ -46,7 +45,7 @@ ALONE_EXTRA_MS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`rows` is the 1x of stored rows and the size of each measurement."""
+    """`rows` is the 1x of stored rows and the size of each measurement; `url` is a PostgreSQL server to use."""
 
     engine: str = "sqlite"
     url: str | None = None
@@ -131,42 +130,14 @@ def table(result: Result) -> Table:
     return view
 
 
-class Bench:
-    """A store under measurement and, beside it, the same tables for the raw batches."""
-
-    def __init__(self, store: Store, raw: Raw, folder: Path) -> None:
-        self.store = store
-        self.raw = raw
-        self.folder = folder
-        self.stored = 0
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.raw.close()
-        self.store.close()
-
-
-def _open(options: Options) -> AbstractContextManager[Bench]:
+def _open(options: Options) -> Bench:
     if options.engine == "sqlite":
-        return _SqliteBench(options)
+        return SqliteBench(options.folder)
     if options.engine == "postgres":
         from semel.bench.postgres import PostgresBench
 
         return PostgresBench(options.url, options.folder)
     raise ConfigError(f"there is no engine {options.engine!r}", fix="use sqlite or postgres")
-
-
-class _SqliteBench(Bench):
-    def __init__(self, options: Options) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="semel-bench-", dir=options.folder)
-        path = Path(self._folder.name).resolve()
-        super().__init__(open_store(f"sqlite:///{path}/semel.db"), RawSqlite(f"sqlite:///{path}/raw.db"), path)
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        self._folder.cleanup()
 
 
 def make_envelopes(count: int, body_bytes: int) -> list[Envelope]:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,8 +131,14 @@ def status(
     with opened(find_store(context.obj, store, settings), settings) as found:
         seen = found.status()
         exported = {name: _exported(found, name) for name in ("ledger", "index")}
-    facts = {name: getattr(seen, name) for name in seen.__slots__}
-    return Answer({**facts, "exported": exported}, _status_view(seen, exported))
+    return Answer({**_plain(seen), "exported": exported}, _status_view(seen, exported))
+
+
+def _plain(found: Status | Swept) -> dict[str, Any]:
+    import msgspec
+
+    plain: dict[str, Any] = msgspec.to_builtins(found)
+    return plain
 
 
 def _exported(store: Store, dataset: str) -> str | None:
@@ -263,7 +269,7 @@ def sweep(
     with opened(url, settings) as found:
         trimmed = _trim(found, age_s, terminal) if age_s is not None else []
         swept = _sweep_all(found, terminal)
-    result = {"store": shown(url), "trimmed": trimmed, "swept": asdict(swept), "total": swept.total}
+    result = {"store": shown(url), "trimmed": trimmed, "swept": _plain(swept), "total": swept.total}
     return Answer(result, [*_trim_lines(trimmed), _swept_line(swept)])
 
 
@@ -336,7 +342,7 @@ def _trim_lines(trimmed: list[dict[str, Any]]) -> list[str]:
 
 
 def _swept_line(swept: Swept) -> str:
-    counts = {name: count for name, count in asdict(swept).items() if name != "more" and count}
+    counts = {name: count for name, count in _plain(swept).items() if name != "more" and count}
     if not counts:
         return "nothing to sweep"
     return "swept " + ", ".join(f"{count:,} {name}" for name, count in counts.items())

@@ -23,7 +23,6 @@ from semel.errors import (
     InputError,
     NotAStore,
     SchemaTooNew,
-    SemelError,
     StoreBusy,
     StoreReadOnly,
     StoreUnavailable,
@@ -67,7 +66,7 @@ from semel.stores.shared import blob_missing, check_bound, exported_mark, start_
 SERVER_MIN = 140000
 TRIES_MAX = 20
 DOUBTS_MAX = 1000
-MARKER_KEEP_S = 24 * 3600.0
+MARKER_KEEP_US = 48 * 3600 * 1_000_000
 LEDGER_COLUMNS = (
     "xid", "seq", "at", "node", "pipeline", "hop", "kind", "message", "delivery", "session", "idx", "peer", "stream",
     "epoch", "first", "last", "n", "fold", "attempt", "cause", "trace",
@@ -90,7 +89,7 @@ class PostgresStore:
         self._lock = threading.RLock()
         self._writer: Connection[Any] | None = None
         self._name_writer()
-        self._doubts: OrderedDict[str, list[Outcome]] = OrderedDict()
+        self._doubts: OrderedDict[str, tuple[list[Outcome], int]] = OrderedDict()
         self._ledger_swept = START
         self._closed = False
         self._pool = Pool(url)
@@ -144,10 +143,10 @@ class PostgresStore:
         before = self._schema()
         self._check_schema()
         for number, sql in load_migrations("postgres"):
-            with self._transaction("own_schema") as run:
+            with self._transaction("own_schema", wait="10min") as run:
                 if self._schema() >= number:
                     continue
-                run.connection.execute(sql.encode())
+                run.connection.execute(sql.encode(), prepare=False)
                 reach("migrate.step")
                 run.run("record_schema", number)
         return before, self._schema()
@@ -156,14 +155,17 @@ class PostgresStore:
         """Another server, another timeline or other tables than last time: the history may have been cut short."""
         origin = self._origin()
         [(_, _, _, *noted)] = self._pool.ask("read_store")
-        names = ("another server", "another timeline", "restored tables")
-        for name, was, now in zip(names, noted, origin, strict=True):
-            if was is not None and now is not None and was != now:
-                self._raise_epoch(f"{name}: {was} became {now}", noted, origin)
-                return
-        if self._pool.ask("cursor_beyond_head"):
-            self._raise_epoch("a cursor stands beyond the end of its stream", noted, origin)
-        elif noted != origin:
+        changes = [
+            f"{what} {was} became {now}"
+            for what, was, now in zip(("server", "timeline", "tables"), noted, origin, strict=True)
+            if was is not None and now is not None and was != now
+        ]
+        if changes:
+            self._raise_epoch(", ".join(changes), origin, lambda run: run.ask("read_store")[0][3:] == tuple(noted))
+        elif self._pool.ask("cursor_beyond_head"):
+            reason = "a cursor stands beyond the end of its stream"
+            self._raise_epoch(reason, origin, lambda run: bool(run.ask("cursor_beyond_head")))
+        elif any(was is None and now is not None for was, now in zip(noted, origin, strict=True)):
             with self._transaction() as run:
                 run.run("note_origin", *origin)
 
@@ -179,16 +181,20 @@ class PostgresStore:
     # -- transactions
 
     @contextmanager
-    def _transaction(self, lock: str | None = None, durable: bool = True) -> Iterator[Statements]:
+    def _transaction(
+        self, lock: str | None = None, *, durable: bool = True, wait: str | None = None
+    ) -> Iterator[Statements]:
         """A short transaction beside the commits, on a connection of its own."""
         with self._pool.connection() as connection:
             run = Statements(connection)
             run.run("begin")
             try:
+                if not durable:
+                    run.run("need_no_disk")
+                if wait is not None:
+                    run.run("wait_for", wait)
                 if lock is not None:
                     run.run(lock)
-                if not durable:
-                    connection.execute("SET LOCAL synchronous_commit = off")
                 yield run
             except BaseException:
                 _roll_back(connection)
@@ -200,30 +206,46 @@ class PostgresStore:
         with self._lock:
             for _ in range(TRIES_MAX):
                 try:
-                    outcomes = self._commit(units)
+                    with errors(self.url):
+                        outcomes = self._commit(units)
                     break
                 except TryAgain:
                     continue
-                except psycopg.Error as error:
-                    if not is_retryable(error):
-                        with errors(self.url):
-                            raise
+                except StoreBusy as error:
+                    if not is_retryable(error.__cause__):
+                        raise
             else:
                 raise StoreBusy("others change the same rows all the time", fix="try again in a moment")
         reach("commit.committed")
         return outcomes
 
     def _commit(self, units: Sequence[Unit]) -> list[Outcome]:
-        connection = self._connected()
+        statements, begun = self._begin()
         try:
-            with errors_of_values():
-                outcomes, wrote = self._apply(connection, units)
-                reach("commit.applied")
+            reach("commit.begin")
+            engine = PostgresEngine(statements, self.node, begun, units)
+            outcomes = apply(engine, units)
+            if engine.wrote:
+                engine.finish(self._writer_name, self._commits + 1)
+            reach("commit.applied")
         except BaseException:
-            _roll_back(connection)
+            _roll_back(statements.connection)
             raise
-        self._end(connection, outcomes, wrote)
+        self._end(statements.connection, outcomes, engine)
         return outcomes
+
+    def _begin(self) -> tuple[Statements, Row]:
+        """A connection may have died since the last commit. Nothing has been sent, so a new one may take its place."""
+        is_fresh = self._writer is None
+        statements = Statements(self._connected())
+        try:
+            return statements, statements.begin_commit()
+        except psycopg.Error:
+            if is_fresh or not is_broken(statements.connection):
+                _roll_back(statements.connection)
+                raise
+        statements = Statements(self._connected())
+        return statements, statements.begin_commit()
 
     def _connected(self) -> Connection[Any]:
         if self._closed:
@@ -235,17 +257,7 @@ class PostgresStore:
             self._writer = connect(self.url)
         return self._writer
 
-    def _apply(self, connection: Connection[Any], units: Sequence[Unit]) -> tuple[list[Outcome], bool]:
-        statements = Statements(connection)
-        begun = statements.begin_commit()
-        reach("commit.begin")
-        engine = PostgresEngine(statements, self.node, begun, units)
-        outcomes = apply(engine, units)
-        if engine.wrote:
-            engine.finish(self._writer_name, self._commits + 1)
-        return outcomes, engine.wrote
-
-    def _end(self, connection: Connection[Any], outcomes: list[Outcome], wrote: bool) -> None:
+    def _end(self, connection: Connection[Any], outcomes: list[Outcome], engine: PostgresEngine) -> None:
         """The server's own word is final. Without it nobody knows, unless there was nothing to commit."""
         try:
             connection.execute("COMMIT")
@@ -254,13 +266,13 @@ class PostgresStore:
                 _roll_back(connection)
                 raise
             connection.close()
-            if wrote:
-                raise self._doubt(outcomes, error) from error
-        self._commits += wrote
+            if engine.wrote:
+                raise self._doubt(outcomes, engine.now, error) from error
+        self._commits += engine.wrote
 
-    def _doubt(self, outcomes: list[Outcome], error: psycopg.Error) -> CommitInDoubt:
+    def _doubt(self, outcomes: list[Outcome], at: int, error: psycopg.Error) -> CommitInDoubt:
         marker = f"{self._writer_name}.{self._commits + 1}"
-        self._doubts[marker] = outcomes
+        self._doubts[marker] = (outcomes, at)
         if len(self._doubts) > DOUBTS_MAX:
             self._doubts.popitem(last=False)
         self._name_writer()
@@ -274,12 +286,15 @@ class PostgresStore:
         did not happen, and never can: the place is taken now."""
         if marker not in self._doubts:
             raise InputError(f"no transaction {marker!r} is in doubt", fix="resolve only what CommitInDoubt named")
+        outcomes, at = self._doubts[marker]
         writer, _, n = marker.partition(".")
         with self._transaction() as run:
             [(now, _, _)] = run.ask("store_now")
-            if run.run("void", writer, int(n), now).rowcount == 0 and not run.ask("is_void", writer, int(n))[0][0]:
-                return self._doubts[marker]
-        return None
+            if now - at > MARKER_KEEP_US // 2:
+                raise StoreUnavailable(f"the marker of {marker} may be gone", fix="compare by hand what was written")
+            if run.run("void", writer, int(n), now).rowcount or run.ask("is_void", writer, int(n))[0][0]:
+                return None
+        return outcomes
 
     # -- reading
 
@@ -362,7 +377,7 @@ class PostgresStore:
         blobs = self._sweep_blobs(now, limit)
         ledger = self._sweep_ledger(limit)
         with self._transaction(durable=False) as run:
-            run.run("sweep_markers", now - int(MARKER_KEEP_S * 1_000_000))
+            run.run("sweep_markers", MARKER_KEEP_US)
         more = max(records, identities, work, blobs, ledger) >= limit
         return Swept(records, identities, work, blobs, ledger, more)
 
@@ -465,14 +480,13 @@ class PostgresStore:
     # -- the rest
 
     def raise_epoch(self, reason: str) -> int:
-        return self._raise_epoch(reason, None, self._origin())
+        return self._raise_epoch(reason, self._origin(), lambda _: True)
 
-    def _raise_epoch(self, reason: str, noted: list[Any] | None, origin: list[Any]) -> int:
-        """Waits until no commit is under way. With `noted`, only if nobody has raised it since that was read."""
+    def _raise_epoch(self, reason: str, origin: list[Any], is_needed: Callable[[Statements], bool]) -> int:
+        """Waits until no commit is under way. Of several processes that see the need, the first one does it."""
         with self._transaction("own_epoch") as run:
-            [(_, _, epoch, *now_noted)] = run.ask("read_store")
-            if noted is not None and now_noted != noted:
-                return int(epoch)
+            if not is_needed(run):
+                return int(run.ask("read_epoch")[0][0])
             [(epoch,)] = run.ask("raise_epoch", self._highest_exported(run))
             run.run("note_origin", *origin)
             run.run("raise_heads", EPOCH_GAP, start_of_epoch(epoch))
@@ -499,6 +513,8 @@ class PostgresStore:
             raise InputError(
                 f"a {type(connection).__name__} is not a psycopg connection", fix="pass a psycopg.Connection"
             )
+        if connection.info.encoding != "utf-8":
+            raise InputError(f"the connection speaks {connection.info.encoding}", fix="set client_encoding to UTF8")
         return PostgresTx(self, connection)
 
     def status(self) -> Status:
@@ -564,20 +580,6 @@ class PostgresTx:
             raise InputError("the transaction has failed already", fix="roll it back and begin again")
         if self._connection.autocommit and status == TransactionStatus.IDLE:
             raise InputError("no transaction is open", fix="use `with connection.transaction():`")
-
-
-@contextmanager
-def errors_of_values() -> Iterator[None]:
-    """Errors of encoding become ours; those of the server stay, for the caller to tell which may be tried again."""
-    try:
-        yield
-    except psycopg.Error:
-        raise
-    except (UnicodeEncodeError, ValueError) as error:
-        if isinstance(error, SemelError):
-            raise
-        with errors(""):
-            raise
 
 
 def _newest() -> int:

@@ -16,7 +16,7 @@ from psycopg import Connection, RawCursor
 from psycopg.abc import Buffer
 from psycopg.adapt import Dumper, PyFormat
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import ConnStatus, Format
+from psycopg.pq import ConnStatus, Format, TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.types.numeric import Int8BinaryDumper
 
@@ -291,11 +291,15 @@ class Pool:
             if is_broken(connection):
                 gone += self._idle
                 self._idle.clear()
-            elif not self._closed and len(self._idle) < READERS_MAX:
+            elif self._is_reusable(connection):
                 self._idle.append(connection)
                 return
         for each in gone:
             each.close()
+
+    def _is_reusable(self, connection: Connection[Any]) -> bool:
+        is_idle = connection.info.transaction_status == TransactionStatus.IDLE
+        return is_idle and not self._closed and len(self._idle) < READERS_MAX
 
     def close(self) -> None:
         with self._lock:
@@ -340,9 +344,9 @@ def translate(url: str, error: psycopg.Error) -> SemelError:
     )
 
 
-def is_retryable(error: psycopg.Error) -> bool:
+def is_retryable(error: BaseException | None) -> bool:
     """A deadlock or a serialization failure: the same transaction may succeed at once."""
-    return error.sqlstate in ("40P01", "40001")
+    return isinstance(error, psycopg.Error) and error.sqlstate in ("40P01", "40001")
 
 
 def _refused(text: str) -> SemelError:
@@ -371,6 +375,10 @@ def _no_tables(text: str) -> SemelError:
     return NotAStore(f"a table of Semel is missing: {text}", fix="create the tables: semel store init <url>")
 
 
+def _not_ours(text: str) -> SemelError:
+    return NotAStore(f"the table semel_store is somebody else's: {text}", fix="use another database or schema")
+
+
 def _stopping(text: str) -> SemelError:
     return StoreUnavailable(f"PostgreSQL ended the connection: {text}", fix="try again when the server is back")
 
@@ -383,6 +391,7 @@ _BY_STATE: dict[str, Callable[[str], SemelError]] = {
     "57014": _busy,
     "40": _busy,
     "42P01": _no_tables,
+    "42703": _not_ours,
     "57": _stopping,
     "25P03": _stopping,
     "22": _refused,

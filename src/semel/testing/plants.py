@@ -19,7 +19,7 @@ import msgspec
 
 import semel.stores.memory
 from semel.errors import ConfigError, StoreUnavailable
-from semel.kernel.dedup import Early, MonotonicIndex
+from semel.kernel.dedup import MonotonicIndex
 from semel.kernel.effects import (
     Commit,
     Committed,
@@ -28,7 +28,6 @@ from semel.kernel.effects import (
     Event,
     Read,
     ReadDone,
-    ReadTrimmed,
     Send,
 )
 from semel.kernel.group import CommitQueue, Group, Waiting

@@ -25,7 +25,7 @@ from semel.kernel.effects import (
 from semel.kernel.group import Group
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ledger import START, Event
-from semel.kernel.ops import Op
+from semel.kernel.ops import Append, Enqueue, Finish, Op
 from semel.stores.memory import MemoryStore
 
 
@@ -98,7 +98,8 @@ class Bench:
             self.interpreter.failed(group, error)
             return
         self.interpreter.committed(group, self.store.commit(group.units))
-        self.interpreter.wake()
+        if any(isinstance(op, Append | Enqueue | Finish) for unit in group.units for op in unit.ops):
+            self.interpreter.wake()
 
     def read(self, seat: Seat, effect: Read) -> None:
         self._jobs.append(lambda: self._read(seat, effect))

@@ -26,36 +26,7 @@ from semel.kernel.envelope import (
     unpack,
 )
 from semel.kernel.position import OFFSET_MAX
-
-TIME_MAX = 253_402_214_400_000_000
-
-texts = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=30)
-names = texts.filter(bool)
-json_bodies = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=10),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-).map(msgspec.json.encode)
-
-
-@st.composite
-def envelopes(draw: st.DrawFn) -> Envelope:
-    blob = draw(st.none() | st.builds(Blob, names, st.integers(0, 2**53)))
-    return Envelope(
-        id=draw(names),
-        source=draw(names),
-        type=draw(names),
-        data=b"" if blob is not None else draw(st.binary(max_size=50) | json_bodies | texts.map(str.encode)),
-        session=draw(st.none() | names),
-        index=draw(st.none() | st.integers(0, OFFSET_MAX)),
-        time=draw(st.none() | st.integers(0, TIME_MAX)),
-        subject=draw(st.none() | texts),
-        datacontenttype=draw(
-            st.none() | st.sampled_from(["application/json", "text/plain", "text/json", "x+json"]) | names
-        ),
-        headers=draw(st.dictionaries(names, texts, max_size=3)),
-        blob=blob,
-    )
+from semel.testing.strategies import TIME_MAX, envelopes
 
 
 def attempt(read: Callable[[bytes], Envelope], data: bytes) -> Envelope | None:

@@ -1,0 +1,269 @@
+"""The demo runs to its end with real processes, and its verdict can fail."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from semel.demo import DemoOptions, DemoResult, run
+from semel.demo.audit import Figures, count
+from semel.demo.options import HOP, INBOX, OUTBOX, RECEIVER, SENDER
+from semel.demo.sender import order
+from semel.demo.show import _Show
+from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_UNREACHABLE, ConfigError, PeerUnavailable
+from semel.kernel.envelope import Envelope
+from semel.kernel.ledger import Event, Kind
+from semel.kernel.ops import Append, Log, Unit
+from semel.stores.memory import MemoryStore
+
+SMALL = {"messages": 240, "stall_s": 30.0}
+
+
+def children_of(parent: int) -> list[int]:
+    """The demo's processes among the children of a process, and those that nobody waited for."""
+    table = subprocess.run(["ps", "-axo", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True).stdout
+    rows = (line.split(None, 3) for line in table.splitlines())
+    mine = [(pid, stat, command) for pid, ppid, stat, command in rows if int(ppid) == parent]
+    return [int(pid) for pid, stat, command in mine if "semel.demo." in command or stat.startswith("Z")]
+
+
+def is_gone(pid: int) -> bool:
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+    return not state or state.startswith("Z")
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def demo(**options: Any) -> tuple[DemoResult, str]:
+    console = Console(file=io.StringIO(), width=100)
+    result = run(DemoOptions(**(SMALL | options)), console)
+    assert isinstance(console.file, io.StringIO)
+    return result, console.file.getvalue()
+
+
+def test_nothing_is_lost_doubled_or_out_of_order(tmp_path: Path) -> None:
+    result, shown = demo(messages=400, kills=3, loss=0.1, doubling=0.1, cuts=0.01, folder=tmp_path / "data")
+    figures = result.figures
+
+    assert result.holds
+    assert result.exit_code == EXIT_HOLDS
+    assert (figures.sent, figures.accepted, figures.acked) == (400, 400, 400)
+    assert (figures.lost, figures.doubled, figures.disorder, figures.acked_lost) == (0, 0, 0, 0)
+    assert (figures.r_after, figures.ur_after) == (1.0, 1.0)
+    assert figures.ur_before < 1.0, "the link doubled, so something was a repetition"
+    assert figures.arrived == figures.accepted + figures.duplicates
+    assert result.link.lost > 0
+    assert result.link.doubled > 0
+    assert [kill.split()[0] for kill in result.kills] == [RECEIVER, SENDER, RECEIVER]
+    assert "Exactly once: 0 lost, 0 doubled, 0 out of order" in shown
+    assert str(tmp_path / "data") in shown.replace("\n", "")
+    assert (tmp_path / "data" / "receiver.db").exists()
+    assert children_of(os.getpid()) == []
+
+
+def test_a_quiet_link_needs_no_resend(tmp_path: Path) -> None:
+    result, _ = demo(messages=100, kills=0, loss=0.0, doubling=0.0, delay=0.0, cuts=0.0)
+
+    assert result.holds
+    assert result.link.lost == result.link.doubled == result.link.cut == 0
+    assert result.folder is None
+
+
+@pytest.mark.parametrize(
+    ("plant", "wrong"), [("no-dedup", "doubled"), ("no-order", "disorder"), ("confirm-early", "lost")]
+)
+def test_a_planted_mistake_makes_the_verdict_fail(plant: str, wrong: str) -> None:
+    result, shown = demo(plant=plant, doubling=0.3, delay=0.4, kills=1)
+
+    assert getattr(result.figures, wrong) > 0
+    assert not result.holds
+    assert result.exit_code == EXIT_CLAIM_FALSE
+    assert "NOT exactly once" in shown
+
+
+def test_the_result_is_plain_json(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    result = run(DemoOptions(messages=50, kills=0, folder=folder))
+    plain = json.loads(json.dumps(result.as_dict()))
+
+    assert plain["holds"] is True
+    assert plain["sent"] == 50
+    assert plain["after_dedup"] == {"R": 1.0, "UR": 1.0}
+    assert plain["before_dedup"]["R"] == 1.0
+    assert plain["link"]["passed"] > 0
+    assert plain["folder"] == str(folder)
+    assert plain["options"]["messages"] == 50
+
+
+def test_the_data_is_kept_on_demand_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result, shown = demo(messages=20, kills=0, keep=True)
+    assert result.folder is not None
+    assert (result.folder / "sender.db").exists()
+    assert str(result.folder) in shown.replace("\n", "")
+
+    demo(messages=20, kills=0)
+    assert list(tmp_path.iterdir()) == [result.folder]
+
+
+def test_a_child_that_does_not_start_is_shown_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Show, "_url", lambda self, role: "sqlite:////no/such/folder/x.db")
+    with pytest.raises(PeerUnavailable, match=r"receiver process ended with code 1 before it was ready") as caught:
+        demo()
+
+    assert "/no/such/folder" in caught.value.message
+    assert caught.value.exit_code == EXIT_UNREACHABLE
+
+
+def test_a_child_that_dies_by_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def strike(self: _Show, role: str, progress: object) -> None:
+        self.kills.append("one that was not started again")
+        await self.children[role].kill()
+
+    monkeypatch.setattr(_Show, "_kill", strike)
+    with pytest.raises(PeerUnavailable, match="receiver process ended by itself with code -9"):
+        demo(kills=1)
+
+
+def test_a_demo_that_hangs_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = _Show._start
+
+    async def start_unreachable(self: _Show, role: str) -> None:
+        await start(self, role)
+        self.proxy.target = ("127.0.0.1", 1)
+
+    monkeypatch.setattr(_Show, "_start", start_unreachable)
+    with pytest.raises(PeerUnavailable, match="nothing has moved for 1 s: 40 of 40 orders placed, 0 accepted, 40 wait"):
+        demo(messages=40, kills=0, stall_s=1.0)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from semel.demo import DemoOptions, run
+run(DemoOptions(messages=50_000, folder=Path(sys.argv[1])), Console())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_child_outlives_the_demo(number: signal.Signals, tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path / "data")], stderr=subprocess.PIPE)
+    try:
+        wait_until(lambda: len(children_of(parent.pid)) == 2)
+        children = children_of(parent.pid)
+        parent.send_signal(number)
+        _, errors = parent.communicate(timeout=30)
+    finally:
+        parent.kill()
+    wait_until(lambda: all(is_gone(child) for child in children))
+
+    assert parent.returncode != 0
+    if number is signal.SIGINT:
+        assert b"KeyboardInterrupt" in errors
+        assert b"never" not in errors, "no task was destroyed and no exception went unseen"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"messages": 0}, {"loss": 1.5}, {"doubling": -1}, {"cuts": 1}, {"kills": -1}, {"kills": 99}, {"plant": "no-such"}],
+)
+def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        DemoOptions(**wrong)
+    assert caught.value.fix
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="not empty"):
+        DemoOptions(folder=tmp_path)
+
+
+# -- counting
+
+
+def ledgers(sent: list[Envelope], accepted: list[Envelope], heard: list[Event] | None = None) -> tuple[Any, Any]:
+    sender, receiver = MemoryStore(), MemoryStore()
+    said, took = Event(Kind.SENT, HOP), Event(Kind.ACCEPTED, HOP)
+    sender.commit([Unit((Append(OUTBOX, one, on_fresh=said),)) for one in sent])
+    receiver.commit([Unit((Append(INBOX, one, on_fresh=took),)) for one in accepted])
+    receiver.commit([Unit((Log(event),)) for event in heard or []])
+    return sender, receiver
+
+
+def orders(*numbers: int) -> list[Envelope]:
+    return [order(number) for number in numbers]
+
+
+def counted(sent: list[Envelope], accepted: list[Envelope], **more: Any) -> Figures:
+    acked = more.pop("acked", {one.id for one in sent})
+    return count(*ledgers(sent, accepted, **more), acked)
+
+
+def test_a_perfect_run_holds() -> None:
+    figures = counted(orders(1, 2, 3, 9), orders(3, 1, 2, 9))
+
+    assert figures.holds
+    assert (figures.sent, figures.accepted, figures.arrived) == (4, 4, 4)
+
+
+def test_duplicates_that_were_dropped_count_as_arrived() -> None:
+    heard = [Event(Kind.DUPLICATE, HOP, message=order(1).id) for _ in range(2)]
+    figures = counted(orders(1, 2), orders(1, 2), heard=heard)
+
+    assert figures.holds
+    assert (figures.arrived, figures.arrived_unique, figures.duplicates) == (4, 2, 2)
+    assert figures.ur_before == 0.5
+
+
+@pytest.mark.parametrize(
+    ("accepted", "wrong"),
+    [
+        (orders(1, 2), {"lost": 1, "acked_lost": 1}),
+        (orders(1, 2, 2, 9), {"doubled": 1}),
+        (orders(9, 1, 2), {"disorder": 1}),
+        (orders(1, 2, 9, 4), {"unknown": 1}),
+    ],
+)
+def test_each_thing_that_can_be_wrong_is_found(accepted: list[Envelope], wrong: dict[str, int]) -> None:
+    figures = counted(orders(1, 2, 9), accepted)
+
+    found = ("lost", "doubled", "disorder", "unknown", "acked_lost", "ledger_gaps")
+    assert {name: getattr(figures, name) for name in found if getattr(figures, name)} == wrong
+    assert not figures.holds
+
+
+def test_an_ack_for_an_order_that_no_ledger_knows_is_a_loss() -> None:
+    figures = counted(orders(1), orders(1), acked={order(1).id, order(2).id})
+
+    assert figures.acked_lost == 1
+    assert not figures.holds
+
+
+def test_a_ledger_range_that_does_not_fit_its_records_is_found() -> None:
+    lie = Event(Kind.ACCEPTED, HOP, stream=INBOX, epoch=1, first=1, last=1, n=2, fold=0)
+    figures = counted(orders(1), orders(1), heard=[lie])
+
+    assert figures.ledger_gaps == 1
+    assert not figures.holds
+
+
+def test_nothing_sent_proves_nothing() -> None:
+    assert not counted([], []).holds

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.errors import ConfigError, StoreUnavailable
+from semel.stores.memory import MemoryStore
+from semel.stores.open import open_store
+from semel.stores.sqlite import SqliteStore
+
+
+def test_memory() -> None:
+    store = open_store("memory:", node="n1")
+    assert isinstance(store, MemoryStore)
+    assert (store.url, store.node) == ("memory:", "n1")
+
+
+def test_sqlite(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/x.db", node="n1")
+    assert isinstance(store, SqliteStore)
+    assert store.node == "n1"
+    store.close()
+
+
+def test_a_store_that_must_exist_is_not_created(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable):
+        open_store(f"sqlite:///{tmp_path}/x.db", create=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["", "x", "mysql://h/d", "/path/to.db", "http://h", "sqlite", "://"])
+def test_anything_else_is_refused_with_examples(url: str) -> None:
+    with pytest.raises(ConfigError, match="is not the URL of a store") as caught:
+        open_store(url)
+    assert "sqlite:///semel.db" in caught.value.fix
+
+
+def test_a_missing_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_psycopg(name: str, *args: Any, **more: Any) -> Any:
+        if name == "semel.stores.postgres":
+            raise ModuleNotFoundError("No module named 'psycopg'", name="psycopg")
+        return real(name, *args, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without_psycopg)
+    with pytest.raises(ConfigError) as caught:
+        open_store("postgresql://localhost/x")
+    assert "semel[postgres]" in caught.value.fix
