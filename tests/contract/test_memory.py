@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
 from semel.kernel.store import Store
 from semel.stores.memory import Frame, MemoryConnection, MemoryStore
-from semel.testing.contract import DurableContract, ManualClock, StoreContract
+from semel.testing.contract import DurableContract, ManualClock, StoreContract, World
 
 
 class ListJournal:
@@ -46,7 +47,16 @@ class MemoryFixtures:
 
 
 class TestMemory(MemoryFixtures, StoreContract):
-    pass
+    examples = 150
+
+    @pytest.fixture
+    def new_world(self) -> Callable[[], AbstractContextManager[World]]:
+        @contextmanager
+        def world() -> Iterator[World]:
+            clock, journal = ManualClock(), ListJournal()
+            yield World(lambda: MemoryStore(clock=clock, journal=journal), clock)
+
+        return world
 
 
 class TestDurableMemory(MemoryFixtures, DurableContract):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any
 
 import psycopg
@@ -11,7 +11,8 @@ import pytest
 
 from semel.kernel.store import Store
 from semel.stores.postgres import PostgresStore
-from semel.testing.contract import DurableContract, SharedContract, StoreContract
+from semel.testing.contract import DurableContract, SharedContract, StoreContract, World
+from semel.testing.postgres import new_database
 
 pytestmark = pytest.mark.contract
 
@@ -28,7 +29,17 @@ class PostgresFixtures:
 
 
 class TestPostgres(PostgresFixtures, StoreContract):
-    pass
+    examples = 12
+    steps = 20
+
+    @pytest.fixture
+    def new_world(self, postgres_server_url: str) -> Callable[[], AbstractContextManager[World]]:
+        @contextmanager
+        def world() -> Iterator[World]:
+            with new_database(postgres_server_url) as url:
+                yield World(lambda: PostgresStore(url))
+
+        return world
 
 
 class TestDurablePostgres(PostgresFixtures, DurableContract):

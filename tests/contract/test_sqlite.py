@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from semel.kernel.store import Store
 from semel.stores.sqlite import SqliteStore
-from semel.testing.contract import DurableContract, ManualClock, SharedContract, StoreContract
-
+from semel.testing.contract import DurableContract, ManualClock, SharedContract, StoreContract, World
 
 pytestmark = pytest.mark.contract
 
@@ -37,7 +37,17 @@ class SqliteFixtures:
 
 
 class TestSqlite(SqliteFixtures, StoreContract):
-    pass
+    examples = 80
+
+    @pytest.fixture
+    def new_world(self) -> Callable[[], AbstractContextManager[World]]:
+        @contextmanager
+        def world() -> Iterator[World]:
+            clock = ManualClock()
+            with TemporaryDirectory() as folder:
+                yield World(lambda: SqliteStore(f"sqlite:///{folder}/semel.db", clock=clock), clock)
+
+        return world
 
 
 class TestDurableSqlite(SqliteFixtures, DurableContract):

@@ -36,6 +36,7 @@ from semel.runtime.export import (
     segments,
 )
 from semel.stores.memory import MemoryStore
+from semel.stores.open import open_store
 from semel.stores.points import on_reach
 from semel.stores.sqlite import SqliteStore
 
@@ -262,27 +263,36 @@ def _forget_export(store: Store, dataset: str) -> None:
     store.commit([Unit((Put(f"export/{dataset}", None), Put(f"export/folder/{dataset}", None)))])
 
 
-def test_busy_writers_lose_nothing_and_do_not_keep_the_export_from_ending(tmp_path: Path) -> None:
-    store = SqliteStore(f"sqlite:///{tmp_path}/semel.db")
+@pytest.mark.parametrize("engine", ["sqlite", pytest.param("postgresql", marks=pytest.mark.connected)])
+def test_busy_writers_lose_nothing_and_do_not_keep_the_export_from_ending(
+    engine: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Each writer has a connection of its own, so on a server transactions overlap and end in any order."""
+    url = f"sqlite:///{tmp_path}/semel.db" if engine == "sqlite" else request.getfixturevalue("postgres_url")
+    stores = [open_store(url) for _ in range(4)]
     stop = threading.Event()
 
-    def write(name: str) -> None:
+    def write(store: Store, name: str) -> None:
         for number in range(10_000):
             if stop.is_set():
                 return
             log(store, *(f"{name}-{number}-{n}" for n in range(20)))
 
-    writers = [threading.Thread(target=write, args=(name,)) for name in "abc"]
+    writers = [
+        threading.Thread(target=write, args=(store, name)) for store, name in zip(stores[1:], "abc", strict=True)
+    ]
     for writer in writers:
         writer.start()
-    rounds = [export(store, tmp_path / "lake", "ledger", AT_ONCE) for _ in range(20)]
+    rounds = [export(stores[0], tmp_path / "lake", "ledger", AT_ONCE) for _ in range(20)]
     stop.set()
     for writer in writers:
         writer.join()
-    rounds.append(export(store, tmp_path / "lake", "ledger", AT_ONCE))
-    assert sum(done.rows for done in rounds) == store.status().ledger_entries
-    check_whole(store, tmp_path / "lake")
-    store.close()
+    rounds.append(export(stores[0], tmp_path / "lake", "ledger", AT_ONCE))
+    assert sum(done.rows for done in rounds) == stores[0].status().ledger_entries
+    assert len(segments(tmp_path / "lake", "ledger")) > 2
+    check_whole(stores[0], tmp_path / "lake")
+    for store in stores:
+        store.close()
 
 
 def test_progress_and_a_stop_between_two_segments(

@@ -46,7 +46,7 @@ class Committer:
         not do it, and `CommitInDoubt` when nobody can say whether it did. Commits of one `chain` stand or fall in
         order. A caller that is cancelled while it waits does not know whether its commit will happen.
         """
-        future: asyncio.Future[tuple[Result, ...]] = self._performer.loop.create_future()
+        future: asyncio.Future[tuple[Result, ...]] = asyncio.get_running_loop().create_future()
         self._take(tuple(ops), chain, future)
         return await future
 
@@ -54,6 +54,7 @@ class Committer:
         self, ops: Iterable[Op], chain: str | None = None, timeout_s: float = math.inf
     ) -> tuple[Result, ...]:
         """The same for threads. Raises TimeoutError when the time is up; the commit may still happen."""
+        self._performer.check_open()
         if threading.get_ident() == self._loop_thread:
             raise LocalProtocolError("commit_sync would block the loop that it waits for", fix="await commit() here")
         future: ThreadFuture[tuple[Result, ...]] = ThreadFuture()

@@ -70,7 +70,7 @@ class Guarded:
         return self._guard(self.machine.receive, event, now)
 
     def next_deadline(self) -> float | None:
-        return None if self._stopped or self._resting else self.machine.next_deadline()
+        return None if self._stopped else self.machine.next_deadline()
 
     def on_timer(self, now: float) -> Sequence[Effect]:
         return self._guard(self.machine.on_timer, now)

@@ -170,7 +170,7 @@ class Node:
     def wake_soon(self) -> None:
         if self.up and not self._wake_due:
             self._wake_due = True
-            self._later(self._world.between((0.0, 0.02)), "wake", self._wake)
+            self._later(self._world.between(self._world.weather.stores.wake_s), "wake", self._wake)
 
     def _wake(self) -> None:
         self._wake_due = False
@@ -267,6 +267,8 @@ class Node:
         else:
             event = Delivered(effect.token, self._effect(seat.machine.name, effect.item.envelope))
         self._later(delay_s, "handled", self._handled, seat, event)
+        if self._world.strikes("node.pause-at-work", self._world.weather.nodes.pause_at_work):
+            self.pause(self._world.between((0.5, 2.0)) * handling.lease_s)
 
     def _handled(self, seat: Seat, event: Event) -> None:
         self.interpreter.feed(seat, event)

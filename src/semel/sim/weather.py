@@ -82,9 +82,10 @@ class LinkWeather:
 @dataclass(frozen=True, slots=True)
 class StoreWeather:
     """`poison` messages are refused by one store until the weather clears; `strike` is the chance that a power cut
-    hits a commit at its worst moment."""
+    hits a commit at its worst moment; `wake_s` is how late a node hears that something was committed."""
 
     commit_s: Span = (0.001, 0.01)
+    wake_s: Span = (0.0, 0.02)
     unavailable: float = 0.0
     doubt: float = 0.0
     unresolved: float = 0.0
@@ -96,9 +97,12 @@ class StoreWeather:
 
 @dataclass(frozen=True, slots=True)
 class NodeWeather:
+    """`pause_at_work` is the chance that a process stops for a while just when its handler has been called."""
+
     crash_every_s: float = 0.0
     pause_every_s: float = 0.0
     pause_s: Span = (0.5, 12.0)
+    pause_at_work: float = 0.0
     drift_s: float = 0.0
     drift_rate: float = 0.0
 
@@ -278,7 +282,7 @@ def _links(random: Random, slow: bool) -> LinkWeather:
         delay_s=delay_s,
         fifo=random.random() < 0.4,
         survives_cut=random.choice((0.0, 0.5, 1.0)),
-        cut_every_s=_sometimes(random, 1, 8),
+        cut_every_s=_sometimes(random, 1, 8, share=0.65),
         partition_every_s=_sometimes(random, 5, 20, share=0.3),
         name_per_connection=random.random() < 0.3,
     )
@@ -287,6 +291,7 @@ def _links(random: Random, slow: bool) -> LinkWeather:
 def _stores(random: Random) -> StoreWeather:
     return StoreWeather(
         commit_s=random.choice(((0.0005, 0.005), (0.005, 0.05), (0.05, 0.3))),
+        wake_s=random.choice(((0.0, 0.02), (0.0, 0.02), (0.0, 1.0))),
         unavailable=_sometimes(random, 0.005, 0.08),
         doubt=_sometimes(random, 0.005, 0.08),
         unresolved=random.choice((0.0, 0.3, 0.9)),
@@ -302,6 +307,7 @@ def _nodes(random: Random, storm_s: float) -> NodeWeather:
     return NodeWeather(
         crash_every_s=_sometimes(random, 5, 30),
         pause_every_s=_sometimes(random, 2, 15),
+        pause_at_work=_sometimes(random, 0.02, 0.2),
         drift_s=random.choice((0.5, 5.0)) if drifts else 0.0,
         drift_rate=random.choice((0.001, 0.01, 0.3)) if drifts else 0.0,
     )

@@ -47,6 +47,7 @@ from semel.stores.points import reach
 from semel.stores.postgres_engine import PostgresEngine, TryAgain, entry_of, index_entry_of, record_of, work_row_of
 from semel.stores.postgres_listen import Listener
 from semel.stores.postgres_wire import (
+    LOCK_S,
     Array,
     Pool,
     Row,
@@ -81,11 +82,18 @@ class PostgresStore:
     """See `semel.kernel.store` for what it promises. The clock is the server's, read once in each transaction."""
 
     def __init__(
-        self, url: str, *, node: str = "local", create: bool = True, identity_keep_s: float = IDENTITY_KEEP_S
+        self,
+        url: str,
+        *,
+        node: str = "local",
+        create: bool = True,
+        identity_keep_s: float = IDENTITY_KEEP_S,
+        lock_s: float = LOCK_S,
     ) -> None:
         self.url = url
         self.node = node
         self.identity_keep_s = identity_keep_s
+        self.lock_s = lock_s
         self._lock = threading.RLock()
         self._writer: Connection[Any] | None = None
         self._name_writer()
@@ -199,7 +207,7 @@ class PostgresStore:
             except BaseException:
                 _roll_back(connection)
                 raise
-            connection.execute("COMMIT")
+            connection.execute("COMMIT", prepare=False)
 
     def commit(self, units: Sequence[Unit]) -> list[Outcome]:
         units = tuple(units)
@@ -254,13 +262,13 @@ class PostgresStore:
             self._writer.close()
             self._writer = None
         if self._writer is None:
-            self._writer = connect(self.url)
+            self._writer = connect(self.url, self.lock_s)
         return self._writer
 
     def _end(self, connection: Connection[Any], outcomes: list[Outcome], engine: PostgresEngine) -> None:
         """The server's own word is final. Without it nobody knows, unless there was nothing to commit."""
         try:
-            connection.execute("COMMIT")
+            connection.execute("COMMIT", prepare=False)
         except psycopg.Error as error:
             if not is_broken(connection):
                 _roll_back(connection)
@@ -590,7 +598,7 @@ def _roll_back(connection: Connection[Any]) -> None:
     """A connection that cannot even roll back is of no use: the server ends its transaction with it."""
     try:
         if not is_broken(connection) and connection.info.transaction_status != TransactionStatus.IDLE:
-            connection.execute("ROLLBACK")
+            connection.execute("ROLLBACK", prepare=False)
     except psycopg.Error:
         connection.close()
 

@@ -6,10 +6,9 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import Connection, RawCursor
@@ -34,7 +33,7 @@ from semel.stores.queries import load_queries
 
 Q = load_queries("postgres.sql")
 Row = tuple[Any, ...]
-LOCK_S = 10
+LOCK_S = 10.0
 READERS_MAX = 8
 
 DEFAULTS: dict[str, Any] = {
@@ -48,13 +47,12 @@ DEFAULTS: dict[str, Any] = {
 
 # Our statements touch few rows through an index. A plan made while a table was small must not go on reading all of it.
 # A frozen process must not hold a stream for ever, so its idle transaction is ended by the server.
-SETTINGS = f"""
+SETTINGS = """
 SET enable_seqscan = off;
 SET enable_hashjoin = off;
 SET enable_mergejoin = off;
 SET jit = off;
 SET plan_cache_mode = force_generic_plan;
-SET lock_timeout = '{LOCK_S}s';
 SET idle_in_transaction_session_timeout = '60s';
 SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
 """
@@ -216,8 +214,8 @@ def adapt(context: Connection[Any] | RawCursor[Row]) -> None:
     context.adapters.register_dumper(int, Int8BinaryDumper)
 
 
-def connect(url: str) -> Connection[Any]:
-    """A connection that commits each statement unless a transaction is begun."""
+def connect(url: str, lock_s: float = LOCK_S) -> Connection[Any]:
+    """A connection that commits each statement unless a transaction is begun, and waits `lock_s` for a lock."""
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
@@ -232,6 +230,7 @@ def connect(url: str) -> Connection[Any]:
     try:
         with errors(url):
             connection.execute(SETTINGS)
+            connection.execute("SELECT set_config('lock_timeout', %s, false)", [f"{int(lock_s * 1000)}ms"])
             adapt(connection)
     except BaseException:
         connection.close()
@@ -254,7 +253,7 @@ class Pool:
 
     @contextmanager
     def connection(self) -> Iterator[Connection[Any]]:
-        connection = self._take() or connect(self._url)
+        connection = self._take_living() or connect(self._url)
         try:
             with errors(self._url):
                 yield connection
@@ -262,22 +261,29 @@ class Pool:
             self._give_back(connection)
 
     def ask(self, name: str, *params: Any) -> list[Row]:
-        """Run one query that only reads. An idle connection may have died unnoticed, so it is tried once more."""
+        """Run one query that only reads. On an idle connection that had died it is simply run again."""
         connection = self._take()
         if connection is not None:
             try:
-                return Statements(connection).ask(name, *params)
-            except psycopg.OperationalError:
-                if not is_broken(connection):
-                    with errors(self._url):
-                        raise
-            except psycopg.Error:
                 with errors(self._url):
+                    return Statements(connection).ask(name, *params)
+            except SemelError:
+                if not is_broken(connection):
                     raise
             finally:
                 self._give_back(connection)
         with self.connection() as fresh:
             return Statements(fresh).ask(name, *params)
+
+    def _take_living(self) -> Connection[Any] | None:
+        """An idle connection may have died unnoticed, so it is asked for a sign of life."""
+        connection = self._take()
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.execute("SELECT", prepare=False)
+                return connection
+            self._give_back(connection)
+        return None
 
     def _take(self) -> Connection[Any] | None:
         with self._lock:
@@ -414,13 +420,9 @@ def _unreachable(url: str, error: psycopg.Error) -> SemelError:
 
 
 def _text(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return redact(" ".join(str(error).split()))
 
 
-def redact(url: str) -> str:
-    """The URL without its password, for messages and status."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    user = f"{parts.username or ''}:***@"
-    return urlunsplit(parts._replace(netloc=user + parts.netloc.rpartition("@")[2]))
+def redact(text: str) -> str:
+    """A URL, or a text with one in it, without the password."""
+    return re.sub(r'(://[^:/?#\s@]*:|[?&]password=)[^@&\s"]*', r"\1***", text)

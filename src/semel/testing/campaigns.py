@@ -67,7 +67,7 @@ def kill(size: int, seed: int, step: Step) -> dict[str, Any]:
             acked |= _write_until_killed(url, first=max(0, len(acked) - GROUP), wait_s=chance.uniform(*KILL_S))
             step(number + 1, size)
         store = open_store(url)
-        stored = _all_ids(store)
+        stored = read_ids(store)
         epoch, accepted = store.epoch, _accepted(store)
         store.close()
     return {
@@ -104,21 +104,21 @@ def write_forever(url: str, first: int) -> None:
     number = first
     while True:
         ids = [f"message-{n}" for n in range(number, number + GROUP)]
-        store.commit([_unit(id) for id in ids])
+        store.commit([unit_of(id) for id in ids])
         sys.stdout.write("".join(f"{id}\n" for id in ids))
         sys.stdout.flush()
         number += GROUP
 
 
-def _unit(id: str, body: bytes = b"body") -> Unit:
+def unit_of(id: str, body: bytes = b"body") -> Unit:
     accepted, duplicate = Event(Kind.ACCEPTED, HOP), Event(Kind.DUPLICATE, HOP)
     return Unit((Append(STREAM, Envelope(id=id, data=body), identity=id, on_fresh=accepted, on_duplicate=duplicate),))
 
 
-def _all_ids(store: Store) -> list[str]:
+def read_ids(store: Store, stream: str = STREAM) -> list[str]:
     ids: list[str] = []
     after = None
-    while isinstance(found := store.read(STREAM, after, 10_000), Records) and found.records:
+    while isinstance(found := store.read(stream, after, 10_000), Records) and found.records:
         ids += [record.envelope.id for record in found.records]
         after = found.records[-1].position
     return ids
@@ -157,7 +157,7 @@ def _fill_and_sweep(store: SqliteStore, first: int, last: int, step: Step, size:
     seconds = []
     for number in range(first, last, GROUP):
         begin = time.monotonic()
-        store.commit([_unit(f"message-{n}", b"x" * 500) for n in range(number, number + GROUP)])
+        store.commit([unit_of(f"message-{n}", b"x" * 500) for n in range(number, number + GROUP)])
         seconds.append(time.monotonic() - begin)
         if number // GROUP % 10 == 9:
             _keep_newest(store, number + GROUP)

@@ -39,7 +39,7 @@ from semel.kernel.effects import (
 from semel.kernel.envelope import Envelope
 from semel.kernel.group import GroupLimits
 from semel.kernel.ledger import START, Kind
-from semel.kernel.ops import Enqueue, Op, Put, Unit, WorkRow, WorkState
+from semel.kernel.ops import Enqueue, Op, Put, Renew, Unit, WorkRow, WorkState
 from semel.kernel.position import Position
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Record, Store
@@ -548,7 +548,10 @@ async def test_close_waits_for_handlers_and_their_commits(store: ScriptedStore) 
 
 
 async def test_close_cancels_handlers_that_do_not_end_and_tells_their_machines(store: ScriptedStore) -> None:
-    puppet = Puppet(begin=[Deliver(row(), token=3)])
+    def write_down(event: Event) -> Sequence[Effect]:
+        return [Commit((append(type(event).__name__),), token=4)] if isinstance(event, DeliverFailed) else ()
+
+    puppet = Puppet(begin=[Deliver(row(), token=3)], answer=write_down)
     never = asyncio.Event()
 
     async def handle(item: WorkRow | Record) -> None:
@@ -558,7 +561,8 @@ async def test_close_cancels_handlers_that_do_not_end_and_tells_their_machines(s
     performer.add(puppet, handler=handle)
     await performer.close(timeout_s=0.05)
 
-    assert puppet.heard == [DeliverFailed(3, "cancelled: the process is shutting down")]
+    assert puppet.heard[0] == DeliverFailed(3, "cancelled: the process is shutting down")
+    assert ids(store) == ["DeliverFailed"]
 
 
 async def test_close_tells_machines_and_sends_what_they_answer(store: ScriptedStore) -> None:
@@ -602,3 +606,62 @@ async def test_waiting_for_room_ends_when_the_store_catches_up(store: ScriptedSt
         await room
         assert not performer.is_full
         await asyncio.gather(*tasks)
+
+
+async def test_a_lease_is_renewed_while_closing_waits_for_its_handler(store: ScriptedStore) -> None:
+    started, renewed = asyncio.Event(), asyncio.Event()
+
+    async def handle(item: WorkRow | Record) -> list[Op]:
+        started.set()
+        await renewed.wait()
+        return [append("effect")]
+
+    def look(units: Sequence[Unit]) -> None:
+        if any(isinstance(op, Renew) for unit in units for op in unit.ops):
+            performer.loop.call_soon_threadsafe(renewed.set)
+
+    performer = await Performer(store).start()
+    performer.add(Worker(WorkerConfig("worker", "inbox/q", "inbox/q>handler", lease_s=0.3)), handler=handle)
+    await Committer(performer).commit([Enqueue("inbox/q", "w", Envelope(id="w"))])
+    await started.wait()
+    store.script.extend([look] * 10)
+    await performer.close(timeout_s=10)
+
+    assert ids(store) == ["effect"]
+
+
+async def test_a_handler_may_commit_while_closing_waits_for_it(store: ScriptedStore) -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+    performer = await Performer(store).start()
+    committer = Committer(performer)
+
+    async def handle(item: WorkRow | Record) -> None:
+        started.set()
+        await go_on.wait()
+        await committer.commit([append("by hand")])
+
+    performer.add(Puppet(begin=[Deliver(row(), token=3)]), handler=handle)
+    await started.wait()
+    closing = asyncio.create_task(performer.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await closing
+
+    assert ids(store) == ["by hand"]
+
+
+async def test_a_performer_that_was_not_started_says_so(store: ScriptedStore) -> None:
+    performer = Performer(store)
+    with pytest.raises(StoreUnavailable, match="not started"):
+        await Committer(performer).commit([append("a")])
+    with pytest.raises(StoreUnavailable, match="not started"):
+        performer.add(Puppet())
+    await performer.close()
+
+
+async def test_an_object_with_an_async_call_is_a_handler_too(performer: Performer) -> None:
+    class Handler:
+        async def __call__(self, item: WorkRow | Record) -> list[Op]:
+            return [Put("done", b"")]
+
+    assert await deliver(performer, Handler()) == Delivered(3, (Put("done", b""),))

@@ -22,5 +22,6 @@ pytest.register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))
 
 from semel.testing.contract.base import ManualClock, StoreSuite, Time  # noqa: E402
 from semel.testing.contract.contracts import DurableContract, SharedContract, StoreContract  # noqa: E402
+from semel.testing.contract.model import World  # noqa: E402
 
-__all__ = ["DurableContract", "ManualClock", "SharedContract", "StoreContract", "StoreSuite", "Time"]
+__all__ = ["DurableContract", "ManualClock", "SharedContract", "StoreContract", "StoreSuite", "Time", "World"]

@@ -7,6 +7,7 @@ from semel.testing.contract.bodies import BodySuite, SweepSuite
 from semel.testing.contract.durable import DurableSuite
 from semel.testing.contract.inputs import InputSuite
 from semel.testing.contract.ledger import IndexSuite, LedgerSuite
+from semel.testing.contract.model import ModelSuite
 from semel.testing.contract.streams import (
     AppendSuite,
     EpochSuite,
@@ -47,6 +48,7 @@ class StoreContract(
     BindSuite,
     InputSuite,
     ThreadSuite,
+    ModelSuite,
 ):
     """What every store promises."""
 

@@ -1,0 +1,568 @@
+"""Random units against a store and against a small model of what a store must do.
+
+The model shares no code with any store. It is written from the promises: dictionaries and lists, searched from the
+start each time. What only the store can know (a fence, a time) is taken from its answers and checked for sense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from semel.kernel.ledger import Event, Kind
+from semel.kernel.ops import (
+    Advance,
+    Advanced,
+    Append,
+    Applied,
+    Claim,
+    Claimed,
+    Conflict,
+    Duplicate,
+    Enqueue,
+    Finish,
+    Fresh,
+    Log,
+    Op,
+    Outcome,
+    Put,
+    Refused,
+    Renew,
+    Result,
+    Skipped,
+    Stale,
+    Trim,
+    Unit,
+    WorkState,
+)
+from semel.kernel.position import Position
+from semel.kernel.store import Records, Store, Trimmed
+from semel.testing.contract.base import HOP, LONG_S, ManualClock, StoreSuite, Time, commit, events, message
+
+STREAMS = ("hub/a", "hub/b")
+QUEUES = ("inbox/a", "inbox/b")
+OPEN = (WorkState.READY, WorkState.SCHEDULED, WorkState.CLAIMED)
+LONG_US = int(LONG_S * 1_000_000)
+
+
+@dataclass(frozen=True)
+class World:
+    """One empty store, to be opened as often as wanted, and its clock if it takes one."""
+
+    make_store: Callable[[], Store]
+    clock: ManualClock | None = None
+    durable: bool = True
+
+
+# -- the model
+
+
+@dataclass
+class Row:
+    queue: str
+    identity: str
+    key: str | None
+    seq: int
+    turn: int | None
+    state: WorkState = WorkState.READY
+    due: int = 0
+    holds: bool = True
+    attempts: int = 0
+    fence: int = 0
+
+
+@dataclass
+class Stream:
+    offsets: list[int] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    known: dict[str, int] = field(default_factory=dict)
+    last: int = 0
+    first: int = 1
+    epoch: int = 1
+
+
+class Model:
+    """What a store must hold after everything that was answered."""
+
+    def __init__(self) -> None:
+        self.epoch = 1
+        self.streams = {name: Stream() for name in STREAMS}
+        self.states: dict[str, tuple[bytes, int]] = {}
+        self.cursors: dict[str, tuple[str, int, bool]] = {}
+        self.rows: dict[tuple[str, str], Row] = {}
+        self.turns = 0
+        self.fence = 0
+        self.logged: list[tuple[Kind, str]] = []
+        self.agrees = True
+
+    def check(self, units: list[Unit], outcomes: list[Outcome], store: Store) -> None:
+        """Hold the answers against what the model says, and take them over."""
+        self.agrees = False
+        broken: set[str] = set()
+        waiting: list[tuple[Op, Result]] = []
+        for unit, outcome in zip(units, outcomes, strict=True):
+            assert len(outcome.results) == len(unit.ops)
+            if unit.chain in broken:
+                assert outcome == Refused((Skipped(),) * len(unit.ops))
+                continue
+            refusals = self._refusals(unit)
+            if any(refusals):
+                assert outcome == Refused(tuple(refusal or Skipped() for refusal in refusals))
+                broken |= {unit.chain} if unit.chain is not None else set()
+                continue
+            assert isinstance(outcome, Applied), outcome
+            for op, result in zip(unit.ops, outcome.results, strict=True):
+                self._apply_now(op, result)
+                waiting.append((op, result))
+        for op, result in waiting:
+            self._apply_later(op, result)
+        for op, result in waiting:
+            if isinstance(op, Trim):
+                assert result == Advanced(Position(op.stream, self.epoch, self._trim(op)))
+        self._learn_times(units, store)
+        self.agrees = True
+
+    # Conditions are decided op by op, each seeing the ones before it. New rows and records come after that, trims last.
+
+    def _refusals(self, unit: Unit) -> list[Result | None]:
+        versions = {key: version for key, (_, version) in self.states.items()}
+        cursors = {name: offset for name, (_, offset, _) in self.cursors.items()}
+        rows = {place: (row.state, row.fence) for place, row in self.rows.items()}
+        return [self._refusal(op, versions, cursors, rows) for op in unit.ops]
+
+    def _refusal(
+        self, op: Op, versions: dict[str, int], cursors: dict[str, int], rows: dict[Any, Any]
+    ) -> Result | None:
+        match op:
+            case Put():
+                version = versions.get(op.key, 0)
+                if op.expected is not None and op.expected != version:
+                    return Conflict(version)
+                versions[op.key] = 0 if op.value is None else version + 1
+            case Advance():
+                offset = cursors.get(op.cursor, 0)
+                if op.to.epoch != self.epoch or (op.expected is not None and op.expected != offset):
+                    return Conflict(offset)
+                cursors[op.cursor] = max(offset, op.to.offset)
+            case Finish() | Renew():
+                state, fence = rows.get((op.queue, op.identity), (None, 0))
+                claimed = state is WorkState.CLAIMED
+                if state is None or claimed != (op.fence is not None) or (claimed and fence != op.fence):
+                    return Stale(fence if claimed else 0)
+                if isinstance(op, Finish):
+                    rows[op.queue, op.identity] = (op.to, fence)
+        return None
+
+    def _apply_now(self, op: Op, result: Result) -> None:
+        match op:
+            case Put():
+                version = self.states.get(op.key, (b"", 0))[1] + 1
+                if op.value is None:
+                    self.states.pop(op.key, None)
+                    version = 0
+                else:
+                    self.states[op.key] = (op.value, version)
+                assert result == Advanced(version=version)
+            case Advance():
+                _, offset, _ = self.cursors.get(op.cursor, (op.to.stream, 0, True))
+                offset = max(offset, op.to.offset)
+                self.cursors[op.cursor] = (op.to.stream, offset, op.pins)
+                assert result == Advanced(Position(op.to.stream, self.epoch, offset))
+            case Finish():
+                self._finish(self.rows[op.queue, op.identity], op)
+            case Log():
+                assert op.event.message is not None
+                self.logged.append((op.event.kind, op.event.message))
+
+    def _finish(self, row: Row, op: Finish) -> None:
+        row.state = op.to
+        row.holds = op.to in (WorkState.READY, WorkState.SCHEDULED) or (op.holds and op.to is not WorkState.DONE)
+        if row.holds and row.turn is None:
+            row.turn = self._next_turn()
+
+    def _apply_later(self, op: Op, result: Result) -> None:
+        match op:
+            case Append():
+                self._append(self.streams[op.stream], op, result)
+            case Enqueue():
+                self._enqueue(op, result)
+
+    def _append(self, stream: Stream, op: Append, result: Result) -> None:
+        if op.identity is not None and op.identity in stream.known:
+            assert result == Duplicate(Position(op.stream, self.epoch, stream.known[op.identity]))
+            self._note(op.on_duplicate, op.envelope.id)
+            return
+        assert isinstance(result, Fresh), result
+        offset = result.position.offset
+        if not stream.offsets:
+            stream.first = offset
+            assert offset == 1 or self.epoch > 1
+        elif stream.epoch == self.epoch:
+            assert offset == stream.last + 1
+        else:
+            assert offset > stream.last + 1
+        assert result.position == Position(op.stream, self.epoch, offset)
+        stream.last, stream.epoch = offset, self.epoch
+        stream.offsets.append(offset)
+        stream.ids.append(op.envelope.id)
+        if op.identity is not None:
+            stream.known[op.identity] = offset
+        self._note(op.on_fresh, op.envelope.id)
+
+    def _note(self, event: Event | None, id: str) -> None:
+        if event is not None:
+            self.logged.append((event.kind, id))
+
+    def _enqueue(self, op: Enqueue, result: Result) -> None:
+        row = self.rows.get((op.queue, op.identity))
+        if row is None:
+            assert isinstance(result, Fresh), result
+            seq = self._next_turn()
+            row = Row(op.queue, op.identity, op.key, seq, seq)
+            self.rows[op.queue, op.identity] = row
+            self._set(row, op)
+            return
+        assert isinstance(result, Duplicate), result
+        if op.replace:
+            row.attempts, row.fence = 0, -1
+            self._set(row, op)
+
+    def _set(self, row: Row, op: Enqueue) -> None:
+        """A row that is scheduled takes its turn among its key only when it falls due."""
+        row.state = WorkState.READY if op.due is None else WorkState.SCHEDULED
+        row.holds = row.key is None or op.due is None
+        if not row.holds:
+            row.turn = None
+        elif row.turn is None:
+            row.turn = self._next_turn()
+
+    def _next_turn(self) -> int:
+        self.turns += 1
+        return self.turns
+
+    def _trim(self, op: Trim) -> int:
+        stream = self.streams[op.stream]
+        pins = [offset + 1 for name, offset, pins in self.cursors.values() if pins and name == op.stream]
+        if not stream.offsets:
+            return 1
+        stream.first = max(stream.first, min([op.before, stream.last + 1, *pins]))
+        return stream.first
+
+    def _learn_times(self, units: list[Unit], store: Store) -> None:
+        """Times are the store's own. The rows that were written carry them."""
+        for op in (op for unit in units for op in unit.ops):
+            if isinstance(op, Enqueue | Finish | Renew):
+                self._learn(op.queue, op.identity, store)
+
+    def _learn(self, queue: str, identity: str, store: Store) -> None:
+        found, row = store.work(queue, identity), self.rows.get((queue, identity))
+        assert (found is None) == (row is None)
+        if found is not None and row is not None:
+            assert found.fence >= row.fence, "fences never go back"
+            row.due, row.fence = found.due, found.fence
+
+    # Claims. Rows that tie may come in either order, so the answer is judged and not predicted.
+
+    def check_claim(self, claim: Claim, result: Result, now: int, store: Store) -> None:
+        assert isinstance(result, Claimed)
+        self.agrees = False
+        self._give_turns(claim.queue, now)
+        groups = list(self._claimable(claim, now))
+        expected = {row.identity: row for group in groups for row in group}
+        assert [row.identity for row in result.rows if row.identity not in expected] == []
+        assert len(result.rows) == min(claim.limit, len(expected)), (result.rows, list(expected))
+        got = [row.identity for row in result.rows]
+        assert len(set(got)) == len(got)
+        self._check_order(got, groups)
+        for found in result.rows:
+            row = expected[found.identity]
+            assert found.fence > self.fence, "every claim has a new fence"
+            row.state, row.holds, row.attempts, row.fence = WorkState.CLAIMED, True, row.attempts + 1, found.fence
+            if row.turn is None:
+                row.turn = self._next_turn()
+            assert (found.state, found.attempts, found.owner) == (WorkState.CLAIMED, row.attempts, claim.owner)
+            self._learn(found.queue, found.identity, store)
+        self.fence = max([self.fence, *(row.fence for row in result.rows)])
+        self.agrees = True
+
+    def _check_order(self, got: list[str], groups: list[list[Row]]) -> None:
+        """Rows of a key in their turn; what fell due earlier before what fell due later."""
+        taken = [[row for row in group if row.identity in got] for group in groups]
+        for group, some in zip(groups, taken, strict=True):
+            assert some == group[: len(some)]
+            places = [got.index(row.identity) for row in some]
+            assert places == sorted(places)
+        dues = [(got.index(some[0].identity), some[0].due) for some in taken if some]
+        in_order = [due for _, due in sorted(dues)]
+        assert in_order == sorted(in_order)
+        left = [group[0].due for group, some in zip(groups, taken, strict=True) if not some]
+        assert not left or not in_order or min(left) >= in_order[-1]
+
+    def _give_turns(self, queue: str, now: int) -> None:
+        waiting = [row for row in self._of(queue) if row.turn is None and row.key is not None and row.due <= now]
+        for row in sorted(waiting, key=lambda row: (row.due, row.seq)):
+            if row.state is WorkState.SCHEDULED:
+                row.turn, row.holds, row.state = self._next_turn(), True, WorkState.READY
+
+    def _of(self, queue: str) -> list[Row]:
+        return [row for row in self.rows.values() if row.queue == queue]
+
+    def _claimable(self, claim: Claim, now: int) -> Iterator[list[Row]]:
+        def is_due(row: Row) -> bool:
+            return row.state in OPEN and row.due <= now
+
+        rows = self._of(claim.queue)
+        if claim.identity is not None:
+            rows = [row for row in rows if row.identity == claim.identity]
+            for row in rows:
+                aside = row.state in (WorkState.DEFERRED, WorkState.PARKED)
+                if aside or (is_due(row) and (row.key is None or self._line(claim.queue, row.key)[0] is row)):
+                    yield [row]
+            return
+        for row in rows:
+            if row.key is None and is_due(row) and claim.key is None:
+                yield [row]
+        for key in {row.key for row in rows if row.key is not None and claim.key in (None, row.key)}:
+            line = self._line(claim.queue, key)[: claim.per_key]
+            ready = next((at for at, row in enumerate(line) if not is_due(row)), len(line))
+            if ready:
+                yield line[:ready]
+
+    def _line(self, queue: str, key: str) -> list[Row]:
+        """The rows of a key that hold it, in the order of their turns."""
+        return sorted((row for row in self._of(queue) if row.key == key and row.holds), key=lambda row: row.turn or 0)
+
+    def sweep(self, now: int) -> None:
+        """All rows here are kept for no time once they are finished."""
+        for place, row in list(self.rows.items()):
+            if row.state in (WorkState.DONE, WorkState.DEAD) and not row.holds:
+                del self.rows[place]
+
+    def raise_epoch(self) -> None:
+        self.epoch += 1
+        self.fence += 1
+
+
+# -- the random user
+
+keys = st.sampled_from(["x", "y", "z"])
+messages = st.sampled_from([f"m{n}" for n in range(8)])
+accepted, duplicate = Event(Kind.ACCEPTED, HOP), Event(Kind.DUPLICATE, HOP)
+
+
+def appends() -> st.SearchStrategy[Append]:
+    return st.builds(
+        lambda stream, id, identified: Append(
+            stream, message(id), id if identified else None, on_fresh=accepted, on_duplicate=duplicate
+        ),
+        st.sampled_from(STREAMS),
+        messages,
+        st.booleans(),
+    )
+
+
+def puts() -> st.SearchStrategy[Put]:
+    return st.builds(Put, keys, st.none() | st.binary(max_size=3), st.none() | st.integers(0, 3))
+
+
+def logs() -> st.SearchStrategy[Log]:
+    return st.builds(lambda id: Log(Event(Kind.SENT, HOP, message=id)), messages)
+
+
+def enqueues(now: int) -> st.SearchStrategy[Enqueue]:
+    due = st.none() | st.integers(1, 2).map(lambda hours: now + hours * LONG_US)
+    key = st.none() | keys
+    return st.builds(
+        lambda queue, id, key, due, replace: Enqueue(queue, id, message(id), key, due, replace=replace),
+        st.sampled_from(QUEUES),
+        messages,
+        key,
+        due,
+        st.booleans(),
+    )
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Drives one store and one model through the same random life."""
+
+    def __init__(self, context: AbstractContextManager[World]) -> None:
+        super().__init__()
+        self._context = context
+        self.world = context.__enter__()
+        self.store = self.world.make_store()
+        self.model = Model()
+
+    @property
+    def time(self) -> Time:
+        return Time(self.store, self.world.clock)
+
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def commit_units(self, data: st.DataObject, count: int) -> None:
+        now = self.time.now()
+        ops = st.one_of(
+            appends(), puts(), logs(), enqueues(now), self.finishes(), self.renews(), self.advances(), self.trims()
+        )
+        units = [
+            Unit(tuple(data.draw(st.lists(ops, min_size=1, max_size=3))), data.draw(st.sampled_from([None, "c", "d"])))
+            for _ in range(count)
+        ]
+        self.model.check(units, self.store.commit(units), self.store)
+
+    def places(self) -> st.SearchStrategy[tuple[str, str, int]]:
+        """A row that may exist, with its fence or nearly."""
+        rows = [(row.queue, row.identity, row.fence) for row in self.model.rows.values()]
+        return st.sampled_from([*rows, (QUEUES[0], "none", 1)])
+
+    def finishes(self) -> st.SearchStrategy[Finish]:
+        to = st.sampled_from([state for state in WorkState if state is not WorkState.CLAIMED])
+        return st.builds(
+            lambda place, to, fence_off, holds: Finish(
+                place[0],
+                place[1],
+                to,
+                None if fence_off is None else place[2] + fence_off,
+                holds=holds,
+                keep_s=0.0,
+            ),
+            self.places(),
+            to,
+            st.sampled_from([0, 0, 0, None, None, 1, -1]),
+            st.booleans(),
+        )
+
+    def renews(self) -> st.SearchStrategy[Renew]:
+        return st.builds(
+            lambda place, off, lease_s: Renew(place[0], place[1], place[2] + off, lease_s),
+            self.places(),
+            st.sampled_from([0, 0, 1]),
+            st.sampled_from([0.0, LONG_S]),
+        )
+
+    def advances(self) -> st.SearchStrategy[Advance]:
+        """Each cursor has its own stream; positions are ones that were given out, in this epoch or the one before."""
+
+        def build(stream: str, back: int, old: bool, pins: bool, expected: int | None) -> Advance:
+            offsets = [0, *self.model.streams[stream].offsets]
+            offset = offsets[max(0, len(offsets) - 1 - back)]
+            epoch = self.model.epoch - int(old)
+            return Advance(f"cursor of {stream}", Position(stream, epoch, offset), pins, expected)
+
+        olds = st.sampled_from([False, False, False, True])
+        expected = st.none() | st.integers(0, 3)
+        return st.builds(build, st.sampled_from(STREAMS), st.integers(0, 4), olds, st.booleans(), expected)
+
+    def trims(self) -> st.SearchStrategy[Trim]:
+        lasts = {stream: model.last for stream, model in self.model.streams.items()}
+        return st.builds(
+            lambda stream, back: Trim(stream, max(0, lasts[stream] - back)), st.sampled_from(STREAMS), st.integers(0, 6)
+        )
+
+    @rule(
+        queue=st.sampled_from(QUEUES),
+        limit=st.integers(1, 4),
+        per_key=st.integers(1, 3),
+        lease_s=st.sampled_from([0.0, LONG_S, LONG_S]),
+        key=st.none() | keys,
+        identity=st.none() | st.none() | messages,
+    )
+    def claim(
+        self, queue: str, limit: int, per_key: int, lease_s: float, key: str | None, identity: str | None
+    ) -> None:
+        claim = Claim(queue, "me", limit, lease_s, per_key, identity, key if identity is None else None)
+        now = self.time.now()
+        self.model.check_claim(claim, commit(self.store, claim)[0], now, self.store)
+
+    @precondition(lambda self: self.world.clock is not None)
+    @rule(seconds=st.sampled_from([1.0, LONG_S / 2, LONG_S + 1]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.time.advance(seconds)
+
+    @rule()
+    def sweep(self) -> None:
+        now = self.time.now()
+        while self.store.sweep(now, limit=3).more:
+            pass
+        self.model.sweep(now)
+
+    @rule()
+    def raise_epoch(self) -> None:
+        self.model.raise_epoch()
+        assert self.store.raise_epoch("a rule says so") == self.model.epoch
+
+    @precondition(lambda self: self.world.durable)
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = self.world.make_store()
+
+    @invariant()
+    def streams_agree(self) -> None:
+        for name, stream in self.model.streams.items():
+            found = self.store.read(name)
+            left = [
+                (offset, id) for offset, id in zip(stream.offsets, stream.ids, strict=True) if offset >= stream.first
+            ]
+            if stream.offsets and stream.first > stream.offsets[0]:
+                assert found == Trimmed(Position(name, self.model.epoch, stream.first))
+                found = self.store.read(name, after=Position(name, self.model.epoch, stream.first - 1))
+            assert isinstance(found, Records)
+            assert [(record.position.offset, record.envelope.id) for record in found.records] == left
+
+    @invariant()
+    def rows_states_and_cursors_agree(self) -> None:
+        for key in ("x", "y", "z"):
+            state = self.store.state(key)
+            assert ((state.value, state.version) if state else None) == self.model.states.get(key)
+        for name, (stream, offset, _) in self.model.cursors.items():
+            assert self.store.cursor(name) == Position(stream, self.model.epoch, offset)
+        for (queue, identity), row in self.model.rows.items():
+            found = self.store.work(queue, identity)
+            assert found is not None
+            assert (found.key, found.attempts, found.fence) == (row.key, row.attempts, row.fence)
+            assert found.state is row.state or {found.state, row.state} == {WorkState.READY, WorkState.SCHEDULED}
+        counted = [sum(counts.values()) for queue, counts in self.store.status().work.items() if queue in QUEUES]
+        assert sum(counted) == len(self.model.rows)
+
+    def teardown(self) -> None:
+        try:
+            if self.model.agrees:
+                self._ledger_agrees()
+            self.store.close()
+        finally:
+            self._context.__exit__(None, None, None)
+
+    def _ledger_agrees(self) -> None:
+        """Ranges and rows of the ledger add up to what was answered."""
+        found = [event for event in events(self.store) if event.hop == HOP]
+        for kind in (Kind.ACCEPTED, Kind.DUPLICATE, Kind.SENT):
+            ids = [id for logged, id in self.model.logged if logged is kind]
+            assert sum(event.n for event in found if event.kind is kind) == len(ids)
+            if kind is not Kind.ACCEPTED:
+                assert sorted(event.message or "" for event in found if event.kind is kind) == sorted(ids)
+
+
+class ModelSuite(StoreSuite):
+    """Subclass with `new_world`; `examples` and `steps` say how long to try."""
+
+    examples = 60
+    steps = 30
+
+    @pytest.fixture
+    def new_world(self) -> Callable[[], AbstractContextManager[World]]:
+        """Makes a world with an empty store, to be left when the example is over."""
+        raise NotImplementedError
+
+    def test_random_units_agree_with_the_model(self, new_world: Callable[[], AbstractContextManager[World]]) -> None:
+        class Machine(StoreMachine):
+            def __init__(self) -> None:
+                super().__init__(new_world())
+
+        tries = settings(max_examples=self.examples, stateful_step_count=self.steps, deadline=None)
+        run_state_machine_as_test(Machine, settings=tries)

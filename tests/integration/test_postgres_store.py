@@ -1,0 +1,817 @@
+"""What only PostgreSQL can get wrong. What it shares with the other stores is in tests/contract."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+import psycopg
+import pytest
+from psycopg import sql
+
+from semel.errors import (
+    CommitInDoubt,
+    ConfigError,
+    InputError,
+    NotAStore,
+    SchemaTooNew,
+    SemelError,
+    StoreBusy,
+    StoreFull,
+    StoreReadOnly,
+    StoreRefused,
+    StoreUnavailable,
+)
+from semel.kernel.envelope import Envelope
+from semel.kernel.ledger import START, Event, Kind, Mark
+from semel.kernel.ops import (
+    Advance,
+    Append,
+    Applied,
+    Claim,
+    Claimed,
+    Enqueue,
+    Finish,
+    Fresh,
+    Log,
+    Op,
+    Put,
+    Result,
+    Unit,
+    WorkState,
+)
+from semel.kernel.position import EPOCH_GAP, Position
+from semel.kernel.store import Records, State
+from semel.stores.points import on_reach
+from semel.stores.postgres import PostgresStore
+from semel.testing.postgres import PrivatePostgres, new_database
+
+pytestmark = pytest.mark.connected
+
+STREAM = "hub/orders"
+QUEUE = "inbox/orders"
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def store(postgres_url: str) -> Iterator[PostgresStore]:
+    with closing(PostgresStore(postgres_url)) as store:
+        yield store
+
+
+@pytest.fixture
+def hook() -> Iterator[Callable[[Callable[[str], None]], None]]:
+    yield on_reach
+    on_reach(None)
+
+
+def commit(store: PostgresStore, *ops: Op) -> tuple[Result, ...]:
+    outcome = store.commit([Unit(ops)])[0]
+    assert isinstance(outcome, Applied), outcome
+    return outcome.results
+
+
+def append(store: PostgresStore, *ids: str) -> list[int]:
+    results = commit(store, *(Append(STREAM, Envelope(id=id), identity=id) for id in ids))
+    assert all(isinstance(result, Fresh) for result in results)
+    return [result.position.offset for result in results if isinstance(result, Fresh)]
+
+
+def claim(store: PostgresStore, limit: int = 10) -> list[str]:
+    result = commit(store, Claim(QUEUE, "w", limit=limit))[0]
+    assert isinstance(result, Claimed)
+    return [row.identity for row in result.rows]
+
+
+def sent(id: str) -> Event:
+    return Event(Kind.SENT, "client>hub/orders", message=id)
+
+
+def execute(url: str, statement: str, *params: object) -> list[Any]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(statement.encode(), params or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < until, "it did not happen in time"
+
+
+def is_waiting_for_a_lock(url: str, queries: int = 1) -> bool:
+    found = execute(
+        url, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    )
+    return bool(found[0][0] >= queries)
+
+
+# -- offsets become visible in order
+
+
+def skipped(seen: Sequence[int], appended: int) -> set[int]:
+    """Which offsets a tailing reader never got, if `appended` were given out."""
+    return set(range(1, appended + 1)) - set(seen)
+
+
+class Tail:
+    """A reader that goes on after the highest number that it has seen, as every reader must."""
+
+    def __init__(self, read: Callable[[int], list[int]]) -> None:
+        self._read = read
+        self.seen: list[int] = []
+
+    def read(self) -> None:
+        found = self._read(self.seen[-1] if self.seen else 0)
+        assert found == sorted(found)
+        self.seen += found
+
+
+def store_tail(store: PostgresStore, timeout_s: float = 0.0) -> Tail:
+    def read(after: int) -> list[int]:
+        position = Position(STREAM, 1, after) if after else None
+        found = store.tail(STREAM, position, timeout_s=timeout_s)
+        assert isinstance(found, Records)
+        return [record.position.offset for record in found.records]
+
+    return Tail(read)
+
+
+WRITER = """
+import sys
+from semel.kernel.envelope import Envelope
+from semel.kernel.ops import Append, Unit
+from semel.stores.postgres import PostgresStore
+url, name, commits = sys.argv[1], sys.argv[2], int(sys.argv[3])
+store = PostgresStore(url)
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(commits):
+    ids = [f"{name}.{number}.{part}" for part in range(number % 4 + 1)]
+    store.commit([Unit((Append("hub/orders", Envelope(id=id), identity=id),)) for id in ids])
+store.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_tailing_reader_beside_eight_writing_processes_skips_nothing(store: PostgresStore) -> None:
+    commits = 40
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, store.url, f"w{number}", str(commits)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for number in range(8)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write(b"go\n")
+        writer.stdin.close()
+    total = 8 * sum(number % 4 + 1 for number in range(commits))
+    tail = store_tail(store, timeout_s=10.0)
+    until = time.monotonic() + DEADLINE_S
+    while (not tail.seen or tail.seen[-1] < total) and time.monotonic() < until:
+        tail.read()
+    for writer in writers:
+        assert writer.stdout is not None
+        writer.stdout.close()
+        assert writer.wait(DEADLINE_S) == 0
+    assert skipped(tail.seen, total) == set()
+    assert len(tail.seen) == total
+
+
+def test_a_bare_identity_column_would_skip(postgres_url: str) -> None:
+    """The mistake that the head lock is there for, in a table of its own: the check above would find it."""
+    execute(postgres_url, 'CREATE TABLE bare ("offset" bigint GENERATED ALWAYS AS IDENTITY)')
+    tail = Tail(
+        lambda after: [
+            row[0] for row in execute(postgres_url, 'SELECT * FROM bare WHERE "offset" > %s ORDER BY 1', after)
+        ]
+    )
+    with psycopg.connect(postgres_url) as slow, psycopg.connect(postgres_url) as fast:
+        slow.execute("INSERT INTO bare DEFAULT VALUES")
+        fast.execute("INSERT INTO bare DEFAULT VALUES")
+        fast.commit()
+        tail.read()
+        slow.commit()
+    tail.read()
+    assert skipped(tail.seen, 2) == {1}
+
+
+def test_the_head_lock_keeps_the_same_race_in_order(
+    store: PostgresStore, hook: Callable[[Callable[[str], None]], None]
+) -> None:
+    """The same two writers: the second waits for the first, and the reader sees none before it sees both in order."""
+    append(store, "zero")
+    applied, go_on = threading.Event(), threading.Event()
+    slow_thread: list[int] = []
+
+    def hold(point: str) -> None:
+        if point == "commit.applied" and threading.get_ident() in slow_thread:
+            applied.set()
+            assert go_on.wait(DEADLINE_S)
+
+    hook(hold)
+    tail = store_tail(store)
+
+    def write_slowly(slow: PostgresStore) -> list[int]:
+        slow_thread.append(threading.get_ident())
+        return append(slow, "slow")
+
+    with (
+        closing(PostgresStore(store.url)) as slow,
+        closing(PostgresStore(store.url)) as fast,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        first = pool.submit(write_slowly, slow)
+        assert applied.wait(DEADLINE_S)
+        second = pool.submit(append, fast, "fast")
+        wait_until(lambda: is_waiting_for_a_lock(store.url))
+        tail.read()
+        assert tail.seen == [1]
+        go_on.set()
+        assert (first.result(DEADLINE_S), second.result(DEADLINE_S)) == ([2], [3])
+    tail.read()
+    assert skipped(tail.seen, 3) == set()
+
+
+# -- the horizon of ledger and index
+
+
+def marks_of(store: PostgresStore, after: Mark = START) -> list[str | None]:
+    return [entry.event.message for entry in store.ledger(after)]
+
+
+def test_the_ledger_waits_for_an_older_transaction_that_is_still_open(store: PostgresStore) -> None:
+    commit(store, Log(sent("before")))
+    wait_until(lambda: marks_of(store) == ["before"])
+    last = store.ledger(START)[-1].mark
+    with psycopg.connect(store.url) as user:
+        store.bind(user).apply([Log(sent("open"))])
+        commit(store, Log(sent("later")))
+        assert marks_of(store, last) == []
+        user.commit()
+    wait_until(lambda: len(store.ledger(last)) == 2)
+    assert marks_of(store, last) == ["open", "later"]
+    marks = [entry.mark for entry in store.ledger(START)]
+    assert marks == sorted(marks)
+
+
+def test_the_index_waits_too_and_keeps_the_order_of_each_stream(store: PostgresStore) -> None:
+    with psycopg.connect(store.url) as user:
+        store.bind(user).apply([Put("k", b"v")])
+        append(store, "a", "b")
+        assert store.index(START) == []
+    wait_until(lambda: len(store.index(START)) == 2)
+    assert [entry.record.position.offset for entry in store.index(START)] == [1, 2]
+
+
+# -- users' transactions
+
+
+def test_a_users_transaction_holds_up_nobody(store: PostgresStore) -> None:
+    """It finishes a row, enqueues to the same key and advances a cursor; meanwhile others append, enqueue and claim."""
+    append(store, "a")
+    commit(store, Enqueue(QUEUE, "k1", Envelope(id="m"), key="k"))
+    row = commit(store, Claim(QUEUE, "w"))[0]
+    assert isinstance(row, Claimed)
+    with closing(PostgresStore(store.url, lock_s=2.0)) as other, psycopg.connect(store.url) as user:
+        store.bind(user).apply([
+            Finish(QUEUE, "k1", WorkState.DONE, fence=row.rows[0].fence),
+            Enqueue(QUEUE, "k2", Envelope(id="m"), key="k"),
+            Enqueue(QUEUE, "new1", Envelope(id="m"), key="new"),
+            Advance("c", Position(STREAM, 1, 1)),
+            Log(sent("a")),
+        ])  # fmt: skip
+        assert append(other, "b") == [2]
+        commit(
+            other, Enqueue(QUEUE, "k3", Envelope(id="m"), key="k"), Enqueue(QUEUE, "new2", Envelope(id="m"), key="new")
+        )
+        assert claim(other) == ["new2"]
+        user.commit()
+        assert claim(other) == ["k2"]
+
+
+def test_an_earlier_row_that_comes_into_sight_late_does_not_join_a_live_claim(store: PostgresStore) -> None:
+    with psycopg.connect(store.url) as user:
+        store.bind(user).apply([Enqueue(QUEUE, "first", Envelope(id="m"), key="k")])
+        commit(store, Enqueue(QUEUE, "second", Envelope(id="m"), key="k"))
+        claimed = commit(store, Claim(QUEUE, "w"))[0]
+        assert isinstance(claimed, Claimed)
+        assert [row.identity for row in claimed.rows] == ["second"]
+        user.commit()
+    assert claim(store) == []
+    commit(store, Finish(QUEUE, "second", WorkState.DONE, fence=claimed.rows[0].fence))
+    assert claim(store) == ["first"]
+
+
+def test_one_notification_per_group_and_none_from_a_users_transaction(store: PostgresStore) -> None:
+    with psycopg.connect(store.url, autocommit=True) as ear:
+        ear.execute("LISTEN semel")
+        with psycopg.connect(store.url) as user:
+            store.bind(user).apply([Log(sent("a")), Enqueue(QUEUE, "w", Envelope(id="w"))])
+        store.commit([Unit((Append(STREAM, Envelope(id=f"m{number}")),)) for number in range(50)])
+        append(store, "last")
+        assert len(list(ear.notifies(timeout=DEADLINE_S, stop_after=2))) == 2
+        assert list(ear.notifies(timeout=0)) == []
+
+
+def test_an_idle_claim_writes_nothing(store: PostgresStore) -> None:
+    claim(store)
+    [(before,)] = execute(store.url, "SELECT count(*) FROM semel_marker")
+    assert claim(store) == []
+    assert execute(store.url, "SELECT count(*), max(n) FROM semel_marker") == [(before, None)]
+
+
+def test_bind_wants_a_psycopg_connection_with_a_transaction(store: PostgresStore) -> None:
+    with pytest.raises(InputError, match="psycopg"):
+        store.bind(object())
+    with psycopg.connect(store.url, autocommit=True) as user:
+        with pytest.raises(InputError, match="no transaction"):
+            store.bind(user).apply([Put("k", b"v")])
+        with user.transaction():
+            store.bind(user).apply([Put("k", b"v")])
+    assert store.state("k") == State(b"v", 1)
+    with psycopg.connect(store.url, client_encoding="LATIN1") as user, pytest.raises(InputError, match="UTF8"):
+        store.bind(user)
+
+
+def test_a_users_own_row_factory_and_pipeline_do_not_matter(store: PostgresStore) -> None:
+    with psycopg.connect(store.url, row_factory=psycopg.rows.dict_row) as user, user.pipeline():
+        store.bind(user).apply([Put("k", b"v"), Enqueue(QUEUE, "w", Envelope(id="w", data=b"\x00\xff"))])
+        user.commit()
+    row = store.work(QUEUE, "w")
+    assert row is not None
+    assert row.envelope.data == b"\x00\xff"
+
+
+def test_a_deadlock_with_a_user_is_tried_again_in_silence(store: PostgresStore) -> None:
+    commit(store, Put("a", b"0"), Put("b", b"0"))
+    with psycopg.connect(store.url) as user, ThreadPoolExecutor(1) as pool:
+        user.execute("SET deadlock_timeout = '60s'")
+        tx = store.bind(user)
+        tx.apply([Put("b", b"user")])
+        waiting = pool.submit(commit, store, Put("a", b"store"), Put("b", b"store"))
+        wait_until(lambda: is_waiting_for_a_lock(store.url))
+        tx.apply([Put("a", b"user")])
+        user.commit()
+        waiting.result(DEADLINE_S)
+    assert (store.state("a"), store.state("b")) == (State(b"store", 3), State(b"store", 3))
+
+
+# -- a connection that breaks
+
+
+class Proxy:
+    """A TCP proxy before the server. At the next COMMIT it does what it is told, and the client loses its connection.
+
+    before: the server never hears the COMMIT and loses the connection too; after: it hears it, but its answer is lost;
+    hold: it hears nothing and keeps waiting, until `let_go`.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._server = f"{parse_qs(parts.query)['host'][0]}/.s.PGSQL.5432"
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"postgresql://{parts.username}@127.0.0.1:{self._listener.getsockname()[1]}{parts.path}"
+        self.at_commit: str | None = None
+        self._held: socket.socket | None = None
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, target: Callable[..., None], *args: socket.socket) -> None:
+        self._threads.append(threading.Thread(target=target, args=args))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        while client := _accept(self._listener):
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(self._server)
+            self._sockets += [client, server]
+            self._start(self._forward, client, server)
+            self._start(_copy, server, client)
+
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        while data := _receive(client):
+            if self.at_commit is not None and b"COMMIT\0" in data:
+                self._cut(client, server, data)
+                return
+            _send(server, data)
+        _hang_up(server)
+
+    def _cut(self, client: socket.socket, server: socket.socket, data: bytes) -> None:
+        action, self.at_commit = self.at_commit, None
+        _hang_up(client)
+        if action == "hold":
+            self._held = server
+            return
+        if action == "after":
+            _send(server, data)
+        _hang_up(server)
+
+    def let_go(self, last_words: bytes) -> None:
+        assert self._held is not None
+        _send(self._held, last_words)
+        _hang_up(self._held)
+
+    def close(self) -> None:
+        for end in (self._listener, *self._sockets):
+            _hang_up(end)
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+        for end in (self._listener, *self._sockets):
+            end.close()
+
+
+def _accept(listener: socket.socket) -> socket.socket | None:
+    with suppress(OSError):
+        return listener.accept()[0]
+    return None
+
+
+def _copy(source: socket.socket, to: socket.socket) -> None:
+    while data := _receive(source):
+        _send(to, data)
+    _hang_up(to)
+
+
+def _receive(end: socket.socket) -> bytes:
+    with suppress(OSError):
+        return end.recv(65536)
+    return b""
+
+
+def _send(end: socket.socket, data: bytes) -> None:
+    """Whoever has hung up gets nothing; the other side hears of it soon enough."""
+    with suppress(OSError):
+        end.sendall(data)
+
+
+def _hang_up(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def proxy(postgres_url: str) -> Iterator[Proxy]:
+    if "host=" not in postgres_url:
+        pytest.fail("the proxy speaks to a server on a Unix socket: run without SEMEL_TEST_POSTGRES")
+    with closing(Proxy(postgres_url)) as proxy:
+        yield proxy
+
+
+def doubtful_commit(store: PostgresStore, proxy: Proxy, action: str) -> CommitInDoubt:
+    append(store, "before")
+    proxy.at_commit = action
+    with pytest.raises(CommitInDoubt) as found:
+        append(store, "doubtful")
+    return found.value
+
+
+def test_a_commit_that_never_arrived_did_not_happen(proxy: Proxy) -> None:
+    with closing(PostgresStore(proxy.url)) as store:
+        doubt = doubtful_commit(store, proxy, "before")
+        assert store.resolve(doubt.marker) is None
+        assert store.resolve(doubt.marker) is None
+        assert append(store, "doubtful") == [2]
+
+
+def test_a_commit_whose_answer_was_lost_did_happen(proxy: Proxy) -> None:
+    with closing(PostgresStore(proxy.url)) as store:
+        doubt = doubtful_commit(store, proxy, "after")
+        assert store.resolve(doubt.marker) == [Applied((Fresh(Position(STREAM, 1, 2)),))]
+        assert append(store, "next") == [3]
+        assert store.resolve(doubt.marker) == [Applied((Fresh(Position(STREAM, 1, 2)),))]
+
+
+@pytest.mark.parametrize("happens", [True, False])
+def test_resolve_waits_while_the_transaction_lives(proxy: Proxy, happens: bool) -> None:
+    """The server has not heard the COMMIT yet: until it does, or loses the connection, there is no answer."""
+    with closing(PostgresStore(proxy.url)) as store, ThreadPoolExecutor(1) as pool:
+        doubt = doubtful_commit(store, proxy, "hold")
+        answer = pool.submit(store.resolve, doubt.marker)
+        wait_until(lambda: is_waiting_for_a_lock(proxy.url))
+        assert not answer.done()
+        proxy.let_go(b"Q\x00\x00\x00\x0bCOMMIT\0" if happens else b"")
+        outcomes = answer.result(DEADLINE_S)
+        assert outcomes == ([Applied((Fresh(Position(STREAM, 1, 2)),))] if happens else None)
+
+
+def test_only_what_was_in_doubt_is_resolved(store: PostgresStore) -> None:
+    with pytest.raises(InputError):
+        store.resolve("nonsense")
+
+
+def end_backends(url: str) -> None:
+    """All connections to the database but the one that asks."""
+    execute(
+        url,
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    )
+
+
+@pytest.mark.parametrize(("point", "error"), [("commit.begin", StoreUnavailable), ("commit.applied", CommitInDoubt)])
+def test_a_server_that_ends_the_connection(
+    store: PostgresStore,
+    hook: Callable[[Callable[[str], None] | None], None],
+    point: str,
+    error: type[SemelError],
+) -> None:
+    append(store, "before")
+    hook(lambda reached: end_backends(store.url) if reached == point else None)
+    with pytest.raises(error) as found:
+        append(store, "lost")
+    hook(None)
+    if isinstance(found.value, CommitInDoubt):
+        assert store.resolve(found.value.marker) is None
+    assert append(store, "lost") == [2]
+
+
+def test_idle_connections_that_died_are_replaced_in_silence(store: PostgresStore) -> None:
+    append(store, "a")
+    end_backends(store.url)
+    assert append(store, "b") == [2]
+    end_backends(store.url)
+    found = store.read(STREAM)
+    assert isinstance(found, Records)
+    assert len(found.records) == 2
+
+
+def test_a_listener_finds_its_way_back(store: PostgresStore) -> None:
+    woken = threading.Event()
+    stop = store.listen(woken.set)
+    end_backends(store.url)
+    woken.clear()
+    assert woken.wait(DEADLINE_S), "back again, it wakes everybody: something may have gone unheard"
+    woken.clear()
+    append(store, "a")
+    assert woken.wait(DEADLINE_S)
+    stop()
+
+
+@pytest.mark.slow
+def test_what_was_committed_survives_a_crash_of_the_server() -> None:
+    with PrivatePostgres() as server, server.new_database() as url, closing(PostgresStore(url)) as store:
+        append(store, "a", "b")
+        server.stop()
+        with pytest.raises(StoreUnavailable) as found:
+            append(store, "c")
+        assert "start PostgreSQL" in found.value.fix
+        with pytest.raises(StoreUnavailable):
+            store.read(STREAM)
+        server.start()
+        assert append(store, "c") == [3]
+        assert store.epoch == 1
+
+
+# -- errors that say what to do
+
+
+def test_urls_that_lead_nowhere(postgres_url: str) -> None:
+    with pytest.raises(ConfigError):
+        PostgresStore("postgresql://[not a url")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(StoreUnavailable) as found:
+        PostgresStore(f"postgresql://user:secret@127.0.0.1:{port}/x")
+    assert "start PostgreSQL" in found.value.fix
+    assert "secret" not in str(found.value)
+    elsewhere = postgres_url.replace(urlsplit(postgres_url).path, "/no_such_database")
+    with pytest.raises(StoreUnavailable) as found:
+        PostgresStore(elsewhere)
+    assert "createdb" in found.value.fix
+
+
+def test_a_database_without_tables_is_not_a_store_unless_it_may_become_one(postgres_url: str) -> None:
+    with pytest.raises(NotAStore) as found:
+        PostgresStore(postgres_url, create=False)
+    assert "store init" in found.value.fix
+    assert execute(postgres_url, "SELECT to_regclass('semel_store')") == [(None,)]
+    PostgresStore(postgres_url).close()
+    PostgresStore(postgres_url, create=False).close()
+
+
+def test_somebody_elses_table(postgres_url: str) -> None:
+    execute(postgres_url, "CREATE TABLE semel_store (mine text)")
+    with pytest.raises(NotAStore):
+        PostgresStore(postgres_url)
+
+
+def test_a_newer_schema_is_refused_and_left_alone(store: PostgresStore) -> None:
+    execute(store.url, "UPDATE semel_store SET schema = 999")
+    with pytest.raises(SchemaTooNew, match="999") as found:
+        PostgresStore(store.url)
+    assert "newer Semel" in found.value.fix
+    assert re.search(r"knows \d+", found.value.message)
+    with pytest.raises(SchemaTooNew):
+        store.migrate()
+
+
+def test_a_read_only_database(store: PostgresStore) -> None:
+    append(store, "a")
+    name = urlsplit(store.url).path[1:]
+    execute(store.url, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    with closing(PostgresStore(store.url)) as reader:
+        assert isinstance(reader.read(STREAM), Records)
+        with pytest.raises(StoreReadOnly):
+            append(reader, "b")
+
+
+def test_a_lock_that_is_not_released(store: PostgresStore) -> None:
+    append(store, "a")
+    with closing(PostgresStore(store.url, lock_s=0.05)) as hasty, psycopg.connect(store.url) as other:
+        other.execute("SELECT * FROM semel_stream FOR UPDATE")
+        with pytest.raises(StoreBusy) as found:
+            append(hasty, "b")
+        assert found.value.retryable
+        other.rollback()
+        assert append(hasty, "b") == [2]
+
+
+def test_a_full_disk(store: PostgresStore) -> None:
+    """The server says it with this code; where it comes from makes no difference to us."""
+    append(store, "a")
+    execute(
+        store.url,
+        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$BEGIN RAISE 'could not extend file' USING ERRCODE = '53100'; END$$",
+    )
+    execute(store.url, "CREATE TRIGGER full_disk BEFORE INSERT ON semel_record EXECUTE FUNCTION full_disk()")
+    with pytest.raises(StoreFull):
+        append(store, "b")
+    execute(store.url, "DROP TRIGGER full_disk ON semel_record")
+    assert append(store, "b") == [2]
+
+
+@pytest.mark.parametrize("text", ["nul \x00 inside", "lone surrogate \ud800"])
+def test_text_that_got_past_the_codec_is_refused_and_nothing_happens(store: PostgresStore, text: str) -> None:
+    bad = Envelope(id="bad", subject="x")
+    msgspec.structs.force_setattr(bad, "subject", text)
+    for op in (Append(STREAM, bad), Enqueue(QUEUE, "bad", bad)):
+        with pytest.raises(StoreRefused):
+            store.commit([Unit((Append(STREAM, Envelope(id="good")),)), Unit((op,))])
+    assert store.head(STREAM).offset == 0
+    assert append(store, "good") == [1]
+
+
+def test_a_database_that_is_not_utf8(postgres_server_url: str) -> None:
+    with new_database(postgres_server_url) as url:
+        name = urlsplit(url).path[1:] + "_ascii"
+        execute(url, f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0")
+        try:
+            with pytest.raises(NotAStore, match="SQL_ASCII"):
+                PostgresStore(url.replace(urlsplit(url).path, "/" + name))
+        finally:
+            execute(url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+# -- opening, epochs, restores
+
+
+def test_many_may_open_an_empty_database_at_once(postgres_url: str) -> None:
+    barrier = threading.Barrier(8)
+
+    def open_store(_: int) -> str:
+        barrier.wait(DEADLINE_S)
+        with closing(PostgresStore(postgres_url)) as store:
+            return store.store_id
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(open_store, range(8)))) == 1
+
+
+def test_opening_again_keeps_the_epoch(store: PostgresStore) -> None:
+    with closing(PostgresStore(store.url)) as again:
+        assert (again.epoch, again.store_id) == (1, store.store_id)
+        assert again.migrate() == (1, 1)
+
+
+@contextmanager
+def copied(url: str) -> Iterator[str]:
+    """The database as a backup would bring it back: the same rows in another place."""
+    name = urlsplit(url).path[1:]
+    copy = sql.Identifier(f"{name}_copy")
+    server = url.replace(f"/{name}", "/postgres")
+    with psycopg.connect(server, autocommit=True) as admin:
+        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(copy, sql.Identifier(name)))
+        try:
+            yield url.replace(f"/{name}", f"/{name}_copy")
+        finally:
+            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(copy))
+
+
+def test_a_restored_database_begins_a_new_epoch(postgres_url: str) -> None:
+    with closing(PostgresStore(postgres_url)) as store:
+        append(store, "a", "b")
+        commit(store, Advance("c", Position(STREAM, 1, 1)), Enqueue(QUEUE, "w", Envelope(id="w")))
+        first = commit(store, Claim(QUEUE, "w", lease_s=0.0))[0]
+        assert isinstance(first, Claimed)
+    with copied(postgres_url) as url, closing(PostgresStore(url)) as restored:
+        assert restored.epoch == 2
+        assert append(restored, "c") == [2 + EPOCH_GAP + 1]
+        assert restored.cursor("c") == Position(STREAM, 2, 1)
+        second = commit(restored, Claim(QUEUE, "w"))[0]
+        assert isinstance(second, Claimed)
+        assert second.rows[0].fence > first.rows[0].fence + EPOCH_GAP
+        with closing(PostgresStore(url)) as again:
+            assert again.epoch == 2
+
+
+@pytest.mark.parametrize("change", ["system = '1'", "timeline = 77"])
+def test_another_server_or_timeline_begins_a_new_epoch(store: PostgresStore, change: str) -> None:
+    execute(store.url, f"UPDATE semel_store SET {change}")
+    barrier = threading.Barrier(4)
+
+    def epoch(_: int) -> int:
+        barrier.wait(DEADLINE_S)
+        with closing(PostgresStore(store.url)) as opened:
+            return opened.epoch
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(epoch, range(4))) == {2}
+
+
+def test_a_cursor_beyond_its_stream_proves_a_rewind(store: PostgresStore) -> None:
+    append(store, "a")
+    commit(store, Advance("c", Position(STREAM, 1, 1)))
+    execute(store.url, 'UPDATE semel_cursor SET "offset" = 7')
+    with closing(PostgresStore(store.url)) as opened:
+        assert opened.epoch == 2
+        assert opened.head(STREAM).offset > 7
+
+
+def test_the_ledger_goes_on_after_a_restore_where_transaction_ids_begin_low_again(store: PostgresStore) -> None:
+    commit(store, Log(sent("old")), Append(STREAM, Envelope(id="old")))
+    wait_until(lambda: len(store.ledger(START)) == 1)
+    high = 10**12
+    for table in ("semel_ledger", "semel_record", "semel_stream"):
+        execute(store.url, f"UPDATE {table} SET xid = xid + {high}")
+    exported = Mark(high * 2, 1)
+    commit(store, Put("export/ledger", f"{exported.xid}.{exported.seq}".encode()))
+    execute(store.url, "UPDATE semel_store SET tables = 'before'")
+    with closing(PostgresStore(store.url)) as restored:
+        commit(restored, Log(sent("new")), Append(STREAM, Envelope(id="new")))
+        wait_until(lambda: "new" in marks_of(restored, exported))
+        assert marks_of(restored) == ["old", "epoch 2", "new"]
+        assert [entry.record.envelope.id for entry in restored.index(START)] == ["old", "new"]
+
+
+def test_a_plain_user_is_enough(store: PostgresStore) -> None:
+    """Without the right to ask for the server's identity nothing is known about it, and nothing is concluded."""
+    role = "plain_" + os.urandom(4).hex()
+    execute(store.url, f"CREATE ROLE {role} LOGIN")
+    try:
+        execute(store.url, "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+        for kind in ("TABLES", "SEQUENCES"):
+            execute(store.url, f"GRANT ALL ON ALL {kind} IN SCHEMA public TO {role}")
+        plain = re.sub(r"//[^@]*@", f"//{role}@", store.url)
+        with closing(PostgresStore(plain)) as theirs:
+            assert theirs.epoch == 1
+            assert append(theirs, "a") == [1]
+        with closing(PostgresStore(store.url)) as ours:
+            assert ours.epoch == 1
+    finally:
+        execute(store.url, f"DROP OWNED BY {role}")
+        execute(store.url, f"DROP ROLE {role}")
+
+
+# -- the private server
+
+
+OWNER = """
+from semel.testing.postgres import PrivatePostgres
+server = PrivatePostgres()
+server.start()
+print(server.folder, flush=True)
+input()
+"""
+
+
+@pytest.mark.slow
+def test_a_private_server_goes_with_its_owner_even_by_kill_9() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    folder = Path(owner.stdout.readline().decode().strip())
+    assert (folder / "data" / "postmaster.pid").exists()
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate()
+    wait_until(lambda: not folder.exists())
