@@ -263,6 +263,13 @@ def _forget_export(store: Store, dataset: str) -> None:
     store.commit([Unit((Put(f"export/{dataset}", None), Put(f"export/folder/{dataset}", None)))])
 
 
+def test_what_is_written_during_an_export_waits_for_the_next_one(store: Store, tmp_path: Path) -> None:
+    """Else busy writers would keep it going for ever, with a file for every row."""
+    log(store, "m1")
+    on_reach(lambda point: log(store, "more") if point == "export.listed" else None)
+    assert [export(store, tmp_path, "ledger", AT_ONCE).rows for _ in range(3)] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("engine", ["sqlite", pytest.param("postgresql", marks=pytest.mark.connected)])
 def test_busy_writers_lose_nothing_and_do_not_keep_the_export_from_ending(
     engine: str, request: pytest.FixtureRequest, tmp_path: Path

@@ -454,17 +454,27 @@ class Receiver:
         extra: tuple[Op, ...] = (),
     ) -> Sequence[Effect]:
         """One commit holds the messages and the session's new position, so neither can be without the other."""
+        accepts = tuple(self._accept(message, identity=None) for _, (_, message) in items)
+        confirms = [(peer, message.delivery) for _, (peer, message) in items]
+        return self._commit((*accepts, self._put(name, session), *extra), confirms, name)
+
+    def _put(self, name: str, session: _Session) -> Put:
+        """The session's position, under the condition that the store is where this receiver believes it to be."""
         put = Put(self._key(name), str(session.index.snapshot()).encode(), expected=session.version)
         session.version += 1
-        accepts = tuple(self._accept(message, identity=None) for _, (_, message) in items)
-        return self._commit((*accepts, put, *extra), [(peer, message.delivery) for _, (peer, message) in items], name)
+        return put
 
     def _repeat(self, name: str, peer: str, message: Message) -> Sequence[Effect]:
-        """Confirm a duplicate, but never before its first copy is durable: an undecided one waits for that. The first
-        may have come from another peer, so the duplicate is chained to its session and fails with it."""
+        """Confirm a duplicate, but never before its first copy is durable: an undecided one waits for that.
+
+        The first copy may have come from another peer, so the duplicate is chained to its session and fails with it.
+        And it is a duplicate only if the session still stands where we remember it: a store that was restored from a
+        backup may never have seen the first copy.
+        """
         if (peer, message.delivery) in self._undecided:
             return ()
-        return self._commit((Log(self._event(Kind.DUPLICATE, message)),), [(peer, message.delivery)], name)
+        log = Log(self._event(Kind.DUPLICATE, message))
+        return self._commit((log, self._put(name, self._sessions[name])), [(peer, message.delivery)], name)
 
     def _commit(self, ops: tuple[Op, ...], confirms: list[tuple[str, str]], session: str | None) -> list[Effect]:
         self._token += 1

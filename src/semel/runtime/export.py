@@ -308,7 +308,7 @@ class _Exporter:
                 self._carry_out(plan, rows)
                 mark = parse_mark(plan.last)
                 # a segment that is not full ends the run: busy writers would keep it going for ever, one row a file
-                more = True
+                more = rows is None or self._is_full(rows, None)
             return Exported(
                 self.dataset, self.rows, sum(segment.bytes for segment in self.written), tuple(self.written), mark
             )

@@ -15,7 +15,7 @@ from semel.kernel.ledger import Mark
 from semel.kernel.ops import Append, Applied, Enqueue, Finish, Outcome, Unit
 from semel.kernel.store import Record
 from semel.sim.clock import Drift
-from semel.sim.disk import Disk, PowerCut
+from semel.sim.disk import Disk
 from semel.sim.world import World
 from semel.stores.memory import MemoryStore
 
@@ -144,9 +144,6 @@ class Database:
         self.disk.cut_next_sync = fate == "cut-inside"
         try:
             outcomes = self.store.commit(request.group.units)
-        except PowerCut:
-            self._cut_power()
-            return
         except StoreError as error:
             self._answer(request, "refused" if isinstance(error, StoreRefused) else "failed", error)
             return
@@ -154,10 +151,11 @@ class Database:
             self.disk.cut_next_sync = False
         self._landed[request.marker] = (len(self.disk), outcomes)
         self._world.clock.detail(request.node.name, fate, *zip(request.group.units, outcomes, strict=True))
-        self._wake_nodes(request.group.units, outcomes)
-        if fate == "cut-after":
+        if fate in ("cut-inside", "cut-after"):
             self._cut_power()
-        elif fate == "doubt-landed":
+            return
+        self._wake_nodes(request.group.units, outcomes)
+        if fate == "doubt-landed":
             self._leave_in_doubt(request)
         elif not request.answered:
             self._answer(request, "committed", outcomes)

@@ -41,7 +41,6 @@ class Node:
         self.life = 0
         self.up = False
         self.paused = False
-        self.epoch = 0
         self.interpreter: Interpreter
         self.on_notice: Callable[[Node, str, Notify], None] = lambda *_: None
         self.on_closed: Callable[[Node, str, str], None] = lambda *_: None
@@ -71,7 +70,6 @@ class Node:
             link.node_started(self)
 
     def _begin(self) -> None:
-        self.epoch = self.database.store.epoch
         limits = GroupLimits(rows=self._world.weather.stores.group_rows)
         self.interpreter = Interpreter(self, self.now, limits)
         for factory in list(self.factories.values()):
@@ -100,15 +98,6 @@ class Node:
         if not self.database.shared:
             self.database.crash()
         self._world.after(self._world.between((0.2, 4.0)), f"{self.name} start", self.start)
-
-    def begin_again(self) -> None:
-        """The store has begun a new epoch: nothing that this process remembers of the old one may be acted upon."""
-        self._world.see("node.began-again")
-        self._end_life()
-        self._begin()
-
-    def begin_again_soon(self) -> None:
-        self._later(0.0, "begins again", self.begin_again)
 
     def _end_life(self) -> None:
         self.life += 1
@@ -185,9 +174,6 @@ class Node:
         self._run_in(life, self._hear, report, group, answer)
 
     def _hear(self, report: str, group: Group, answer: Any) -> None:
-        if self._has_new_epoch():
-            self.begin_again()
-            return
         waiting = len(self.interpreter.queue)
         self._count(report, group, answer)
         if report == "unknown":
@@ -196,9 +182,6 @@ class Node:
             getattr(self.interpreter, report)(group, answer)
         if report == "failed" and waiting - len(self.interpreter.queue) > len(group.members):
             self._world.see("completion.chained")
-
-    def _has_new_epoch(self) -> bool:
-        return self.database.up and self.database.store.epoch != self.epoch
 
     def _count(self, report: str, group: Group, answer: Any) -> None:
         if report == "committed" or (report == "resolved" and answer is not None):
@@ -296,7 +279,5 @@ class Node:
             return
         if not self.database.up:
             self._later(START_AGAIN_S, "reload", self._reload, name)
-        elif self._has_new_epoch():
-            self.begin_again()
         else:
             self.interpreter.add(self.factories[name](self))

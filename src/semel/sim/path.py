@@ -57,6 +57,7 @@ class Path:
         self.nodes: list[Node] = []
         self.links: list[Link] = []
         self.senders: dict[str, str] = {}
+        self.has_reader = self.weather.hub_reader == "present"
         self.items = self._items()
         self.hub = self._database("H", HUB_ROLE, self.weather.hub_shared)
         self.consumer = self._database("C", CONSUMER, self.weather.consumer_shared)
@@ -183,17 +184,22 @@ class Path:
                 peer = f"{sub.name}@{node.name}"
                 self._add_sender(node, sub.name, HUB, peer, hop_out(sub), "", sub.hop)
                 self._link(peer, node, sub.name, self.consumers, f"in-{sub.name}", sub.hop)
-        if self.weather.hub_reader == "present":
-            _begin_cursors(self.hub, {f"follow/{READER}": HUB})
+        if self.has_reader:
+            self.pin_reader()
             self.add_hub_reader()
 
     def add_late_reader(self) -> None:
-        """The cursor comes first: from then on nothing more is trimmed that the reader has not seen."""
         if not self.hub.up:
             self.world.after(0.5, "late reader", self.add_late_reader)
             return
-        _begin_cursors(self.hub, {f"follow/{READER}": HUB})
+        self.has_reader = True
+        self.pin_reader()
         self.add_hub_reader()
+
+    def pin_reader(self) -> None:
+        """The cursor comes first: from then on nothing more is trimmed that the reader has not seen."""
+        if self.has_reader:
+            _begin_cursors(self.hub, {f"follow/{READER}": HUB})
 
     def add_hub_reader(self) -> None:
         config = FollowerConfig(READER, HUB, f"{HUB}>reader", retry=FOLLOWER_RETRY)
@@ -248,8 +254,6 @@ class Path:
     def _closed(self, node: Node, machine: str, reason: str) -> None:
         if reason == "trimmed":
             self._trimmed(node, machine)
-        elif reason == "epoch-changed":
-            node.begin_again_soon()
         else:
             node.reload(machine)
 

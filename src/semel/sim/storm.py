@@ -122,4 +122,5 @@ class Storm:
         self._world.see("hub.restored-lost", max(0, len(hub.disk) - length))
         hub.restore(length)
         hub.archive = dict(archive)  # type: ignore[arg-type]
+        self._path.pin_reader()
         self._path.replay_outboxes()

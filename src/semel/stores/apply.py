@@ -50,6 +50,7 @@ from semel.kernel.ops import (
 from semel.kernel.position import OFFSET_MAX, Position
 from semel.stores.checks import check_units
 from semel.stores.engine import CursorHead, Engine, Move, NewRecord, NewWork, WorkHead
+from semel.stores.shared import start_of_epoch
 
 _DONE = Advanced()
 _SKIPPED = Skipped()
@@ -202,9 +203,11 @@ class _Application:
         version = self.versions.get(op.key, 0)
         if op.expected is not None and op.expected != version:
             return Conflict(version)
-        self._set(self.versions, op.key, 0 if op.value is None else version + 1)
-        self.puts.append((op.key, op.value, version + 1))
-        return Advanced(version=0 if op.value is None else version + 1)
+        # versions of a new epoch lie above all old ones: what somebody remembers of a lost history never fits again
+        following = max(version, start_of_epoch(self.engine.epoch)) + 1
+        self._set(self.versions, op.key, 0 if op.value is None else following)
+        self.puts.append((op.key, op.value, following))
+        return Advanced(version=0 if op.value is None else following)
 
     def _decide_advance(self, op: Advance) -> Result:
         head = self.cursors.get(op.cursor)

@@ -208,12 +208,9 @@ def _index_dedup_off_by_one(right: Callable[..., bool], seen: MonotonicIndex, in
     return True
 
 
-@plant("session-not-compared", "a receiver writes a session's place without comparing its version", (Receiver, "_pass"))
-def _session_not_compared(right: Callable[..., Sequence[Effect]], *args: Any, **kwargs: Any) -> Sequence[Effect]:
-    commit = right(*args, **kwargs)[0]
-    assert isinstance(commit, Commit)
-    ops = tuple(msgspec.structs.replace(op, expected=None) if isinstance(op, Put) else op for op in commit.ops)
-    return [Commit(ops, commit.token, commit.chain)]
+@plant("session-not-compared", "a receiver writes a session's place without comparing its version", (Receiver, "_put"))
+def _session_not_compared(right: Callable[..., Put], receiver: Receiver, *args: Any) -> Put:
+    return msgspec.structs.replace(right(receiver, *args), expected=None)
 
 
 @plant(
