@@ -47,7 +47,7 @@ class MemoryFixtures:
 
 
 class TestMemory(MemoryFixtures, StoreContract):
-    examples = 150
+    examples = 60
 
     @pytest.fixture
     def new_world(self) -> Callable[[], AbstractContextManager[World]]:

@@ -149,8 +149,8 @@ def test_a_demo_that_hangs_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
         self.proxy.target = ("127.0.0.1", 1)
 
     monkeypatch.setattr(_Show, "_start", start_unreachable)
-    with pytest.raises(PeerUnavailable, match="nothing has moved for 1 s: 40 of 40 orders placed, 0 accepted, 40 wait"):
-        demo(messages=40, kills=0, stall_s=1.0)
+    with pytest.raises(PeerUnavailable, match="nothing has moved for 3 s: 40 of 40 orders placed, 0 accepted, 40 wait"):
+        demo(messages=40, kills=0, stall_s=3.0)
 
 
 PROGRAM = """

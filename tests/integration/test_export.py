@@ -31,6 +31,7 @@ from semel.runtime.export import (
     dataset_folder,
     epoch_starts,
     export,
+    forget,
     mark_text,
     parse_mark,
     segments,
@@ -333,6 +334,40 @@ def test_from_the_first_export_on_nothing_is_swept_before_it_is_exported(store: 
     assert (swept.records, swept.ledger) == (10, 2)
     assert read_back(tmp_path, "index").num_rows == 10
     assert read_back(tmp_path, "ledger").num_rows == 2
+
+
+def test_an_export_that_is_forgotten_holds_nothing_up(store: Store, tmp_path: Path) -> None:
+    append(store, "hub/chat", "m1")
+    export(store, tmp_path, "index", AT_ONCE)
+    append(store, "hub/chat", "m2")
+    forget(store, "index", AT_ONCE)
+    store.commit([Unit((Trim("hub/chat", 3),))])
+    assert store.sweep(NOON, 100).records == 2
+    with pytest.raises(StoreError, match="up to 1, the store itself only up to 0"):
+        export(store, tmp_path, "index", AT_ONCE)
+
+
+def test_an_exporter_that_lost_its_lease_says_nothing_about_epochs(
+    store: Store, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read its rows and is paused. Another exports more, then the store begins an epoch, then it wakes."""
+    log(store, "m1")
+    read = module._Exporter._read
+
+    def pause(self: module._Exporter, after: Mark, last: Mark | None) -> object:
+        monkeypatch.undo()
+        rows = read(self, after, last)
+        clock.now += 60_000_000
+        export(store, tmp_path, "ledger", AT_ONCE)
+        store.raise_epoch("test")
+        return rows
+
+    monkeypatch.setattr(module._Exporter, "_read", pause)
+    with pytest.raises(StaleFence):
+        export(store, tmp_path, "ledger", AT_ONCE)
+    log(store, "m2")
+    export(store, tmp_path, "ledger", AT_ONCE)
+    assert [(start.epoch, start.after) for start in epoch_starts(tmp_path, "ledger")] == [(1, "0.0"), (2, "0.1")]
 
 
 # -- one at a time

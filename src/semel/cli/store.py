@@ -369,6 +369,9 @@ def export(
     new_epoch: Annotated[
         bool, typer.Option("--new-epoch", help="This store was restored from a backup and is the one that goes on.")
     ] = False,
+    forget: Annotated[
+        bool, typer.Option("--forget", help="Export no more: sweep need not wait for it. Files that are there stay.")
+    ] = False,
     store: StoreOption = None,
     config: ConfigOption = None,
     json: JsonOption = False,
@@ -383,9 +386,12 @@ def export(
       semel store export --to lake
       semel store export --to lake --every 30s
       semel store export --to lake --dataset ledger --wait 0
+      semel store export --forget
     """
     terminal: Terminal = context.obj
     settings = _load(config)
+    if forget:
+        return _forget(find_store(terminal, store, settings), settings, _datasets(dataset), wait)
     folder = to or settings.ledger.export_to
     if folder is None:
         raise ConfigError("no folder for the export was named", fix="add --to DIR, or set [ledger] export_to")
@@ -397,6 +403,15 @@ def export(
         options = replace(options, stop=stop.is_set)
         rounds = _rounds(lambda: _export_round(found, folder, names, options, terminal), every_s, stop, terminal)
     return _export_answer(url, folder, rounds)
+
+
+def _forget(url: str, config: Config, names: tuple[str, ...], wait: str | None) -> Answer:
+    from semel.runtime.export import forget
+
+    with opened(url, config) as found:
+        for name in names:
+            forget(found, name, _export_options(config, wait, False))
+    return Answer({"store": shown(url), "forgotten": list(names)}, [f"{name}: export ended" for name in names])
 
 
 def _datasets(name: str) -> tuple[str, ...]:

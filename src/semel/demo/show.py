@@ -134,6 +134,7 @@ class _Show:
         child = await Child.start(role, config, self.folder / f"{role}.log", self.seen.hear)
         self.children[role] = child
         said = await child.ready()
+        self.seen.changed_at = time.monotonic()  # a slow start is not a standstill
         if role == RECEIVER:
             self.proxy.target = ("127.0.0.1", said["port"])
 

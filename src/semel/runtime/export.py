@@ -23,7 +23,7 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -178,6 +178,11 @@ def export(store: Store, folder: Path, dataset: str, options: ExportOptions | No
         return _Exporter(store, folder, dataset, options or ExportOptions()).run()
 
 
+def forget(store: Store, dataset: str, options: ExportOptions | None = None) -> None:
+    """End the export of a dataset for good: retention no longer waits for it. Files that were written stay."""
+    _Exporter(store, Path(), dataset, options or ExportOptions()).forget()
+
+
 def dataset_folder(folder: Path, dataset: str) -> Path:
     return folder / "raw" / dataset / "v1"
 
@@ -315,6 +320,14 @@ class _Exporter:
         finally:
             self._release()
 
+    def forget(self) -> None:
+        self._acquire()
+        try:
+            keys = (self.mark_key, self.plan_key, self.folder_key)
+            self._commit(*(Put(key, None, guard=self._guard) for key in keys))
+        finally:
+            self._release()
+
     # -- the lease
 
     def _acquire(self) -> None:
@@ -413,11 +426,7 @@ class _Exporter:
         if not path.exists():
             temporary = self._temporary("id")
             _write_synced(temporary, uuid.uuid4().hex.encode() + b"\n")
-            # a link, because it never replaces: an exporter of the other dataset may be doing the same
-            with suppress(FileExistsError):
-                os.link(temporary, path)
-            temporary.unlink()
-            _sync_folder(self.top)
+            _rename_unless_there(temporary, path)
         return path.read_text().strip()
 
     def _check_history(self, mark: Mark) -> None:
@@ -458,15 +467,9 @@ class _Exporter:
         if not rows.rows:
             return None, None
         plan = rows.plan(self.store.epoch, mark)
-        self._note_epoch(plan)
         self._commit(Put(self.plan_key, msgspec.json.encode(plan), guard=self._guard))
         reach("export.planned")
         return plan, rows
-
-    def _note_epoch(self, plan: Plan) -> None:
-        path = self.folder / "_epochs" / f"{self.store_part}-{plan.epoch}.json"
-        if not path.exists():
-            self._put_file(path, msgspec.json.encode(EpochStart(self.store.store_id, plan.epoch, plan.after)))
 
     def _read(self, after: Mark, last: Mark | None) -> _Range:
         """Rows after a mark: up to `last`, or when that is not known yet, until the segment is full or none are left.
@@ -502,6 +505,7 @@ class _Exporter:
     # -- carrying out
 
     def _carry_out(self, plan: Plan, rows: _Range | None) -> None:
+        self._note_epoch(plan)
         missing = [file for file in plan.files if not self._is_there(plan, file)]
         if missing and rows is None:
             rows = self._read_again(plan)
@@ -513,6 +517,12 @@ class _Exporter:
         done = mark_text(parse_mark(plan.last)).encode()
         self._commit(Put(self.mark_key, done, guard=self._guard), Put(self.plan_key, None, guard=self._guard))
         self.rows += plan.rows
+
+    def _note_epoch(self, plan: Plan) -> None:
+        """Only once the plan is committed: before that, nobody can be sure of still being the owner."""
+        path = self.folder / "_epochs" / f"{self.store_part}-{plan.epoch}.json"
+        if not path.exists():
+            self._put_file(path, msgspec.json.encode(EpochStart(self.store.store_id, plan.epoch, plan.after)))
 
     def _read_again(self, plan: Plan) -> _Range:
         """The rows of a plan are still in the store until it is marked done. If they are not, it has been."""
@@ -725,6 +735,18 @@ def _sync_folder(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _rename_unless_there(temporary: Path, path: Path) -> None:
+    """A link never replaces what another process has put there first. Where there are no links, the last one wins."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    except OSError:
+        temporary.rename(path)
+    temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """A made-up world in which the production machines run: one seed decides its weather, its faults and its timing.
 
-    >>> from semel.sim import run
-    >>> run(7).holds
-    True
+>>> from semel.sim import run
+>>> run(7).holds
+True
 """
 
 from semel.sim.report import Report, Sweep

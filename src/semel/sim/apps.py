@@ -36,9 +36,7 @@ class Item:
         return self.ids[-1]
 
     def envelope(self) -> Envelope:
-        return Envelope(
-            id=self.id, data=self.key.encode(), session=self.session, index=self.index, subject=self.poison
-        )
+        return Envelope(id=self.id, data=self.key.encode(), session=self.session, index=self.index, subject=self.poison)
 
 
 class Producer:

@@ -1,9 +1,9 @@
 """Looks at the world from outside: what the applications know, and what the stores hold in the end.
 
-    nothing lost      every message acked to its producer has its effect, or is visibly dead, parked or skipped
-    nothing doubled   and no more than one
-    order             effects of a session come in the session's order, where the path promises it
-    conservation      every ledger tells exactly what its store holds, and what one side calls confirmed the other has
+nothing lost      every message acked to its producer has its effect, or is visibly dead, parked or skipped
+nothing doubled   and no more than one
+order             effects of a session come in the session's order, where the path promises it
+conservation      every ledger tells exactly what its store holds, and what one side calls confirmed the other has
 """
 
 from __future__ import annotations

@@ -150,7 +150,8 @@ class Database:
         finally:
             self.disk.cut_next_sync = False
         self._landed[request.marker] = (len(self.disk), outcomes)
-        self._world.clock.detail(request.node.name, fate, *zip(request.group.units, outcomes, strict=True))
+        self._world.clock.note(f"{self.name} has frame {len(self.disk)}")
+        self._world.clock.detail(request.node.name, fate, request.group.members, outcomes)
         if fate in ("cut-inside", "cut-after"):
             self._cut_power()
             return

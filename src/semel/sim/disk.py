@@ -9,8 +9,8 @@ from semel.stores.memory import Frame
 
 
 class Disk:
-    """A journal for the memory store. With `cut_next_sync` the power goes before the next sync reaches the disk; a crash
-    must follow before anybody hears of the commit."""
+    """A journal for the memory store. With `cut_next_sync` the power goes before the next sync reaches the disk: a
+    crash must follow before anybody hears of the commit."""
 
     def __init__(self, world: World) -> None:
         self._world = world

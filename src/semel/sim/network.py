@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from semel.kernel.effects import Connected, Disconnected, Event, Received
+from semel.kernel.hop import Ask, Confirm, Message
 from semel.sim.world import World
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Link:
         for _ in range(copies):
             delay_s = self._delay_s(direction)
             args = (direction, to, to.life, machine, message, self._connection)
-            self._world.after(delay_s, f"{self.name} {direction}", self._arrive, *args)
+            self._world.after(delay_s, f"{self.name} {direction} {_label(message)}", self._arrive, *args)
 
     def _delay_s(self, direction: str) -> float:
         """Without first in, first out a message may overtake another, and some straggle for seconds."""
@@ -167,3 +168,15 @@ class Link:
         if to.life != life or connection < self._purged:
             return False
         return self._world.random.random() < self._world.weather.links.survives_cut
+
+
+def _label(message: Any) -> str:
+    """A message as the trace names it."""
+    match message:
+        case Message(delivery=delivery, attempt=attempt):
+            return f"{delivery} attempt {attempt}"
+        case Confirm(deliveries=deliveries):
+            return f"confirms {' '.join(deliveries)}"
+        case Ask(session=session, first=first, last=last):
+            return f"asks for {session} {first}..{last}"
+    return str(message)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import SemelError
-from semel.kernel.effects import Close, Deliver, DeliverFailed, Delivered, Event, Load, Machine, Notify, Read, Send
+from semel.kernel.effects import Close, Deliver, Delivered, DeliverFailed, Event, Load, Machine, Notify, Read, Send
 from semel.kernel.envelope import Envelope
 from semel.kernel.group import Group, GroupLimits
 from semel.kernel.interpreter import Interpreter, Seat
@@ -241,7 +241,7 @@ class Node:
     # -- the application
 
     def deliver(self, seat: Seat, effect: Deliver) -> None:
-        """The handler writes its effect in the commit of the completion, without an identity that could hide a double."""
+        """The handler's effect goes into the commit of its completion, without an identity that could hide a double."""
         handling = self._world.weather.handling
         slow = self._world.strikes("handler.slow", handling.slow)
         delay_s = self._world.between(handling.slow_s if slow else (0.001, 0.05))

@@ -1,10 +1,12 @@
 """The path that messages take: producers' outboxes, a hub, consumers. Built from production machines as weather says.
 
-    app → outbox/pN → [hop] → hub/main → [hop per subscription] → inbox/sN → worker or follower → effects/sN
-                                      └→ follower on the hub itself → effects/hub
+app → outbox/pN → [hop] → hub/main → [hop per subscription] → inbox/sN → worker or follower → effects/sN
+                                  └→ follower on the hub itself → effects/hub
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from semel.kernel.effects import Notify, Resume
 from semel.kernel.hop import Receiver, ReceiverConfig, Sender, SenderConfig
@@ -112,13 +114,11 @@ class Path:
         counts: dict[str, int] = {}
         for due in sorted(random.uniform(0, traffic.over_s) for _ in range(traffic.items)):
             producer = random.choice(list(items))
-            session: str | None = f"{producer}-{random.randint(1, traffic.sessions)}"
-            counts[session] = counts.get(session, 0) + 1
-            index: int | None = counts[session]
-            if traffic.without_session:
-                session = index = None
+            session = f"{producer}-{random.randint(1, traffic.sessions)}"
+            index = counts[session] = counts.get(session, 0) + 1
             key = f"{producer}-{len(items[producer]) + 1}"
-            items[producer].append(Item(key, session, index, BEGIN_S + due, ids=[key]))
+            item = Item(key, session, index, BEGIN_S + due, ids=[key])
+            items[producer].append(replace(item, session=None, index=None) if traffic.without_session else item)
         everything = [item for each in items.values() for item in each]
         for item in random.sample(everything, min(len(everything), self.weather.stores.poison)):
             item.poison = random.choice((PRODUCER, HUB_ROLE, CONSUMER))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 from semel.kernel.ledger import START, Kind
 from semel.sim.checkers import ALL, Checker
@@ -45,7 +45,8 @@ def run(seed: int, plant: str | None = None, *, log: Callable[[str], None] | Non
     )
 
 
-def _planted(plant: str | None):  # type: ignore[no-untyped-def]
+def _planted(plant: str | None) -> AbstractContextManager[None]:
+    """The bugs are only imported by those who ask for one."""
     if plant is None:
         return nullcontext()
     from semel.testing.plants import planted
@@ -87,7 +88,7 @@ def _defect(error: Exception) -> str:
 
 
 def _figures(world: World, path: Path) -> dict[str, float]:
-    counts = {kind: 0 for kind in Kind}
+    counts = dict.fromkeys(Kind, 0)
     for database in path.databases:
         for entry in database.store.ledger(START, ALL):
             counts[entry.event.kind] += entry.event.n

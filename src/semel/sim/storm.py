@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from semel.kernel.hop import Order
 from semel.kernel.ops import Trim, Unit
+from semel.kernel.store import Record
 from semel.sim.database import Database
+from semel.sim.network import Link
+from semel.sim.node import Node
 from semel.sim.path import HUB, Path, inbox, outbox
 from semel.sim.world import World
+
 
 class Storm:
     def __init__(self, world: World, path: Path) -> None:
         self._world = world
         self._path = path
-        self._backup: tuple[int, dict[int, object]] | None = None
+        self._backup: tuple[int, dict[int, Record]] | None = None
 
     def begin(self) -> None:
         weather = self._world.weather
         for node in self._path.nodes:
             self._again_and_again(weather.nodes.crash_every_s, f"{node.name} crash", node.crash)
-            self._again_and_again(
-                weather.nodes.pause_every_s,
-                f"{node.name} pause",
-                lambda node=node: node.pause(self._world.between(weather.nodes.pause_s)),
-            )
+            self._again_and_again(weather.nodes.pause_every_s, f"{node.name} pause", partial(self._pause, node))
         for database in self._path.databases:
             if database.shared:
                 self._again_and_again(weather.stores.outage_every_s, f"{database.name} crash", database.crash)
         for link in self._path.links:
             self._again_and_again(weather.links.cut_every_s, f"{link.name} cut", link.cut)
-            self._again_and_again(
-                weather.links.partition_every_s,
-                f"{link.name} partition",
-                lambda link=link: link.fall_silent(self._world.between((0.5, 5.0))),
-            )
+            self._again_and_again(weather.links.partition_every_s, f"{link.name} partition", partial(self._part, link))
         self._plan_retention()
         self._plan_once()
 
@@ -45,6 +43,12 @@ class Storm:
                 node.resume()
         for link in self._path.links:
             link.heal()
+
+    def _pause(self, node: Node) -> None:
+        node.pause(self._world.between(self._world.weather.nodes.pause_s))
+
+    def _part(self, link: Link) -> None:
+        link.fall_silent(self._world.between((0.5, 5.0)))
 
     def _again_and_again(self, every_s: float, what: str, do: Callable[[], None]) -> None:
         if every_s > 0:
@@ -103,7 +107,8 @@ class Storm:
         """Stop the traffic of the hub, put the backup in place, and let the producers send again what it lacks.
 
         A confirm tells a producer that the hub has a message, but not in which epoch. So nothing that was said before
-        the restore may be heard after it: connections are closed, and paused processes are waited for.
+        the restore may be heard after it: connections are closed, and paused processes are waited for. A monotonic
+        index trusts that what comes next has its predecessors stored, so there the processes begin anew as well.
         """
         nodes = [*self._path.hubs, *self._path.producers.values()]
         if self._backup is None or not self._path.hub.up or any(node.paused for node in nodes):
@@ -115,12 +120,13 @@ class Storm:
                 link.purge()
         if hub.shared:
             hub.crash()
-        else:
-            self._path.hubs[0].crash()
+        if not hub.shared or self._world.weather.inbound.order is Order.MONOTONIC:
+            for node in self._path.hubs:
+                node.crash()
         length, archive = self._backup
         self._world.see("hub.restored")
         self._world.see("hub.restored-lost", max(0, len(hub.disk) - length))
         hub.restore(length)
-        hub.archive = dict(archive)  # type: ignore[arg-type]
+        hub.archive = dict(archive)
         self._path.pin_reader()
         self._path.replay_outboxes()

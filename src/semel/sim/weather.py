@@ -6,7 +6,7 @@ there hides what another one alone would show.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
 
@@ -28,8 +28,8 @@ class HopPlan:
     order: Order
     hop_index: bool
     policy: ResendPolicy
-    buffer_max: int = 1000
-    gap: GapPolicy = GapPolicy()
+    buffer_max: int
+    gap: GapPolicy
 
     @property
     def in_order(self) -> bool:
@@ -141,7 +141,7 @@ class Weather:
     storm_s: float
 
     def as_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = msgspec.to_builtins(self)
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return plain
 
 
@@ -167,7 +167,7 @@ def draw_weather(random: Random) -> Weather:
         handling=_handling(random),
         links=_links(random, slow),
         stores=_stores(random),
-        nodes=_nodes(random, storm_s),
+        nodes=_nodes(random),
         retention_every_s=random.uniform(1, 6) if random.random() < 0.6 else 0.0,
         restore=restore,
         storm_s=storm_s,
@@ -245,18 +245,13 @@ def _without_starving(inbound: HopPlan, subscriptions: tuple[Subscription, ...])
     """What the hub may skip, a strict session after it must be able to skip as well."""
     if inbound.order is not Order.STRICT or inbound.gap.then is not OnGap.SKIP:
         return subscriptions
-    skipping = GapPolicy(OnGap.SKIP, 2.0)
-    return tuple(
-        msgspec.structs.replace(sub) if False else _with_gap(sub, skipping)
-        for sub in subscriptions
-    )
+    return tuple(_skipping(sub) for sub in subscriptions)
 
 
-def _with_gap(sub: Subscription, gap: GapPolicy) -> Subscription:
+def _skipping(sub: Subscription) -> Subscription:
     if sub.hop.order is not Order.STRICT or sub.hop.hop_index:
         return sub
-    hop = HopPlan(sub.hop.order, sub.hop.hop_index, sub.hop.policy, sub.hop.buffer_max, gap)
-    return Subscription(sub.name, hop, sub.target, sub.rivals)
+    return replace(sub, hop=replace(sub.hop, gap=GapPolicy(OnGap.SKIP, 2.0)))
 
 
 def _handling(random: Random) -> Handling:
@@ -302,7 +297,7 @@ def _stores(random: Random) -> StoreWeather:
     )
 
 
-def _nodes(random: Random, storm_s: float) -> NodeWeather:
+def _nodes(random: Random) -> NodeWeather:
     drifts = random.random() < 0.5
     return NodeWeather(
         crash_every_s=_sometimes(random, 5, 30),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from semel.errors import ConfigError
 from semel.kernel.store import Store
 
@@ -12,7 +10,7 @@ EXAMPLES = "sqlite:///semel.db, sqlite:////var/lib/semel/semel.db, postgresql://
 
 def open_store(url: str, *, node: str = "local", create: bool = True) -> Store:
     """Open a store, and create it when it does not exist yet unless `create` is False."""
-    scheme = urlsplit(url).scheme
+    scheme = url.partition(":")[0].lower()
     if scheme == "sqlite":
         from semel.stores.sqlite import SqliteStore
 

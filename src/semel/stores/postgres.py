@@ -276,6 +276,11 @@ class PostgresStore:
             connection.close()
             if engine.wrote:
                 raise self._doubt(outcomes, engine.now, error) from error
+        except BaseException:
+            # interrupted by this process itself: nobody will ask what became of it, but its number is taken
+            connection.close()
+            self._name_writer()
+            raise
         self._commits += engine.wrote
 
     def _doubt(self, outcomes: list[Outcome], at: int, error: psycopg.Error) -> CommitInDoubt:

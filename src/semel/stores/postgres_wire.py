@@ -425,4 +425,5 @@ def _text(error: BaseException) -> str:
 
 def redact(text: str) -> str:
     """A URL, or a text with one in it, without the password."""
-    return re.sub(r'(://[^:/?#\s@]*:|[?&]password=)[^@&\s"]*', r"\1***", text)
+    text = re.sub(r'(://[^:/?#\s@]*:)[^/?#\s"]*@', r"\1***@", text)
+    return re.sub(r'([?&]password=)[^&\s"]*', r"\1***", text)

@@ -264,11 +264,17 @@ class SqliteStore:
         with self._lock:
             with self._transaction() as db:
                 reach("commit.begin")
+                changes = db.total_changes
                 engine = SqliteEngine(db, self._clock(), self.node)
                 outcomes = apply(engine, units)
-                engine.finish()
+                wrote = db.total_changes != changes
+                if wrote:
+                    engine.finish()
                 reach("commit.applied")
             reach("commit.committed")
+            if not wrote:
+                # a claim that finds no work is no news: workers that woke each other by looking would never rest
+                return outcomes
             self._top = max(self._top, engine.top)
             self._sidecar.write(Marks(self.store_id, engine.commits, self._top, engine.fence))
             self._checkpointer.committed(self._writer, engine.size)

@@ -35,6 +35,7 @@ from semel.kernel.hop import Confirm, Message, Receiver, Sender, _delivery
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import (
     Advance,
+    Advanced,
     Append,
     Applied,
     Fresh,
@@ -42,14 +43,16 @@ from semel.kernel.ops import (
     Op,
     Outcome,
     Put,
+    Result,
     Stale,
+    Unit,
     WorkState,
 )
 from semel.kernel.position import Position
 from semel.kernel.resend import GaveUp, Resend, Transmit
 from semel.kernel.store import Record, Records, Trimmed
 from semel.kernel.work import Follower, Worker
-from semel.stores.apply import _Application
+from semel.stores.apply import _Application, _Slot
 from semel.stores.engine import NewWork
 from semel.stores.memory import Journal, MemoryEngine, MemoryStore
 
@@ -134,7 +137,9 @@ def _duplicate_confirmed_early(
 
 
 @plant(
-    "early-confirmed", "a message that waits in the reorder buffer is confirmed at once", (Receiver, "_arrived_by_index")
+    "early-confirmed",
+    "a message that waits in the reorder buffer is confirmed at once",
+    (Receiver, "_arrived_by_index"),
 )
 def _early_confirmed(
     right: Callable[..., Sequence[Effect]], receiver: Receiver, name: str, peer: str, message: Message, now: float
@@ -288,7 +293,11 @@ def _resend_reordered(
     return [*resend._fill(now)]
 
 
-@plant("confirm-over-gap", "a cursor advances to the highest confirmed record, over unconfirmed ones", (Sender, "_advance"))
+@plant(
+    "confirm-over-gap",
+    "a cursor advances to the highest confirmed record, over unconfirmed ones",
+    (Sender, "_advance"),
+)
 def _confirm_over_gap(right: Callable[..., list[Effect]], sender: Sender) -> list[Effect]:
     highest = max(sender._confirmed, default=0)
     for record in sender._order:
@@ -412,6 +421,18 @@ def _ledger_outside_transaction(right: Callable[..., list[Effect]], worker: Work
     return effects
 
 
+@plant(
+    "unit-half-applied",
+    "what a refused unit has written before its refusal stays",
+    (_Application, "_decide"),
+)
+def _unit_half_applied(right: Callable[..., Any], application: Any, unit: Unit) -> list[Result]:
+    results: list[Result] = [Advanced()] * len(unit.ops)
+    for at, op in enumerate(unit.ops):
+        results[at] = application._decide_op(op, _Slot(results, at))
+    return results
+
+
 # -- leases, fences, claims
 
 
@@ -450,7 +471,11 @@ def _fence_reused(right: Callable[..., int], engine: MemoryEngine) -> int:
     return max(live, default=0) + 1
 
 
-@plant("key-order-ignored", "a row is claimed although an earlier one of its key is open", (MemoryEngine, "_keyed_groups"))
+@plant(
+    "key-order-ignored",
+    "a row is claimed although an earlier one of its key is open",
+    (MemoryEngine, "_keyed_groups"),
+)
 def _key_order_ignored(right: Callable[..., Any], engine: MemoryEngine, claim: Any) -> Any:
     return [[row] for row in engine._rows(claim.queue) if row.key is not None and engine._is_due(row)]
 

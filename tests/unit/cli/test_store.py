@@ -299,6 +299,13 @@ def test_a_second_export_may_refuse_to_wait(semel: Semel, filled: SqliteStore) -
     assert second[0].error["message"] == "the first one is exporting the ledger of this store"
 
 
+def test_an_export_can_be_ended_for_good(semel: Semel, filled: SqliteStore) -> None:
+    semel("store", "export", "--to", "lake")
+    assert semel("store", "export", "--forget", "--json").result == {"store": URL, "forgotten": ["ledger", "index"]}
+    assert semel("store", "status", "--json").result["exported"] == {"ledger": None, "index": None}
+    assert semel("store", "export", "--forget", "--dataset", "index", "--store", URL).out == "index: export ended\n"
+
+
 def test_every_goes_on_until_a_signal_and_then_ends_well(semel: Semel, filled: SqliteStore) -> None:
     """The signal comes from inside the second round, so no clock decides when this test is over."""
     rounds = 0

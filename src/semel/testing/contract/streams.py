@@ -20,7 +20,9 @@ from semel.testing.contract.base import (
     StoreSuite,
     Time,
     append,
+    claim_one,
     commit,
+    enqueue,
     index_entries,
     message,
     read_ids,
@@ -306,6 +308,26 @@ class EpochSuite(StoreSuite):
         cursor = store.cursor("c")
         assert cursor == Position(STREAM, 2, positions[0].offset)
         assert read_ids(store.read(STREAM, after=cursor)) == ["b"]
+
+    def test_versions_of_a_new_epoch_lie_above_all_old_ones(self, store: Store) -> None:
+        """A machine that remembers a version of the lost history must never find it true again."""
+        commit(store, Put("k", b"1"))
+        store.raise_epoch("restored")
+        state = store.state("k")
+        assert state is not None
+        remembered = range(state.version + 1, state.version + 10)
+        commit(store, Put("k", b"2", expected=state.version), Put("new", b"1", expected=0))
+        for key in ("k", "new"):
+            written = store.state(key)
+            assert written is not None
+            assert written.version not in remembered
+            assert written.version > 1_000_000
+
+    def test_fences_of_a_new_epoch_lie_above_all_old_ones(self, store: Store) -> None:
+        enqueue(store, "a")
+        old = claim_one(store, lease_s=0.0)
+        store.raise_epoch("restored")
+        assert claim_one(store).fence > old.fence + 1_000_000
 
     def test_the_index_keeps_the_epoch_of_the_writing(self, store: Store) -> None:
         append(store, "a")

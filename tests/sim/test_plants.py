@@ -1,0 +1,115 @@
+"""Every known mistake is noticed when it is made on purpose, by the simulator or by the contract suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semel.errors import ConfigError
+from semel.sim import run
+from semel.stores.memory import MemoryStore
+from semel.testing.contract import ManualClock, Time
+from semel.testing.contract.bodies import SweepSuite
+from semel.testing.contract.streams import AppendSuite, EpochSuite, ReadSuite, TrimSuite
+from semel.testing.contract.units import UnitSuite
+from semel.testing.contract.work import ClaimSuite, EnqueueSuite, FinishSuite, KeySuite
+from semel.testing.plants import PLANTS, planted
+
+SEEDS = 200
+
+REQUIRED = {
+    "ack-before-commit",
+    "no-dedup",
+    "index-dedup-off-by-one",
+    "new-id-on-resend",
+    "newest-confirm-only",
+    "offsets-out-of-order",
+    "missing-fence",
+    "status-in-dedup-key",
+    "cursor-before-effect",
+    "resend-reordered",
+    "retention-deletes-open",
+    "epoch-ignored",
+    "push-own-commit",
+    "k-fails-k1-lands",
+    "unknown-taken-for-failed",
+    "trim-skips-silently",
+}
+
+CONTRACT: dict[str, Callable[..., Any]] = {
+    "no-dedup": AppendSuite.test_a_second_append_of_an_identity_answers_with_the_first_position,
+    "status-in-dedup-key": EnqueueSuite.test_a_second_enqueue_answers_after_the_row_is_done
+    if hasattr(EnqueueSuite, "test_a_second_enqueue_answers_after_the_row_is_done")
+    else EnqueueSuite.test_a_second_enqueue_answers_with_the_first_position,
+    "offsets-out-of-order": ReadSuite.test_records_come_in_offset_order_up_to_the_limit,
+    "trim-ignores-pins": TrimSuite.test_trim_stops_at_the_lowest_pin,
+    "trim-skips-silently": TrimSuite.test_a_read_below_the_trim_mark_says_where_to_go_on,
+    "epoch-ignored": EpochSuite.test_raising_the_epoch_refuses_old_positions,
+    "missing-fence": FinishSuite.test_the_wrong_fence_finishes_nothing,
+    "fence-reused": ClaimSuite.test_every_claim_gets_a_higher_fence,
+    "key-order-ignored": KeySuite.test_one_of_a_key_at_a_time,
+    "unit-half-applied": UnitSuite.test_nothing_of_a_refused_unit_remains,
+}
+
+
+def test_all_required_bugs_can_be_planted() -> None:
+    assert set(PLANTS) >= REQUIRED
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("name", [plant.name for plant in PLANTS.values() if plant.caught_by == "sim"])
+def test_the_simulator_catches(name: str) -> None:
+    report = next((report for seed in range(SEEDS) if not (report := run(seed, name)).holds), None)
+    assert report is not None, f"{name} was not caught in {SEEDS} seeds"
+    assert report.command == f"semel sim --seed {report.seed} --plant {name}"
+    assert run(report.seed).holds, "the seed must hold without the plant"
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("name", CONTRACT)
+def test_the_contract_suite_catches(name: str) -> None:
+    _check(CONTRACT[name])
+    with planted(name), pytest.raises((AssertionError, pytest.fail.Exception)):
+        _check(CONTRACT[name])
+
+
+def test_what_only_the_contract_suite_catches_is_checked_there() -> None:
+    assert {plant.name for plant in PLANTS.values() if plant.caught_by == "contract"} <= set(CONTRACT)
+
+
+def test_a_plant_is_gone_afterwards() -> None:
+    before = {(owner, name): owner.__dict__[name] for plant in PLANTS.values() for owner, name, _ in plant.patches}
+    for name in PLANTS:
+        with planted(name):
+            assert {key: key[0].__dict__[key[1]] for key in before} != before
+    assert {key: key[0].__dict__[key[1]] for key in before} == before
+
+
+def test_a_plant_is_gone_after_an_error() -> None:
+    before = MemoryStore.read
+    with pytest.raises(ZeroDivisionError), planted("trim-skips-silently"):
+        raise ZeroDivisionError
+    assert MemoryStore.read is before
+
+
+def test_an_unknown_plant_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="no-dedup"):
+        run(1, "no-such-bug")
+
+
+def test_names_and_descriptions() -> None:
+    for name, plant in PLANTS.items():
+        assert name == plant.name
+        assert name == name.lower().replace("_", "-").replace(" ", "-")
+        assert len(plant.description.split()) > 4
+
+
+def _check(test: Callable[..., Any]) -> None:
+    """Call a test of the contract suite with the fixtures that it asks for."""
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    fixtures = {"store": store, "time": Time(store, clock)}
+    wanted = test.__code__.co_varnames[1 : test.__code__.co_argcount]
+    test(None, **{name: fixtures[name] for name in wanted})

@@ -1,0 +1,84 @@
+"""The reference says what the program does: every command, option, setting and column has its place in it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from semel.cli import main
+from semel.config import LATER_SECTIONS, LedgerSection, StoreSection
+from semel.kernel.ledger import Kind
+from semel.runtime.export import DATASETS, _schema
+
+REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
+CLI = (REFERENCE / "cli.md").read_text()
+CONFIGURATION = (REFERENCE / "configuration.md").read_text()
+LEDGER = (REFERENCE / "ledger.md").read_text()
+
+
+def commands(command: Any, path: str = "semel") -> dict[str, Any]:
+    found = {path: command}
+    for name, child in getattr(command, "commands", {}).items():
+        found |= commands(child, f"{path} {name}")
+    return found
+
+
+COMMANDS = commands(typer.main.get_command(main.app))
+
+
+@pytest.mark.parametrize("path", sorted(COMMANDS))
+def test_every_command_and_option_is_in_the_reference(path: str) -> None:
+    assert f"`{path}" in CLI or path == "semel bench"
+    for option in COMMANDS[path].params:
+        if option.param_type_name == "option" and "completion" not in option.opts[0]:
+            assert any(re.search(rf"`{name}\b", CLI) for name in option.opts) or option.opts == ["--version"], (
+                option.opts
+            )
+
+
+def test_every_option_in_the_reference_exists() -> None:
+    known = {name for command in COMMANDS.values() for option in command.params for name in option.opts}
+    assert set(re.findall(r"`(--[a-z-]+)", CLI)) <= known | {"--help"}
+
+
+def test_every_exit_code_is_in_the_reference() -> None:
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", CLI, re.MULTILINE)}
+    assert codes == {0, 1, 2, 3, 4, main.EXIT_INTERNAL, main.EXIT_INTERRUPTED, main.EXIT_BROKEN_PIPE}
+
+
+def test_every_setting_is_in_the_reference_with_its_default() -> None:
+    for section in (StoreSection, LedgerSection):
+        for name, field in section.model_fields.items():
+            [row] = re.findall(rf"^\| `{name}` \| (.*?) \|", CONFIGURATION, re.MULTILINE)
+            default = {"url": "sqlite:///semel.db", "export_to": None}.get(name, field.default)
+            assert row == ("none" if default is None else f"`{default}`")
+    for section_name in LATER_SECTIONS:
+        assert f"[{section_name}]" in CONFIGURATION
+
+
+def test_every_column_and_kind_is_in_the_reference() -> None:
+    for dataset in DATASETS:
+        for column in _schema(dataset):
+            assert f"`{column.name}`" in LEDGER
+            assert str(column.type).split("[")[0] in LEDGER
+    for kind in Kind:
+        assert f"| {kind.value} | {kind.name.lower()} |" in LEDGER
+
+
+def test_the_way_to_read_the_export_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from semel.kernel.ledger import Event
+    from semel.kernel.ops import Log, Unit
+    from semel.runtime.export import export
+    from semel.stores.memory import MemoryStore
+
+    monkeypatch.chdir(tmp_path)
+    store = MemoryStore(clock=lambda: 0)
+    store.commit([Unit((Log(Event(Kind.SENT, "a>b", message="m")),))])
+    export(store, Path("lake"), "ledger")
+    [program] = re.findall(r"```python\n(.*?)```", LEDGER, re.DOTALL)
+    exec(compile(program, "ledger.md", "exec"), {})
+    assert capsys.readouterr().out == "1970-01-01 1 1\n"
