@@ -750,6 +750,15 @@ def test_another_server_or_timeline_begins_a_new_epoch(store: PostgresStore, cha
         assert set(pool.map(epoch, range(4))) == {2}
 
 
+def test_a_failover_under_an_open_store_begins_a_new_epoch(store: PostgresStore) -> None:
+    """The connections break, and the same URL leads to the server that took over."""
+    assert append(store, "a") == [1]
+    execute(store.url, "UPDATE semel_store SET timeline = 77")
+    end_backends(store.url)
+    assert append(store, "b") == [1 + EPOCH_GAP + 1]
+    assert store.epoch == 2
+
+
 def test_a_cursor_beyond_its_stream_proves_a_rewind(store: PostgresStore) -> None:
     append(store, "a")
     commit(store, Advance("c", Position(STREAM, 1, 1)))

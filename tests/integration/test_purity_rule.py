@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RUFF = Path(sys.executable).with_name("ruff")
 PURE = ["kernel", "calculus", "pubsub", "ebxml", "inbox", "pipes", "geo"]
 IMPURE = ["stores", "runtime", "sim", "testing", "cli", "spark", "dashboard"]
-BANNED: dict[str, dict[str, str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"][
-    "lint"
-]["flake8-tidy-imports"]["banned-api"]
+BANNED: dict[str, dict[str, str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"][
+    "flake8-tidy-imports"
+]["banned-api"]
 
 MODULES = [
     "asyncio",
@@ -92,9 +92,7 @@ def test_the_ban_holds_in_every_pure_folder(folder: str) -> None:
     assert complaints(import_of("time"), f"src/semel/{folder}/deeper/still/sample.py")
 
 
-@pytest.mark.parametrize(
-    "folder", [*(f"src/semel/{name}" for name in IMPURE), "tests/unit", "bench", "scripts"]
-)
+@pytest.mark.parametrize("folder", [*(f"src/semel/{name}" for name in IMPURE), "tests/unit", "bench", "scripts"])
 def test_the_ban_is_lifted_where_the_world_begins(folder: str) -> None:
     assert complaints(import_of("time"), f"{folder}/sample.py") == []
     assert complaints(import_of("time"), f"{folder}/deeper/sample.py") == []

@@ -219,7 +219,7 @@ async def test_a_receiver_killed_at_every_point_accepts_each_message_once(tmp_pa
     started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     keeping = asyncio.create_task(receiving.run(0, started))
     try:
-        async with Performer(store) as performer, asyncio.timeout(60):
+        async with Performer(store) as performer, asyncio.timeout(120):
             transport = TcpTransport("sender", secret=SECRET)
             performer.attach(transport)
             await performer.host(

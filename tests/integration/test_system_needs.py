@@ -43,9 +43,7 @@ def run(tmp_path: Path, command: str, *, ci: bool = False, table: str | None = N
         (tmp_path / "needs.toml").write_text(table)
         arguments += ["--table", str(tmp_path / "needs.toml")]
     environment = {**os.environ, "CI": "true" if ci else ""}
-    done = subprocess.run(
-        [*arguments, "--no-install"], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*arguments, "--no-install"], env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -103,9 +101,7 @@ def test_what_is_missing_is_installed_and_probed_again(script: ModuleType) -> No
         asked.append(packages)
         installed.update(set(packages) - {"bad-package"})
 
-    missing = script.find_missing(
-        [good, bad, there], install=install, present=lambda need: need.package in installed
-    )
+    missing = script.find_missing([good, bad, there], install=install, present=lambda need: need.package in installed)
     assert asked == [["bad-package", "good-package"]]
     assert missing == [bad]
 

@@ -240,7 +240,11 @@ class Performer:
     ) -> None:
         """Build a machine from the store and start it. See `add`."""
         built: asyncio.Future[Machine] = self.loop.create_future()
-        self._readers.submit(partial(factory, self.store), built.set_result, built.set_exception)
+        self._readers.submit(
+            partial(factory, self.store),
+            lambda machine: None if built.done() else built.set_result(machine),
+            lambda error: None if built.done() else built.set_exception(error),
+        )
         self.add(await built, factory=factory, handler=handler, transport=transport, peers=peers)
 
     def remove(self, name: str) -> None:

@@ -87,6 +87,7 @@ class Database:
     def _open_again(self) -> None:
         if not self.up:
             self.open()
+            self._wake_nodes()
 
     def _forget_lost(self) -> None:
         self._landed = {marker: landed for marker, landed in self._landed.items() if landed[0] <= len(self.disk)}
@@ -97,6 +98,7 @@ class Database:
         self._forget_lost()
         self.open()
         self.store.raise_epoch("restored from a backup")
+        self._wake_nodes()
 
     # -- commits
 
@@ -155,7 +157,8 @@ class Database:
         if fate in ("cut-inside", "cut-after"):
             self._cut_power()
             return
-        self._wake_nodes(request.group.units, outcomes)
+        if _is_news(request.group.units, outcomes):
+            self._wake_nodes()
         if fate == "doubt-landed":
             self._leave_in_doubt(request)
         elif not request.answered:
@@ -176,13 +179,10 @@ class Database:
             isinstance(op, Append | Enqueue) and op.envelope.subject == self.role for unit in units for op in unit.ops
         )
 
-    def _wake_nodes(self, units: list[Unit], outcomes: list[Outcome]) -> None:
-        """As the runtime does: only what may be news to a reader or a worker wakes anybody."""
-        for unit, outcome in zip(units, outcomes, strict=True):
-            if isinstance(outcome, Applied) and any(isinstance(op, NEWS) for op in unit.ops):
-                for node in self.nodes:
-                    node.wake_soon()
-                return
+    def _wake_nodes(self) -> None:
+        """Somebody committed, or the store is back and nobody knows what was committed meanwhile."""
+        for node in self.nodes:
+            node.wake_soon()
 
     # -- answers
 
@@ -241,3 +241,11 @@ class Database:
         """Remember which record stood where, for checks after the rows are gone."""
         for entry in self.store.index(Mark(0, max(self.archive, default=0)), limit=10**9):
             self.archive[entry.mark.seq] = entry.record
+
+
+def _is_news(units: list[Unit], outcomes: list[Outcome]) -> bool:
+    """As in the runtime: only what a reader or a worker may be waiting for wakes anybody."""
+    return any(
+        isinstance(outcome, Applied) and any(isinstance(op, NEWS) for op in unit.ops)
+        for unit, outcome in zip(units, outcomes, strict=True)
+    )

@@ -25,6 +25,7 @@ class Link:
         self,
         world: World,
         name: str,
+        hop: str,
         client: Node,
         client_machine: str,
         servers: list[Node],
@@ -33,6 +34,7 @@ class Link:
         name_per_connection: bool = False,
     ) -> None:
         self.name = name
+        self.hop = hop
         self.client_machine = client_machine
         self.arrived = 0
         self._world = world

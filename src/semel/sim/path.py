@@ -94,18 +94,13 @@ class Path:
         self.nodes.append(node)
         return node
 
-    def _link(self, name: str, client: Node, machine: str, servers: list[Node], receiver: str, hop: HopPlan) -> Link:
-        link = Link(
-            self.world,
-            name,
-            client,
-            machine,
-            servers,
-            receiver,
-            name_per_connection=self.weather.links.name_per_connection and not hop.hop_index,
-        )
+    def _link(
+        self, name: str, hop: str, client: Node, machine: str, servers: list[Node], receiver: str, plan: HopPlan
+    ) -> None:
+        """Where the hop's own index counts, a peer is a session and keeps its name over all connections."""
+        renames = self.weather.links.name_per_connection and not plan.hop_index
+        link = Link(self.world, name, hop, client, machine, servers, receiver, name_per_connection=renames)
         self.links.append(link)
-        return link
 
     def _items(self) -> dict[str, list[Item]]:
         """What each producer will send, numbered within its sessions in the order of sending."""
@@ -140,7 +135,7 @@ class Path:
         )
         self._add_sender(node, name, outbox(name), f"{name}>hub", HOP_IN, "", self.weather.inbound)
         self.senders[name] = name
-        self._link(f"{name}>hub", node, name, self.hubs, "hub-in", self.weather.inbound)
+        self._link(f"{name}>hub", HOP_IN, node, name, self.hubs, "hub-in", self.weather.inbound)
         return node
 
     def _add_sender(
@@ -183,7 +178,7 @@ class Path:
             for node in senders:
                 peer = f"{sub.name}@{node.name}"
                 self._add_sender(node, sub.name, HUB, peer, hop_out(sub), "", sub.hop)
-                self._link(peer, node, sub.name, self.consumers, f"in-{sub.name}", sub.hop)
+                self._link(peer, hop_out(sub), node, sub.name, self.consumers, f"in-{sub.name}", sub.hop)
         if self.has_reader:
             self.pin_reader()
             self.add_hub_reader()

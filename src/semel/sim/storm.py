@@ -11,7 +11,7 @@ from semel.kernel.store import Record
 from semel.sim.database import Database
 from semel.sim.network import Link
 from semel.sim.node import Node
-from semel.sim.path import HUB, Path, inbox, outbox
+from semel.sim.path import HOP_IN, HUB, Path, inbox, outbox
 from semel.sim.world import World
 
 
@@ -107,8 +107,9 @@ class Storm:
         """Stop the traffic of the hub, put the backup in place, and let the producers send again what it lacks.
 
         A confirm tells a producer that the hub has a message, but not in which epoch. So nothing that was said before
-        the restore may be heard after it: connections are closed, and paused processes are waited for. A monotonic
-        index trusts that what comes next has its predecessors stored, so there the processes begin anew as well.
+        the restore may be heard after it: connections are closed, and paused processes are waited for. Where only
+        stop-and-wait keeps the order, what the hub's processes have in memory would come before what was lost: there
+        they begin anew as well.
         """
         nodes = [*self._path.hubs, *self._path.producers.values()]
         if self._backup is None or not self._path.hub.up or any(node.paused for node in nodes):
@@ -116,11 +117,12 @@ class Storm:
             return
         hub = self._path.hub
         for link in self._path.links:
-            if link.name.endswith(">hub"):
+            if link.hop == HOP_IN:
                 link.purge()
         if hub.shared:
             hub.crash()
-        if not hub.shared or self._world.weather.inbound.order is Order.MONOTONIC:
+        inbound = self._world.weather.inbound
+        if not hub.shared or (inbound.in_order and inbound.order is not Order.STRICT):
             for node in self._path.hubs:
                 node.crash()
         length, archive = self._backup

@@ -37,9 +37,9 @@ class HopPlan:
         return self.policy.window == 1 or self.order is Order.STRICT
 
     @property
-    def by_session(self) -> bool:
-        """Whether messages are told apart by their place in their session."""
-        return self.order is not Order.ID and not self.hop_index
+    def in_whole_order(self) -> bool:
+        """Not only each session's order, but that of all messages of one sender."""
+        return self.policy.window == 1 or (self.order is Order.STRICT and self.hop_index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,8 +130,7 @@ class PostgresStore:
             self.migrate()
         self._check_schema()
         self.store_id = self._pool.ask("read_store")[0][0]
-        if not is_standby:
-            self._check_rewind()
+        self._check_rewind()
 
     def _schema(self) -> int:
         [(_, _, _, is_store)] = self._pool.ask("server")
@@ -161,6 +160,9 @@ class PostgresStore:
 
     def _check_rewind(self) -> None:
         """Another server, another timeline or other tables than last time: the history may have been cut short."""
+        [(_, _, is_standby, _)] = self._pool.ask("server")
+        if is_standby:
+            return
         origin = self._origin()
         [(_, _, _, *noted)] = self._pool.ask("read_store")
         changes = [
@@ -256,11 +258,13 @@ class PostgresStore:
         return statements, statements.begin_commit()
 
     def _connected(self) -> Connection[Any]:
+        """After a failover the same URL leads to another server, so a new connection begins like an open."""
         if self._closed:
             raise StoreUnavailable("the store is closed", fix="open it again")
         if self._writer is not None and is_broken(self._writer):
             self._writer.close()
             self._writer = None
+            self._check_rewind()
         if self._writer is None:
             self._writer = connect(self.url, self.lock_s)
         return self._writer

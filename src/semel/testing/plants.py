@@ -35,9 +35,9 @@ from semel.kernel.hop import Confirm, Message, Receiver, Sender, _delivery
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import (
     Advance,
-    Advanced,
     Append,
     Applied,
+    Conflict,
     Fresh,
     Log,
     Op,
@@ -52,7 +52,7 @@ from semel.kernel.position import Position
 from semel.kernel.resend import GaveUp, Resend, Transmit
 from semel.kernel.store import Record, Records, Trimmed
 from semel.kernel.work import Follower, Worker
-from semel.stores.apply import _Application, _Slot
+from semel.stores.apply import _Application
 from semel.stores.engine import NewWork
 from semel.stores.memory import Journal, MemoryEngine, MemoryStore
 
@@ -423,13 +423,14 @@ def _ledger_outside_transaction(right: Callable[..., list[Effect]], worker: Work
 
 @plant(
     "unit-half-applied",
-    "what a refused unit has written before its refusal stays",
+    "of a refused unit, the ops that were not refused themselves are applied",
     (_Application, "_decide"),
 )
-def _unit_half_applied(right: Callable[..., Any], application: Any, unit: Unit) -> list[Result]:
-    results: list[Result] = [Advanced()] * len(unit.ops)
-    for at, op in enumerate(unit.ops):
-        results[at] = application._decide_op(op, _Slot(results, at))
+def _unit_half_applied(right: Callable[..., list[Result]], application: Any, unit: Unit) -> list[Result]:
+    results = right(application, unit)
+    if any(isinstance(result, Stale | Conflict) for result in results):
+        for op in unit.ops:
+            right(application, Unit((op,)))
     return results
 
 

@@ -48,7 +48,8 @@ from semel.kernel.store import Records, Store, Trimmed
 from semel.testing.contract.base import HOP, LONG_S, ManualClock, StoreSuite, Time, commit, events, message
 
 STREAMS = ("hub/a", "hub/b")
-QUEUES = ("inbox/a", "inbox/b")
+QUEUES = ("inbox/a", "inbox/a", "inbox/a", "inbox/b")
+ENDS = tuple(state for state in WorkState if state is not WorkState.CLAIMED)
 OPEN = (WorkState.READY, WorkState.SCHEDULED, WorkState.CLAIMED)
 LONG_US = int(LONG_S * 1_000_000)
 
@@ -384,7 +385,7 @@ def logs() -> st.SearchStrategy[Log]:
 
 def enqueues(now: int) -> st.SearchStrategy[Enqueue]:
     due = st.none() | st.integers(1, 2).map(lambda hours: now + hours * LONG_US)
-    key = st.none() | keys
+    key = st.sampled_from([None, "x", "x", "y"])
     return st.builds(
         lambda queue, id, key, due, replace: Enqueue(queue, id, message(id), key, due, replace=replace),
         st.sampled_from(QUEUES),
@@ -433,7 +434,8 @@ class StoreMachine(RuleBasedStateMachine):
             logs(),
             enqueues(now),
             enqueues(now),
-            self.finishes(),
+            enqueues(now),
+            self.finishes(now),
             self.renews(),
             self.advances(),
             self.trims(),
@@ -447,8 +449,9 @@ class StoreMachine(RuleBasedStateMachine):
         held = [row for row in self.model.rows.values() if row.state is WorkState.CLAIMED]
         if held:
             row = data.draw(st.sampled_from(held))
-            to = data.draw(st.sampled_from([state for state in WorkState if state is not WorkState.CLAIMED]))
-            finish = Finish(row.queue, row.identity, to, row.fence, holds=data.draw(st.booleans()), keep_s=0.0)
+            to = data.draw(st.sampled_from(ENDS))
+            due = self.time.now() + LONG_US if to is WorkState.SCHEDULED else None
+            finish = Finish(row.queue, row.identity, to, row.fence, due, data.draw(st.booleans()), keep_s=0.0)
             self._commit([Unit((finish,))])
 
     def _commit(self, units: list[Unit]) -> None:
@@ -461,19 +464,23 @@ class StoreMachine(RuleBasedStateMachine):
         wrong = [(row.queue, row.identity, row.fence + off) for row in rows for off in (0, 1)]
         return st.sampled_from([*right * 5, *wrong, (QUEUES[0], "none", 1)])
 
-    def finishes(self) -> st.SearchStrategy[Finish]:
-        to = st.sampled_from([state for state in WorkState if state is not WorkState.CLAIMED])
+    def finishes(self, now: int) -> st.SearchStrategy[Finish]:
         return st.builds(
-            lambda place, to, holds: Finish(place[0], place[1], to, place[2], holds=holds, keep_s=0.0),
+            lambda place, to, due, holds: Finish(place[0], place[1], to, place[2], due, holds, keep_s=0.0),
             self.places(),
-            to,
+            st.sampled_from(ENDS),
+            st.sampled_from([None, now + LONG_US]),
             st.booleans(),
         )
 
     def renews(self) -> st.SearchStrategy[Renew]:
+        """Mostly of rows that are claimed, so that some are right."""
+        held = [
+            (row.queue, row.identity, row.fence) for row in self.model.rows.values() if row.state is WorkState.CLAIMED
+        ]
         return st.builds(
             lambda place, lease_s: Renew(place[0], place[1], place[2] or 0, lease_s),
-            self.places(),
+            st.sampled_from(held) if held else self.places(),
             st.sampled_from([0.0, LONG_S]),
         )
 
@@ -502,7 +509,7 @@ class StoreMachine(RuleBasedStateMachine):
             data.draw(st.sampled_from(QUEUES)),
             "me",
             limit=data.draw(st.integers(1, 4)),
-            lease_s=data.draw(st.sampled_from([0.0, LONG_S])),
+            lease_s=data.draw(st.sampled_from([LONG_S, LONG_S, 0.0])),
             per_key=data.draw(st.integers(1, 3)),
             identity=data.draw(st.sampled_from(identities)),
             key=data.draw(st.sampled_from([None, None, None, "x"])),
@@ -582,7 +589,7 @@ class ModelSuite(StoreSuite):
     """Subclass with `new_world`; `examples` and `steps` say how long to try."""
 
     examples = 60
-    steps = 30
+    steps = 40
 
     @pytest.fixture
     def new_world(self) -> Callable[[], AbstractContextManager[World]]:
