@@ -224,7 +224,7 @@ class Database:
 
     def ask(self, node: Node, question: Callable[[MemoryStore], Any], done: Callable[..., None]) -> None:
         """Read something; `done` hears the answer or an error, as it was when the store looked."""
-        self._after("read", self._look, node, node.life, question, done)
+        self._after_read("read", self._look, node, node.life, question, done)
 
     def _look(self, node: Node, life: int, question: Callable[[MemoryStore], Any], done: Callable[..., None]) -> None:
         answer: Any
@@ -235,7 +235,10 @@ class Database:
                 answer = question(self.store)
             except SemelError as error:
                 answer = error
-        self._after("found", node.hears_answer, life, done, answer)
+        self._after_read("found", node.hears_answer, life, done, answer)
+
+    def _after_read(self, what: str, do: Callable[..., None], *args: Any) -> None:
+        self._world.after(self._world.between(self._world.weather.stores.read_s), f"{self.name} {what}", do, *args)
 
     def archive_index(self) -> None:
         """Remember which record stood where, for checks after the rows are gone."""

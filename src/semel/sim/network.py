@@ -42,6 +42,7 @@ class Link:
         self._servers = servers
         self._server_machine = server_machine
         self._server: Node | None = None
+        self._last_server: Node | None = None
         self._connection = 0
         self._dialling = False
         self._silent_until = 0.0
@@ -72,14 +73,21 @@ class Link:
         self._dialling = False
         if not self._client.up or self._server is not None:
             return
-        server = self._world.random.choice(self._servers)
+        server = self._choose()
         if not server.up or self._is_silent():
             self._dial_soon(DIAL_AGAIN_S)
             return
-        self._server = server
+        self._server = self._last_server = server
         self._connection += 1
         self._tell(self._client, self.client_machine, Connected(self._peer(self._connection)))
         self._tell(server, self._server_machine, Connected(self._peer(self._connection)))
+
+    def _choose(self) -> Node:
+        """Mostly another node than last time, as when a balancer moves clients away from one that failed."""
+        others = [server for server in self._servers if server is not self._last_server]
+        if others and self._world.random.random() < 0.7:
+            return self._world.random.choice(others)
+        return self._world.random.choice(self._servers)
 
     def cut(self) -> None:
         """The connection is gone. Both ends notice, each in its own time."""

@@ -91,7 +91,7 @@ class Storm:
         if weather.hub_reader == "late":
             self._world.after(self._world.between((1.0, weather.storm_s)), "late reader", self._path.add_late_reader)
         if weather.restore:
-            at = self._world.between((2.0, weather.storm_s * 0.8))
+            at = self._world.between((weather.storm_s * 0.3, weather.storm_s * 0.8))
             self._world.after(at * self._world.random.random(), "backup", self._take_backup)
             self._world.after(at, "restore", self._restore)
 

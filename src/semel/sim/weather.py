@@ -85,6 +85,7 @@ class StoreWeather:
     hits a commit at its worst moment; `wake_s` is how late a node hears that something was committed."""
 
     commit_s: Span = (0.001, 0.01)
+    read_s: Span = (0.001, 0.01)
     wake_s: Span = (0.0, 0.02)
     unavailable: float = 0.0
     doubt: float = 0.0
@@ -147,7 +148,7 @@ class Weather:
 
 def draw_weather(random: Random) -> Weather:
     slow = random.random() < 0.12
-    restore = not slow and random.random() < 0.2
+    restore = not slow and random.random() < 0.25
     traffic = _traffic(random, slow)
     inbound = _inbound(random, slow, traffic, restore)
     count = 1 if random.random() < 0.6 else 2
@@ -177,7 +178,7 @@ def draw_weather(random: Random) -> Weather:
 def _traffic(random: Random, slow: bool) -> Traffic:
     return Traffic(
         producers=random.choice((1, 1, 2, 3)),
-        sessions=random.choice((1, 2, 3)),
+        sessions=random.choice((1, 1, 2, 3)),
         items=random.randint(4, 8) if slow else random.randint(8, 40),
         over_s=random.uniform(4, 20),
         depth=random.choice((1, 1, 3, 8)),
@@ -286,6 +287,7 @@ def _links(random: Random, slow: bool) -> LinkWeather:
 def _stores(random: Random) -> StoreWeather:
     return StoreWeather(
         commit_s=random.choice(((0.0005, 0.005), (0.005, 0.05), (0.05, 0.3))),
+        read_s=random.choice(((0.0005, 0.005), (0.005, 0.05), (0.1, 1.0))),
         wake_s=random.choice(((0.0, 0.02), (0.0, 0.02), (0.0, 1.0))),
         unavailable=_sometimes(random, 0.005, 0.08),
         doubt=_sometimes(random, 0.005, 0.08),

@@ -315,6 +315,8 @@ class MemoryEngine:
                 by_key.setdefault(row.key, []).append(row)
         groups = []
         for rows in by_key.values():
+            if any(self._is_held(row) for row in rows):
+                continue
             rows.sort(key=lambda row: row.turn or 0)
             group: list[_Work] = []
             for row in rows[: claim.per_key]:
@@ -325,6 +327,9 @@ class MemoryEngine:
                 groups.append(group)
         return groups
 
+    def _is_held(self, row: _Work) -> bool:
+        return row.state is WorkState.CLAIMED and row.due > self.now
+
     def _is_due(self, row: _Work) -> bool:
         return row.state in (WorkState.READY, WorkState.SCHEDULED, WorkState.CLAIMED) and row.due <= self.now
 
@@ -333,8 +338,10 @@ class MemoryEngine:
             return True
         if not self._is_due(row):
             return False
-        ahead = (other for other in self._rows(row.queue) if other.key == row.key and other.holds)
-        return row.key is None or min(other.turn or 0 for other in ahead) == row.turn
+        if row.key is None:
+            return True
+        of_key = [other for other in self._rows(row.queue) if other.key == row.key and other.holds]
+        return min(other.turn or 0 for other in of_key) == row.turn and not any(map(self._is_held, of_key))
 
     def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:
         kept = self.data.streams[stream].identities

@@ -10,7 +10,7 @@ EXAMPLES = "sqlite:///semel.db, sqlite:////var/lib/semel/semel.db, postgresql://
 
 def open_store(url: str, *, node: str = "local", create: bool = True) -> Store:
     """Open a store, and create it when it does not exist yet unless `create` is False."""
-    scheme = url.partition(":")[0].lower()
+    scheme = url.partition(":")[0].lower() if ":" in url else ""
     if scheme == "sqlite":
         from semel.stores.sqlite import SqliteStore
 

@@ -383,11 +383,12 @@ class PostgresEngine:
         """A row that was not there could not be locked. If it is there now, every decision was made on an old view."""
         if not rows:
             return
+        change, add = ("change_states", "add_states") if what == "states" else ("move_cursors", "add_cursors")
         if exists:
-            self._tell("change_states" if what == "states" else "move_cursors", *arrays(rows))
+            self._tell(change, *arrays(rows))
             return
         self.wrote = True
-        if len(self._ask(f"add_{what}", *arrays(rows))) < len(rows):
+        if len(self._ask(add, *arrays(rows))) < len(rows):
             raise TryAgain(what)
 
     def put_chunks(self, rows: Sequence[tuple[str, int, bytes]]) -> None:

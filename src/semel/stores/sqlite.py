@@ -572,8 +572,12 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, S
 
 
 def path_of(url: str) -> Path:
-    parts = urlsplit(url)
-    if parts.netloc or not parts.path.strip("/") or parts.query or parts.fragment:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
+    wrong = parts.netloc or parts.query or parts.fragment or parts.scheme != "sqlite"
+    if wrong or not parts.path.startswith("/") or not parts.path.strip("/"):
         raise ConfigError(
             f"{url!r} is not the URL of a SQLite store", fix="write sqlite:///semel.db or sqlite:////absolute/path.db"
         )

@@ -110,6 +110,9 @@ WHERE queue = ? AND identity = ?
 SELECT state, due FROM semel_work
 WHERE queue = ? AND key = ? AND key IS NOT NULL AND holds = 1 ORDER BY turn LIMIT 1
 
+-- name: key_claimed
+SELECT max(due) FROM semel_work WHERE queue = ? AND key = ? AND key IS NOT NULL AND state = 2
+
 -- name: delete_key
 DELETE FROM semel_work_key WHERE queue = ? AND key = ?
 

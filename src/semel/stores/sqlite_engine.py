@@ -106,7 +106,13 @@ class SqliteEngine:
                 self._db.execute(Q["delete_key"], (queue, key))
             else:
                 state, due = head
-                self._db.execute(Q["put_key"], (queue, key, due if state <= WorkState.CLAIMED else None))
+                until = max(due, self._claimed_until(queue, key)) if state <= WorkState.CLAIMED else None
+                self._db.execute(Q["put_key"], (queue, key, until))
+
+    def _claimed_until(self, queue: str, key: str) -> int:
+        """A claim that lives keeps the whole key, also from an earlier row that is to be tried again."""
+        [(due,)] = self._db.execute(Q["key_claimed"], (queue, key)).fetchall()
+        return due or 0
 
     def put_states(self, rows: Sequence[tuple[str, bytes | None, int]]) -> None:
         for key, value, version in rows:
@@ -201,6 +207,8 @@ class SqliteEngine:
 
     def _due_of_key(self, claim: Claim, key: str) -> list[WorkRow]:
         due: list[WorkRow] = []
+        if self._claimed_until(claim.queue, key) > self.now:
+            return due
         for found in self._db.execute(Q["key_rows"], (claim.queue, key, claim.per_key)):
             row = work_row_of(found)
             if row.state > WorkState.CLAIMED or row.due > self.now:
@@ -219,7 +227,8 @@ class SqliteEngine:
             return []
         if row.key is not None:
             head = self._db.execute(Q["key_rows"], (row.queue, row.key, 1)).fetchone()
-            return [row] if head is not None and head[0] == row.seq else []
+            is_free = self._claimed_until(row.queue, row.key) <= self.now
+            return [row] if is_free and head is not None and head[0] == row.seq else []
         return [row]
 
     def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:

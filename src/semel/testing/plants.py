@@ -332,11 +332,15 @@ def _push_own_commit(
 
 
 def _push(interpreter: Interpreter, record: Record) -> None:
-    stream = record.position.stream
     for seat in list(interpreter._seats.values()):
-        if any(effect.stream == stream for effect in seat.waiting):
-            seat.waiting = [effect for effect in seat.waiting if effect.stream != stream]
-            interpreter.feed(seat, ReadDone(stream, (record,)))
+        waiting = [effect for effect in seat.waiting if _wants(effect, record.position)]
+        if waiting:
+            seat.waiting = [effect for effect in seat.waiting if effect not in waiting]
+            interpreter.feed(seat, ReadDone(record.position.stream, (record,)))
+
+
+def _wants(effect: Read, position: Position) -> bool:
+    return effect.stream == position.stream and (effect.after is None or effect.after.offset < position.offset)
 
 
 @plant(

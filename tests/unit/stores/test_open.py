@@ -32,10 +32,22 @@ def test_a_store_that_must_exist_is_not_created(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "x", "mysql://h/d", "/path/to.db", "http://h", "sqlite", "://"])
-def test_anything_else_is_refused_with_examples(url: str) -> None:
+def test_anything_else_is_refused_with_examples(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="is not the URL of a store") as caught:
         open_store(url)
     assert "sqlite:///semel.db" in caught.value.fix
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite:", "sqlite://", "sqlite:///", "sqlite:semel.db", "sqlite://host/x.db", "sqlite:///x.db?mode=ro"]
+)
+def test_a_sqlite_url_that_names_no_file_is_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="is not the URL of a SQLite store"):
+        open_store(url)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

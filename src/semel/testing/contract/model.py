@@ -329,21 +329,24 @@ class Model:
             rows = [row for row in rows if row.identity == claim.identity]
             for row in rows:
                 aside = row.state in (WorkState.DEFERRED, WorkState.PARKED)
-                if aside or (is_due(row) and (row.key is None or self._line(claim.queue, row.key)[0] is row)):
+                if aside or (is_due(row) and (row.key is None or self._line(claim.queue, row.key, now)[:1] == [row])):
                     yield [row]
             return
         for row in rows:
             if row.key is None and is_due(row) and claim.key is None:
                 yield [row]
         for key in {row.key for row in rows if row.key is not None and claim.key in (None, row.key)}:
-            line = self._line(claim.queue, key)[: claim.per_key]
+            line = self._line(claim.queue, key, now)[: claim.per_key]
             ready = next((at for at, row in enumerate(line) if not is_due(row)), len(line))
             if ready:
                 yield line[:ready]
 
-    def _line(self, queue: str, key: str) -> list[Row]:
-        """The rows of a key that hold it, in the order of their turns."""
-        return sorted((row for row in self._of(queue) if row.key == key and row.holds), key=lambda row: row.turn or 0)
+    def _line(self, queue: str, key: str, now: int) -> list[Row]:
+        """The rows of a key that hold it, in the order of their turns. None while a claim on one of them lives."""
+        line = [row for row in self._of(queue) if row.key == key and row.holds]
+        if any(row.state is WorkState.CLAIMED and row.due > now for row in line):
+            return []
+        return sorted(line, key=lambda row: row.turn or 0)
 
     def sweep(self, now: int) -> None:
         """All rows here are kept for no time once they are finished."""

@@ -97,6 +97,7 @@ CREATE TABLE semel_work (
 CREATE UNIQUE INDEX semel_work_identity ON semel_work (queue, identity);
 CREATE INDEX semel_work_due ON semel_work (queue, due, seq) WHERE key IS NULL AND state IN (0, 1, 2);
 CREATE INDEX semel_work_turn ON semel_work (queue, key, turn) WHERE key IS NOT NULL AND holds = 1;
+CREATE INDEX semel_work_claimed ON semel_work (queue, key, due) WHERE key IS NOT NULL AND state = 2;
 CREATE INDEX semel_work_waiting ON semel_work (queue, due, seq) WHERE key IS NOT NULL AND turn IS NULL AND state = 1;
 CREATE INDEX semel_work_keep ON semel_work (keep_until) WHERE keep_until IS NOT NULL;
 
