@@ -121,7 +121,7 @@ RETURNING s.first
 SELECT first FROM semel_stream WHERE name = $1
 
 -- name: read
-SELECT t.epoch, s.first, coalesce($2::bigint, s.start),
+SELECT t.epoch, s.first, greatest($2::bigint, s.start),
     r."offset", r.identity, r.kind, r.target, r.at,
     r.id, r.source, r.type, r.subject, r.time, r.session, r.idx, r.datacontenttype, r.headers, r.data, r.blob, r.size
 FROM semel_store t
