@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from semel import Envelope, errors
+from semel.kernel.envelope import Blob
 from semel.kernel.ops import Advance, Append, Applied, Claim, Duplicate, Enqueue, Fresh, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Records
@@ -148,6 +149,52 @@ class TestRewind:
         path.with_name(path.name + "-semel").unlink()
         again = open_at()
         assert "sidecar" in again.ledger(after=_start())[-1].event.cause
+
+    def test_opening_beside_a_busy_writer_keeps_the_epoch(self, open_at, path):
+        store = open_at()
+        stop = threading.Event()
+
+        def write() -> None:
+            number = 0
+            while not stop.is_set():
+                store.commit([append(f"m{number}")])
+                number += 1
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        for _ in range(200):
+            SqliteStore(f"sqlite:///{path}").close()
+        stop.set()
+        writer.join()
+        assert store.epoch == 1
+
+    def test_a_fence_given_out_in_a_users_transaction_is_not_given_out_again(self, open_at, path):
+        """The sidecar hears of users' transactions late, so its mark alone would not be enough."""
+        store = open_at()
+        store.commit([Unit((Enqueue("inbox/q", "row", Envelope(id="row")),))])
+        copy = back_up(path)
+        store.commit([append("a")])
+        user = sqlite3.connect(path, isolation_level=None)
+        claim = Claim("inbox/q", "w", lease_s=0.0)
+        fence = store.bind(user).apply([claim])[0].rows[0].fence
+        user.execute("COMMIT")
+        user.close()
+        store.close()
+        restore(copy, path)
+        [outcome] = open_at().commit([Unit((claim,))])
+        assert outcome.results[0].rows[0].fence > fence
+
+    def test_a_restore_is_seen_although_only_users_transactions_came_after_the_backup(self, open_at, path):
+        store = open_at()
+        store.commit([append("a")])
+        copy = back_up(path)
+        user = sqlite3.connect(path, isolation_level=None)
+        store.bind(user).apply([Enqueue("outbox/shop", "7", Envelope(id="7"))])
+        user.execute("COMMIT")
+        user.close()
+        store.close()
+        restore(copy, path)
+        assert open_at().epoch == 2
 
 
 def _start():
@@ -364,3 +411,26 @@ def test_a_users_transaction_in_the_users_own_connection(open_at, path):
     user.execute("COMMIT")
     assert store.work("outbox/shop", "7") is not None
     user.close()
+
+
+def test_a_listener_that_fails_does_not_undo_a_commit(open_at):
+    store = open_at()
+    store.listen(lambda: 1 / 0)
+    [outcome] = store.commit([append("a")])
+    assert isinstance(outcome.results[0], Fresh)
+    assert store.tail("hub/x", timeout_s=10).records
+
+
+def test_a_refused_bound_unit_leaves_nothing_behind(open_at, path):
+    """A user who catches the error and commits all the same commits nothing of ours."""
+    store = open_at()
+    user = sqlite3.connect(path, isolation_level=None)
+    user.execute("BEGIN IMMEDIATE")
+    nameless = Envelope(id="8", blob=Blob("nowhere", 10))
+    with pytest.raises(errors.StoreRefused):
+        store.bind(user).apply([Enqueue("outbox/shop", "8", nameless)])
+    store.bind(user).apply([Enqueue("outbox/shop", "9", Envelope(id="9"))])
+    user.execute("COMMIT")
+    user.close()
+    assert store.work("outbox/shop", "8") is None
+    assert store.work("outbox/shop", "9") is not None

@@ -38,6 +38,7 @@ class Committer:
         self._held: deque[_Entry] = deque()
         self._loop_thread = threading.get_ident()
         performer.on_room(self._admit)
+        performer.on_end(self._fail_held)
 
     async def commit(self, ops: Iterable[Op], chain: str | None = None) -> tuple[Result, ...]:
         """Commit the ops together and return their results.
@@ -94,6 +95,12 @@ class Committer:
             ops, chain, future = self._held.popleft()
             if chain is not None or not future.cancelled():
                 self._submit(ops, chain, future)
+
+    def _fail_held(self) -> None:
+        """The performer has ended without them: they were never tried, and nobody would ever answer them."""
+        held, self._held = self._held, deque()
+        for _, _, future in held:
+            _settle(future, CommitFailed(0, error=closed_error()))
 
     def _settle_chained(self, chain: str, future: _Future, completion: Completion) -> None:
         """What waits here belongs to the chain as well: it falls with the one that failed."""

@@ -54,7 +54,7 @@ Observer = Callable[[str, Notify | Close], None]
 """Hears, with a machine's name, what people should know about it."""
 
 TIMER_MAX_S = 30.0
-"""The clock of machines may be set forward while the loop sleeps: look at it at least this often."""
+"""A clock that was passed in may be set forward while the loop sleeps: look at it at least this often."""
 
 TIMER_MIN_S = 0.001
 
@@ -84,8 +84,8 @@ class _Interpreter(Interpreter):
 class Performer:
     """Hosts machines on one store. `async with Performer(store) as performer:` starts it and closes it cleanly.
 
-    `doubt_s` is how long a commit in doubt may hold everything up before it is given up as unknown. The store belongs
-    to the caller, who closes it afterwards.
+    `doubt_s` is how long a commit in doubt may hold everything up before it is given up as unknown. `clock` is the time
+    of the machines; see `steady_clock`. The store belongs to the caller, who closes it afterwards.
     """
 
     def __init__(
@@ -93,22 +93,23 @@ class Performer:
         store: Store,
         *,
         limits: GroupLimits | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         doubt_s: float = 30.0,
         readers: int = 2,
         handler_threads: int = 8,
     ) -> None:
         self.store = store
-        self._clock = clock
+        self._clock = clock or steady_clock()
         self._doubt_s = doubt_s
         self._reader_count = readers
-        self._interpreter = _Interpreter(self, clock, limits)
+        self._interpreter = _Interpreter(self, self._clock, limits)
         self._queue = self._interpreter.queue
         self._executor = ThreadPoolExecutor(handler_threads, thread_name_prefix="semel-handler")
         self._hosts: dict[str, Host] = {}
         self._transports: list[Transport] = []
         self._observers: list[Observer] = []
         self._on_room: list[Callable[[], None]] = []
+        self._on_end: list[Callable[[], None]] = []
         self._outbox: list[tuple[Seat, Send]] = []
         self._handlers: set[asyncio.Task[None]] = set()
         self._under_way: Group | None = None
@@ -195,6 +196,8 @@ class Performer:
     async def _end(self) -> None:
         self._closed = True
         self._group_ended.set()
+        for call in self._on_end:
+            call()
         if self._timer is not None:
             self._timer.cancel()
         for transport in self._transports:
@@ -296,6 +299,10 @@ class Performer:
     def on_room(self, call: Callable[[], None]) -> None:
         """Call it whenever the queue may have become shorter."""
         self._on_room.append(call)
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        """Call it on the loop when nothing will be committed any more."""
+        self._on_end.append(call)
 
     async def room(self) -> None:
         """Wait until the queue is no longer full."""
@@ -521,6 +528,13 @@ class Performer:
         if not self._closed:
             self._interpreter.run_timers()
             self._tick()
+
+
+def steady_clock() -> Callable[[], float]:
+    """The wall time of now, and from then on the time that has passed. A wall clock that is set back would stop
+    renewals and resends for as long, and one that is set forward would send everything again at once."""
+    begin = time.time() - time.monotonic()
+    return lambda: begin + time.monotonic()
 
 
 def closed_error() -> StoreUnavailable:

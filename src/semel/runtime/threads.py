@@ -78,9 +78,13 @@ class Writer:
             return partial(self._interpreter.refused, group, error)
         except StoreError as error:
             return partial(self._interpreter.failed, group, error)
-        except Exception as error:
+        except (SemelError, TypeError, ValueError, OverflowError) as error:
             # not the store's trouble, so it is the data of some commit: halving finds whose
             return partial(self._interpreter.refused, group, as_refusal(error))
+        except Exception:
+            # it may have come after COMMIT, and to commit again could double what has no identity
+            log.exception("a store failed in a way that Semel does not know: %d commits are in doubt", len(group.members))
+            return partial(self._interpreter.unknown, group)
 
     def _resolve(self, group: Group, doubt: CommitInDoubt) -> Report:
         """Nothing else is written before the doubt is over, or until it has lasted too long."""

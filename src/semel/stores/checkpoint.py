@@ -61,5 +61,5 @@ class Checkpointer:
 
 def copy_log(connection: sqlite3.Connection) -> None:
     """As much as can be copied without waiting for anybody. A failure costs nothing: the log is still there."""
-    with suppress(sqlite3.OperationalError):
+    with suppress(sqlite3.Error):
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -240,6 +241,7 @@ class MemoryEngine:
                 raise StoreRefused(f"blob {name!r} is complete and takes no more parts", fix="use a new name")
             if part not in blob.chunks:
                 self._set(blob.chunks, part, chunk)
+                self._change(blob, at=self.now)
 
     def name_blobs(self, names: Sequence[tuple[str, int]]) -> None:
         for name, size in names:
@@ -434,7 +436,8 @@ class MemoryStore:
             self._changed.notify_all()
         reach("commit.committed")
         for wake in list(self._listeners):
-            wake()
+            with suppress(Exception):
+                wake()
         return result
 
     def commit(self, units: Sequence[Unit]) -> list[Outcome]:

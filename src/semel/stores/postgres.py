@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 from psycopg import Connection
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 
 from semel.errors import (
     CommitInDoubt,
@@ -199,8 +199,7 @@ class PostgresStore:
             run = Statements(connection)
             run.run("begin")
             try:
-                if not durable:
-                    run.run("need_no_disk")
+                run.run("need_disk" if durable else "need_no_disk")
                 if wait is not None:
                     run.run("wait_for", wait)
                 if lock is not None:
@@ -387,7 +386,8 @@ class PostgresStore:
     # -- retention
 
     def sweep(self, now: int, limit: int = 1000) -> Swept:
-        """One sweeper at a time; a second one finds nothing to do."""
+        """One sweeper at a time; a second one finds nothing to do. A caller whose clock is ahead forgets nothing early."""
+        now = self._sweep_time(now)
         records, forgotten = self._sweep_records(now, limit)
         identities = forgotten + self._sweep_identities(now, limit - forgotten)
         work = self._sweep_work(now, limit)
@@ -397,6 +397,9 @@ class PostgresStore:
             run.run("sweep_markers", MARKER_KEEP_US)
         more = max(records, identities, work, blobs, ledger) >= limit
         return Swept(records, identities, work, blobs, ledger, more)
+
+    def _sweep_time(self, now: int) -> int:
+        return min(now, int(self._pool.ask("store_now")[0][0]))
 
     @contextmanager
     def _sweeping(self) -> Iterator[Statements | None]:
@@ -569,7 +572,7 @@ class PostgresStore:
 
 class PostgresTx:
     """Semel's writes inside the user's transaction. The user commits or rolls back; no head is locked, nobody is
-    notified."""
+    notified. A call that raises leaves nothing behind, so the user may go on after catching the error."""
 
     def __init__(self, store: PostgresStore, connection: Connection[Any]) -> None:
         self._store = store
@@ -578,7 +581,7 @@ class PostgresTx:
     def apply(self, ops: Sequence[Op]) -> tuple[Result, ...]:
         unit = check_bound(ops)
         self._check_open()
-        with errors(self._store.url):
+        with errors(self._store.url), _savepoint(self._connection):
             statements = Statements(self._connection, ours=False)
             engine = PostgresEngine(statements, self._store.node, statements.ask("store_now")[0], [unit])
             try:
@@ -610,6 +613,29 @@ def _roll_back(connection: Connection[Any]) -> None:
             connection.execute("ROLLBACK", prepare=False)
     except psycopg.Error:
         connection.close()
+
+
+@contextmanager
+def _savepoint(connection: Connection[Any]) -> Iterator[None]:
+    """All or nothing inside a transaction that is not ours. psycopg's own `transaction()` would commit one that it finds
+    not begun, and in a pipeline it cannot tell."""
+    connection.execute("SAVEPOINT semel_apply", prepare=False)
+    try:
+        yield
+    except BaseException:
+        # a connection that cannot go back cannot commit either
+        with suppress(psycopg.Error):
+            _go_back(connection)
+        raise
+    connection.execute("RELEASE SAVEPOINT semel_apply", prepare=False)
+
+
+def _go_back(connection: Connection[Any]) -> None:
+    if connection.pgconn.pipeline_status != PipelineStatus.OFF:
+        with suppress(psycopg.Error), connection.pipeline():
+            """A pipeline that was aborted takes no statement before it is synchronised."""
+    connection.execute("ROLLBACK TO SAVEPOINT semel_apply", prepare=False)
+    connection.execute("RELEASE SAVEPOINT semel_apply", prepare=False)
 
 
 def _forget_blobs(run: Statements, blobs: Sequence[str | None], now: int) -> None:

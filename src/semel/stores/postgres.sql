@@ -5,10 +5,17 @@
 BEGIN ISOLATION LEVEL READ COMMITTED
 
 -- name: begin_commit
--- Three statements in one message: the epoch is read after nobody can raise it any more.
+-- Four statements in one message: the epoch is read after nobody can raise it any more. What durability rests on is said
+-- in each transaction: a session may be shared, or reset by a pooler.
 BEGIN ISOLATION LEVEL READ COMMITTED;
+SELECT set_config('synchronous_commit', 'on', true)
+WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply');
 SELECT pg_advisory_xact_lock_shared(1397050700, 1);
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch, xid_base FROM semel_store
+
+-- name: need_disk
+SELECT set_config('synchronous_commit', 'on', true)
+WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')
 
 -- name: need_no_disk
 SELECT set_config('synchronous_commit', 'off', true)

@@ -54,7 +54,6 @@ SET enable_mergejoin = off;
 SET jit = off;
 SET plan_cache_mode = force_generic_plan;
 SET idle_in_transaction_session_timeout = '60s';
-SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'
 """
 
 

@@ -20,6 +20,7 @@ from semel.errors import StoreError, StoreReadOnly, StoreUnavailable
 
 _LAYOUT = struct.Struct(">8s32sQQQ")
 _MAGIC = b"semel-1\n"
+READS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,14 @@ class Sidecar:
         self._fd: int | None = None
 
     def read(self) -> Marks | None:
-        """The last note, or None when there is none that makes sense."""
+        """The last note, or None when there is none that makes sense. Another process may be writing just now."""
+        for _ in range(READS):
+            marks = self._read()
+            if marks is not None:
+                return marks
+        return None
+
+    def _read(self) -> Marks | None:
         try:
             text = self.path.read_bytes()
         except FileNotFoundError:

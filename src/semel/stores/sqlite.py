@@ -7,6 +7,7 @@ read inside each transaction and never cached, and other processes' commits are 
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import time
@@ -56,6 +57,8 @@ from semel.stores.shared import (
 from semel.stores.sidecar import Marks, Sidecar
 from semel.stores.sqlite_engine import Q, SqliteEngine, entry_of, index_entry_of, record_of, work_row_of
 from semel.stores.waking import Waking
+
+log = logging.getLogger(__name__)
 
 SQLITE_MIN = (3, 38, 0)
 BUSY_S = 30.0
@@ -140,9 +143,8 @@ class SqliteStore:
     def _prepare(self, create: bool) -> None:
         try:
             self._check_schema(create)
-            row = self._writer.execute("SELECT store_id, epoch, commits, fence FROM semel_store").fetchone()
-            self.store_id = row[0]
-            self._check_rewind(row[2])
+            [(self.store_id,)] = self._writer.execute("SELECT store_id FROM semel_store").fetchall()
+            self._check_rewind()
         except BaseException:
             self.close()
             raise
@@ -191,31 +193,40 @@ class SqliteStore:
             (uuid.uuid4().hex, number),
         )
 
-    def _check_rewind(self, commits: int) -> None:
-        """A file older than its sidecar, without one, or with a cursor past the end has lost history: a new epoch."""
-        noted = self._sidecar.read()
-        if commits and noted is None:
-            self.raise_epoch("the file was moved or restored without its sidecar")
-        elif noted is not None and noted.store_id != self.store_id:
-            if commits:
-                self.raise_epoch("another store stood here before")
-        elif noted is not None and noted.commits > commits:
-            self._raise_epoch("the file was restored from an older copy", noted.head, noted.fence)
-        elif self._writer.execute(Q["cursor_beyond_head"]).fetchone() is not None:
-            self.raise_epoch("a cursor stands beyond the end of its stream")
+    def _check_rewind(self) -> None:
+        """Under the write lock: nobody commits meanwhile, so a sidecar that is ahead proves that history was lost."""
+        with self._transaction() as db:
+            found = self._find_rewind(db)
+            if found is not None:
+                reason, noted = found
+                head = max(noted.head if noted else 0, db.execute(Q["highest_head"]).fetchone()[0])
+                self._write_epoch(db, reason, head + EPOCH_GAP, (noted.fence if noted else 0) + EPOCH_GAP)
         self._note_marks()
 
+    def _find_rewind(self, db: sqlite3.Connection) -> tuple[str, Marks | None] | None:
+        noted = self._sidecar.read()
+        [(commits,)] = db.execute("SELECT commits FROM semel_store").fetchall()
+        if commits and noted is None:
+            return "the file was moved or restored without its sidecar", None
+        if noted is not None and noted.store_id != self.store_id:
+            return ("another store stood here before", None) if commits else None
+        if noted is not None and noted.commits > commits:
+            return "the file was restored from an older copy", noted
+        if db.execute(Q["cursor_beyond_head"]).fetchone() is not None:
+            return "a cursor stands beyond the end of its stream", noted
+        return None
+
     def _note_marks(self) -> None:
-        row = self._writer.execute("SELECT commits, fence FROM semel_store").fetchone()
-        [(head,)] = self._writer.execute(Q["highest_head"]).fetchall()
-        self._top = head
-        self._sidecar.write(Marks(self.store_id, row[0], head, row[1]))
+        """Also for what others have committed, and users in their own transactions."""
+        commits, fence = self._writer.execute("SELECT commits, fence FROM semel_store").fetchone()
+        [(self._top,)] = self._writer.execute(Q["highest_head"]).fetchall()
+        self._sidecar.write(Marks(self.store_id, commits, self._top, fence))
 
     # -- transactions
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, _errors(self.path):
+        with self._lock, self._watched():
             self._check_usable()
             self._begin(self._writer)
             try:
@@ -224,6 +235,17 @@ class SqliteStore:
                 self._roll_back()
                 raise
             self._end(self._writer)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """SQLite's errors in our words. After an I/O error this process no longer uses the file."""
+        with _errors(self.path):
+            try:
+                yield
+            except sqlite3.Error as error:
+                if _code(error) == sqlite3.SQLITE_IOERR:
+                    self._broken = f"an I/O error struck {self.path}: {error}"
+                raise
 
     def _check_usable(self) -> None:
         if self._broken is not None:
@@ -272,14 +294,21 @@ class SqliteStore:
                     engine.finish()
                 reach("commit.applied")
             reach("commit.committed")
-            if not wrote:
-                # a claim that finds no work is no news: workers that woke each other by looking would never rest
-                return outcomes
+            # a claim that finds no work is no news: workers that woke each other by looking would never rest
+            if wrote:
+                self._after_commit(engine)
+        if wrote:
+            self._waking.wake()
+        return outcomes
+
+    def _after_commit(self, engine: SqliteEngine) -> None:
+        """It has happened: whatever goes wrong from here on must not make anybody believe that it has not."""
+        try:
             self._top = max(self._top, engine.top)
             self._sidecar.write(Marks(self.store_id, engine.commits, self._top, engine.fence))
             self._checkpointer.committed(self._writer, engine.size)
-        self._waking.wake()
-        return outcomes
+        except Exception:
+            log.exception("after a commit to %s", self.path)
 
     def resolve(self, marker: str) -> list[Outcome] | None:
         self._check_usable()
@@ -290,21 +319,21 @@ class SqliteStore:
     @property
     def _reader(self) -> sqlite3.Connection:
         reader: sqlite3.Connection | None = getattr(self._readers, "connection", None)
+        self._check_usable()
         if reader is None:
-            self._check_usable()
             reader = self._connect()
             reader.execute("PRAGMA query_only = ON")
             self._readers.connection = reader
         return reader
 
     def _ask(self, query: str, *args: Any) -> list[Any]:
-        with _errors(self.path):
+        with self._watched():
             return self._reader.execute(Q[query], args).fetchall()
 
     @contextmanager
     def _snapshot(self) -> Iterator[sqlite3.Connection]:
         """Several reads that see one state of the store."""
-        with _errors(self.path):
+        with self._watched():
             reader = self._reader
             reader.execute("BEGIN")
             try:
@@ -384,13 +413,16 @@ class SqliteStore:
         refs = self._ask("blob_refs", name)
         if not refs or refs[0][0] <= 0:
             raise blob_missing(name)
-        return self._chunks(name)
+        return self._chunks(name, self._ask("blob_size", name)[0][0])
 
-    def _chunks(self, name: str) -> Iterator[bytes]:
+    def _chunks(self, name: str, size: int) -> Iterator[bytes]:
         part = -1
         while rows := self._ask("read_chunks", name, part):
             part, data = rows[0]
+            size -= len(data)
             yield bytes(data)
+        if size:
+            raise blob_missing(name)
 
     # -- retention
 
@@ -410,6 +442,7 @@ class SqliteStore:
             yield engine
             engine.finish()
             reach("sweep.deleted")
+        self._after_commit(engine)
 
     def _sweep_records(self, now: int, limit: int) -> tuple[int, int]:
         forget = now - int(self.identity_keep_s * 1_000_000)
@@ -479,24 +512,25 @@ class SqliteStore:
     # -- the rest
 
     def raise_epoch(self, reason: str) -> int:
-        [(head,)] = self._writer.execute(Q["highest_head"]).fetchall()
-        [(fence,)] = self._writer.execute("SELECT fence FROM semel_store").fetchall()
-        return self._raise_epoch(reason, head + EPOCH_GAP, fence + EPOCH_GAP)
-
-    def _raise_epoch(self, reason: str, head: int, fence: int) -> int:
-        """Offsets go on above everything that the lost history may have given out."""
-        with self._transaction() as db:
-            db.execute(Q["raise_epoch"], (fence,))
-            db.execute(Q["raise_heads"], (head,))
-            db.execute(Q["rebase_cursors"])
-            [(epoch,)] = db.execute("SELECT epoch FROM semel_store").fetchall()
-            event = Event(Kind.ACTION, "store", message=f"epoch {epoch}", cause=reason)
-            engine = SqliteEngine(db, self._clock(), self.node)
-            engine.add_ledger([event])
-            engine.finish()
-            reach("epoch.raised")
-        self._note_marks()
+        with self._lock:
+            with self._transaction() as db:
+                [(head,)] = db.execute(Q["highest_head"]).fetchall()
+                epoch = self._write_epoch(db, reason, head + EPOCH_GAP, EPOCH_GAP)
+            self._note_marks()
         self._waking.wake()
+        return epoch
+
+    def _write_epoch(self, db: sqlite3.Connection, reason: str, head: int, fence: int) -> int:
+        """Offsets and fences go on above everything that the lost history may have given out. The sidecar may lag,
+        so its marks alone would not do: a whole gap lies between."""
+        db.execute(Q["raise_epoch"], (fence,))
+        db.execute(Q["raise_heads"], (head,))
+        db.execute(Q["rebase_cursors"])
+        [(epoch,)] = db.execute("SELECT epoch FROM semel_store").fetchall()
+        engine = SqliteEngine(db, self._clock(), self.node)
+        engine.add_ledger([Event(Kind.ACTION, "store", message=f"epoch {epoch}", cause=reason)])
+        engine.finish()
+        reach("epoch.raised")
         return int(epoch)
 
     def bind(self, connection: Any) -> SqliteTx:
@@ -541,6 +575,8 @@ class SqliteStore:
         self._waking.close()
         self._checkpointer.close()
         with self._lock:
+            if self._broken is None and hasattr(self, "store_id"):
+                self._note_marks()
             self._broken = self._broken or "the store is closed"
             for connection in self._open:
                 connection.close()
@@ -560,10 +596,21 @@ class SqliteTx:
         with _errors(self._store.path):
             if not self._connection.in_transaction:
                 self._store._begin(self._connection)
-            engine = SqliteEngine(self._connection, self._store._clock(), self._store.node)
-            outcome = apply(engine, [unit])[0]
-            engine.finish()
-        return unwrap_bound(outcome)
+            self._connection.execute("SAVEPOINT semel")
+            try:
+                results = self._apply(unit)
+            except BaseException:
+                self._connection.execute("ROLLBACK TO semel")
+                raise
+            finally:
+                self._connection.execute("RELEASE semel")
+        return results
+
+    def _apply(self, unit: Unit) -> tuple[Result, ...]:
+        engine = SqliteEngine(self._connection, self._store._clock(), self._store.node)
+        results = unwrap_bound(apply(engine, [unit])[0])
+        engine.finish()
+        return results
 
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Sequence[Any]]:

@@ -56,7 +56,7 @@ INSERT INTO semel_blob (name, at, size, refs) VALUES (?, ?, 0, 0)
 INSERT INTO semel_chunk (blob, part, data) VALUES (?, ?, ?) ON CONFLICT (blob, part) DO NOTHING
 
 -- name: grow_blob
-UPDATE semel_blob SET size = size + ? WHERE name = ?
+UPDATE semel_blob SET size = size + ?, at = ? WHERE name = ?
 
 -- name: blob_size
 SELECT size FROM semel_blob WHERE name = ?
@@ -240,7 +240,7 @@ DELETE FROM semel_chunk WHERE blob = ?
 DELETE FROM semel_ledger WHERE seq IN (SELECT seq FROM semel_ledger WHERE seq <= ? ORDER BY seq LIMIT ?)
 
 -- name: raise_epoch
-UPDATE semel_store SET epoch = epoch + 1, fence = max(fence + 1, ?)
+UPDATE semel_store SET epoch = epoch + 1, fence = fence + ?
 
 -- name: raise_heads
 UPDATE semel_stream SET head = max(head, ?)

@@ -133,7 +133,7 @@ class SqliteEngine:
             elif blob[0] > 0:
                 raise StoreRefused(f"blob {name!r} is complete and takes no more parts", fix="use a new name")
             if self._db.execute(Q["add_chunk"], (name, part, data)).rowcount:
-                self._db.execute(Q["grow_blob"], (len(data), name))
+                self._db.execute(Q["grow_blob"], (len(data), self.now, name))
 
     def name_blobs(self, names: Sequence[tuple[str, int]]) -> None:
         for name, size in names:

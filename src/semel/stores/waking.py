@@ -6,6 +6,7 @@ thread looks every few milliseconds, and only while somebody waits.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import TypeVar
 from semel.errors import SemelError
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class Waking:
@@ -34,7 +37,11 @@ class Waking:
             self._changed.notify_all()
             listeners = list(self._listeners)
         for listener in listeners:
-            listener()
+            try:
+                listener()
+            except Exception:
+                # somebody's callback must neither undo a commit nor keep the others from hearing of it
+                log.exception("a listener failed")
 
     def until(self, look: Callable[[], T], is_enough: Callable[[T], bool], timeout_s: float) -> T:
         """Look now and after each commit, until there is enough or the time is up."""
