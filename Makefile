@@ -43,8 +43,9 @@ sim: ## Run the simulator (SEEDS=10000 SIM_ARGS=...)
 	@$(BIN)/semel sim --seeds $(SEEDS) $(SIM_ARGS)
 
 bench: ## Measure the stores (BENCH_ARGS=...)
-	@scripts/setup main bench
+	@scripts/setup main test bench
 	@$(BIN)/semel bench store $(BENCH_ARGS)
+	@$(BIN)/semel bench store --engine postgres $(BENCH_ARGS)
 
 docs: ## Build the documentation into site/
 	@scripts/setup docs

@@ -2,8 +2,7 @@
 
 import sys
 
-from semel import Envelope, open_store
-from semel.kernel.ops import Append, Unit
+from semel import Append, Envelope, Unit, open_store
 
 store = open_store(sys.argv[1] if len(sys.argv) > 1 else "sqlite:///orders.db")
 

@@ -6,12 +6,7 @@ The handler fails on its first call. The row is tried again, and the effect is t
 import asyncio
 import sys
 
-from semel import Envelope, open_store
-from semel.kernel.ops import Append, Enqueue
-from semel.kernel.retry import RetryPolicy
-from semel.kernel.work import Worker, WorkerConfig
-from semel.runtime.committer import Committer
-from semel.runtime.perform import Performer
+from semel import Append, Committer, Enqueue, Envelope, Performer, RetryPolicy, Worker, WorkerConfig, open_store
 
 calls = 0
 

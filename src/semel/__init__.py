@@ -1,10 +1,70 @@
-"""Semel: exactly-once messaging that can prove it."""
+"""Semel: exactly-once messaging that can prove it.
+
+What a first program needs is here. The rest is where it is made: `semel.kernel`, `semel.stores`, `semel.runtime`.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from semel import errors
 from semel.kernel.envelope import Envelope
+from semel.kernel.ledger import Event, Kind
+from semel.kernel.ops import Advance, Append, Claim, Duplicate, Enqueue, Finish, Fresh, Log, Put, Unit, WorkState
+from semel.kernel.position import Position
 from semel.kernel.store import Tx
 from semel.stores.open import open_store
 
+if TYPE_CHECKING:
+    from semel.kernel.retry import RetryPolicy
+    from semel.kernel.work import Worker, WorkerConfig
+    from semel.runtime.committer import Committer
+    from semel.runtime.perform import Performer
+
 __version__ = "0.1.0"
 
-__all__ = ["Envelope", "Tx", "__version__", "errors", "open_store"]
+__all__ = [
+    "Advance",
+    "Append",
+    "Claim",
+    "Committer",
+    "Duplicate",
+    "Enqueue",
+    "Envelope",
+    "Event",
+    "Finish",
+    "Fresh",
+    "Kind",
+    "Log",
+    "Performer",
+    "Position",
+    "Put",
+    "RetryPolicy",
+    "Tx",
+    "Unit",
+    "WorkState",
+    "Worker",
+    "WorkerConfig",
+    "__version__",
+    "errors",
+    "open_store",
+]
+
+# asyncio and the machines are loaded when they are asked for: a command line starts without them
+_LATER = {
+    "Committer": "semel.runtime.committer",
+    "Performer": "semel.runtime.perform",
+    "RetryPolicy": "semel.kernel.retry",
+    "Worker": "semel.kernel.work",
+    "WorkerConfig": "semel.kernel.work",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'semel' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

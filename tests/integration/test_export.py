@@ -612,7 +612,7 @@ def test_an_unknown_dataset_and_a_missing_library(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match="pyarrow") as caught:
         export(store, tmp_path, "ledger")
-    assert caught.value.fix == "pip install 'semel[export]'"
+    assert caught.value.fix == "in a checkout: make setup; elsewhere: pip install 'semel[export]'"
 
 
 def test_a_file_where_the_folder_should_be(store: Store, tmp_path: Path) -> None:

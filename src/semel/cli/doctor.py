@@ -169,7 +169,8 @@ def check_pyarrow() -> Check:
 
 def _check_package(package: str, extra: str, purpose: str) -> Check:
     if find_spec(package) is None:
-        return Check(package, "missing", f"not installed; {purpose}", f"pip install 'semel[{extra}]'")
+        fix = f"in a checkout: make setup; elsewhere: pip install 'semel[{extra}]'"
+        return Check(package, "missing", f"not installed; {purpose}", fix)
     from importlib.metadata import version
 
     return Check(package, "ok", f"{version(package)}, {purpose}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
@@ -30,10 +32,20 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from semel.config import Config
+    from semel.kernel.ledger import Entry, Event, Mark
     from semel.kernel.store import Status, Store, StreamInfo, Swept
     from semel.runtime.export import Exported, ExportOptions, Progress
 
 SWEEP_ROWS = 5000
+LEDGER_PAGE = 5000
+
+
+class Marked(Protocol):
+    @property
+    def mark(self) -> Mark: ...
+
+
+T = TypeVar("T", bound=Marked)
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -46,6 +58,7 @@ def store_group(json: JsonOption = False, debug: DebugOption = False) -> None:
     Examples:
       semel store init sqlite:///semel.db
       semel store status
+      semel store ledger --message order-7
       semel store sweep --older-than 7d
       semel store export --to lake
     """
@@ -134,7 +147,7 @@ def status(
     return Answer({**_plain(seen), "exported": exported}, _status_view(seen, exported))
 
 
-def _plain(found: Status | Swept) -> dict[str, Any]:
+def _plain(found: Status | Swept | Event) -> dict[str, Any]:
     import msgspec
 
     plain: dict[str, Any] = msgspec.to_builtins(found)
@@ -238,6 +251,116 @@ def migrate(
     change = f"{before} → {after}" if before != after else f"{after}, nothing to do"
     line = f"{shown(url)}: schema {change}"
     return Answer({"store": shown(url), "before": before, "after": after}, [line])
+
+
+# -- new-epoch
+
+
+@app.command("new-epoch")
+def new_epoch(
+    context: typer.Context,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the ledger.", show_default=False)
+    ],
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Begin a new epoch, after a restore that Semel could not see by itself.
+
+    Positions that were given out before are refused from now on, so nobody reads on in a history that is gone.
+
+    \b
+    Examples:
+      semel store new-epoch --reason "restored from the backup of Monday"
+      semel store new-epoch --reason restored --store postgresql://user@host/database
+    """
+    if not reason.strip():
+        raise ConfigError("--reason is empty", fix="say in a few words why: it is kept in the ledger")
+    settings = _load(config)
+    url = find_store(context.obj, store, settings)
+    with opened(url, settings) as found:
+        epoch = found.raise_epoch(reason)
+    return Answer({"store": shown(url), "epoch": epoch, "reason": reason}, [f"{shown(url)}: epoch {epoch} begins"])
+
+
+# -- ledger
+
+
+@app.command("ledger")
+def ledger(
+    context: typer.Context,
+    message: Annotated[
+        str | None, typer.Option("--message", metavar="ID", help="Only what was seen to happen to this message.")
+    ] = None,
+    last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="How many entries, counted from the end.")] = 20,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Show the ledger, oldest first: who saw what happen to which message on which hop.
+
+    An entry is about one message or about a range of a stream. With --message, ranges that hold a record of that
+    message are shown too, as long as the record has not been trimmed.
+
+    \b
+    Examples:
+      semel store ledger
+      semel store ledger --last 100 --json
+      semel store ledger --message order-7
+    """
+    settings = _load(config)
+    url = find_store(context.obj, store, settings)
+    with opened(url, settings) as found:
+        is_wanted = _about(found, message) if message is not None else lambda event: True
+        entries = deque((entry for entry in _pages(found.ledger) if is_wanted(entry.event)), maxlen=last)
+    result = {"store": shown(url), "entries": [_plain_entry(entry) for entry in entries]}
+    return Answer(result, [_ledger_table(entries)] if entries else ["the ledger holds no such entry"])
+
+
+def _pages(read: Callable[[Mark, int], Sequence[T]]) -> Iterator[T]:
+    """Everything that a reader by marks finds, one page in memory at a time."""
+    from semel.kernel.ledger import START
+
+    mark = START
+    while page := read(mark, LEDGER_PAGE):
+        yield from page
+        mark = page[-1].mark
+
+
+def _about(store: Store, message: str) -> Callable[[Event], bool]:
+    records = (entry.record for entry in _pages(store.index))
+    places = [record.position for record in records if record.envelope.id == message]
+
+    def is_about(event: Event) -> bool:
+        if event.first is None or event.last is None:
+            return event.message == message
+        range_of = (event.stream, event.epoch)
+        return any(
+            (place.stream, place.epoch) == range_of and event.first <= place.offset <= event.last for place in places
+        )
+
+    return is_about
+
+
+def _plain_entry(entry: Entry) -> dict[str, Any]:
+    event = _plain(entry.event)
+    return {"mark": str(entry.mark), "at": entry.at, "node": entry.node, **event, "kind": entry.event.kind.name.lower()}
+
+
+def _ledger_table(entries: Iterable[Entry]) -> Table:
+    from rich.markup import escape
+
+    table = _table("mark", "at", "node", "kind", "hop", "message", "attempt", "cause")
+    for entry in entries:
+        event = entry.event
+        at = datetime.fromtimestamp(entry.at / 1_000_000, UTC).isoformat(" ", "milliseconds")
+        about = event.message or (f"{event.stream} {event.first} to {event.last}" if event.stream else "")
+        cells = (str(entry.mark), at, entry.node, event.kind.name.lower(), event.hop, about)
+        table.add_row(*map(escape, (*cells, str(event.attempt), event.cause or "")))
+    return table
 
 
 # -- sweep

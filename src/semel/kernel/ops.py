@@ -80,7 +80,10 @@ class Advance(msgspec.Struct, frozen=True, gc=False):
 
 class Put(msgspec.Struct, frozen=True, gc=False):
     """Set the state of a machine. `expected` is the version that the caller has read: 0 means "does not exist yet",
-    None means "whatever it is". `value` None deletes."""
+    None means "whatever it is". `value` None deletes.
+
+    A version never comes back: a key that is deleted and set again goes on counting, at the cost of a small row for
+    each key that was ever set. Whoever creates a key learns its version from the answer."""
 
     key: str
     value: bytes | None
@@ -92,8 +95,9 @@ class Enqueue(msgspec.Struct, frozen=True, gc=False):
     """Add a work row. `identity` is unique within `scope`, which is the queue itself unless given.
 
     Rows with the same `key` are claimed one after the other, in the order in which they were enqueued. `due` in the
-    future schedules the row: it takes its turn when it falls due. `replace` moves an unclaimed row of the same identity
-    to the new `due` and body, which is how a durable timer is set again.
+    future schedules the row: it takes its turn when it falls due. `replace` moves the row of the same identity to the
+    new `due` and body, which is how a durable timer is set again: whatever has become of it. A claimed row is taken
+    back under a new fence, so its holder can no longer finish it, and one that is finished or put aside is opened again.
     """
 
     queue: str
@@ -136,8 +140,9 @@ class Renew(msgspec.Struct, frozen=True, gc=False):
 class Finish(msgspec.Struct, frozen=True, gc=False):
     """Move a work row to another state: from a claim with its fence, or from an unclaimed state with `fence` None.
 
-    DONE and DEAD keep the identity for `keep_s`; DONE drops the body at once. SCHEDULED is a retry at `due`. `holds`
-    lets a parked or dead row keep blocking its key, so that nothing overtakes it.
+    DONE and DEAD keep the identity for `keep_s`; DONE drops the body at once. SCHEDULED is a retry at `due`, or `delay_s`
+    from now by the store's clock, which is what a caller with a clock of its own wants. `holds` lets a parked or dead
+    row keep blocking its key, so that nothing overtakes it.
     """
 
     queue: str
@@ -148,6 +153,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     holds: bool = False
     keep_s: float = KEEP_S
     cause: str | None = None
+    delay_s: float | None = None
 
 
 class Log(msgspec.Struct, frozen=True, gc=False):

@@ -33,13 +33,15 @@ from semel.kernel.effects import (
 from semel.kernel.lease import renew_at
 from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Advance, Claim, Claimed, Finish, Log, Op, Renew, WorkRow, WorkState
+from semel.kernel.ops import Advance, Claim, Claimed, Finish, Log, Op, Renew, Stale, WorkRow, WorkState
 from semel.kernel.position import Position
 from semel.kernel.retry import Again, RetryPolicy
 from semel.kernel.store import Record
 from semel.kernel.text import clean_cause
 
 CLAIM_AGAIN_S = 1.0
+RENEW_AGAIN = 1 / 10
+"""A renewal that failed is made again after this part of the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,10 @@ class Worker:
                 return self._claimed(results, now)
             case Committed(token=token):
                 return self._settled(token, now)
+            case CommitFailed(token=token, results=results) if token in self._renewing and not _is_stale(results):
+                return self._renew_again(token, now)
+            case CommitUnknown(token=token) if token in self._renewing:
+                return self._renew_again(token, now)
             case CommitFailed(token=token) | CommitUnknown(token=token):
                 return self._failed(token, now)
             case Delivered(token=token, ops=ops):
@@ -144,7 +150,7 @@ class Worker:
         kind: Kind,
         *,
         ops: tuple[Op, ...] = (),
-        due: int | None = None,
+        delay_s: float | None = None,
         cause: str | None = None,
     ) -> list[Effect]:
         """The application's writes, the row's end and the ledger event: all under the fence, or none of them."""
@@ -153,7 +159,7 @@ class Worker:
             return []
         held.finishing = True
         row = held.row
-        finish = Finish(row.queue, row.identity, to, fence=row.fence, due=due, cause=cause)
+        finish = Finish(row.queue, row.identity, to, fence=row.fence, delay_s=delay_s, cause=cause)
         event = LedgerEvent(
             kind,
             self.config.hop,
@@ -175,8 +181,8 @@ class Worker:
         error = clean_cause(error)
         decision = self.config.retry.decide(held.row.attempts, now, 0.0)
         if isinstance(decision, Again):
-            due = int(decision.at * 1_000_000)
-            return self._finish(token, WorkState.SCHEDULED, Kind.FAILED, due=due, cause=error)
+            # a wait, not a time: the store's clock says when a row is due, and ours may go differently
+            return self._finish(token, WorkState.SCHEDULED, Kind.FAILED, delay_s=decision.at - now, cause=error)
         if decision.then == "discard":
             return self._finish(token, WorkState.DONE, Kind.DISCARDED, cause=error)
         if decision.then == "dead_letter":
@@ -189,6 +195,13 @@ class Worker:
         self._renewing[commit] = token
         renew = Renew(held.row.queue, held.row.identity, held.row.fence, self.config.lease_s)
         return Commit((renew,), commit, chain=None)
+
+    def _renew_again(self, commit: int, now: float) -> list[Effect]:
+        """The store was busy or away, and the claim may well stand: only `Stale` says that another has the row."""
+        held = self._held.get(self._renewing.pop(commit))
+        if held is not None:
+            held.renew_at = min(held.renew_at, now + self.config.lease_s * RENEW_AGAIN)
+        return []
 
     def _settled(self, commit: int, now: float) -> list[Effect]:
         if self._renewing.pop(commit, None) is None:
@@ -209,6 +222,10 @@ class Worker:
         if held is None:
             return []
         return [Notify("claim-lost", f"{self.name} lost its claim on {held.row.identity}", held.row.envelope.id)]
+
+
+def _is_stale(results: Sequence[object]) -> bool:
+    return any(isinstance(result, Stale) for result in results)
 
 
 @dataclass(frozen=True, slots=True)

@@ -639,7 +639,8 @@ def _arrow() -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise ConfigError("the export needs the pyarrow package", fix="pip install 'semel[export]'") from None
+        fix = "in a checkout: make setup; elsewhere: pip install 'semel[export]'"
+        raise ConfigError("the export needs the pyarrow package", fix=fix) from None
     return pyarrow
 
 

@@ -200,13 +200,17 @@ class _Application:
         return None
 
     def _decide_put(self, op: Put) -> Result:
-        version = self.versions.get(op.key, 0)
+        last = self.versions.get(op.key, 0)
+        version = max(last, 0)
         if op.expected is not None and op.expected != version:
             return Conflict(version)
+        if op.value is None and version == 0:
+            return Advanced(version=0)
         # versions of a new epoch lie above all old ones: what somebody remembers of a lost history never fits again
-        following = max(version, start_of_epoch(self.engine.epoch)) + 1
-        self._set(self.versions, op.key, 0 if op.value is None else following)
-        self.puts.append((op.key, op.value, following))
+        following = max(abs(last), start_of_epoch(self.engine.epoch)) + 1
+        # a deleted key keeps its count, so that what is remembered of its first life does not fit the second
+        self._set(self.versions, op.key, -following if op.value is None else following)
+        self.puts.append((op.key, op.value, -following if op.value is None else following))
         return Advanced(version=0 if op.value is None else following)
 
     def _decide_advance(self, op: Advance) -> Result:
@@ -251,11 +255,16 @@ class _Application:
             state=op.to,
             fence=row.fence,
             holds=op.to in (WorkState.READY, WorkState.SCHEDULED) or (op.holds and op.to is not WorkState.DONE),
-            due=op.due if op.due is not None else self.engine.now,
+            due=self._due_of(op),
             keep_until=self.engine.now + int(op.keep_s * 1_000_000) if ended else None,
             cause=op.cause,
             drop_body=op.to is WorkState.DONE,
         )
+
+    def _due_of(self, op: Finish) -> int:
+        if op.delay_s is not None:
+            return self.engine.now + int(op.delay_s * 1_000_000)
+        return op.due if op.due is not None else self.engine.now
 
     def _decide_renew(self, op: Renew) -> Result:
         if stale := self._check_fence(op.queue, op.identity, op.fence):

@@ -105,6 +105,8 @@ def _check_finish(op: Finish) -> None:
     _check_seconds("keep_s", op.keep_s)
     if op.due is not None:
         _check_number("due", op.due, 0, TIME_MAX)
+    if op.delay_s is not None:
+        _check_seconds("delay_s", op.delay_s)
     if op.cause is not None:
         check_text("cause", op.cause, chars_max=CAUSE_CHARS_MAX, empty=True)
 

@@ -120,6 +120,7 @@ class _Data:
     seqs: dict[Position, int] = field(default_factory=dict)
     cursors: dict[str, CursorHead] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
     work: dict[tuple[str, str], _Work] = field(default_factory=dict)
     scopes: dict[tuple[str, str], _Work] = field(default_factory=dict)
     claimable: dict[str, dict[int, _Work]] = field(default_factory=dict)
@@ -166,7 +167,8 @@ class MemoryEngine:
         return {key: WorkHead(row.seq, row.key, row.state, row.fence) for key, row in rows if row is not None}
 
     def lock_states(self, keys: Sequence[str]) -> dict[str, int]:
-        return {key: self.data.states[key].version for key in keys if key in self.data.states}
+        live = {key: self.data.states[key].version for key in keys if key in self.data.states}
+        return {key: self.data.deleted[key] for key in keys if key in self.data.deleted} | live
 
     def lock_cursors(self, names: Sequence[str]) -> dict[str, CursorHead]:
         return {name: self.data.cursors[name] for name in names if name in self.data.cursors}
@@ -224,7 +226,9 @@ class MemoryEngine:
         for key, value, version in rows:
             if value is None:
                 self._pop(self.data.states, key)
+                self._set(self.data.deleted, key, version)
             else:
+                self._pop(self.data.deleted, key)
                 self._set(self.data.states, key, State(value, version))
 
     def put_cursors(self, rows: Sequence[tuple[str, Position, bool]]) -> None:

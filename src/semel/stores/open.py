@@ -30,5 +30,6 @@ def _open_postgres(url: str, node: str, create: bool) -> Store:
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
             raise
-        raise ConfigError("PostgreSQL needs the psycopg package", fix="pip install 'semel[postgres]'") from None
+        fix = "in a checkout: make setup; elsewhere: pip install 'semel[postgres]'"
+        raise ConfigError("PostgreSQL needs the psycopg package", fix=fix) from None
     return PostgresStore(url, node=node, create=create)

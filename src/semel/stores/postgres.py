@@ -632,8 +632,9 @@ def _savepoint(connection: Connection[Any]) -> Iterator[None]:
 
 def _go_back(connection: Connection[Any]) -> None:
     if connection.pgconn.pipeline_status != PipelineStatus.OFF:
+        # one that was aborted takes no statement before it is synchronised, which this does
         with suppress(psycopg.Error), connection.pipeline():
-            """A pipeline that was aborted takes no statement before it is synchronised."""
+            pass
     connection.execute("ROLLBACK TO SAVEPOINT semel_apply", prepare=False)
     connection.execute("RELEASE SAVEPOINT semel_apply", prepare=False)
 

@@ -107,7 +107,7 @@ FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS u (id, head, xid)
 WHERE s.id = u.id
 
 -- name: exported
-SELECT value, version FROM semel_state WHERE key = $1
+SELECT value, version FROM semel_state WHERE key = $1 AND version > 0
 
 -- name: first_unexported
 SELECT min(r."offset")
@@ -212,11 +212,8 @@ SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[]) AS u (key) ORDER BY 
 ON CONFLICT DO NOTHING
 RETURNING key
 
--- name: delete_states
-DELETE FROM semel_state WHERE key = ANY($1)
-
 -- name: read_state
-SELECT value, version FROM semel_state WHERE key = $1
+SELECT value, version FROM semel_state WHERE key = $1 AND version > 0
 
 
 -- Work ------------------------------------------------------------------------------------------------------------

@@ -366,11 +366,8 @@ class PostgresEngine:
     # -- states, cursors, bodies
 
     def put_states(self, rows: Sequence[tuple[str, bytes | None, int]]) -> None:
-        last = {key: (value, version) for key, value, version in rows}
-        gone = sorted(key for key, (value, _) in last.items() if value is None and key in self._states)
-        kept = sorted((key, value, version) for key, (value, version) in last.items() if value is not None)
-        if gone:
-            self._tell("delete_states", texts(gone))
+        """A deleted state stays as an empty value under a negative version, so that its versions never begin anew."""
+        kept = sorted({key: (key, value or b"", version) for key, value, version in rows}.values())
         self._upsert("states", [row for row in kept if row[0] in self._states], _state_arrays, exists=True)
         self._upsert("states", [row for row in kept if row[0] not in self._states], _state_arrays, exists=False)
 

@@ -35,12 +35,10 @@ INSERT INTO semel_record (
     id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
+-- A deleted state stays as an empty value under a negative version, so that its versions never begin anew.
 -- name: put_state
 INSERT INTO semel_state (key, value, version) VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version
-
--- name: delete_state
-DELETE FROM semel_state WHERE key = ?
 
 -- name: put_cursor
 INSERT INTO semel_cursor (name, stream, epoch, "offset", pins) VALUES (?, ?, ?, ?, ?)
@@ -181,7 +179,7 @@ FROM semel_record WHERE stream_id = ? AND "offset" > ? ORDER BY "offset" LIMIT ?
 SELECT stream, epoch, "offset" FROM semel_cursor WHERE name = ?
 
 -- name: read_state
-SELECT value, version FROM semel_state WHERE key = ?
+SELECT value, version FROM semel_state WHERE key = ? AND version > 0
 
 -- name: read_ledger
 SELECT

@@ -116,10 +116,7 @@ class SqliteEngine:
 
     def put_states(self, rows: Sequence[tuple[str, bytes | None, int]]) -> None:
         for key, value, version in rows:
-            if value is None:
-                self._db.execute(Q["delete_state"], (key,))
-            else:
-                self._db.execute(Q["put_state"], (key, value, version))
+            self._db.execute(Q["put_state"], (key, value or b"", version))
 
     def put_cursors(self, rows: Sequence[tuple[str, Position, bool]]) -> None:
         values = [(name, at.stream, at.epoch, at.offset, int(pins)) for name, at, pins in rows]

@@ -127,8 +127,9 @@ def test_a_slow_disk_and_one_that_may_not_be_written(monkeypatch: pytest.MonkeyP
 
 def test_what_is_not_installed_comes_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda _: None)
-    assert module.check_psycopg().fix == "pip install 'semel[postgres]'"
-    assert module.check_pyarrow().fix == "pip install 'semel[export]'"
+    where = "in a checkout: make setup; elsewhere:"
+    assert module.check_psycopg().fix == f"{where} pip install 'semel[postgres]'"
+    assert module.check_pyarrow().fix == f"{where} pip install 'semel[export]'"
     assert module.check_pyarrow().state == "missing"
 
 

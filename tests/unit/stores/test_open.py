@@ -61,4 +61,4 @@ def test_a_missing_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(builtins, "__import__", without_psycopg)
     with pytest.raises(ConfigError) as caught:
         open_store("postgresql://localhost/x")
-    assert "semel[postgres]" in caught.value.fix
+    assert caught.value.fix == "in a checkout: make setup; elsewhere: pip install 'semel[postgres]'"

@@ -97,6 +97,7 @@ class Model:
         self.epoch = 1
         self.streams = {name: Stream() for name in STREAMS}
         self.states: dict[str, tuple[bytes, int]] = {}
+        self.deleted: dict[str, int] = {}
         self.cursors: dict[str, tuple[str, int, bool]] = {}
         self.rows: dict[tuple[str, str], Row] = {}
         self.turns = 0
@@ -134,7 +135,8 @@ class Model:
     # Conditions are decided op by op, each seeing the ones before it. New rows and records come after that, trims last.
 
     def _refusals(self, unit: Unit) -> list[Result | None]:
-        versions = {key: version for key, (_, version) in self.states.items()}
+        versions = {key: -version for key, version in self.deleted.items()}
+        versions |= {key: version for key, (_, version) in self.states.items()}
         cursors = {name: offset for name, (_, offset, _) in self.cursors.items()}
         rows = {place: (row.state, row.fence) for place, row in self.rows.items()}
         return [self._refusal(op, versions, cursors, rows) for op in unit.ops]
@@ -144,10 +146,14 @@ class Model:
     ) -> Result | None:
         match op:
             case Put():
-                version = versions.get(op.key, 0)
+                last = versions.get(op.key, 0)
+                version = max(last, 0)
                 if op.expected is not None and op.expected != version:
                     return Conflict(version)
-                versions[op.key] = 0 if op.value is None else self._next_version(version)
+                if op.value is not None:
+                    versions[op.key] = self._next_version(abs(last))
+                elif version:
+                    versions[op.key] = -self._next_version(version)
             case Advance():
                 offset = cursors.get(op.cursor, 0)
                 if op.to.epoch != self.epoch or (op.expected is not None and op.expected != offset):
@@ -169,13 +175,7 @@ class Model:
     def _apply_now(self, op: Op, result: Result) -> None:
         match op:
             case Put():
-                version = self._next_version(self.states.get(op.key, (b"", 0))[1])
-                if op.value is None:
-                    self.states.pop(op.key, None)
-                    version = 0
-                else:
-                    self.states[op.key] = (op.value, version)
-                assert result == Advanced(version=version)
+                assert result == Advanced(version=self._put(op))
             case Advance():
                 _, offset, _ = self.cursors.get(op.cursor, (op.to.stream, 0, True))
                 offset = max(offset, op.to.offset)
@@ -186,6 +186,16 @@ class Model:
             case Log():
                 assert op.event.message is not None
                 self.logged.append((op.event.kind, op.event.message))
+
+    def _put(self, op: Put) -> int:
+        """A key that was deleted goes on counting where it ended."""
+        if op.value is not None:
+            last = self.states[op.key][1] if op.key in self.states else self.deleted.pop(op.key, 0)
+            self.states[op.key] = (op.value, self._next_version(last))
+            return self.states[op.key][1]
+        if op.key in self.states:
+            self.deleted[op.key] = self._next_version(self.states.pop(op.key)[1])
+        return 0
 
     def _finish(self, row: Row, op: Finish) -> None:
         row.state = op.to

@@ -180,7 +180,18 @@ class StateSuite(StoreSuite):
         assert commit(store, Put("k", None, expected=1)) == (Advanced(version=0),)
         assert store.state("k") is None
         assert commit_refused(store, Put("k", b"2", expected=1)) == (Conflict(0),)
-        assert commit(store, Put("k", b"2", expected=0)) == (Advanced(version=1),)
+
+    def test_a_deleted_key_goes_on_counting_so_an_old_version_never_fits_again(self, store: Store) -> None:
+        commit(store, Put("k", b"first life"))
+        commit(store, Put("k", None))
+        assert commit(store, Put("k", b"second life", expected=0)) == (Advanced(version=3),)
+        assert commit_refused(store, Put("k", b"late", expected=1)) == (Conflict(3),)
+        assert store.state("k") == State(b"second life", 3)
+
+    def test_a_key_deleted_twice_is_deleted_once(self, store: Store) -> None:
+        commit(store, Put("k", b"1"), Put("k", None), Put("k", None, expected=0))
+        assert store.state("k") is None
+        assert commit(store, Put("k", b"2")) == (Advanced(version=3),)
 
     def test_deleting_what_is_not_there(self, store: Store) -> None:
         assert commit(store, Put("k", None)) == (Advanced(version=0),)
