@@ -262,6 +262,8 @@ def test_every_store_command_on_postgresql(postgres_url: str, tmp_path: Path) ->
     store.close()
     status = call("status")
     assert (status["streams"][0]["head"], status["ledger_entries"]) == (20, 20)
+    assert [entry["message"] for entry in call("ledger", "--last", "2")["entries"]] == ["m18", "m19"]
+    assert [entry["kind"] for entry in call("ledger", "--message", "m7")["entries"]] == ["sent"]
     migrated = call("migrate")
     assert migrated["before"] == migrated["after"] == status["schema"]
     datasets = call("export", "--to", "lake")["datasets"]
@@ -269,6 +271,7 @@ def test_every_store_command_on_postgresql(postgres_url: str, tmp_path: Path) ->
     swept = call("sweep", "--older-than", "0s")
     assert swept["trimmed"] == [{"stream": "hub/chat", "wanted": 21, "first": 21}]
     assert (swept["swept"]["records"], swept["swept"]["ledger"]) == (20, 20)
+    assert call("new-epoch", "--reason", "a test")["epoch"] == status["epoch"] + 1
     doctor = semel("doctor", "--store", postgres_url, cwd=tmp_path)
     assert doctor.returncode == 0
     assert "PostgreSQL" in doctor.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -29,13 +30,14 @@ from semel.errors import (
     NotAStore,
     SchemaTooNew,
     SemelError,
+    StaleFence,
     StoreBusy,
     StoreFull,
     StoreReadOnly,
     StoreRefused,
     StoreUnavailable,
 )
-from semel.kernel.envelope import Envelope
+from semel.kernel.envelope import Blob, Envelope
 from semel.kernel.ledger import START, Event, Kind, Mark
 from semel.kernel.ops import (
     Advance,
@@ -43,6 +45,7 @@ from semel.kernel.ops import (
     Applied,
     Claim,
     Claimed,
+    Duplicate,
     Enqueue,
     Finish,
     Fresh,
@@ -50,13 +53,17 @@ from semel.kernel.ops import (
     Op,
     Put,
     Result,
+    Trim,
     Unit,
     WorkState,
 )
 from semel.kernel.position import EPOCH_GAP, Position
 from semel.kernel.store import Records, State
+from semel.runtime.committer import Committer
+from semel.runtime.perform import Performer
 from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
+from semel.stores.postgres_engine import PostgresEngine, TryAgain
 from semel.testing.postgres import PrivatePostgres, new_database
 
 pytestmark = pytest.mark.connected
@@ -374,6 +381,112 @@ def test_a_deadlock_with_a_user_is_tried_again_in_silence(store: PostgresStore) 
         user.commit()
         waiting.result(DEADLINE_S)
     assert (store.state("a"), store.state("b")) == (State(b"store", 3), State(b"store", 3))
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+@pytest.mark.parametrize("trouble", ["refused", "stale", "again", "data"])
+def test_a_call_that_raises_leaves_nothing_in_the_users_transaction(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch, trouble: str, pipeline: bool
+) -> None:
+    commit(store, Enqueue(QUEUE, "w", Envelope(id="w")))
+    ours: list[Op] = [Put("ours", b"v"), Log(sent("ours"))]
+    error: type[SemelError] = StoreRefused
+    if trouble == "refused":
+        ours.append(Enqueue(QUEUE, "new", Envelope(id="new", blob=Blob("none", 1))))
+    elif trouble == "stale":
+        ours.append(Finish(QUEUE, "w", WorkState.DONE, fence=99))
+        error = StaleFence
+    elif trouble == "data":
+        execute(store.url, "ALTER TABLE semel_work ADD CHECK (identity <> 'new')")
+        ours.append(Enqueue(QUEUE, "new", Envelope(id="new")))
+    else:
+        error = StoreBusy
+        monkeypatch.setattr(PostgresEngine, "flush", _flush_and_clash)
+    with psycopg.connect(store.url) as user, user.pipeline() if pipeline else nullcontext():
+        user.execute("CREATE TABLE effects (n integer)")
+        with pytest.raises(error):
+            store.bind(user).apply(ours)
+        user.execute("INSERT INTO effects VALUES (1)")
+        user.commit()
+    assert execute(store.url, "SELECT n FROM effects") == [(1,)]
+    assert (store.state("ours"), store.work(QUEUE, "new"), store.ledger(START)) == (None, None, [])
+
+
+def _flush_and_clash(engine: PostgresEngine, flush: Callable[[PostgresEngine], None] = PostgresEngine.flush) -> None:
+    flush(engine)
+    raise TryAgain("row")
+
+
+def test_a_call_takes_part_in_the_transaction_and_does_not_end_it(store: PostgresStore) -> None:
+    with psycopg.connect(store.url) as user:
+        store.bind(user).apply([Put("k", b"v")])
+        user.rollback()
+    assert store.state("k") is None
+
+
+# -- what others set
+
+
+@pytest.mark.parametrize(("setting", "used"), [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")])
+def test_a_commit_is_durable_whatever_the_session_is_set_to(
+    store: PostgresStore, hook: Callable[[Callable[[str], None]], None], setting: str, used: str
+) -> None:
+    """Another session may have changed it since we connected, as behind a pooler."""
+    append(store, "a")
+    writer = store._writer
+    assert writer is not None
+    writer.execute(f"SET synchronous_commit = {setting}".encode())
+    seen: list[str] = []
+
+    def look(point: str) -> None:
+        if point == "commit.applied":
+            seen.extend(row[0] for row in writer.execute("SHOW synchronous_commit").fetchall())
+
+    hook(look)
+    append(store, "b")
+    assert seen == [used]
+    assert writer.execute("SHOW synchronous_commit").fetchall() == [(setting,)]
+
+
+def test_the_transactions_beside_the_commits_are_durable_too_but_for_sweeping(store: PostgresStore) -> None:
+    for durable, used in ((True, "on"), (False, "off")):
+        with store._transaction(durable=durable) as run:
+            assert run.connection.execute("SHOW synchronous_commit").fetchall() == [(used,)]
+
+
+def test_a_sweeper_whose_clock_is_ahead_forgets_nothing(store: PostgresStore) -> None:
+    append(store, "a")
+    commit(store, Trim(STREAM, 2), Enqueue(QUEUE, "w", Envelope(id="w")))
+    commit(store, Finish(QUEUE, "w", WorkState.DONE, keep_s=1000.0))
+    ahead = time.time_ns() // 1000 + 30 * 86_400 * 1_000_000
+    swept = store.sweep(ahead)
+    assert (swept.records, swept.identities, swept.work) == (1, 0, 0)
+    assert isinstance(commit(store, Append(STREAM, Envelope(id="a"), identity="a"))[0], Duplicate)
+    assert isinstance(commit(store, Enqueue(QUEUE, "w", Envelope(id="w")))[0], Duplicate)
+
+
+# -- the group commit
+
+
+async def test_many_producers_are_stored_once_and_without_gaps(store: PostgresStore) -> None:
+    """Each producer sends everything twice, as one does that did not hear the answer."""
+
+    async def produce(committer: Committer, producer: int) -> None:
+        for number in (n for n in range(10) for _ in range(2)):
+            id = f"{producer}.{number}"
+            await committer.commit([Append(STREAM, Envelope(id=id), identity=id)], chain=str(producer))
+
+    async with Performer(store) as performer:
+        committer = Committer(performer)
+        await asyncio.gather(*(produce(committer, producer) for producer in range(64)))
+
+    found = store.read(STREAM)
+    assert isinstance(found, Records)
+    assert [record.position.offset for record in found.records] == list(range(1, 641))
+    ids = [record.envelope.id for record in found.records]
+    assert sorted(ids) == sorted(f"{producer}.{number}" for producer in range(64) for number in range(10))
+    for producer in range(64):
+        assert [id for id in ids if id.startswith(f"{producer}.")] == [f"{producer}.{number}" for number in range(10)]
 
 
 # -- a connection that breaks

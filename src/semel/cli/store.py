@@ -274,7 +274,7 @@ def new_epoch(
     \b
     Examples:
       semel store new-epoch --reason "restored from the backup of Monday"
-      semel store new-epoch --reason restored --store postgresql://user@host/database
+      semel store new-epoch --reason restored --store postgresql://user@host/db
     """
     if not reason.strip():
         raise ConfigError("--reason is empty", fix="say in a few words why: it is kept in the ledger")
@@ -294,7 +294,9 @@ def ledger(
     message: Annotated[
         str | None, typer.Option("--message", metavar="ID", help="Only what was seen to happen to this message.")
     ] = None,
-    last: Annotated[int, typer.Option("--last", metavar="N", min=1, help="How many entries, counted from the end.")] = 20,
+    last: Annotated[
+        int, typer.Option("--last", metavar="N", min=1, help="How many entries, counted from the end.")
+    ] = 20,
     store: StoreOption = None,
     config: ConfigOption = None,
     json: JsonOption = False,

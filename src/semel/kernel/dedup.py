@@ -58,15 +58,45 @@ class IdWindow:
         self._seen = OrderedDict(sorted(seen.items(), key=lambda item: item[1]))
 
 
+class GivenUp:
+    """The indexes whose place was given up before they came, so that a late one is not taken for a duplicate.
+
+    It lives in memory only and holds `RANGES_MAX` ranges, the newest: after a restart, or long after, a message that
+    comes late cannot be told from a second copy and counts as a duplicate.
+    """
+
+    RANGES_MAX = 100
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+
+    def add(self, first: int, last: int) -> None:
+        if first <= last:
+            self._ranges.append((first, last))
+            del self._ranges[: -self.RANGES_MAX]
+
+    def take(self, index: int) -> bool:
+        """Whether this is a late one. True once: what comes after it is its copy."""
+        found = next(((first, last) for first, last in self._ranges if first <= index <= last), None)
+        if found is None:
+            return False
+        self._ranges.remove(found)
+        self.add(found[0], index - 1)
+        self.add(index + 1, found[1])
+        return True
+
+
 class MonotonicIndex:
-    """Passes an index above the last one that passed; an equal or lower one is a duplicate."""
+    """Passes an index above the last one that passed; an equal or lower one is a duplicate, or came too late."""
 
     def __init__(self, last: int = 0) -> None:
         self.last = last
+        self.given_up = GivenUp()
 
     def is_new(self, index: int) -> bool:
         if index <= self.last:
             return False
+        self.given_up.add(self.last + 1, index - 1)
         self.last = index
         return True
 
@@ -145,6 +175,7 @@ class StrictIndex(Generic[T]):
     next: int = 1
     buffer_max: int = 1000
     gap: GapPolicy = field(default_factory=GapPolicy)
+    given_up: GivenUp = field(default_factory=GivenUp)
     _early: dict[int, T] = field(default_factory=dict)
     _deadline: float | None = None
 
@@ -197,6 +228,7 @@ class StrictIndex(Generic[T]):
         if self.gap.then is OnGap.ASK:
             self._deadline = now + self.gap.after_s
             return GapAsked(first, last)
+        self.given_up.add(first, last)
         self.next = last + 1
         return GapSkipped(first, last, self._release(now))
 

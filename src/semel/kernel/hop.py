@@ -14,7 +14,7 @@ from enum import Enum
 
 import msgspec
 
-from semel.errors import EpochChanged
+from semel.errors import EpochChanged, SemelError, StoreError, StoreRefused
 from semel.kernel.dedup import Early, GapAsked, GapPolicy, MonotonicIndex, Overflow, Passed, Repeated, StrictIndex
 from semel.kernel.effects import (
     Close,
@@ -44,8 +44,11 @@ from semel.kernel.ops import Advance, Append, Conflict, Enqueue, Log, Op, Put
 from semel.kernel.position import Position
 from semel.kernel.resend import GaveUp, Resend, ResendPolicy, Transmit
 from semel.kernel.store import Record
+from semel.kernel.text import clean_cause
 
 RESENT_LOGGED_MAX = 100
+SESSIONS_MAX = 10_000
+"""How many sessions a receiver keeps in memory. Those that rest are let go, and loaded again when they are needed."""
 READ_AGAIN_S = 1.0
 
 
@@ -103,6 +106,7 @@ class Sender:
         self._reading = False
         self._read_again_at: float | None = None
         self._stopped = False
+        self._blocked: Record | None = None
         self._resend: Resend[Record] = Resend(config.policy, seed=config.seed)
         self._order: deque[Record] = deque()
         self._confirmed: set[int] = set()
@@ -116,6 +120,8 @@ class Sender:
 
     @property
     def suspended(self) -> GaveUp | None:
+        if self._blocked is not None:
+            return GaveUp(_delivery(self._blocked), 0)
         return self._resend.suspended
 
     def start(self, now: float) -> Sequence[Effect]:
@@ -125,6 +131,9 @@ class Sender:
         match event:
             case ReadDone(records=records):
                 return self._take(records, now)
+            case Received(peer=peer) | Connected(peer=peer) if peer != self.config.peer:
+                # nobody else can know what the peer has
+                return ()
             case Received(message=Confirm(deliveries=deliveries)):
                 return self._confirm(deliveries, now)
             case Received(message=Ask() as ask):
@@ -169,7 +178,7 @@ class Sender:
 
     def _read_more(self) -> list[Effect]:
         room = self.config.policy.window - len(self._order)
-        if self._reading or self._stopped or room <= 0 or self._resend.suspended is not None:
+        if self._reading or self._stopped or room <= 0 or self.suspended is not None:
             return []
         self._reading = True
         return [Read(self.config.stream, self._read_to, room)]
@@ -178,10 +187,27 @@ class Sender:
         self._reading = False
         effects: list[Effect] = []
         for record in records:
+            if record.envelope.blob is not None:
+                return effects + self._block(record)
             self._read_to = record.position
             self._order.append(record)
             effects += self._send(self._resend.offer(_delivery(record), record, now))
         return effects + self._read_more()
+
+    def _block(self, record: Record) -> list[Effect]:
+        """A body in chunks cannot cross a hop, and going on would leave it behind in silence: read no further.
+
+        What was sent before goes on until it is confirmed.
+        """
+        self._blocked = record
+        self._token += 1
+        cause = "its body is kept in chunks, which cannot cross a hop"
+        detail = (
+            f"{self.name} stands before {record.position}: {cause}; publish it again with its body in the message, "
+            f"advance the cursor {self.config.cursor} past it, and resume"
+        )
+        event = self._event(Kind.SUSPENDED, record, cause=cause)
+        return [Commit((Log(event),), self._token, chain=None), Notify("suspended", detail, record.envelope.id)]
 
     def _send(self, transmits: Sequence[Transmit[Record]]) -> list[Effect]:
         return [Send(self.config.peer, self._message(transmit)) for transmit in transmits]
@@ -279,6 +305,11 @@ class Sender:
         ]
 
     def _resume(self, now: float) -> list[Effect]:
+        if self._blocked is not None:
+            # only the store knows whether somebody has moved the cursor past it
+            self._token += 1
+            resumed = Log(self._event(Kind.RESUMED, self._blocked))
+            return [Commit((resumed,), self._token, chain=None), *self._reload()]
         if self._resend.suspended is None:
             return []
         given_up = self._resend.suspended.id
@@ -317,7 +348,8 @@ class ReceiverConfig:
     """Messages go to the stream, or to the work queue when `queue` is set (one key per session).
 
     ID dedups by the application's id in the store. MONOTONIC and STRICT dedup by index: by the producer's index within
-    its session, or by the hop's own index when `hop_index` is set, which makes each peer one session.
+    its session, or by the hop's own index when `hop_index` is set, which makes each peer one session. By the producer's
+    index a message without a session has no place and is rejected.
     """
 
     name: str
@@ -348,6 +380,7 @@ class Receiver:
         self._token = 0
         self._pending: dict[int, tuple[str | None, list[tuple[str, str]]]] = {}
         self._undecided: set[tuple[str, str]] = set()
+        self._arrivals: dict[int, tuple[LedgerEvent, ...]] = {}
         self._sessions: dict[str, _Session] = {}
         self._loading: dict[str, list[tuple[str, Message]]] = {}
 
@@ -360,8 +393,12 @@ class Receiver:
                 return self._arrived(peer, message, now)
             case Committed(token=token):
                 return self._committed(token)
-            case CommitFailed(token=token) | CommitUnknown(token=token):
+            case CommitFailed(token=token, error=error):
                 self._forget(token)
+                return self._refused(self._arrivals.pop(token, ()), error)
+            case CommitUnknown(token=token):
+                self._forget(token)
+                self._arrivals.pop(token, None)
             case Loaded(key=key, state=state):
                 session = key.removeprefix(self._key(""))
                 value = int(state.value) if state is not None else None
@@ -396,10 +433,11 @@ class Receiver:
     def _arrived(self, peer: str, message: Message, now: float) -> Sequence[Effect]:
         if self.config.order is Order.ID:
             return self._arrived_by_id(peer, message)
-        if self._index(message) < 1:
+        session = peer if self.config.hop_index else message.envelope.session
+        if session is None or self._index(message) < 1:
             return self._reject(message)
-        session = peer if self.config.hop_index else _session(message.envelope)
         if session in self._sessions:
+            self._sessions[session] = self._sessions.pop(session)  # the newest is last
             return self._arrived_by_index(session, peer, message, now)
         waiting = self._loading.get(session)
         if waiting is None:
@@ -420,9 +458,26 @@ class Receiver:
 
     def _reject(self, message: Message) -> Sequence[Effect]:
         """Without a number it has no place: not confirmed, so that its sender keeps it and people hear of it."""
-        event = self._event(Kind.REJECTED, message, cause="it has no index, and this hop goes by the index")
-        detail = f"{message.envelope.id} has no index from 1 upwards, but {self.name} goes by it"
+        what = "session" if message.envelope.session is None and not self.config.hop_index else "index"
+        cause = f"it has no {what}, and this hop goes by the index within a session"
+        event = self._event(Kind.REJECTED, message, cause=cause)
+        detail = f"{self.name} did not take {message.envelope.id}: {cause}; publish it with session and index from 1"
         return [*self._commit((Log(event),), [], None), Notify("rejected", detail, message.envelope.id)]
+
+    def _refused(self, arrivals: Sequence[LedgerEvent], error: SemelError | None) -> Sequence[Effect]:
+        """What the store will not hold is not confirmed, and would come again for ever without anybody hearing of it.
+
+        Messages that passed together are refused together: which of them it was the store does not say.
+        """
+        if not arrivals or not _is_refusal(error):
+            return ()
+        cause = clean_cause(str(error))
+        events = [msgspec.structs.replace(event, kind=Kind.REJECTED, cause=cause) for event in arrivals]
+        notes = [
+            Notify("rejected", f"{self.name} could not store {event.message}: {cause}", event.message)
+            for event in events
+        ]
+        return [*self._commit(tuple(Log(event) for event in events), [], None), *notes]
 
     def _arrived_by_index(self, name: str, peer: str, message: Message, now: float) -> Sequence[Effect]:
         session = self._sessions[name]
@@ -470,20 +525,28 @@ class Receiver:
         The first copy may have come from another peer, so the duplicate is chained to its session and fails with it.
         And it is a duplicate only if the session still stands where we remember it: a store that was restored from a
         backup may never have seen the first copy.
+
+        One whose place was given up is no duplicate: it is confirmed, because it can never pass, and recorded as
+        dropped. After a restart, and when the session was let go from memory, the two cannot be told apart.
         """
         if (peer, message.delivery) in self._undecided:
             return ()
-        log = Log(self._event(Kind.DUPLICATE, message))
-        return self._commit((log, self._put(name, self._sessions[name])), [(peer, message.delivery)], name)
+        session = self._sessions[name]
+        event = self._event(Kind.DUPLICATE, message)
+        if session.index.given_up.take(self._index(message)):
+            event = self._event(Kind.DROPPED, message, cause="it came after its place was given up")
+        return self._commit((Log(event), self._put(name, session)), [(peer, message.delivery)], name)
 
     def _commit(self, ops: tuple[Op, ...], confirms: list[tuple[str, str]], session: str | None) -> list[Effect]:
         self._token += 1
         self._pending[self._token] = (session, confirms)
+        self._arrivals[self._token] = _arrivals(ops)
         self._undecided.update(confirms)
         return [Commit(ops, self._token, chain=session)]
 
     def _committed(self, token: int) -> list[Effect]:
         _, confirms = self._pending.pop(token)
+        self._arrivals.pop(token, None)
         by_peer: dict[str, list[str]] = {}
         for peer, delivery in confirms:
             self._undecided.discard((peer, delivery))
@@ -507,8 +570,23 @@ class Receiver:
             return ()
         if known is not None and isinstance(known.index, StrictIndex):
             arrived = [*known.index.waiting(), *arrived]
+        self._sessions.pop(name, None)
         self._sessions[name] = _Session(self._new_index(value), version)
+        self._let_go()
         return [effect for peer, message in arrived for effect in self._arrived_by_index(name, peer, message, now)]
+
+    def _let_go(self) -> None:
+        """Sessions that rest, the longest unused first. Many at a time, so that looking for them costs little."""
+        if len(self._sessions) <= SESSIONS_MAX:
+            return
+        busy = {session for session, _ in self._pending.values()}
+        newest = next(reversed(self._sessions))
+        resting = [
+            name for name, session in self._sessions.items()
+            if name not in busy and name != newest and (isinstance(session.index, MonotonicIndex) or not session.index)
+        ]  # fmt: skip
+        for name in resting[: max(1, SESSIONS_MAX // 10)]:
+            del self._sessions[name]
 
     def _new_index(self, value: int | None) -> StrictIndex[tuple[str, Message]] | MonotonicIndex:
         if self.config.order is Order.MONOTONIC:
@@ -549,6 +627,8 @@ class Receiver:
         )
 
     def _skipped(self, session: str, first: int, last: int) -> Log:
+        """One event for the whole gap. Not of the kind SKIPPED, which ends a message that was accepted: these never
+        came, and the sum of what was accepted and what has ended would no longer hold."""
         cause = f"indexes {first}..{last} never came"
         event = LedgerEvent(
             Kind.ACTION,
@@ -559,6 +639,16 @@ class Receiver:
             cause=cause,
         )
         return Log(event)
+
+
+def _arrivals(ops: Sequence[Op]) -> tuple[LedgerEvent, ...]:
+    """The messages that these ops would store, each as an event about it."""
+    return tuple(op.on_duplicate for op in ops if isinstance(op, Append | Enqueue) and op.on_duplicate is not None)
+
+
+def _is_refusal(error: SemelError | None) -> bool:
+    """Whether the data is at fault rather than the store: trying again gives the same answer."""
+    return isinstance(error, StoreRefused) or (error is not None and not isinstance(error, StoreError))
 
 
 def _session(envelope: Envelope) -> str:

@@ -164,9 +164,11 @@ class Balance:
 
 
 def balance(events: Iterable[Event], open_count: int) -> Balance:
-    """Add up one receiver's events. `open_count` is what its store says is still open."""
+    """Add up one receiver's events. `open_count` is what its store says is still open.
+
+    What was dropped was turned away at the door and never accepted, so it ends nothing that was."""
     counts: Counter[Kind] = Counter()
     for event in events:
         counts[event.kind] += event.n
-    ended = sum(counts[kind] for kind in ENDS)
+    ended = sum(counts[kind] for kind in ENDS if kind is not Kind.DROPPED)
     return Balance(counts[Kind.ACCEPTED], counts[Kind.REPLAYED], ended, open_count)

@@ -96,8 +96,9 @@ class Enqueue(msgspec.Struct, frozen=True, gc=False):
 
     Rows with the same `key` are claimed one after the other, in the order in which they were enqueued. `due` in the
     future schedules the row: it takes its turn when it falls due. `replace` moves the row of the same identity to the
-    new `due` and body, which is how a durable timer is set again: whatever has become of it. A claimed row is taken
-    back under a new fence, so its holder can no longer finish it, and one that is finished or put aside is opened again.
+    new `due` and body, which is how a durable timer is set again, whatever has become of it: a claimed row is taken
+    back under a new fence, so that its holder can no longer finish it, and one that was finished or put aside is
+    opened again. A new turn that it takes among its key comes after those of the rows that are new in its commit.
     """
 
     queue: str
@@ -140,9 +141,9 @@ class Renew(msgspec.Struct, frozen=True, gc=False):
 class Finish(msgspec.Struct, frozen=True, gc=False):
     """Move a work row to another state: from a claim with its fence, or from an unclaimed state with `fence` None.
 
-    DONE and DEAD keep the identity for `keep_s`; DONE drops the body at once. SCHEDULED is a retry at `due`, or `delay_s`
-    from now by the store's clock, which is what a caller with a clock of its own wants. `holds` lets a parked or dead
-    row keep blocking its key, so that nothing overtakes it.
+    DONE and DEAD keep the identity for `keep_s`; DONE drops the body at once. SCHEDULED is a retry at `due`, or
+    `delay_s` from now by the store's clock, for callers whose own clock may differ; `delay_s` wins if both are given.
+    `holds` lets a parked or dead row keep blocking its key, so that nothing overtakes it.
     """
 
     queue: str

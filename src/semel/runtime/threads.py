@@ -83,7 +83,9 @@ class Writer:
             return partial(self._interpreter.refused, group, as_refusal(error))
         except Exception:
             # it may have come after COMMIT, and to commit again could double what has no identity
-            log.exception("a store failed in a way that Semel does not know: %d commits are in doubt", len(group.members))
+            log.exception(
+                "a store failed in a way that Semel does not know: %d commits are in doubt", len(group.members)
+            )
             return partial(self._interpreter.unknown, group)
 
     def _resolve(self, group: Group, doubt: CommitInDoubt) -> Report:

@@ -79,7 +79,7 @@ class Link:
             return
         self._server = self._last_server = server
         self._connection += 1
-        self._tell(self._client, self.client_machine, Connected(self._peer(self._connection)))
+        self._tell(self._client, self.client_machine, Connected(self.name))
         self._tell(server, self._server_machine, Connected(self._peer(self._connection)))
 
     def _choose(self) -> Node:
@@ -95,8 +95,12 @@ class Link:
             return
         server, self._server = self._server, None
         self._world.see("link.cut")
-        gone = Disconnected(self._peer(self._connection))
-        for node, machine in ((self._client, self.client_machine), (server, self._server_machine)):
+        ends = (
+            (self._client, self.client_machine, self.name),
+            (server, self._server_machine, self._peer(self._connection)),
+        )
+        for node, machine, peer in ends:
+            gone = Disconnected(peer)
             self._world.after(self._world.between(NOTICE_S), f"{self.name} cut", self._tell, node, machine, gone)
         self._dial_soon(DIAL_AGAIN_S)
 
@@ -171,7 +175,9 @@ class Link:
         if direction == "up":
             self.arrived += 1
         self._world.clock.detail(to.name, message)
-        to.hears_event(None, machine, Received(self._peer(connection), message))
+        # the client dials one service and knows it by one name; only the server may see a new name per connection
+        peer = self._peer(connection) if direction == "up" else self.name
+        to.hears_event(None, machine, Received(peer, message))
 
     def _survives(self, to: Node, life: int, connection: int) -> bool:
         """What was on the way may still reach the process that it was sent to, but not one started since."""

@@ -139,6 +139,12 @@ class MemoryEngine:
         self.node = node
         self.epoch = data.epoch
         self._undo: list[Callable[[], object]] = []
+        self._fences = 0
+
+    @property
+    def wrote(self) -> bool:
+        """Whether anything is different now but the counter of fences."""
+        return len(self._undo) > self._fences
 
     def roll_back(self) -> None:
         while self._undo:
@@ -185,6 +191,7 @@ class MemoryEngine:
 
     def next_fence(self) -> int:
         self._change(self.data, fence=self.data.fence + 1)
+        self._fences += 1
         return self.data.fence
 
     def move_work(self, moves: Sequence[Move]) -> None:
@@ -433,13 +440,16 @@ class MemoryStore:
             if self._closed:
                 raise StoreUnavailable("the store is closed", fix="open it again")
             now = self._clock()
+            self._wrote = True
             result = getattr(self, "_do_" + call)(now, *args)
             if self._journal is not None:
                 self._journal.append(Frame(call, args, now))
                 self._journal.sync()
-            self._changed.notify_all()
+            wakes = list(self._listeners) if self._wrote else []
+            if self._wrote:
+                self._changed.notify_all()
         reach("commit.committed")
-        for wake in list(self._listeners):
+        for wake in wakes:
             with suppress(Exception):
                 wake()
         return result
@@ -453,6 +463,7 @@ class MemoryStore:
         reach("commit.begin")
         try:
             outcomes = apply(engine, units)
+            self._wrote = engine.wrote
             reach("commit.applied")
         except BaseException:
             engine.roll_back()

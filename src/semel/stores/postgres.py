@@ -386,7 +386,7 @@ class PostgresStore:
     # -- retention
 
     def sweep(self, now: int, limit: int = 1000) -> Swept:
-        """One sweeper at a time; a second one finds nothing to do. A caller whose clock is ahead forgets nothing early."""
+        """One sweeper at a time; a second one finds nothing to do. A caller whose clock runs ahead loses nothing."""
         now = self._sweep_time(now)
         records, forgotten = self._sweep_records(now, limit)
         identities = forgotten + self._sweep_identities(now, limit - forgotten)
@@ -617,8 +617,8 @@ def _roll_back(connection: Connection[Any]) -> None:
 
 @contextmanager
 def _savepoint(connection: Connection[Any]) -> Iterator[None]:
-    """All or nothing inside a transaction that is not ours. psycopg's own `transaction()` would commit one that it finds
-    not begun, and in a pipeline it cannot tell."""
+    """All or nothing inside a transaction that is not ours. psycopg's own `transaction()` commits at its end when it
+    finds none begun, and in a pipeline it cannot tell."""
     connection.execute("SAVEPOINT semel_apply", prepare=False)
     try:
         yield

@@ -35,7 +35,6 @@ INSERT INTO semel_record (
     id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
--- A deleted state stays as an empty value under a negative version, so that its versions never begin anew.
 -- name: put_state
 INSERT INTO semel_state (key, value, version) VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version

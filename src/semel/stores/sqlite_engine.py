@@ -115,8 +115,8 @@ class SqliteEngine:
         return due or 0
 
     def put_states(self, rows: Sequence[tuple[str, bytes | None, int]]) -> None:
-        for key, value, version in rows:
-            self._db.execute(Q["put_state"], (key, value or b"", version))
+        """A deleted state stays as an empty value under a negative version, so that its versions never begin anew."""
+        self._db.executemany(Q["put_state"], [(key, value or b"", version) for key, value, version in rows])
 
     def put_cursors(self, rows: Sequence[tuple[str, Position, bool]]) -> None:
         values = [(name, at.stream, at.epoch, at.offset, int(pins)) for name, at, pins in rows]

@@ -17,7 +17,7 @@ from .conftest import Semel
 ROOT = typer.main.get_command(app)
 COMMANDS = [
     "demo", "doctor", "store", "sim", "bench", "store init", "store status", "store migrate", "store sweep",
-    "store export", "bench store",
+    "store export", "store ledger", "store new-epoch", "bench store",
 ]  # fmt: skip
 
 

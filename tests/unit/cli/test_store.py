@@ -176,6 +176,69 @@ def test_migrate_says_what_it_found_and_what_it_made(
 # -- sweep
 
 
+def test_a_new_epoch_begins_when_told_so_and_says_why(semel: Semel, filled: SqliteStore) -> None:
+    assert semel("store", "new-epoch", "--reason", "restored by hand", "--json").result == {
+        "store": URL,
+        "epoch": 2,
+        "reason": "restored by hand",
+    }
+    told = semel("store", "new-epoch", "--reason", "and once more")
+    assert (told.exit_code, told.out) == (0, f"{URL}: epoch 3 begins\n")
+    causes = [entry["cause"] for entry in semel("store", "ledger", "--json").result["entries"]]
+    assert causes[-2:] == ["restored by hand", "and once more"]
+    assert semel("store", "status", "--json").result["epoch"] == 3
+
+
+def test_a_new_epoch_needs_a_reason_and_a_store(semel: Semel) -> None:
+    assert semel("store", "new-epoch").exit_code == 2
+    assert semel("store", "new-epoch", "--reason", " ", "--json").error["message"] == "--reason is empty"
+    assert semel("store", "new-epoch", "--reason", "x").exit_code == 3
+    assert not Path("semel.db").exists()
+
+
+def ledger_of(store: Store) -> None:
+    """Two ranges of two records, then a duplicate and a failure about one message."""
+    accepted, repeated = Event(Kind.ACCEPTED, "shop>hub/orders"), Event(Kind.DUPLICATE, "shop>hub/orders")
+    for ids in (("o1", "o2"), ("o3", "o4"), ("o3",)):
+        appends = (
+            Append("hub/orders", Envelope(id=id), identity=id, on_fresh=accepted, on_duplicate=repeated) for id in ids
+        )
+        store.commit([Unit(tuple(appends))])
+    store.commit([Unit((Log(Event(Kind.FAILED, "hub/orders>[red]", message="o1", cause="no [answer]")),))])
+
+
+@pytest.fixture
+def audited(semel: Semel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEDGER_PAGE", 2)
+    store = SqliteStore(URL)
+    ledger_of(store)
+    store.close()
+
+
+def test_the_ledger_of_a_message_holds_the_ranges_that_it_is_in(semel: Semel, audited: None) -> None:
+    def kinds(*args: str) -> list[tuple[str, object]]:
+        entries = semel("store", "ledger", "--json", *args).result["entries"]
+        return [(entry["kind"], entry["message"] or (entry["first"], entry["last"])) for entry in entries]
+
+    everything = [("accepted", (1, 2)), ("accepted", (3, 4)), ("duplicate", "o3"), ("failed", "o1")]
+    assert kinds() == everything
+    assert kinds("--last", "3") == everything[-3:]
+    assert kinds("--message", "o3") == everything[1:3]
+    assert kinds("--message", "o1") == [everything[0], everything[3]]
+    assert kinds("--message", "o1", "--last", "1") == [everything[3]]
+    assert kinds("--message", "nobody") == []
+
+
+def test_the_ledger_for_people(semel: Semel, audited: None) -> None:
+    lines = semel("store", "ledger").out.splitlines()
+    assert lines[0].split() == ["mark", "at", "node", "kind", "hop", "message", "attempt", "cause"]
+    assert "hub/orders 3 to 4" in lines[3]
+    assert "hub/orders>[red]" in lines[5]
+    assert "no [answer]" in lines[5]
+    assert semel("store", "ledger", "--message", "nobody").out == "the ledger holds no such entry\n"
+    assert semel("store", "ledger", "--last", "0").exit_code == 2
+
+
 def test_sweep_gives_up_what_is_old_but_for_what_a_cursor_pins(semel: Semel, filled: SqliteStore) -> None:
     ran = semel("store", "sweep", "--older-than", "7d", "--json")
     assert ran.result["trimmed"] == [{"stream": "hub/chat", "wanted": 61, "first": 31}]

@@ -12,6 +12,7 @@ from semel.kernel.dedup import (
     GapAsked,
     GapPolicy,
     GapSkipped,
+    GivenUp,
     IdWindow,
     MonotonicIndex,
     OnGap,
@@ -195,3 +196,20 @@ def test_restore_forgets_what_was_not_confirmed() -> None:
 def test_a_gap_policy_that_acts_at_once_is_refused() -> None:
     with pytest.raises(ConfigError):
         GapPolicy(OnGap.SKIP, 0.0)
+
+
+def test_an_index_that_was_given_up_is_known_once() -> None:
+    given_up = GivenUp()
+    given_up.add(3, 5)
+    given_up.add(9, 8)
+    assert [given_up.take(index) for index in (2, 4, 4, 3, 5, 5, 6, 8, 9)] == [
+        False, True, False, True, True, False, False, False, False,
+    ]  # fmt: skip
+
+
+def test_the_memory_of_what_was_given_up_is_bounded_and_keeps_the_newest() -> None:
+    given_up = GivenUp()
+    for index in range(2, 2 * GivenUp.RANGES_MAX + 4, 2):
+        given_up.add(index, index)
+    assert not given_up.take(2)
+    assert given_up.take(4)

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.errors import StoreUnavailable
+from semel.errors import StoreRefused, StoreUnavailable
+from semel.kernel import hop
 from semel.kernel.dedup import GapPolicy, OnGap
 from semel.kernel.effects import Connected, Notify, Received, Resume
-from semel.kernel.envelope import Envelope
+from semel.kernel.envelope import Blob, Envelope
 from semel.kernel.hop import Ask, Confirm, Message, Order, Receiver, ReceiverConfig, Sender, SenderConfig
-from semel.kernel.ledger import Kind, fold_ids
-from semel.kernel.ops import Append, Put, Trim, Unit, WorkState
+from semel.kernel.ledger import Kind, balance, fold_ids
+from semel.kernel.ops import Advance, Append, Put, PutBlob, Trim, Unit, WorkState
 from semel.kernel.position import Position
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import RetryPolicy
@@ -25,6 +26,7 @@ from .bench import Bench
 
 OUT, IN = "outbox/app", "inbox/app"
 DOWN = StoreUnavailable("gone", fix="wait")
+REFUSED = StoreRefused("the envelope names blob 'b', which is not stored", fix="put its chunks first")
 
 
 def sender_config(window: int = 4, retries: int | None = None) -> SenderConfig:
@@ -413,6 +415,175 @@ def test_a_queue_gets_one_key_per_session(bench: Bench) -> None:
     assert row is not None
     assert (row.state, row.key) == (WorkState.READY, "s")
     assert counts(bench, Kind.ACCEPTED) == 2
+
+
+def feed(bench: Bench, *messages: Message, peer: str = "out") -> None:
+    bench.wires["in"] = [(peer, message) for message in messages]
+    bench.pass_on("in")
+
+
+def numbered(index: int, session: str = "s", attempt: int = 1) -> Message:
+    name = f"{session}{index}"
+    return Message(f"d-{name}", Envelope(id=name, session=session, index=index), index, attempt)
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_what_the_store_refuses_is_rejected_with_its_cause(bench: Bench, order: Order) -> None:
+    start_receiver(bench, order)
+    bench.fail_commits = [REFUSED]
+    feed(bench, numbered(1))
+    assert (arrived(bench), bench.sent_to("out")) == ([], [])
+    [event] = bench.ledger()
+    assert (event.kind, event.message, event.delivery) == (Kind.REJECTED, "s1", "d-s1")
+    assert event.cause is not None
+    assert "blob" in event.cause
+    assert [(note.topic, note.message) for note in bench.notes] == [("rejected", "s1")]
+    feed(bench, numbered(1, attempt=2))
+    assert arrived(bench) == ["s1"]
+
+
+def test_a_store_that_is_away_rejects_nothing(bench: Bench) -> None:
+    start_receiver(bench)
+    bench.fail_commits = [DOWN]
+    feed(bench, numbered(1))
+    assert (bench.ledger(), bench.notes) == ([], [])
+
+
+def test_a_rejection_that_the_store_refuses_is_not_rejected_again(bench: Bench) -> None:
+    start_receiver(bench)
+    bench.fail_commits = [REFUSED, REFUSED]
+    feed(bench, numbered(1))
+    assert (bench.ledger(), len(bench.notes)) == ([], 1)
+
+
+def publish_with_chunks(bench: Bench, id: str) -> None:
+    chunk = PutBlob("big", 0, b"x")
+    bench.store.commit([Unit((chunk, Append(OUT, Envelope(id=id, blob=Blob("big", 1)))))])
+    bench.interpreter.wake()
+    bench.run()
+
+
+def test_a_body_in_chunks_suspends_the_sender_before_it(bench: Bench) -> None:
+    sender = start_sender(bench)
+    start_receiver(bench)
+    publish(bench, "a")
+    publish_with_chunks(bench, "b")
+    publish(bench, "c")
+    bench.settle("in", "out")
+    bench.wait(60.0)
+    assert arrived(bench) == ["a"]
+    assert bench.store.cursor("send/out") == Position(OUT, 1, 1)
+    assert sender.suspended is not None
+    [event] = [event for event in bench.ledger() if event.kind is Kind.SUSPENDED]
+    assert event.message == "b"
+    assert [(note.topic, note.message) for note in bench.notes] == [("suspended", "b")]
+    assert "send/out" in bench.notes[0].detail
+
+
+def test_a_sender_goes_on_when_an_operator_has_moved_its_cursor_past_the_chunks(bench: Bench) -> None:
+    start_sender(bench)
+    start_receiver(bench)
+    publish_with_chunks(bench, "a")
+    publish(bench, "b")
+    bench.store.commit([Unit((Advance("send/out", Position(OUT, 1, 1)),))])
+    seat = bench.interpreter.seat("out")
+    assert seat is not None
+    bench.interpreter.feed(seat, Resume())
+    bench.run()
+    assert bench.closes == ["reload"]
+    assert counts(bench, Kind.RESUMED) == 1
+    start_sender(bench)
+    bench.settle("in", "out")
+    assert arrived(bench) == ["b"]
+
+
+def test_a_late_message_after_a_skipped_gap_is_dropped_and_its_copy_a_duplicate(bench: Bench) -> None:
+    start_receiver(bench, Order.STRICT, gap=GapPolicy(OnGap.SKIP, 2.0))
+    feed(bench, numbered(4))
+    bench.wait(2.0)
+    feed(bench, numbered(2))
+    assert bench.sent_to("out") == [Confirm(("d-s4",)), Confirm(("d-s2",))]
+    [event] = [event for event in bench.ledger() if event.kind is Kind.DROPPED]
+    assert (event.message, event.cause) == ("s2", "it came after its place was given up")
+    feed(bench, numbered(2, attempt=2), numbered(4, attempt=2))
+    assert (counts(bench, Kind.DROPPED), counts(bench, Kind.DUPLICATE)) == (1, 2)
+    feed(bench, numbered(1), numbered(3))
+    assert counts(bench, Kind.DROPPED) == 3
+
+
+def test_what_monotonic_gives_up_is_dropped_and_not_called_a_duplicate(bench: Bench) -> None:
+    start_receiver(bench, Order.MONOTONIC)
+    for message in (numbered(2), numbered(1), numbered(2, attempt=2)):
+        feed(bench, message)
+    assert [(event.kind, event.message) for event in bench.ledger() if event.message is not None] == [
+        (Kind.DROPPED, "s1"),
+        (Kind.DUPLICATE, "s2"),
+    ]
+    assert balance(bench.ledger(), open_count=1).holds
+
+
+@pytest.mark.parametrize("event", [Connected("stranger"), Received("stranger", Ask("s", 1, 1))])
+def test_a_sender_sends_nothing_because_a_stranger_says_so(bench: Bench, event: Connected | Received) -> None:
+    start_sender(bench)
+    publish(bench, "a", session="s")
+    bench.wires.clear()
+    seat = bench.interpreter.seat("out")
+    assert seat is not None
+    bench.interpreter.feed(seat, event)
+    assert bench.sent_to("in") == []
+
+
+def test_a_confirm_of_a_stranger_counts_for_nothing(bench: Bench) -> None:
+    sender = start_sender(bench)
+    publish(bench, "a")
+    seat = bench.interpreter.seat("out")
+    assert seat is not None
+    bench.interpreter.feed(seat, Received("stranger", Confirm((f"{OUT}/1/1",))))
+    bench.run()
+    assert sender.unconfirmed == 1
+    assert bench.store.cursor("send/out") is None
+
+
+@pytest.mark.parametrize("order", [Order.STRICT, Order.MONOTONIC])
+def test_a_message_without_a_session_is_rejected_where_the_index_counts(bench: Bench, order: Order) -> None:
+    receiver = start_receiver(bench, order)
+    feed(bench, Message("d1", Envelope(id="m", index=1), 1))
+    assert (arrived(bench), bench.sent_to("out"), receiver._sessions) == ([], [], {})
+    [event] = bench.ledger()
+    assert (event.kind, event.cause) == (
+        Kind.REJECTED,
+        "it has no session, and this hop goes by the index within a session",
+    )
+    assert [note.topic for note in bench.notes] == ["rejected"]
+
+
+def test_sessions_that_rest_are_let_go_and_loaded_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hop, "SESSIONS_MAX", 3)
+    receiver = start_receiver(bench, Order.STRICT)
+    feed(bench, numbered(2, "waiting"))
+    for session in "abc":
+        feed(bench, numbered(1, session))
+    feed(bench, numbered(2, "b"))
+    assert set(receiver._sessions) == {"waiting", "b", "c"}
+    for session in "def":
+        feed(bench, numbered(1, session))
+    assert set(receiver._sessions) == {"waiting", "e", "f"}
+    feed(bench, numbered(1, "a", attempt=2), numbered(2, "a"))
+    feed(bench, numbered(1, "waiting"))
+    assert arrived(bench) == ["a1", "b1", "c1", "b2", "d1", "e1", "f1", "a2", "waiting1", "waiting2"]
+    assert counts(bench, Kind.DUPLICATE) == 1
+
+
+def test_a_receiver_finds_its_way_back_into_a_session_whose_state_was_deleted(bench: Bench) -> None:
+    """The key goes on counting, so the first version after the new beginning is not the one that was foreseen."""
+    start_receiver(bench, Order.STRICT)
+    feed(bench, numbered(1))
+    bench.store.commit([Unit((Put("receive/in/s", None),))])
+    start_receiver(bench, Order.STRICT)
+    feed(bench, numbered(1), numbered(2))
+    feed(bench, numbered(2, attempt=2), numbered(3))
+    feed(bench, numbered(3, attempt=2))
+    assert arrived(bench) == ["s1", "s1", "s2", "s3"]
 
 
 fates = st.lists(st.sampled_from([0, 0, 1, 1, 1, 2]), max_size=60)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semel.errors import StoreUnavailable
-from semel.kernel.effects import Wake
+from semel.kernel.effects import Commit, CommitFailed, CommitUnknown, Wake
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Claim, Claimed, Enqueue, Finish, Op, Trim, Unit, WorkState
@@ -15,6 +15,7 @@ from semel.kernel.position import Position
 from semel.kernel.retry import GiveUp, RetryPolicy
 from semel.kernel.store import Records
 from semel.kernel.work import Follower, FollowerConfig, Worker, WorkerConfig
+from semel.stores.memory import MemoryStore
 
 from .bench import Bench
 
@@ -146,6 +147,20 @@ def test_what_becomes_of_a_message_is_the_policys_choice(
     assert (state_of(bench, "a"), kinds(bench)) == (state, [kind])
 
 
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_a_retry_waits_by_the_stores_clock_however_far_ours_is_off(bench: Bench, ahead_s: float) -> None:
+    def fail(item: Any) -> tuple[Op, ...]:
+        raise ValueError("no")
+
+    bench.handler = fail
+    bench.store = MemoryStore(clock=lambda: int((bench.now + ahead_s) * 1_000_000))
+    start_worker(bench, retry=RetryPolicy(retries=2, interval_s=10.0))
+    enqueue(bench, "a")
+    row = bench.store.work(QUEUE, "a")
+    assert row is not None
+    assert row.due == int((bench.now + ahead_s + 10.0) * 1_000_000)
+
+
 def test_a_failure_does_not_stop_the_others(bench: Bench) -> None:
     def fail_a(item: Any) -> tuple[Op, ...]:
         if item.envelope.id == "a":
@@ -183,6 +198,39 @@ def test_a_long_handler_keeps_its_claim_by_renewing(bench: Bench) -> None:
     taken = commit(bench, Claim(QUEUE, "thief"))[0]
     assert taken == Claimed(())
     assert bench.delivered == ["a"]
+
+
+@pytest.mark.parametrize("report", ["failed", "unknown"])
+def test_a_renewal_that_fails_is_made_again_soon_and_the_row_is_kept(bench: Bench, report: str) -> None:
+    held: list[Any] = []
+    bench.deliver = lambda seat, effect: held.append((seat, effect))  # type: ignore[method-assign]
+    start_worker(bench, lease_s=30.0)
+    enqueue(bench, "a")
+    seat = bench.interpreter.seat("w")
+    assert seat is not None
+    bench.now += 10.0
+    [renew] = seat.machine.on_timer(bench.now)
+    assert isinstance(renew, Commit)
+    lost = CommitFailed(renew.token, error=DOWN) if report == "failed" else CommitUnknown(renew.token)
+    bench.interpreter.feed(seat, lost)
+    assert seat.machine.next_deadline() == bench.now + 3.0
+    bench.wait(300.0)
+    assert commit(bench, Claim(QUEUE, "thief"))[0] == Claimed(())
+    bench.handler = record_effect
+    Bench.deliver(bench, *held[0])
+    bench.run()
+    assert (effects(bench), bench.notes) == (["a"], [])
+
+
+def test_a_renewal_that_is_stale_lets_go_of_the_row(bench: Bench) -> None:
+    bench.deliver = lambda seat, effect: None  # type: ignore[method-assign]
+    worker = start_worker(bench, lease_s=30.0)
+    enqueue(bench, "a")
+    bench.now += 31.0
+    commit(bench, Claim(QUEUE, "thief"))
+    bench.wait(0.0)
+    assert [note.topic for note in bench.notes] == ["claim-lost"]
+    assert worker._held == {}
 
 
 def test_a_worker_that_lost_its_claim_lets_go_and_lands_nothing(bench: Bench) -> None:

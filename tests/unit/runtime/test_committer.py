@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,26 @@ async def test_an_error_that_is_not_the_stores_own_is_somebodys_data(
     assert isinstance(good, tuple)
     assert isinstance(bad, InputError | StoreRefused)
     assert str(error) in str(bad)
+
+
+async def test_an_error_that_nobody_knows_is_a_doubt_and_nothing_is_committed_again(
+    store: ScriptedStore, committer: Committer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may come after COMMIT: here it does, and the appends have no identity."""
+
+    def commit_then_break(units: Sequence[Unit]) -> None:
+        store.commit_behind_the_back(units)
+        raise RuntimeError("the disk is on fire")
+
+    store.script.append(commit_then_break)
+    results = await asyncio.gather(
+        *(committer.commit([Append(STREAM, Envelope(id=f"m{number}"))]) for number in range(4)), return_exceptions=True
+    )
+
+    assert [type(result) for result in results] == [CommitInDoubt] * 4
+    assert ids(store) == ["m0", "m1", "m2", "m3"]
+    assert "the disk is on fire" in caplog.text
+    assert len(await committer.commit([append("later")])) == 1
 
 
 async def test_a_store_in_trouble_fails_the_whole_group_and_the_next_may_succeed(
@@ -362,6 +383,37 @@ async def test_close_does_not_wait_for_ever_for_a_store_that_hangs(store: Script
         await under_way
     with pytest.raises(StoreUnavailable):
         await waiting
+    store.gate.set()
+
+
+def then(call: Callable[..., None], after: Callable[[], None]) -> Callable[..., None]:
+    def both(*arguments: Any) -> None:
+        call(*arguments)
+        after()
+
+    return both
+
+
+async def test_producers_that_are_held_back_hear_when_closing_gives_up(
+    store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    performer = await Performer(store, limits=GroupLimits(rows=1, waiting_rows=1)).start()
+    committer = Committer(performer)
+    store.gate.clear()
+    tasks = [asyncio.create_task(committer.commit([append("under way")]))]
+    await reached(store)
+    tasks += [asyncio.create_task(committer.commit([append(f"m{number}")])) for number in range(3)]
+    tasks.append(asyncio.create_task(committer.commit([append("chained")], chain="c")))
+    handed_over = asyncio.Event()
+    monkeypatch.setattr(committer, "_take_from_thread", then(committer._take_from_thread, handed_over.set))
+    thread = asyncio.create_task(asyncio.to_thread(committer.commit_sync, [append("thread")]))
+    await handed_over.wait()
+    assert len(committer._held) == 4
+    await performer.close(timeout_s=0.05)
+
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(*tasks, thread, return_exceptions=True)
+    assert [type(result) for result in results] == [CommitInDoubt] + [StoreUnavailable] * 5
     store.gate.set()
 
 

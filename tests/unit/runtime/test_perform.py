@@ -263,6 +263,21 @@ async def test_timers_fire_at_their_time_and_can_be_set_anew(performer: Performe
     assert performer._clock() >= now + 0.02
 
 
+async def test_a_wall_clock_that_is_set_back_does_not_hold_up_the_machines(
+    store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = [1_000_000.0]
+    monkeypatch.setattr("time.time", lambda: wall[0])
+    async with Performer(store) as performer:
+        before = performer._clock()
+        wall[0] -= 3600
+        puppet = Puppet(begin=[SetTimer("soon", performer._clock() + 0.02)])
+        performer.add(puppet)
+        await puppet.hears(TimerFired)
+        assert 0.02 <= performer._clock() - before < 60
+    assert 0 <= before - 1_000_000 < 60
+
+
 async def test_a_machines_own_deadline_is_kept(performer: Performer) -> None:
     puppet = Puppet()
     puppet.deadline = performer._clock() + 0.02

@@ -17,6 +17,7 @@ from semel.kernel.lease import Guard
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import (
     Advance,
+    Advanced,
     Append,
     Applied,
     Claim,
@@ -70,6 +71,38 @@ def message(id: str) -> Envelope:
 
 def units(*ops: Op) -> list[Unit]:
     return [Unit((op,)) for op in ops]
+
+
+@pytest.mark.parametrize(
+    ("due", "delay_s", "expected"), [(None, None, 1_000_000), (7, None, 7), (None, 2.5, 3_500_000), (7, 2.5, 3_500_000)]
+)
+def test_a_retry_is_due_at_a_time_or_after_a_delay_by_the_engines_clock(
+    due: int | None, delay_s: float | None, expected: int
+) -> None:
+    spy = Spy()
+    apply(spy, units(Enqueue("q", "a", message("a"))))
+    apply(spy, units(Finish("q", "a", WorkState.SCHEDULED, due=due, delay_s=delay_s)))
+    [[move]] = spy.asked("move_work")
+    assert move.due == expected
+
+
+def test_a_delay_without_an_end_is_refused() -> None:
+    with pytest.raises(InputError):
+        apply(Spy(), units(Finish("q", "a", WorkState.SCHEDULED, delay_s=float("inf"))))
+
+
+def test_a_deleted_key_keeps_its_count_under_a_negative_version() -> None:
+    spy = Spy()
+    apply(spy, units(Put("k", b"1"), Put("k", None), Put("k", None)))
+    assert spy.asked("put_states") == [[("k", b"1", 1), ("k", None, -2)]]
+    [outcome] = apply(spy, units(Put("k", b"2", expected=0)))
+    assert outcome.results == (Advanced(version=3),)
+
+
+def test_deleting_a_key_that_never_was_writes_nothing() -> None:
+    spy = Spy()
+    apply(spy, units(Put("k", None, expected=0)))
+    assert "put_states" not in spy.names()
 
 
 def test_locks_are_taken_in_one_order_and_sorted() -> None:

@@ -103,6 +103,7 @@ class Model:
         self.turns = 0
         self.fence = 0
         self.logged: list[tuple[Kind, str]] = []
+        self.again: list[Enqueue] = []
         self.agrees = True
 
     def check(self, units: list[Unit], outcomes: list[Outcome], store: Store) -> None:
@@ -126,13 +127,17 @@ class Model:
                 waiting.append((op, result))
         for op, result in waiting:
             self._apply_later(op, result)
+        for op in self.again:
+            self._set(self.rows[op.queue, op.identity], op)
+        self.again.clear()
         for op, result in waiting:
             if isinstance(op, Trim):
                 assert result == Advanced(Position(op.stream, self.epoch, self._trim(op)))
         self._learn_times(units, store)
         self.agrees = True
 
-    # Conditions are decided op by op, each seeing the ones before it. New rows and records come after that, trims last.
+    # Conditions are decided op by op, each seeing the ones before it. New rows and records come after that, then the
+    # rows that are set again, and trims last.
 
     def _refusals(self, unit: Unit) -> list[Result | None]:
         versions = {key: -version for key, version in self.deleted.items()}
@@ -248,7 +253,7 @@ class Model:
         assert isinstance(result, Duplicate), result
         if op.replace:
             row.attempts, row.fence = 0, -1
-            self._set(row, op)
+            self.again.append(op)
 
     def _set(self, row: Row, op: Enqueue) -> None:
         """A row that is scheduled takes its turn among its key only when it falls due."""

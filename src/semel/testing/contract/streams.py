@@ -10,7 +10,7 @@ import pytest
 
 from semel.errors import EpochChanged
 from semel.kernel.envelope import Envelope
-from semel.kernel.ops import Advance, Advanced, Append, Applied, Duplicate, Fresh, Put, RecordKind, Trim, Unit
+from semel.kernel.ops import Advance, Advanced, Append, Applied, Claim, Duplicate, Fresh, Put, RecordKind, Trim, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Records, Store, Trimmed
 from semel.testing.contract.base import (
@@ -46,6 +46,7 @@ class AppendSuite(StoreSuite):
         append(store, "a")
         commit(store, Append(STREAM, message("a"), identity="a"), Append(STREAM, message("b"), identity="b"))
         assert [record.position.offset for record in _records(store)] == [1, 2]
+        assert append(store, "c")[0].offset == store.head(STREAM).offset == 3
 
     def test_a_duplicate_within_one_unit(self, store: Store) -> None:
         ops = [Append(STREAM, message(id), identity=id) for id in ("a", "b", "a")]
@@ -178,6 +179,16 @@ class ReadSuite(StoreSuite):
         woken.clear()
         _hear_of_a_commit(store, "unheard by the first")
         assert not woken.is_set()
+
+    def test_a_claim_that_finds_nothing_wakes_nobody(self, store: Store) -> None:
+        """Otherwise idle workers of two nodes keep each other awake for ever, with a write each time."""
+        calls: list[None] = []
+        stop = store.listen(lambda: calls.append(None))
+        for _ in range(20):
+            commit(store, Claim("inbox/empty", "w"))
+        _hear_of_a_commit(store, "something")
+        stop()
+        assert len(calls) < 10
 
 
 class TrimSuite(StoreSuite):

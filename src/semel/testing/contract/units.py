@@ -198,8 +198,12 @@ class StateSuite(StoreSuite):
 
     def test_delete_and_write_in_one_unit(self, store: Store) -> None:
         commit(store, Put("k", b"1"))
-        commit(store, Put("k", None, expected=1), Put("k", b"2", expected=0))
-        assert store.state("k") == State(b"2", 1)
+        [_, written] = commit(store, Put("k", None, expected=1), Put("k", b"2", expected=0))
+        assert isinstance(written, Advanced)
+        state = store.state("k")
+        assert state is not None
+        assert (state.value, state.version) == (b"2", written.version)
+        assert state.version > 1
 
     @pytest.mark.parametrize("value", [b"", b"\x00" * 10, bytes(range(256)) * 4096])
     def test_any_bytes_come_back(self, store: Store, value: bytes) -> None:

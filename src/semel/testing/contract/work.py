@@ -270,6 +270,14 @@ class FinishSuite(StoreSuite):
         finish(store, claim_one(store), WorkState.SCHEDULED, due=time.now() + int(LONG_S * 1_000_000))
         assert claim(store) == []
 
+    def test_a_delay_counts_from_the_stores_own_now(self, store: Store, time: Time) -> None:
+        enqueue(store, "a", "b")
+        finish(store, claim_one(store), WorkState.SCHEDULED, delay_s=LONG_S)
+        finish(store, claim_one(store), WorkState.SCHEDULED, delay_s=time.short_s)
+        assert claim(store) == []
+        time.outlast_short()
+        assert identities(claim(store, 10)) == ["b"]
+
     def test_a_row_handed_back_is_ready_at_once(self, store: Store) -> None:
         enqueue(store, "a")
         finish(store, claim_one(store), WorkState.READY)
