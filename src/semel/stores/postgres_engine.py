@@ -198,9 +198,11 @@ class PostgresEngine:
         row.wants_turn = move.holds and row.turn is None and row.key is not None
 
     def _seat(self, rows: Sequence[_Work]) -> None:
+        """From the same numbers as new rows, so that what is written first in a transaction comes first in its key."""
         if rows:
-            for row, (turn,) in zip(rows, self._ask("draw_seats", len(rows)), strict=True):
-                row.turn, row.wants_turn = turn, False
+            self._draw_seats(len(rows))
+        for row in rows:
+            row.turn, row.wants_turn = self._seats.pop(), False
 
     def _write_moves(self, rows: Sequence[_Work]) -> None:
         self._tell(

@@ -194,16 +194,23 @@ class SqliteStore:
         )
 
     def _check_rewind(self) -> None:
-        """Under the write lock: nobody commits meanwhile, so a sidecar that is ahead proves that history was lost."""
-        with self._transaction() as db:
-            found = self._find_rewind(db)
-            if found is not None:
-                reason, noted = found
-                head = max(noted.head if noted else 0, db.execute(Q["highest_head"]).fetchone()[0])
-                self._write_epoch(db, reason, head + EPOCH_GAP, (noted.fence if noted else 0) + EPOCH_GAP)
+        """A suspicion is looked at again under the write lock, where nobody commits meanwhile. Without one the lock is
+        not needed, and a store can be opened and read while somebody else writes."""
+        with self._watched():
+            suspicion = self._find_rewind(self._writer)
+        if suspicion is not None:
+            with self._transaction() as db:
+                found = self._find_rewind(db)
+                if found is not None:
+                    self._begin_epoch(db, *found)
         self._note_marks()
 
+    def _begin_epoch(self, db: sqlite3.Connection, reason: str, noted: Marks | None) -> None:
+        head = max(noted.head if noted else 0, db.execute(Q["highest_head"]).fetchone()[0])
+        self._write_epoch(db, reason, head + EPOCH_GAP, (noted.fence if noted else 0) + EPOCH_GAP)
+
     def _find_rewind(self, db: sqlite3.Connection) -> tuple[str, Marks | None] | None:
+        # the sidecar first: what is committed between the two reads must not make it look ahead
         noted = self._sidecar.read()
         [(commits,)] = db.execute("SELECT commits FROM semel_store").fetchall()
         if commits and noted is None:

@@ -464,6 +464,11 @@ class KeySuite(StoreSuite):
         finish(store, row)
         assert claim_one(store).identity == "a3"
 
+    def test_a_row_made_ready_comes_before_the_new_ones_of_its_commit(self, store: Store, time: Time) -> None:
+        commit(store, Enqueue(QUEUE, "a1", message("a1"), key="a", due=time.now() + int(LONG_S * 1_000_000)))
+        commit(store, Enqueue(QUEUE, "a2", message("a2"), key="a"), Finish(QUEUE, "a1", WorkState.READY))
+        assert identities(claim(store, 10, per_key=10)) == ["a1", "a2"]
+
     def test_scheduled_rows_of_a_key_take_turns_by_due_time(self, store: Store, time: Time) -> None:
         now, step = time.now(), int(time.short_s * 1_000_000) // 4
         for number in (3, 1, 2):
