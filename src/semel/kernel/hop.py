@@ -68,7 +68,10 @@ class Confirm(msgspec.Struct, frozen=True, tag="confirm"):
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """The receiver misses the indexes `first..last` of a session: send them now rather than at the next timeout."""
+    """The receiver misses the indexes `first..last` of a session: send them now rather than at the next timeout.
+
+    A receiver that goes by the hop's own index has no session to name: then `session` is empty.
+    """
 
     session: str
     first: int
@@ -327,7 +330,7 @@ class Sender:
         return [Close("reload")]
 
     def _asked_for(self, ask: Ask) -> bool:
-        return any(_session(record.envelope) == ask.session for record in self._order)
+        return ask.session == "" or any(_session(record.envelope) == ask.session for record in self._order)
 
     def _stop(self, topic: str, detail: str) -> list[Effect]:
         """Going on would skip records in silence, so the sender stops and says so."""
@@ -423,7 +426,9 @@ class Receiver:
             waiting = session.index.first_waiting()
             outcome = session.index.on_timer(now)
             if isinstance(outcome, GapAsked) and waiting is not None:
-                effects.append(Send(waiting[0], Ask(name, outcome.first, outcome.last)))
+                effects.append(
+                    Send(waiting[0], Ask("" if self.config.hop_index else name, outcome.first, outcome.last))
+                )
             elif outcome is not None and not isinstance(outcome, GapAsked):
                 skipped = self._skipped(name, outcome.first, outcome.last)
                 effects += self._pass(name, session, outcome.items, extra=(skipped,))

@@ -367,6 +367,17 @@ def test_a_gap_is_asked_for(bench: Bench) -> None:
     assert arrived(bench) == list("abc")
 
 
+def test_a_gap_in_the_hops_own_index_is_asked_for(bench: Bench) -> None:
+    start_sender(bench, SenderConfig("out", OUT, "in", "out>in", policy=ResendPolicy(4, timeout_s=1000.0)))
+    start_receiver(bench, Order.STRICT, gap=GapPolicy(OnGap.ASK, 2.0), hop_index=True)
+    publish(bench, *"abc")
+    bench.pass_on("in", keep=lambda message: int(message.envelope.id != "a"))
+    bench.wait(2.0)
+    assert bench.sent_to("out") == [Ask("", 1, 1)]
+    bench.settle("out", "in")
+    assert arrived(bench) == list("abc")
+
+
 def test_a_gap_that_is_skipped_is_recorded_and_reported(bench: Bench) -> None:
     start_receiver(bench, Order.STRICT, gap=GapPolicy(OnGap.SKIP, 2.0))
     bench.wires["in"] = [("out", Message("d3", Envelope(id="m3", session="s", index=3), 3))]
