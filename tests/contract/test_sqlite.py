@@ -37,7 +37,7 @@ class SqliteFixtures:
 
 
 class TestSqlite(SqliteFixtures, StoreContract):
-    examples = 80
+    examples = 50
 
     @pytest.fixture
     def new_world(self) -> Callable[[], AbstractContextManager[World]]:
