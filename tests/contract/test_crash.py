@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from semel.kernel.store import Store
 from semel.stores.memory import Frame, MemoryStore
 from semel.stores.open import open_store
 from semel.stores.points import POINTS, on_reach
+from semel.testing import crash_child
 from semel.testing.crash import live_through, repeat
-from semel.testing.crash_child import Todo, die_at, live
+from semel.testing.crash_child import Say, Todo, die_at, live
 
 pytestmark = pytest.mark.contract
 
@@ -27,10 +29,13 @@ STORE_POINTS = (
     "migrate.step",
     "epoch.raised",
 )
+IN_EVERY_PHASE = (1, 3, 9, 20, 13)
+"""While producing, while producing again, while storing bodies, and twice while working."""
+
 DEATHS = {
-    "commit.begin": (1, 2, 6, 9),
-    "commit.applied": (1, 2, 6, 9),
-    "commit.committed": (1, 2, 6, 9),
+    "commit.begin": IN_EVERY_PHASE,
+    "commit.applied": IN_EVERY_PHASE,
+    "commit.committed": IN_EVERY_PHASE,
     "sweep.deleted": (1, 3),
     "blob.chunk": (1, 2, 2),
     "migrate.step": (1, 1),
@@ -130,10 +135,27 @@ def live_on(disk: Disk, todo: Todo, point: str, count: int) -> tuple[list[str], 
 @pytest.mark.parametrize("point", [*(point for point in STORE_POINTS if point != "migrate.step"), "sync"])
 def test_the_memory_store_survives_on_a_disk_that_loses_and_tears(point: str, tears: bool) -> None:
     disk = Disk(tears)
-    deaths = DEATHS.get(point, (1, 2, 5, 9, 14))
+    deaths = DEATHS.get(point, IN_EVERY_PHASE)
     report = repeat(lambda todo, point, count: live_on(disk, todo, point, count), point, deaths)
     assert report.deaths == len(deaths)
     report.check(MemoryStore(journal=disk))
+
+
+def test_a_confirm_before_its_commit_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same life with the oldest mistake in it: these tests can fail."""
+    produce = crash_child._produce
+
+    def confirm_first(store: Store, ids: list[str], say: Say) -> None:
+        head = store.head(crash_child.STREAM).offset
+        for offset, id in enumerate(ids, start=head + 1):
+            say("acked", id, offset)
+        produce(store, ids, lambda *words: None)
+
+    monkeypatch.setattr(crash_child, "_produce", confirm_first)
+    disk = Disk()
+    report = repeat(lambda todo, point, count: live_on(disk, todo, point, count), "commit.applied", IN_EVERY_PHASE)
+    with pytest.raises(AssertionError):
+        report.check(MemoryStore(journal=disk))
 
 
 def test_every_point_is_covered_by_a_crash_test() -> None:

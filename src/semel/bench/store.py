@@ -33,6 +33,7 @@ from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append
 from semel.kernel.store import Store
 from semel.runtime.committer import Committer
+from semel.runtime.loop import run as run_loop
 from semel.runtime.perform import Performer
 
 RAW_BATCH = 100
@@ -164,7 +165,7 @@ def _measure(bench: Bench, options: Options, scale: int, step: Callable[[], None
     raw, semel = rates[len(rates) // 2][:2]
     waits = sorted(wait for _, _, found in rounds for wait in found)
     disk = fdatasync_rate(bench.folder)
-    alone = sorted(asyncio.run(_alone(bench.store, _appends(make_envelopes(200, options.body_bytes)))))
+    alone = sorted(run_loop(_alone(bench.store, _appends(make_envelopes(200, options.body_bytes)))))
     bench.stored += ROUNDS * options.rows + 200
     return Measurement(
         stored=scale * options.rows,
@@ -184,7 +185,7 @@ def _fill(bench: Bench, options: Options, rows: int) -> None:
     while bench.stored < rows:
         count = min(20_000, rows - bench.stored)
         bench.raw.insert(bench.raw.prepare(make_envelopes(count, options.body_bytes), 1000))
-        asyncio.run(_fill_store(bench.store, _appends(make_envelopes(count, options.body_bytes))))
+        run_loop(_fill_store(bench.store, _appends(make_envelopes(count, options.body_bytes))))
         bench.stored += count
 
 
@@ -201,7 +202,7 @@ def _round(bench: Bench, options: Options) -> tuple[float, float, list[float]]:
     bench.raw.insert(batches)
     raw = options.rows / (time.perf_counter() - begin)
     appends = _appends(make_envelopes(options.rows, options.body_bytes))
-    seconds, waits = asyncio.run(_together(bench.store, appends, options.producers))
+    seconds, waits = run_loop(_together(bench.store, appends, options.producers))
     return raw, options.rows / seconds, waits
 
 

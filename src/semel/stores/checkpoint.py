@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-LOG_BYTES = 8 * 1024 * 1024
+LOG_BYTES = 16 * 1024 * 1024
 COMMIT_BYTES = 24 * 1024
 """About what a commit writes to the log whatever it holds: the pages of heads, counters and the ends of trees."""
 

@@ -277,6 +277,11 @@ class MemoryEngine:
             if row is not None:
                 answers[pair] = (row.seq, False, row.queue)
                 continue
+            if (new.queue, new.identity) in self.data.work:
+                raise StoreRefused(
+                    f"{new.queue} has a row {new.identity!r} of another scope",
+                    fix="use one scope for all rows of a queue",
+                )
             seq = self._next_turn()
             row = _Work(
                 new.queue, new.scope, new.identity, new.key, seq, seq if new.holds else None, new.state, new.holds,

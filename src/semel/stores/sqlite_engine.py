@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 from semel.errors import StoreRefused
@@ -14,7 +15,7 @@ from semel.kernel.position import Position
 from semel.kernel.store import IndexEntry, Record, State, StreamInfo
 from semel.stores.engine import CursorHead, Move, NewRecord, NewWork, WorkHead
 from semel.stores.queries import load_queries
-from semel.stores.rows import envelope_of, envelope_row
+from semel.stores.rows import envelope_columns, envelope_of, envelope_row
 from semel.stores.shared import blob_refused, exported_mark, start_of_epoch
 
 Q = load_queries("sqlite.sql")
@@ -233,16 +234,23 @@ class SqliteEngine:
         return {identity: Position(stream, self.epoch, offset) for identity, offset in found}
 
     def add_records(self, rows: Sequence[NewRecord]) -> None:
-        values = []
-        seq, epoch, now, ids = self._record_seq, self.epoch, self.now, self._stream_ids
-        for row in rows:
-            seq += 1
-            self.size += len(row.envelope.data)
-            values.append(
-                (seq, ids[row.stream], epoch, row.offset, row.identity, row.kind, row.target, now,
-                 *envelope_row(row.envelope))
-            )  # fmt: skip
-        self._record_seq = seq
+        """Column by column: zip makes the row tuples at a fraction of what a loop over the rows would cost."""
+        first = self._record_seq + 1
+        self._record_seq += len(rows)
+        envelopes = [row.envelope for row in rows]
+        self.size += sum([len(envelope.data) for envelope in envelopes])
+        values = zip(
+            range(first, first + len(rows)),
+            [self._stream_ids[row.stream] for row in rows],
+            repeat(self.epoch),
+            [row.offset for row in rows],
+            [row.identity for row in rows],
+            [row.kind for row in rows],
+            [row.target for row in rows],
+            repeat(self.now),
+            *envelope_columns(envelopes),
+            strict=False,
+        )
         self._db.executemany(Q["add_record"], values)
 
     def set_heads(self, heads: dict[str, int]) -> None:

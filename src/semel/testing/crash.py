@@ -20,7 +20,7 @@ from semel.kernel.ledger import START, Entry, balance
 from semel.kernel.ops import Applied, Duplicate, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Records, Store, Trimmed
-from semel.testing.crash_child import BODIES, BODY, EFFECTS, HOP, STREAM, Todo, _append
+from semel.testing.crash_child import BODIES, BODY, EFFECTS, HOP, STREAM, Todo, append_once
 
 MESSAGES, BODY_COUNT = 24, 2
 LIFE_S = 60.0
@@ -78,7 +78,7 @@ class Report:
         assert sorted(self.acked) == _ids(MESSAGES)
         assert sorted(self.acked.values()) == list(range(1, MESSAGES + 1)), "offsets are dense"
         for id, offset in self.acked.items():
-            [outcome] = store.commit([Unit((_append(id),))])
+            [outcome] = store.commit([Unit((append_once(id),))])
             assert outcome == Applied((Duplicate(Position(STREAM, store.epoch, offset)),))
         kept = MESSAGES // 2
         trimmed = store.read(STREAM)

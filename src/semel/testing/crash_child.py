@@ -67,7 +67,7 @@ def live(store: Store, todo: Todo, say: Say) -> None:
         _produce(store, todo.messages[start : start + BATCH], say)
     for id in todo.bodies:
         _store_body(store, id, say)
-    while _done(store) < todo.total:
+    while _open(store):
         _work(store, say)
     _commit(store, Trim(STREAM, todo.total // 2 + 1))
     while store.sweep(time.time_ns() // 1000, limit=3).more:
@@ -84,14 +84,14 @@ def _commit(store: Store, *ops: Op) -> tuple[Result, ...]:
 
 def _produce(store: Store, ids: Iterable[str], say: Say) -> None:
     ids = list(ids)
-    outcomes = store.commit([Unit((_append(id), _enqueue(id))) for id in ids])
+    outcomes = store.commit([Unit((append_once(id), _enqueue(id))) for id in ids])
     for id, outcome in zip(ids, outcomes, strict=True):
         verdict = outcome.results[0]
         assert isinstance(verdict, Fresh | Duplicate)
         say("acked", id, verdict.position.offset)
 
 
-def _append(id: str) -> Append:
+def append_once(id: str) -> Append:
     return Append(STREAM, Envelope(id=id, data=id.encode()), identity=id)
 
 
@@ -107,8 +107,9 @@ def _store_body(store: Store, id: str, say: Say) -> None:
     say("body", id)
 
 
-def _done(store: Store) -> int:
-    return store.status().work.get(QUEUE, {}).get("done", 0)
+def _open(store: Store) -> int:
+    """Rows that wait, or that a process which died has claimed: those come back when its lease is over."""
+    return sum(count for state, count in store.status().work.get(QUEUE, {}).items() if state != "done")
 
 
 def _work(store: Store, say: Say) -> None:

@@ -71,6 +71,11 @@ class Time:
         """A lease or delay that `advance` can outlast."""
         return 60.0 if self.clock is not None else 0.05
 
+    @property
+    def soon_s(self) -> float:
+        """A delay that `advance` can outlast, and that is not over before the next commit even on a slow machine."""
+        return 60.0 if self.clock is not None else 0.5
+
     def now(self) -> int:
         probe = Enqueue(_PROBE, "clock", Envelope(id="clock"))
         claim = Claim(_PROBE, "clock", lease_s=0.0)

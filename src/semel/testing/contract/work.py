@@ -451,10 +451,10 @@ class KeySuite(StoreSuite):
         assert claim(store, 10) == []
 
     def test_a_scheduled_row_takes_its_turn_when_it_is_due(self, store: Store, time: Time) -> None:
-        due = time.now() + int(time.short_s * 1_000_000)
+        due = time.now() + int(time.soon_s * 1_000_000)
         commit(store, Enqueue(QUEUE, "a1", message("a1"), key="a", due=due))
         enqueue(store, "a2", key="a")
-        time.outlast_short()
+        time.advance(time.soon_s)
         row = claim_one(store)
         assert row.identity == "a2"
         enqueue(store, "a3", key="a")
@@ -470,10 +470,10 @@ class KeySuite(StoreSuite):
         assert identities(claim(store, 10, per_key=10)) == ["a1", "a2"]
 
     def test_scheduled_rows_of_a_key_take_turns_by_due_time(self, store: Store, time: Time) -> None:
-        now, step = time.now(), int(time.short_s * 1_000_000) // 4
+        soon = time.now() + int(time.soon_s * 1_000_000)
         for number in (3, 1, 2):
-            commit(store, Enqueue(QUEUE, f"a{number}", message("a"), key="a", due=now + number * step))
-        time.outlast_short()
+            commit(store, Enqueue(QUEUE, f"a{number}", message("a"), key="a", due=soon + number))
+        time.advance(time.soon_s + 0.001)
         order = []
         for _ in range(3):
             row = claim_one(store)
