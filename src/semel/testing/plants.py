@@ -187,6 +187,7 @@ def _no_dedup_of_records(right: Callable[..., Any], engine: MemoryEngine, stream
 def _no_dedup_of_work(right: Callable[..., Any], engine: MemoryEngine, rows: Sequence[NewWork]) -> Any:
     for new in rows:
         engine.data.scopes.pop((new.scope, new.identity), None)
+        engine.data.work.pop((new.queue, new.identity), None)
     return right(engine, rows)
 
 
@@ -198,6 +199,7 @@ def _status_in_dedup_key(right: Callable[..., Any], engine: MemoryEngine, rows: 
         row = engine.data.scopes.get((new.scope, new.identity))
         if row is not None and row.state in (WorkState.DONE, WorkState.DEAD):
             del engine.data.scopes[(new.scope, new.identity)]
+            engine.data.work.pop((row.queue, row.identity), None)
     return right(engine, rows)
 
 
