@@ -156,6 +156,7 @@ def _appends(envelopes: Sequence[Envelope]) -> list[Append]:
 
 def _measure(bench: Bench, options: Options, scale: int, step: Callable[[], None]) -> Measurement:
     _fill(bench, options, scale * options.rows)
+    _round(bench, options)  # not counted: both sides begin with warm caches and warm code
     step()
     rounds = []
     for _ in range(ROUNDS):
@@ -166,7 +167,7 @@ def _measure(bench: Bench, options: Options, scale: int, step: Callable[[], None
     waits = sorted(wait for _, _, found in rounds for wait in found)
     disk = fdatasync_rate(bench.folder)
     alone = sorted(run_loop(_alone(bench.store, _appends(make_envelopes(200, options.body_bytes)))))
-    bench.stored += ROUNDS * options.rows + 200
+    bench.stored += (ROUNDS + 1) * options.rows + 200
     return Measurement(
         stored=scale * options.rows,
         fdatasync_per_s=disk,
