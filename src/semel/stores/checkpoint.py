@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 
 LOG_BYTES = 16 * 1024 * 1024
 COMMIT_BYTES = 24 * 1024
@@ -24,9 +25,10 @@ class Checkpointer:
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
         self._connect = connect
         self._bytes = 0
-        self._wanted = threading.Event()
+        self._copying = False
+        self._requests: SimpleQueue[bool] = SimpleQueue()
+        """True asks for a copy, False ends the thread. A queue loses neither, whatever the thread is doing."""
         self._rest = threading.Event()
-        self._closed = False
         self._thread: threading.Thread | None = None
 
     def committed(self, writer: sqlite3.Connection, size: int) -> None:
@@ -34,10 +36,12 @@ class Checkpointer:
         self._bytes += COMMIT_BYTES + 2 * size
         if self._rest.is_set():
             self._rest.clear()
+            self._copying = False
             self._bytes = 0
             copy_log(writer)
-        elif self._bytes >= LOG_BYTES and not self._wanted.is_set():
-            self._wanted.set()
+        elif self._bytes >= LOG_BYTES and not self._copying:
+            self._copying = True
+            self._requests.put(True)
             self._start()
 
     def _start(self) -> None:
@@ -47,14 +51,12 @@ class Checkpointer:
 
     def _run(self) -> None:
         connection = self._connect()
-        while self._wanted.wait() and not self._closed:
+        while self._requests.get():
             copy_log(connection)
-            self._wanted.clear()
             self._rest.set()
 
     def close(self) -> None:
-        self._closed = True
-        self._wanted.set()
+        self._requests.put(False)
         if self._thread is not None:
             self._thread.join()
 
