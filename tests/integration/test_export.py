@@ -17,7 +17,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from semel.errors import ConfigError, SemelError, StaleFence, StoreBusy, StoreError, StoreFull, StoreReadOnly
+from semel.errors import (
+    ConfigError,
+    SemelError,
+    StaleFence,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import START, Event, Kind, Mark
 from semel.kernel.ops import Append, Log, RecordKind, Trim, Unit
@@ -615,15 +624,51 @@ def test_an_unknown_dataset_and_a_missing_library(
     assert caught.value.fix == "in a checkout: make setup; elsewhere: pip install 'semel[export]'"
 
 
-def test_a_file_where_the_folder_should_be(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "lake").write_text("not a folder")
-    with pytest.raises(ConfigError, match="cannot be a folder"):
-        export(store, tmp_path / "lake", "ledger", AT_ONCE)
+@pytest.mark.parametrize("inside", [".", "below", "below/deeper"])
+def test_a_file_where_the_folder_should_be(store: Store, tmp_path: Path, inside: str) -> None:
+    lake = tmp_path / "lake"
+    lake.write_text("not a folder")
+    with pytest.raises(ConfigError) as caught:
+        export(store, lake / inside, "ledger", AT_ONCE)
+    assert caught.value.message == f"{lake / inside} cannot be a folder: {lake} is not a folder itself"
+    assert caught.value.fix == f"move {lake} away, or export to a folder elsewhere (--to DIR)"
+    assert lake.read_text() == "not a folder"
+
+
+def test_a_file_where_the_folder_of_a_dataset_should_be(store: Store, tmp_path: Path) -> None:
+    in_the_way = dataset_folder(tmp_path, "ledger")
+    in_the_way.parent.mkdir(parents=True, exist_ok=True)
+    in_the_way.write_text("not a folder")
+    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be a folder: {in_the_way} is not a folder itself"):
+        export(store, tmp_path, "ledger", AT_ONCE)
+
+
+def test_a_link_that_leads_nowhere(store: Store, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    lake.symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=f"{lake} is a link that leads nowhere"):
+        export(store, lake, "ledger", AT_ONCE)
+
+
+def test_a_place_that_takes_no_folder(store: Store) -> None:
+    with pytest.raises(ConfigError, match="/proc takes no new one") as caught:
+        export(store, Path("/proc/lake"), "ledger", AT_ONCE)
+    assert caught.value.fix == "make it by hand, or export to a folder elsewhere (--to DIR)"
+
+
+def test_a_folder_that_is_cleaned_up_during_the_export(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log(store, "m")
+    monkeypatch.setattr(module, "_write_synced", lambda path, content: None)
+    with pytest.raises(StoreUnavailable, match="went missing during the export"):
+        export(store, tmp_path, "ledger", AT_ONCE)
 
 
 def test_a_folder_that_may_not_be_written(store: Store) -> None:
-    with pytest.raises(StoreReadOnly, match="may not write"):
+    with pytest.raises(StoreReadOnly, match="may not write") as caught:
         export(store, Path("/sys/kernel/lake"), "ledger", AT_ONCE)
+    assert caught.value.fix == "give this user the right to, or export to a folder elsewhere (--to DIR)"
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:

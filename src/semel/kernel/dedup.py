@@ -47,6 +47,10 @@ class IdWindow:
             self.leaked += 1
         return True
 
+    def forget(self, id: str) -> None:
+        """It did not get through after all: the next copy is new again."""
+        self._seen.pop(id, None)
+
     def _forget(self, now: float) -> None:
         while self._seen and next(iter(self._seen.values())) <= now:
             self._seen.popitem(last=False)

@@ -104,8 +104,11 @@ class CommitUnknown(msgspec.Struct, frozen=True):
 
 
 class ReadDone(msgspec.Struct, frozen=True):
+    """`after` is the read's own, here and below: it tells two reads of one stream apart."""
+
     stream: str
     records: tuple[Record, ...]
+    after: Position | None = None
 
 
 class ReadTrimmed(msgspec.Struct, frozen=True):
@@ -113,11 +116,13 @@ class ReadTrimmed(msgspec.Struct, frozen=True):
 
     stream: str
     first: Position
+    after: Position | None = None
 
 
 class ReadFailed(msgspec.Struct, frozen=True):
     stream: str
     error: SemelError
+    after: Position | None = None
 
 
 class Loaded(msgspec.Struct, frozen=True):

@@ -1,8 +1,9 @@
 """The envelope: one message with its CloudEvents 1.0 attributes.
 
-`session` is the partition key and `index` the producer's dense number within it; both are optional. The id is the
-application's own, unchanged over every hop and every resend: uniqueness is decided by it. An invalid envelope cannot
-be built, so nothing downstream checks again.
+`session` is the partition key and `index` the producer's dense number within it, from 1; both are optional. An index of
+0, as other protocols begin with, is carried unchanged, but a hop that goes by the index rejects it: there, 0 is the
+place before the first message. The id is the application's own, unchanged over every hop and every resend: uniqueness
+is decided by it. An invalid envelope cannot be built, so nothing downstream checks again.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         if self.session is not None:
             check_id("session", self.session)
         if self.index is not None and not _is_number(self.index, OFFSET_MAX):
-            raise InputError(f"index {self.index} is outside 0..2^53-1", fix="number messages from 0 or 1, upwards")
+            raise InputError(
+                f"index {self.index} is outside 0..2^53-1", fix="number the messages of a session from 1 upwards"
+            )
         if self.time is not None and not _is_number(self.time, _TIME_MAX):
             raise InputError(f"time {self.time} is outside 1970..9999", fix="give microseconds since 1970 in UTC")
         if self.subject is not None:

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from semel.errors import SemelError
 from semel.kernel.effects import CommitFailed, Committed, CommitUnknown
 from semel.kernel.ops import Append, Applied, Enqueue, Op, Outcome, PutBlob, Unit
@@ -32,8 +34,7 @@ class GroupLimits:
     waiting_bytes: int = 64 * 1024 * 1024
 
 
-@dataclass(slots=True, eq=False)
-class Waiting:
+class Waiting(msgspec.Struct, eq=False):
     """One commit on its way. `done` is called with its completion, exactly once."""
 
     unit: Unit
@@ -74,10 +75,10 @@ class CommitQueue:
         return self._rows >= self.limits.waiting_rows or self._bytes >= self.limits.waiting_bytes
 
     def submit(self, ops: tuple[Op, ...], chain: str | None, token: int, done: Callable[[Completion], None]) -> None:
-        waiting = Waiting(Unit(ops, chain), token, done, max(1, len(ops)), weigh(ops))
-        self._waiting.append(waiting)
-        self._rows += waiting.rows
-        self._bytes += waiting.bytes
+        rows, size = len(ops) or 1, weigh(ops)
+        self._waiting.append(Waiting(Unit(ops, chain), token, done, rows, size))
+        self._rows += rows
+        self._bytes += size
 
     def next_group(self) -> Group | None:
         """The commits for the next transaction, or None while one is under way or nothing waits."""
@@ -90,6 +91,13 @@ class CommitQueue:
         return self._under_way
 
     def _take(self) -> Group:
+        if self._rows <= self.limits.rows and self._bytes <= self.limits.bytes:
+            members, self._waiting = list(self._waiting), deque()
+            self._rows = self._bytes = 0
+            return Group(members)
+        return self._take_some()
+
+    def _take_some(self) -> Group:
         rows = size = 0
         members: list[Waiting] = []
         while self._waiting:
@@ -109,7 +117,7 @@ class CommitQueue:
             group,
             [
                 Committed(member.token, outcome.results)
-                if isinstance(outcome, Applied)
+                if type(outcome) is Applied
                 else CommitFailed(member.token, outcome.results)
                 for member, outcome in zip(group.members, outcomes, strict=True)
             ],
@@ -148,14 +156,14 @@ class CommitQueue:
         """Chained commits are taken out before anyone hears anything: who hears of a failure may submit anew at once,
         and the new commit must not fall with the old ones."""
         self._end(group)
-        pairs = list(zip(group.members, completions, strict=True))
+        members = group.members
         broken = {
             member.unit.chain
-            for member, completion in pairs
-            if member.unit.chain is not None and not isinstance(completion, Committed)
+            for member, completion in zip(members, completions, strict=True)
+            if type(completion) is not Committed and member.unit.chain is not None
         }
         chained = self._cut(broken) if broken else []
-        for member, completion in pairs:
+        for member, completion in zip(members, completions, strict=True):
             member.done(completion)
         for member in chained:
             member.done(CommitFailed(member.token))
@@ -177,7 +185,7 @@ def weigh(ops: Sequence[Op]) -> int:
     """Bytes that the ops will write, near enough to bound a transaction."""
     size = 0
     for op in ops:
-        if isinstance(op, Append | Enqueue):
+        if type(op) is Append or isinstance(op, Enqueue):
             size += len(op.envelope.data) + 256
         elif isinstance(op, PutBlob):
             size += len(op.data)

@@ -122,6 +122,15 @@ class Sender:
         return len(self._resend)
 
     @property
+    def cursor(self) -> Position | None:
+        """Everything up to here is confirmed, and the store knows it."""
+        return self._cursor
+
+    def awaits(self, after: Position | None) -> bool:
+        """Whether it has asked for the records after that position and not yet heard."""
+        return self._reading and after == self._read_to
+
+    @property
     def suspended(self) -> GaveUp | None:
         if self._blocked is not None:
             return GaveUp(_delivery(self._blocked), 0)

@@ -172,9 +172,9 @@ class Interpreter:
         have come too late for it and would wake nobody again, so then the read is made once more."""
         wakes = seat.asked.pop(effect, self._wakes)
         if isinstance(found, Trimmed):
-            self.feed(seat, ReadTrimmed(effect.stream, found.first))
+            self.feed(seat, ReadTrimmed(effect.stream, found.first, effect.after))
         elif found.records:
-            self.feed(seat, ReadDone(effect.stream, found.records))
+            self.feed(seat, ReadDone(effect.stream, found.records, effect.after))
         elif seat.alive and wakes != self._wakes:
             self._read(seat, effect)
         elif seat.alive:
@@ -182,7 +182,7 @@ class Interpreter:
 
     def read_failed(self, seat: Seat, effect: Read, error: SemelError) -> None:
         seat.asked.pop(effect, None)
-        self.feed(seat, ReadFailed(effect.stream, error))
+        self.feed(seat, ReadFailed(effect.stream, error, effect.after))
 
     def load_done(self, seat: Seat, effect: Load, state: State | None) -> None:
         self.feed(seat, Loaded(effect.key, state))

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import msgspec
+
 from semel.errors import ConfigError, LocalProtocolError
 from semel.kernel.ledger import hash_id
 from semel.kernel.retry import Again, RetryPolicy
@@ -23,7 +25,8 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class ResendPolicy:
     """`window` unconfirmed items at most: 1 is stop-and-wait. The first attempt waits `timeout_s` for its confirm, each
-    later one waits as `retry` says. When the retries are used up, everything stops until an operator resumes."""
+    later one waits as `retry` says. When the retries are used up, everything stops until an operator resumes; only with
+    `then="discard"` is the one item given up and the others go on."""
 
     window: int = 1
     timeout_s: float = 5.0
@@ -36,8 +39,7 @@ class ResendPolicy:
             raise ConfigError(f"timeout is {self.timeout_s} s", fix="use a positive time")
 
 
-@dataclass(frozen=True, slots=True)
-class Transmit(Generic[T]):
+class Transmit(msgspec.Struct, Generic[T], frozen=True):
     """Put this item on the wire now. `attempt` counts from 1."""
 
     id: str
@@ -47,10 +49,11 @@ class Transmit(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The item went unconfirmed through all its attempts, so the sender is suspended."""
+    """The item went unconfirmed through all its attempts: the sender is suspended, or the item discarded."""
 
     id: str
     attempts: int
+    item: object = field(default=None, compare=False)
 
 
 @dataclass(slots=True)
@@ -96,12 +99,18 @@ class Resend(Generic[T]):
             return False, []
         return True, self._fill(now)
 
+    def item(self, id: str) -> T | None:
+        """What is in flight under that id."""
+        flight = self._flights.get(id)
+        return flight.item if flight is not None else None
+
     def next_deadline(self) -> float | None:
         self._drop_settled()
         return self._deadlines[0][0] if self._deadlines and self.suspended is None else None
 
     def on_timer(self, now: float) -> list[Transmit[T] | GaveUp]:
-        """Send again what is overdue, in offer order. One item that is out of attempts suspends all."""
+        """Send again what is overdue, in offer order. One item that is out of attempts suspends all, unless it is to
+        be discarded."""
         due: list[str] = []
         self._drop_settled()
         while self.suspended is None and self._deadlines and self._deadlines[0][0] <= now:
@@ -112,9 +121,9 @@ class Resend(Generic[T]):
         for id in overdue:
             effect = self._again(id, now)
             effects.append(effect)
-            if isinstance(effect, GaveUp):
+            if self.suspended is not None:
                 break
-        return effects
+        return effects + self._fill(now) if len(self._flights) < self.policy.window else effects
 
     def resume(self, now: float) -> list[Transmit[T]]:
         """An operator's decision: every unconfirmed item is sent again, in order, with its attempts counted anew."""
@@ -145,11 +154,18 @@ class Resend(Generic[T]):
     def _again(self, id: str, now: float) -> Transmit[T] | GaveUp:
         flight = self._flights[id]
         if not isinstance(self.policy.retry.decide(flight.attempt, now, 0.0), Again):
-            self.suspended = GaveUp(id, flight.attempt)
-            return self.suspended
+            return self._give_up(id, flight)
         flight.attempt += 1
         self._arm(id, flight, now)
         return Transmit(id, flight.item, flight.attempt)
+
+    def _give_up(self, id: str, flight: _Flight[T]) -> GaveUp:
+        gave_up = GaveUp(id, flight.attempt, flight.item)
+        if self.policy.retry.then == "discard":
+            del self._flights[id]
+        else:
+            self.suspended = gave_up
+        return gave_up
 
     def _arm(self, id: str, flight: _Flight[T], now: float) -> None:
         if flight.attempt == 1:

@@ -17,6 +17,10 @@
 8.  *Nothing open is deleted.* `sweep` removes what is trimmed, finished and past its time, or never became visible.
     It works in short transactions and reports whether more is waiting.
 9.  *Readers do not wait.* Reads never block a commit and are never blocked by one.
+10. *Work has an order within a commit.* However the ops are ordered, `Finish` and `Renew` come before `Enqueue`, and
+    `Enqueue` before `Claim`. So a claim sees the rows that are new in its commit, but nothing else does: to finish or
+    renew such a row, or to use it as a guard, is `Stale(0)` until the commit has returned. A row that is finished and
+    set again in one commit is open afterwards.
 """
 
 from __future__ import annotations

@@ -230,13 +230,18 @@ def _is_stale(results: Sequence[object]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FollowerConfig:
-    """`cursor` belongs to the follower's name, so a restarted one goes on where its last commit ended."""
+    """`cursor` belongs to the follower's name, so a restarted one goes on where its last commit ended.
+
+    With `ahead` above 1 that many records may be with the store at a time while the handler has the next one. Should
+    a commit fail, the handler sees again all whose commits it took down.
+    """
 
     name: str
     stream: str
     hop: str
     pipeline: str = ""
     batch: int = 100
+    ahead: int = 1
     retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(retries=None, interval_s=1.0, interval_max_s=60.0))
 
     @property
@@ -245,13 +250,20 @@ class FollowerConfig:
 
 
 class Follower:
-    """Delivers the records of a stream one after the other. One that fails is tried again: nothing overtakes it."""
+    """Delivers the records of a stream one after the other. One that fails is tried again: nothing overtakes it.
+
+    Commits that are under way together may share a transaction. They form a chain: should one fail, the later ones fail
+    with it, and a fresh follower begins where the store says.
+    """
 
     def __init__(self, config: FollowerConfig, cursor: Position | None) -> None:
         self.name = config.name
         self.config = config
         self._cursor = cursor
+        self._delivered_to = cursor
+        self._read_to = cursor
         self._queue: deque[Record] = deque()
+        self._committing: dict[int, Position] = {}
         self._token = 0
         self._attempt = 1
         self._busy = False
@@ -259,21 +271,29 @@ class Follower:
         self._again_at: float | None = None
         self._stopped = False
 
+    @property
+    def cursor(self) -> Position | None:
+        """Everything up to here is handled, and the store knows it."""
+        return self._cursor
+
+    def awaits(self, after: Position | None) -> bool:
+        """Whether it has asked for the records after that position and not yet heard."""
+        return self._reading and after == self._read_to
+
     def start(self, now: float) -> Sequence[Effect]:
         return self._read()
 
     def receive(self, event: Event, now: float) -> Sequence[Effect]:
         match event:
             case ReadDone(records=records):
-                self._reading = False
-                self._queue.extend(records)
-                return self._next()
-            case Delivered(token=token, ops=ops) if token == self._token:
+                return self._take(records)
+            case Delivered(token=token, ops=ops) if self._busy and token == self._token:
                 return self._commit(ops)
-            case DeliverFailed(token=token, error=error) if token == self._token:
+            case DeliverFailed(token=token, error=error) if self._busy and token == self._token:
                 return self._failed(error, now)
-            case Committed():
-                return self._committed()
+            case Committed(token=token):
+                self._cursor = self._committing.pop(token)
+                return self._next()
             case CommitFailed() | CommitUnknown():
                 return self._reload()
             case ReadTrimmed(first=first):
@@ -298,10 +318,16 @@ class Follower:
         if self._reading or self._stopped:
             return []
         self._reading = True
-        return [Read(self.config.stream, self._cursor, self.config.batch)]
+        return [Read(self.config.stream, self._read_to, self.config.batch)]
+
+    def _take(self, records: Sequence[Record]) -> list[Effect]:
+        self._reading = False
+        self._queue.extend(records)
+        self._read_to = records[-1].position
+        return self._next()
 
     def _next(self) -> list[Effect]:
-        if self._busy or self._stopped:
+        if self._busy or self._stopped or self._again_at is not None or len(self._committing) >= self.config.ahead:
             return []
         if not self._queue:
             return self._read()
@@ -311,8 +337,8 @@ class Follower:
 
     def _commit(self, ops: tuple[Op, ...]) -> list[Effect]:
         """The cursor moves in the commit of the effect, and only from where this follower believes it to be."""
-        record = self._queue[0]
-        expected = self._cursor.offset if self._cursor is not None else 0
+        record = self._queue.popleft()
+        expected = self._delivered_to.offset if self._delivered_to is not None else 0
         advance = Advance(self.config.cursor, record.position, expected=expected)
         event = LedgerEvent(
             Kind.HANDLED,
@@ -323,12 +349,9 @@ class Follower:
             idx=record.envelope.index,
             attempt=self._attempt,
         )
-        return [Commit((*ops, advance, Log(event)), self._token)]
-
-    def _committed(self) -> list[Effect]:
-        self._cursor = self._queue.popleft().position
+        self._committing[self._token] = self._delivered_to = record.position
         self._busy, self._attempt = False, 1
-        return self._next()
+        return [Commit((*ops, advance, Log(event)), self._token), *self._next()]
 
     def _failed(self, error: str, now: float) -> list[Effect]:
         self._busy = False

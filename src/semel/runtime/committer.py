@@ -47,7 +47,8 @@ class Committer:
         not do it, and `CommitInDoubt` when nobody can say whether it did. Commits of one `chain` stand or fall in
         order. A caller that is cancelled while it waits does not know whether its commit will happen.
         """
-        future: asyncio.Future[tuple[Result, ...]] = asyncio.get_running_loop().create_future()
+        self._performer.check_open()
+        future: asyncio.Future[tuple[Result, ...]] = self._performer.loop.create_future()
         self._take(tuple(ops), chain, future)
         return await future
 
@@ -71,7 +72,6 @@ class Committer:
                     raise
 
     def _take(self, ops: tuple[Op, ...], chain: str | None, future: _Future) -> None:
-        self._performer.check_open()
         if self._held or self._performer.is_full:
             self._held.append((ops, chain, future))
         else:
@@ -79,6 +79,7 @@ class Committer:
 
     def _take_from_thread(self, ops: tuple[Op, ...], chain: str | None, future: _Future) -> None:
         try:
+            self._performer.check_open()
             self._take(ops, chain, future)
         except SemelError as error:
             future.set_exception(error)

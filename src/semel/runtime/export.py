@@ -76,6 +76,7 @@ LEASE_S = 30.0
 WAIT_S = 45.0
 LOOK_AGAIN_S = 0.2
 
+_ELSEWHERE = "export to a folder elsewhere (--to DIR)"
 _DAY_US = 86_400_000_000
 _TYPE_NAMES = [kind.name.lower() for kind in sorted(RecordKind)]
 _DAY_ZERO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -763,8 +764,27 @@ def _folder_errors(folder: Path) -> Iterator[None]:
             ) from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise StoreReadOnly(
-                f"the export may not write in {folder}: {why}", fix="choose a folder that may be written"
+                f"the export may not write in {folder}: {why}", fix=f"give this user the right to, or {_ELSEWHERE}"
             ) from None
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENOENT):
-            raise ConfigError(f"{folder} cannot be a folder: {why}", fix="choose another place") from None
+            raise _no_folder(folder, Path(error.filename or folder), why) from None
         raise StoreUnavailable(f"the folder {folder} fails: {why}", fix="check the disk, then run it again") from None
+
+
+def _no_folder(folder: Path, place: Path, why: str) -> SemelError:
+    """What stands where the folder, or a part of it, should be."""
+    way = (place, *place.parents)
+    in_the_way = next((path for path in way if os.path.lexists(path) and not path.is_dir()), None)
+    if in_the_way is not None:
+        what = "a link that leads nowhere" if not in_the_way.exists() else "not a folder itself"
+        return ConfigError(
+            f"{folder} cannot be a folder: {in_the_way} is {what}", fix=f"move {in_the_way} away, or {_ELSEWHERE}"
+        )
+    if folder.is_dir():
+        return StoreUnavailable(
+            f"{place} went missing during the export", fix="let nobody else clean up there, and run it again"
+        )
+    above = next(path for path in way if path.is_dir())
+    return ConfigError(
+        f"{folder} cannot be a folder: {above} takes no new one ({why})", fix=f"make it by hand, or {_ELSEWHERE}"
+    )

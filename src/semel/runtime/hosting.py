@@ -31,13 +31,19 @@ CAUSE_CHARS_MAX = 200
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """What the performer knows of a machine besides its seat. `peers` None means that it listens to all."""
+    """What the performer knows of a machine besides its seat. `peers` None means that it listens to all.
+
+    `hears_sent`: it has an attribute of that name and wants to hear `Sent`. Few machines do, since that a message went
+    out says nothing about its arrival, and an event per message costs as much as the message.
+    """
 
     name: str
     factory: Factory | None = None
     handler: Handler | None = None
     transport: Transport | None = None
     peers: Collection[str] | None = None
+    inline: bool = False
+    hears_sent: bool = False
     reloads: int = 0
     reloaded_at: float = 0.0
 

@@ -220,16 +220,21 @@ class Performer:
         *,
         factory: Factory | None = None,
         handler: Handler | None = None,
+        inline: bool = False,
         transport: Transport | None = None,
         peers: Collection[str] | None = None,
     ) -> None:
         """Start a machine. With a `factory` it begins anew from the store when it asks to be reloaded.
 
+        An `inline` handler is called on the loop itself: for functions that are quick and wait for nothing.
+
         It sends through `transport` and hears what `peers` say there (None: all of them). Two senders that share a
         transport need their own peers, or one would take the other's confirms for its own.
         """
         self.check_open()
-        self._hosts[machine.name] = Host(machine.name, factory, handler, transport, peers)
+        self._hosts[machine.name] = Host(
+            machine.name, factory, handler, transport, peers, inline, getattr(machine, "hears_sent", False)
+        )
         self._interpreter.add(Guarded(machine))
         self._touch()
 
@@ -238,6 +243,7 @@ class Performer:
         factory: Factory,
         *,
         handler: Handler | None = None,
+        inline: bool = False,
         transport: Transport | None = None,
         peers: Collection[str] | None = None,
     ) -> None:
@@ -248,7 +254,9 @@ class Performer:
             lambda machine: None if built.done() else built.set_result(machine),
             lambda error: None if built.done() else built.set_exception(error),
         )
-        self.add(await built, factory=factory, handler=handler, transport=transport, peers=peers)
+        self.add(
+            await built, factory=factory, handler=handler, inline=inline, transport=transport, peers=peers
+        )  # fmt: skip
 
     def remove(self, name: str) -> None:
         self._hosts.pop(name, None)
@@ -390,14 +398,16 @@ class Performer:
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
         for seat, effect in outbox:
-            self._interpreter.feed(seat, self._put_on_wire(seat, effect))
+            event = self._put_on_wire(seat, effect)
+            if event is not None:
+                self._interpreter.feed(seat, event)
         for transport in self._transports:
             transport.flush()
 
-    def _put_on_wire(self, seat: Seat, effect: Send) -> Event:
+    def _put_on_wire(self, seat: Seat, effect: Send) -> Event | None:
         host = self._hosts.get(seat.machine.name)
         if host is not None and host.transport is not None and host.transport.send(effect.peer, effect.message):
-            return Sent(effect.peer)
+            return Sent(effect.peer) if host.hears_sent else None
         error = PeerUnavailable(f"no connection to {effect.peer}, or its buffer is full", fix="it will be sent again")
         return SendFailed(effect.peer, error)
 
@@ -420,9 +430,22 @@ class Performer:
     # -- the application
 
     def deliver(self, seat: Seat, effect: Deliver) -> None:
+        host = self._hosts.get(seat.machine.name)
+        if host is not None and host.inline:
+            self._interpreter.feed(seat, self._handle_inline(host, effect))
+            return
         task = self.loop.create_task(self._handle(seat, effect))
         self._handlers.add(task)
         task.add_done_callback(self._handlers.discard)
+
+    @staticmethod
+    def _handle_inline(host: Host, effect: Deliver) -> Event:
+        assert host.handler is not None, "an inline handler is a handler"
+        try:
+            return Delivered(effect.token, _checked_ops(host.name, host.handler(effect.item)))
+        except Exception as error:
+            log.warning("the handler of %s failed", host.name, exc_info=True)
+            return DeliverFailed(effect.token, cause_of(error))
 
     async def _handle(self, seat: Seat, effect: Deliver) -> None:
         event: Event = DeliverFailed(effect.token, "cancelled: the process is shutting down")

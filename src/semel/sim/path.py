@@ -197,7 +197,9 @@ class Path:
             _begin_cursors(self.hub, {f"follow/{READER}": HUB})
 
     def add_hub_reader(self) -> None:
-        config = FollowerConfig(READER, HUB, f"{HUB}>reader", retry=FOLLOWER_RETRY)
+        config = FollowerConfig(
+            READER, HUB, f"{HUB}>reader", ahead=self.weather.handling.parallel, retry=FOLLOWER_RETRY
+        )
         for node in self._follower_nodes(self.hubs):
             node.effects[READER] = effects("hub")
             node.add(READER, lambda node: Follower(config, node.database.store.cursor(config.cursor)))
@@ -233,7 +235,13 @@ class Path:
             node.factories[config.name] = lambda _, config=config: Worker(config)  # type: ignore[misc]
 
     def _add_follower(self, sub: Subscription) -> None:
-        config = FollowerConfig(f"{sub.name}-reader", inbox(sub), hop_handler(sub), retry=FOLLOWER_RETRY)
+        config = FollowerConfig(
+            f"{sub.name}-reader",
+            inbox(sub),
+            hop_handler(sub),
+            ahead=self.weather.handling.parallel,
+            retry=FOLLOWER_RETRY,
+        )
         _begin_cursors(self.consumer, {config.cursor: inbox(sub)})
         for node in self._follower_nodes(self.consumers):
             node.effects[config.name] = effects(sub.name)

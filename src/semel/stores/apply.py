@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -85,15 +86,14 @@ class _Application:
 
     def run(self, units: Sequence[Unit]) -> list[Outcome]:
         check_units(units)
+        if (appends := _plain_appends(units)) is not None:
+            return self._append(appends)
         self._lock(units)
         outcomes: list[tuple[bool, list[Result]]] = []
         broken: set[str] = set()
         for unit in units:
             if unit.chain is not None and unit.chain in broken:
                 outcomes.append((False, [_SKIPPED] * len(unit.ops)))
-                continue
-            if len(unit.ops) == 1 and type(unit.ops[0]) is Append and unit.ops[0].guard is None:
-                outcomes.append((True, self._take_append(unit.ops[0])))
                 continue
             results = self._decide(unit)
             refused = any(isinstance(result, Stale | Conflict) for result in results)
@@ -102,6 +102,13 @@ class _Application:
             outcomes.append((not refused, results))
         self._write()
         return [Applied(tuple(results)) if ok else Refused(tuple(results)) for ok, results in outcomes]
+
+    def _append(self, ops: Sequence[Append]) -> list[Outcome]:
+        """The commonest group by far: nothing in it can be refused, so there is nothing to lock or to take back."""
+        results: list[Result] = [_DONE] * len(ops)
+        self.appends = list(zip(zip(repeat(results), range(len(ops)), strict=False), ops, strict=True))
+        self._write()
+        return [Applied((result,)) for result in results]
 
     # -- locking
 
@@ -133,12 +140,6 @@ class _Application:
             self.heads = self.engine.heads(sorted(streams))
 
     # -- deciding
-
-    def _take_append(self, op: Append) -> list[Result]:
-        """The commonest unit by far, and one that cannot be refused: nothing to check, nothing to take back."""
-        results: list[Result] = [_DONE]
-        self.appends.append(((results, 0), op))
-        return results
 
     def _decide(self, unit: Unit) -> list[Result]:
         """Check each op against what stands after the ones before it, and take all of it back if one is refused."""
@@ -353,9 +354,7 @@ class _Application:
 
     def _write_records(self) -> None:
         engine = self.engine
-        by_stream: dict[str, list[tuple[_Slot, Append]]] = {}
-        for slot, op in self.appends:
-            by_stream.setdefault(op.stream, []).append((slot, op))
+        by_stream = self._by_stream()
         infos = engine.lock_streams(sorted(by_stream))
         records: list[NewRecord] = []
         named: list[tuple[str, int]] = []
@@ -366,6 +365,15 @@ class _Application:
         engine.set_heads(heads)
         if named:
             engine.name_blobs(named)
+
+    def _by_stream(self) -> dict[str, list[tuple[_Slot, Append]]]:
+        streams = {op.stream for _, op in self.appends}
+        if len(streams) == 1:
+            return {streams.pop(): self.appends}
+        found: dict[str, list[tuple[_Slot, Append]]] = {}
+        for entry in self.appends:
+            found.setdefault(entry[1].stream, []).append(entry)
+        return found
 
     def _place(
         self,
@@ -381,7 +389,7 @@ class _Application:
         known = self.engine.known(stream, identities) if identities else {}
         ranges = _Ranges()
         for (results, at), op in appends:
-            identity, envelope = op.identity, op.envelope
+            identity, envelope, event = op.identity, op.envelope, op.on_fresh
             if identity is not None and identity in known:
                 results[at] = Duplicate(known[identity])
                 self._note(op.on_duplicate, envelope)
@@ -394,8 +402,8 @@ class _Application:
                 known[identity] = position
             if envelope.blob is not None:
                 _name_blob(envelope, named)
-            if op.on_fresh is not None and not ranges.add(op.on_fresh, position, envelope.id):
-                self._note(op.on_fresh, envelope)
+            if event is not None and not ranges.add(event, position, envelope.id):
+                self._note(event, envelope)
         self.events += ranges.events()
         if head > OFFSET_MAX:
             raise StoreRefused(f"stream {stream} is at its last offset", fix="begin a new stream")
@@ -410,22 +418,38 @@ class _Application:
         self.events.append(event)
 
 
+def _plain_appends(units: Sequence[Unit]) -> list[Append] | None:
+    """The appends of a group in which each unit is a single one, without a guard. None for any other group."""
+    ops = [unit.ops[0] for unit in units if len(unit.ops) == 1]
+    appends = [op for op in ops if type(op) is Append and op.guard is None]
+    return appends if len(appends) == len(units) else None
+
+
 class _Ranges:
     """Gathers the records under each template. Templates are shared objects, so they are told apart by which object
-    they are first, and compared field by field only once per transaction."""
+    they are first, and compared field by field only once per transaction. Records come in the order of offsets."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[Event, list[Position], list[str]]] = {}
+        self._template: Event | None = None
+        self._positions: list[Position] = []
+        self._messages: list[str] = []
 
     def add(self, event: Event, position: Position, message: str) -> bool:
         """False when the event is no template but about its own message."""
+        if event is not self._template and not self._turn_to(event):
+            return False
+        self._positions.append(position)
+        self._messages.append(message)
+        return True
+
+    def _turn_to(self, event: Event) -> bool:
         found = self._found.get(id(event))
         if found is None:
             if not event.is_template:
                 return False
             found = self._found[id(event)] = (event, [], [])
-        found[1].append(position)
-        found[2].append(message)
+        self._template, self._positions, self._messages = found
         return True
 
     def events(self) -> Iterator[Event]:
@@ -433,7 +457,7 @@ class _Ranges:
         merged: dict[Event, tuple[list[Position], list[str]]] = {}
         for template, positions, messages in self._found.values():
             all_positions, all_messages = merged.setdefault(template, ([], []))
-            all_positions += positions
+            all_positions += (positions[0], positions[-1])
             all_messages += messages
         for template, (positions, messages) in merged.items():
             yield range_event(template, min(positions), max(positions), messages)

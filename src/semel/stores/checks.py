@@ -30,15 +30,35 @@ _check_name = lru_cache(maxsize=4096)(check_stream)
 
 def check_units(units: Sequence[Unit]) -> None:
     """Raise InputError or LocalProtocolError for the first op that no store would take."""
+    last: Append | None = None
     for unit in units:
         for op in unit.ops:
-            _CHECKS[type(op)](op)
+            if type(op) is not Append:
+                _CHECKS[type(op)](op)
+                continue
+            if last is None or not _is_alike(op, last):
+                _check_append(op)
+                last = op
+            # an envelope has checked its own id
+            if op.identity is not None and op.identity is not op.envelope.id:
+                check_id("identity", op.identity)
+
+
+def _is_alike(op: Append, last: Append) -> bool:
+    """Whether all but the message and its identity are the very values found good in the op before. They nearly always
+    are: producers share the name of the stream and the templates of its events."""
+    return (
+        op.stream is last.stream
+        and op.on_fresh is last.on_fresh
+        and op.on_duplicate is last.on_duplicate
+        and op.target is last.target
+        and op.guard is last.guard
+    )
 
 
 def _check_append(op: Append) -> None:
+    """All but the identity."""
     _check_name(op.stream)
-    if op.identity is not None:
-        check_id("identity", op.identity)
     if op.target:
         check_text("target", op.target, chars_max=KEY_CHARS_MAX)
     _check_verdict_events(op)
@@ -199,7 +219,6 @@ def _check_bytes(what: str, value: object, bytes_max: int, fix: str) -> None:
 
 
 _CHECKS: dict[type, Callable[[Any], None]] = {
-    Append: _check_append,
     Advance: _check_advance,
     Put: _check_put,
     Enqueue: _check_enqueue,

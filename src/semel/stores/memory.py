@@ -41,6 +41,7 @@ from semel.stores.shared import (
     blob_refused,
     check_bound,
     exported_mark,
+    scope_refused,
     start_of_epoch,
     unwrap_bound,
     without_body,
@@ -278,10 +279,7 @@ class MemoryEngine:
                 answers[pair] = (row.seq, False, row.queue)
                 continue
             if (new.queue, new.identity) in self.data.work:
-                raise StoreRefused(
-                    f"{new.queue} has a row {new.identity!r} of another scope",
-                    fix="use one scope for all rows of a queue",
-                )
+                raise scope_refused(new.queue, new.identity)
             seq = self._next_turn()
             row = _Work(
                 new.queue, new.scope, new.identity, new.key, seq, seq if new.holds else None, new.state, new.holds,

@@ -223,12 +223,9 @@ SELECT w.queue, w.identity, w.seq, w.key, w.state, w.fence, w.turn, w.holds, w.b
 FROM semel_work w
 WHERE w.seq = ANY(ARRAY(
     SELECT o.seq FROM unnest($1::text[], $2::text[]) AS u (queue, identity)
-    JOIN semel_work o ON o.scope = u.queue AND o.identity = u.identity AND o.queue = u.queue
-    UNION ALL
-    SELECT o.seq FROM unnest($1::text[], $2::text[]) AS u (queue, identity)
-    JOIN semel_work o ON o.queue = u.queue AND o.identity = u.identity AND o.scope <> o.queue
+    JOIN semel_work o ON o.queue = u.queue AND o.identity = u.identity
 ))
-ORDER BY w.queue, w.identity, w.seq
+ORDER BY w.queue, w.identity
 FOR UPDATE
 
 -- name: move_work
@@ -266,13 +263,19 @@ SELECT * FROM unnest(
     $10::text[], $11::text[], $12::text[], $13::text[], $14::bigint[], $15::text[], $16::bigint[], $17::text[],
     $18::text[], $19::bytea[], $20::text[], $21::bigint[]
 ) AS u
-ON CONFLICT (scope, identity) DO NOTHING
+ON CONFLICT DO NOTHING
 RETURNING scope, identity
 
 -- name: known_work
 SELECT w.scope, w.identity, w.seq, w.queue
 FROM unnest($1::text[], $2::text[]) AS u (scope, identity)
 JOIN semel_work w ON w.scope = u.scope AND w.identity = u.identity
+
+-- name: work_of_another_scope
+SELECT w.queue, w.identity
+FROM unnest($1::text[], $2::text[], $3::text[]) AS u (queue, scope, identity)
+JOIN semel_work w ON w.queue = u.queue AND w.identity = u.identity AND w.scope <> u.scope
+LIMIT 1
 
 -- name: add_news
 INSERT INTO semel_work_news (queue, key) SELECT * FROM unnest($1::text[], $2::text[]) AS u
@@ -365,26 +368,14 @@ FOR UPDATE SKIP LOCKED
 SELECT 1, holds, seq, queue, identity, key, state, due, attempts, fence, owner, cause,
     id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
 FROM semel_work
-WHERE seq = ANY(ARRAY(
-    SELECT seq FROM semel_work WHERE scope = $1 AND identity = $2 AND queue = $1
-    UNION ALL
-    SELECT seq FROM semel_work WHERE queue = $1 AND identity = $2 AND scope <> queue
-))
-ORDER BY seq DESC
-LIMIT 1
+WHERE queue = $1 AND identity = $2
 FOR UPDATE SKIP LOCKED
 
 -- name: read_work
 SELECT 1, holds, seq, queue, identity, key, state, due, attempts, fence, owner, cause,
     id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
 FROM semel_work
-WHERE seq = ANY(ARRAY(
-    SELECT seq FROM semel_work WHERE scope = $1 AND identity = $2 AND queue = $1
-    UNION ALL
-    SELECT seq FROM semel_work WHERE queue = $1 AND identity = $2 AND scope <> queue
-))
-ORDER BY seq DESC
-LIMIT 1
+WHERE queue = $1 AND identity = $2
 
 -- name: take_rows
 UPDATE semel_work SET

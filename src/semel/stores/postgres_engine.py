@@ -22,7 +22,7 @@ from semel.kernel.store import IndexEntry, Record, State, StreamInfo
 from semel.stores.engine import CursorHead, Move, NewRecord, NewWork, WorkHead
 from semel.stores.postgres_wire import Array, Call, Row, Statements, bigints, bools, byteas, ints, smallints, texts
 from semel.stores.rows import envelope_of, envelope_row
-from semel.stores.shared import blob_refused, exported_mark, start_of_epoch
+from semel.stores.shared import blob_refused, exported_mark, scope_refused, start_of_epoch
 
 NEWS_ROWS = 1000
 TOGETHER = frozenset(
@@ -239,12 +239,26 @@ class PostgresEngine:
         while missing := sorted(seats.keys() - answers.keys()):
             inserted = self._insert_work([first[pair] for pair in missing], [seats[pair] for pair in missing])
             answers |= {pair: (seats[pair], True, first[pair].queue) for pair in inserted}
-            there = [pair for pair in missing if pair not in answers]
-            if there:
-                found = self._ask("known_work", texts([scope for scope, _ in there]), texts([id for _, id in there]))
-                answers |= {(scope, identity): (seq, False, queue) for scope, identity, seq, queue in found}
+            answers |= self._known_work([first[pair] for pair in missing if pair not in answers])
         self._add_news((row.queue, row.key) for row in unique if row.key is not None and row.holds)
         return answers
+
+    def _known_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], tuple[int, bool, str]]:
+        """Answers for rows that could not be inserted. One that is gone by now is left out and may be inserted."""
+        if not rows:
+            return {}
+        scopes, identities = texts([row.scope for row in rows]), texts([row.identity for row in rows])
+        found = self._ask("known_work", scopes, identities)
+        known = {(scope, identity): (seq, False, queue) for scope, identity, seq, queue in found}
+        self._refuse_other_scopes([row for row in rows if (row.scope, row.identity) not in known])
+        return known
+
+    def _refuse_other_scopes(self, rows: Sequence[NewWork]) -> None:
+        if not rows:
+            return
+        queues, scopes, identities = zip(*[(row.queue, row.scope, row.identity) for row in rows], strict=True)
+        for queue, identity in self._ask("work_of_another_scope", texts(queues), texts(scopes), texts(identities)):
+            raise scope_refused(queue, identity)
 
     def _draw_seats(self, count: int) -> None:
         if len(self._seats) < count:

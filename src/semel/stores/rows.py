@@ -38,6 +38,18 @@ def envelope_row(envelope: Envelope) -> tuple[Any, ...]:
 
 def envelope_columns(envelopes: Sequence[Envelope]) -> tuple[list[Any], ...]:
     """`envelope_row` for many at once, as one list per column."""
+    headers: list[Any] = [envelope.headers for envelope in envelopes]
+    bodies: list[Any] = [envelope.data for envelope in envelopes]
+    blobs: list[Any] = [envelope.blob for envelope in envelopes]
+    sizes = list(map(len, bodies))
+    if any(headers):
+        headers = [_encode(found).decode() if found else None for found in headers]
+    else:
+        headers = [None] * len(envelopes)
+    if any(blobs):
+        sizes = [envelope.size for envelope in envelopes]
+        bodies = [envelope.data if envelope.blob is None else None for envelope in envelopes]
+        blobs = [blob.name if blob is not None else None for blob in blobs]
     return (
         [envelope.id for envelope in envelopes],
         [envelope.source for envelope in envelopes],
@@ -47,10 +59,10 @@ def envelope_columns(envelopes: Sequence[Envelope]) -> tuple[list[Any], ...]:
         [envelope.session for envelope in envelopes],
         [envelope.index for envelope in envelopes],
         [envelope.datacontenttype for envelope in envelopes],
-        [_encode(envelope.headers).decode() if envelope.headers else None for envelope in envelopes],
-        [envelope.data if envelope.blob is None else None for envelope in envelopes],
-        [envelope.blob.name if envelope.blob is not None else None for envelope in envelopes],
-        [envelope.size for envelope in envelopes],
+        headers,
+        bodies,
+        blobs,
+        sizes,
     )
 
 

@@ -47,6 +47,11 @@ def blob_refused(name: str, size: int, stored: int | None) -> StoreRefused:
     )
 
 
+def scope_refused(queue: str, identity: str) -> StoreRefused:
+    """A queue names its rows by their identity alone, so it holds one row of each."""
+    return StoreRefused(f"{queue} has a row {identity!r} of another scope", fix="use one scope for all rows of a queue")
+
+
 def blob_missing(name: str) -> InputError:
     return InputError(f"there is no body {name!r}", fix="its envelope may have been trimmed or never stored")
 

@@ -16,6 +16,9 @@ SELECT s.key, s.version FROM json_each(?) j CROSS JOIN semel_state s ON s.key = 
 -- name: lock_cursors
 SELECT c.name, c.stream, c.epoch, c."offset", c.pins FROM json_each(?) j CROSS JOIN semel_cursor c ON c.name = j.value
 
+-- name: lock_stream
+SELECT name, id, head, first FROM semel_stream WHERE name = ?
+
 -- name: lock_streams
 SELECT s.name, s.id, s.head, s.first FROM json_each(?) j CROSS JOIN semel_stream s ON s.name = j.value
 
@@ -68,7 +71,7 @@ UPDATE semel_blob SET refs = refs - 1, at = ? WHERE name = ?
 SELECT blob FROM semel_work WHERE queue = ? AND identity = ? AND blob IS NOT NULL
 
 -- name: known_work
-SELECT w.queue, w.identity, w.seq, w.queue FROM json_each(?) j
+SELECT w.queue, w.identity, w.seq, w.scope FROM json_each(?) j
 CROSS JOIN semel_work w ON w.queue = j.value ->> 0 AND w.identity = j.value ->> 1
 
 -- name: known_scope

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Any
+
+import msgspec
 
 from semel.errors import StoreRefused
 from semel.kernel.ledger import Entry, Event, Kind, Mark
@@ -16,9 +16,12 @@ from semel.kernel.store import IndexEntry, Record, State, StreamInfo
 from semel.stores.engine import CursorHead, Move, NewRecord, NewWork, WorkHead
 from semel.stores.queries import load_queries
 from semel.stores.rows import envelope_columns, envelope_of, envelope_row
-from semel.stores.shared import blob_refused, exported_mark, start_of_epoch
+from semel.stores.shared import blob_refused, exported_mark, scope_refused, start_of_epoch
+from semel.stores.sqlite_records import insert_records
 
 Q = load_queries("sqlite.sql")
+
+_encode = msgspec.json.Encoder().encode
 
 
 class SqliteEngine:
@@ -40,14 +43,14 @@ class SqliteEngine:
         self._db.execute(Q["end_store"], counters)
 
     def lock_work(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], WorkHead]:
-        rows = self._db.execute(Q["lock_work"], (json.dumps(keys),))
+        rows = self._db.execute(Q["lock_work"], (_json(keys),))
         return {(row[0], row[1]): WorkHead(row[2], row[3], WorkState(row[4]), row[5]) for row in rows}
 
     def lock_states(self, keys: Sequence[str]) -> dict[str, int]:
-        return dict(self._db.execute(Q["lock_states"], (json.dumps(keys),)).fetchall())
+        return dict(self._db.execute(Q["lock_states"], (_json(keys),)).fetchall())
 
     def lock_cursors(self, names: Sequence[str]) -> dict[str, CursorHead]:
-        rows = self._db.execute(Q["lock_cursors"], (json.dumps(names),))
+        rows = self._db.execute(Q["lock_cursors"], (_json(names),))
         return {row[0]: CursorHead(Position(row[1], row[2], row[3]), bool(row[4])) for row in rows}
 
     def lock_streams(self, names: Sequence[str]) -> dict[str, StreamInfo]:
@@ -61,7 +64,11 @@ class SqliteEngine:
 
     def _streams(self, names: Sequence[str]) -> dict[str, StreamInfo]:
         infos: dict[str, StreamInfo] = {}
-        for name, id, head, first in self._db.execute(Q["lock_streams"], (json.dumps(names),)):
+        if len(names) == 1:
+            found = self._db.execute(Q["lock_stream"], (names[0],))
+        else:
+            found = self._db.execute(Q["lock_streams"], (_json(names),))
+        for name, id, head, first in found:
             self._stream_ids[name] = id
             infos[name] = StreamInfo(name, self.epoch, head, first)
         return infos
@@ -141,13 +148,16 @@ class SqliteEngine:
             self._db.execute(Q["refer_blob"], (name,))
 
     def add_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], tuple[int, bool, str]]:
-        answers = self._known_work(rows)
+        answers, taken = self._known_work(rows)
         values: list[tuple[Any, ...]] = []
         scopes: list[tuple[str, str, int, str]] = []
         keys: list[tuple[str, str, int]] = []
         for row in rows:
             if (row.scope, row.identity) in answers:
                 continue
+            if (row.queue, row.identity) in taken:
+                raise scope_refused(row.queue, row.identity)
+            taken.add((row.queue, row.identity))
             seq = self._next_work_seq()
             answers[row.scope, row.identity] = (seq, True, row.queue)
             turn = seq if row.holds else None
@@ -164,12 +174,20 @@ class SqliteEngine:
         self._db.executemany(Q["add_key"], keys)
         return answers
 
-    def _known_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], tuple[int, bool, str]]:
-        own = [(row.queue, row.identity) for row in rows if row.scope == row.queue]
-        shared = [(row.scope, row.identity) for row in rows if row.scope != row.queue]
-        found = self._db.execute(Q["known_work"], (json.dumps(own),)).fetchall() if own else []
-        found += self._db.execute(Q["known_scope"], (json.dumps(shared),)).fetchall() if shared else []
-        return {(scope, identity): (seq, False, queue) for scope, identity, seq, queue in found}
+    def _known_work(
+        self, rows: Sequence[NewWork]
+    ) -> tuple[dict[tuple[str, str], tuple[int, bool, str]], set[tuple[str, str]]]:
+        """The rows that are there by (scope, identity), and the names by (queue, identity) that are taken.
+
+        A scope may have the name of a queue: then it is that queue's own scope, wherever its rows are.
+        """
+        scoped = sorted({(row.scope, row.identity) for row in rows})
+        names = sorted({(row.queue, row.identity) for row in rows}.union(scoped))
+        own = self._db.execute(Q["known_work"], (_json(names),)).fetchall()
+        shared = self._db.execute(Q["known_scope"], (_json(scoped),)).fetchall()
+        known = {(queue, identity): (seq, False, queue) for queue, identity, seq, scope in own if scope == queue}
+        known |= {(scope, identity): (seq, False, queue) for scope, identity, seq, queue in shared}
+        return known, {(queue, identity) for queue, identity, _, _ in own}
 
     def claim(self, claim: Claim, fence: int) -> list[WorkRow]:
         self._give_turns(claim.queue)
@@ -230,28 +248,26 @@ class SqliteEngine:
         return [row]
 
     def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:
-        found = self._db.execute(Q["known"], (self._stream_ids[stream], json.dumps(identities)))
+        found = self._db.execute(Q["known"], (self._stream_ids[stream], _json(identities)))
         return {identity: Position(stream, self.epoch, offset) for identity, offset in found}
 
     def add_records(self, rows: Sequence[NewRecord]) -> None:
-        """Column by column: zip makes the row tuples at a fraction of what a loop over the rows would cost."""
-        first = self._record_seq + 1
-        self._record_seq += len(rows)
+        count, first = len(rows), self._record_seq + 1
+        self._record_seq += count
         envelopes = [row.envelope for row in rows]
         self.size += sum([len(envelope.data) for envelope in envelopes])
-        values = zip(
-            range(first, first + len(rows)),
+        columns = (
+            range(first, first + count),
             [self._stream_ids[row.stream] for row in rows],
-            repeat(self.epoch),
+            [self.epoch] * count,
             [row.offset for row in rows],
             [row.identity for row in rows],
             [row.kind for row in rows],
             [row.target for row in rows],
-            repeat(self.now),
+            [self.now] * count,
             *envelope_columns(envelopes),
-            strict=False,
         )
-        self._db.executemany(Q["add_record"], values)
+        insert_records(self._db, Q["add_record"], columns)
 
     def set_heads(self, heads: dict[str, int]) -> None:
         self.top = max(self.top, *heads.values())
@@ -284,6 +300,11 @@ class SqliteEngine:
             self._ledger_seq += 1
             values.append((self._ledger_seq, self.now, self.node, *ledger_row(event)))
         self._db.executemany(Q["add_ledger"], values)
+
+
+def _json(keys: Sequence[Any]) -> str:
+    """A list for `json_each`."""
+    return _encode(keys).decode()
 
 
 def ledger_row(event: Event) -> tuple[Any, ...]:

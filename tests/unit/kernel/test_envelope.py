@@ -25,8 +25,12 @@ from semel.kernel.envelope import (
     to_json,
     unpack,
 )
+from semel.kernel.hop import Message, Order, Receiver, ReceiverConfig
+from semel.kernel.ledger import Kind
 from semel.kernel.position import OFFSET_MAX
 from semel.testing.strategies import TIME_MAX, envelopes
+
+from .bench import Bench
 
 
 def attempt(read: Callable[[bytes], Envelope], data: bytes) -> Envelope | None:
@@ -172,6 +176,20 @@ def test_an_invalid_envelope_cannot_be_built(fields: dict[str, Any]) -> None:
     with pytest.raises(InputError) as caught:
         Envelope(**{"id": "m", **fields})
     assert caught.value.fix
+
+
+def test_the_advice_on_an_index_is_good_for_every_hop() -> None:
+    """0 may be carried, for protocols that begin there. Nobody is told to begin there: a hop by index rejects it."""
+    with pytest.raises(InputError) as caught:
+        Envelope(id="m", index=-1)
+    assert caught.value.fix == "number the messages of a session from 1 upwards"
+    bench = Bench()
+    bench.add(Receiver(ReceiverConfig("in", "out>in", stream="inbox/app", order=Order.STRICT)))
+    for index in (0, 1):
+        envelope = Envelope(id=f"m{index}", session="s", index=index)
+        bench.wires["in"] = [("out", Message(f"d{index}", envelope, index))]
+        bench.pass_on("in")
+    assert [event.kind for event in bench.ledger()] == [Kind.REJECTED, Kind.ACCEPTED]
 
 
 @pytest.mark.parametrize(("name", "size"), [("", 1), ("b", -1), ("a\x00", 1)])

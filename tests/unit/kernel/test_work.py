@@ -376,3 +376,22 @@ def test_a_stopped_follower_does_nothing_more(bench: Bench) -> None:
     start_follower(bench)
     assert follower.receive(Wake(), bench.now) == ()
     assert follower.next_deadline() is None
+
+
+def test_ahead_lets_commits_of_a_follower_share_a_transaction_in_order(bench: Bench) -> None:
+    bench.handler = record_effect
+    start_follower(bench, ahead=3)
+    publish(bench, *"abcdefg")
+    assert effects(bench) == list("abcdefg")
+    assert bench.store.cursor("follow/f") == Position(STREAM, 1, 7)
+
+
+def test_a_failed_commit_takes_those_after_it_down_and_nothing_lands_twice(bench: Bench) -> None:
+    bench.handler = record_effect
+    start_follower(bench, ahead=3)
+    bench.fail_commits = [DOWN]
+    publish(bench, *"abcde")
+    assert effects(bench) == []
+    assert bench.closes == ["reload"]
+    start_follower(bench, ahead=3)
+    assert effects(bench) == list("abcde")

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from semel.errors import InputError, StoreRefused
 from semel.kernel.envelope import Envelope
 from semel.kernel.lease import Guard
-from semel.kernel.ledger import Event, Kind
+from semel.kernel.ledger import Event, Kind, fold_ids
 from semel.kernel.ops import (
     Advance,
     Advanced,
     Append,
     Applied,
     Claim,
+    Duplicate,
     Enqueue,
     Finish,
     Fresh,
@@ -164,6 +165,28 @@ def test_many_commits_are_few_statements() -> None:
         100,
         1,
     ]
+
+
+def test_templates_that_take_turns_become_one_range_each() -> None:
+    """Two objects of equal value are one template; a third of another value is its own."""
+    spy = Spy()
+    mine, alike, other = Event(Kind.SENT, "a>b"), Event(Kind.SENT, "a>b"), Event(Kind.SENT, "a>c")
+    templates = [mine, other, alike, mine, other, alike]
+    ops = [Append("hub/a", message(f"m{at}"), on_fresh=event) for at, event in enumerate(templates)]
+    apply(spy, units(*ops))
+    [events] = spy.asked("add_ledger")
+    assert {event.hop: (event.first, event.last, event.n) for event in events} == {"a>b": (1, 6, 4), "a>c": (2, 5, 2)}
+    assert {event.hop: event.fold for event in events} == {
+        "a>b": fold_ids(["m0", "m2", "m3", "m5"]),
+        "a>c": fold_ids(["m1", "m4"]),
+    }
+
+
+def test_a_message_twice_in_one_group_is_fresh_once() -> None:
+    spy = Spy()
+    op = Append("hub/a", message("m"), identity="m")
+    there = Position("hub/a", 1, 1)
+    assert apply(spy, units(op, op)) == [Applied((Fresh(there),)), Applied((Duplicate(there),))]
 
 
 def test_nothing_is_asked_for_nothing() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from semel.errors import InputError, LocalProtocolError
@@ -66,6 +69,29 @@ def test_what_is_malformed_is_refused_wherever_it_stands(what: str) -> None:
     with pytest.raises((InputError, LocalProtocolError)) as caught:
         check_units([Unit((GOOD[0],)), Unit((GOOD[1], MALFORMED[what]))])
     assert caught.value.fix
+
+
+PLAIN = Append("hub/a", Envelope(id="m"), "m")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stream": "Hub/a"},
+        {"identity": "\x00"},
+        {"identity": "x" * 256},
+        {"target": "\x00"},
+        {"on_fresh": Event(Kind.SENT, "a>b", cause="\x00")},
+        {"on_duplicate": Event(Kind.SENT, "a>b", cause="\x00")},
+        {"guard": Guard("inbox/a", "\x00", 1)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_an_append_that_differs_from_the_ones_before_it_is_looked_at(change: dict[str, Any]) -> None:
+    """Appends alike are checked once, and each way of being unlike ends that."""
+    bad = msgspec.structs.replace(PLAIN, **change)
+    with pytest.raises(InputError):
+        check_units([Unit((PLAIN,)), Unit((PLAIN,)), Unit((bad,)), Unit((PLAIN,))])
 
 
 @pytest.mark.parametrize("field", ["message", "delivery", "session", "peer", "pipeline", "stream", "cause", "trace"])

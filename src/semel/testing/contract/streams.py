@@ -306,6 +306,19 @@ class EpochSuite(StoreSuite):
         append(store, "a")
         assert read_ids(store.read(STREAM)) == ["a"]
 
+    def test_a_cursor_older_than_a_stream_of_a_later_epoch_is_not_trimmed(self, store: Store) -> None:
+        """The stream begins far above the cursor. What lies between was never given out, so nothing is missing."""
+        commit(store, Advance("c", Position(STREAM, 1, 0), pins=False))
+        store.raise_epoch("restored")
+        first, second = append(store, "a", "b")
+        cursor = store.cursor("c")
+        assert cursor == Position(STREAM, 2, 0)
+        for offset in (cursor.offset, 7, first.offset - 1):
+            assert read_ids(store.read(STREAM, after=Position(STREAM, 2, offset))) == ["a", "b"]
+            assert read_ids(store.tail(STREAM, after=Position(STREAM, 2, offset), timeout_s=0.0)) == ["a", "b"]
+        commit(store, Trim(STREAM, second.offset))
+        assert store.read(STREAM, after=cursor) == Trimmed(second)
+
     def test_identities_survive_the_raise(self, store: Store) -> None:
         old = append(store, "a")[0]
         store.raise_epoch("restored")

@@ -104,6 +104,31 @@ class UnitSuite(StoreSuite):
     def test_ops_of_a_unit_see_each_other(self, store: Store) -> None:
         assert commit(store, _put("a", 0), _put("a", 1)) == (Advanced(version=1), Advanced(version=2))
 
+    def test_a_row_that_is_new_in_a_commit_is_finished_by_a_later_one(self, store: Store) -> None:
+        """Whoever may finish a row has seen it, and nobody has seen this one yet. Nor is it there to be renewed or to
+        guard a write. Its own unit is refused and leaves nothing; a unit beside it stands."""
+        new = Enqueue(QUEUE, "a", message("a"))
+        done = Finish(QUEUE, "a", WorkState.DONE)
+        guarded = Put("k", b"v", guard=Guard(QUEUE, "a", 1))
+        for op in (done, Renew(QUEUE, "a", 1), guarded):
+            assert commit_refused(store, new, op) == (Skipped(), Stale(0))
+        assert store.work(QUEUE, "a") is None
+        outcomes = store.commit([Unit((new,)), Unit((done,))])
+        assert isinstance(outcomes[0], Applied)
+        assert outcomes[1] == Refused((Stale(0),))
+        assert commit(store, done) == (Advanced(),)
+
+    def test_a_row_that_was_there_is_finished_before_it_is_set_again(self, store: Store) -> None:
+        """In whatever order the ops are given: so the row is open afterwards, with the new body."""
+        enqueue(store, "a")
+        again = Enqueue(QUEUE, "a", message("a", data=b"new"), replace=True)
+        done = Finish(QUEUE, "a", WorkState.DONE)
+        for ops in ((again, done), (done, again)):
+            commit(store, *ops)
+            row = store.work(QUEUE, "a")
+            assert row is not None
+            assert (row.state, row.envelope.data) == (WorkState.READY, b"new")
+
     def test_a_refused_unit_leaves_no_trace_for_the_next(self, store: Store) -> None:
         units = [Unit((_put("a", 0), _put("b", 7))), Unit((_put("a", 0),))]
         assert applied(store.commit(units)) == [False, True]

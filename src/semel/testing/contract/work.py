@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from semel.errors import StoreRefused
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Claim, Claimed, Duplicate, Enqueue, Finish, Fresh, Renew, Stale, Unit, WorkRow, WorkState
 from semel.kernel.position import Position
@@ -90,6 +91,38 @@ class EnqueueSuite(StoreSuite):
     def test_scopes_do_not_share_identities(self, store: Store) -> None:
         commit(store, Enqueue("inbox/one", "a", message("a"), scope="x"))
         assert isinstance(commit(store, Enqueue("inbox/two", "a", message("a"), scope="y"))[0], Fresh)
+
+    @pytest.mark.parametrize("scopes", [("x", "y"), ("x", None), (None, "x")])
+    @pytest.mark.parametrize("together", [True, False])
+    def test_an_identity_has_one_scope_in_a_queue(
+        self, store: Store, scopes: tuple[str | None, str | None], together: bool
+    ) -> None:
+        """Whoever finishes a row names it by queue and identity: a second one of that name could not be told apart."""
+        first, second = (Unit((Enqueue(QUEUE, "a", message("a"), scope=scope, replace=True),)) for scope in scopes)
+        beside = Unit((Enqueue(QUEUE, "beside", message("beside")),))
+        if not together:
+            store.commit([first])
+        with pytest.raises(StoreRefused, match="inbox/contract has a row 'a' of another scope"):
+            store.commit([beside, first, second])
+        assert identities(claim(store, 10)) == ([] if together else ["a"])
+
+    @pytest.mark.parametrize("is_own_first", [True, False])
+    def test_a_scope_with_the_name_of_a_queue_is_that_queues_own(self, store: Store, is_own_first: bool) -> None:
+        ops = [Enqueue(QUEUE, "a", message("a")), Enqueue("inbox/other", "a", message("a"), scope=QUEUE)]
+        first, second = ops if is_own_first else ops[::-1]
+        fresh = commit(store, first)[0]
+        assert isinstance(fresh, Fresh)
+        assert fresh.position.stream == first.queue
+        assert commit(store, second) == (Duplicate(fresh.position),)
+        assert store.work(second.queue, "a") is None
+
+    def test_an_identity_known_in_its_scope_is_a_duplicate_wherever_it_is_sent(self, store: Store) -> None:
+        """The row of another scope is in nobody's way: nothing new would come to stand beside it."""
+        enqueue(store, "a")
+        first = commit(store, Enqueue("inbox/other", "a", message("a"), scope="x"))[0]
+        assert isinstance(first, Fresh)
+        again = commit(store, Enqueue(QUEUE, "a", message("a"), scope="x"))
+        assert again == (Duplicate(first.position),)
 
     @pytest.mark.parametrize("state", [state for state in WorkState if state is not WorkState.CLAIMED])
     def test_an_identity_is_remembered_in_every_state(self, store: Store, state: WorkState) -> None:

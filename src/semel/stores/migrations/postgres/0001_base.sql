@@ -83,6 +83,7 @@ CREATE TABLE semel_state (
 
 -- due: when the row may be claimed; for a claimed row, when its lease ends.
 -- turn: its place among the rows of its key; NULL while it is scheduled and has not taken its turn.
+-- A row is new by its scope and named by its queue, so it is the only one of its identity in both.
 CREATE TABLE semel_work (
     seq bigint PRIMARY KEY,
     queue text COLLATE "C" NOT NULL,
@@ -110,9 +111,9 @@ CREATE TABLE semel_work (
     data bytea,
     blob text,
     size bigint NOT NULL,
-    UNIQUE (scope, identity)
+    UNIQUE (scope, identity),
+    UNIQUE (queue, identity)
 ) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02);
-CREATE INDEX semel_work_scoped ON semel_work (queue, identity) WHERE scope <> queue;
 CREATE INDEX semel_work_due ON semel_work (queue, due, seq) WHERE key IS NULL AND state <= 2;
 CREATE INDEX semel_work_turn ON semel_work (queue, key, turn) WHERE key IS NOT NULL AND holds;
 CREATE INDEX semel_work_claimed ON semel_work (queue, key) WHERE key IS NOT NULL AND state = 2;
