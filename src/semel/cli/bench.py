@@ -12,6 +12,7 @@ from semel.cli.terminal import Answer, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 
 if TYPE_CHECKING:
+    from semel.bench.pipes import PipesResult
     from semel.bench.store import Result
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -25,6 +26,7 @@ def bench_group(json: JsonOption = False, debug: DebugOption = False) -> None:
     Examples:
       semel bench store
       semel bench store --engine postgres --json
+      semel bench pipes
     """
 
 
@@ -84,6 +86,56 @@ def _answer(result: Result) -> Answer:
         "code": "claim-false",
         "message": "the store is slower than promised on this machine, at this moment",
         "fix": "run it again on an idle machine; compare the fdatasync rate with the one in the documentation",
+    }
+    return Answer(result.as_dict(), [table(result)], EXIT_CLAIM_FALSE, error)
+
+
+@app.command("pipes")
+def pipes(
+    context: typer.Context,
+    messages: Annotated[
+        int, typer.Option("--messages", min=100, max=100_000, metavar="N", help="Messages waiting at 1x.")
+    ] = 2000,
+    body_bytes: Annotated[
+        int, typer.Option("--body-bytes", min=0, max=60_000, metavar="N", help="Bytes in each body.")
+    ] = 100,
+    window: Annotated[
+        int, typer.Option("--window", min=1, max=100_000, metavar="N", help="Unconfirmed at once.")
+    ] = 1000,
+    scales: Annotated[
+        str, typer.Option("--scales", metavar="LIST", help="Backlogs, in multiples of --messages.")
+    ] = "1,10,100",
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="Where to measure. Default: this folder.")
+    ] = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Messages per second through a resend pipe between two processes, durable and not, beside a bare TCP stream.
+
+    Exit code 1 when the pipe is below 0.3 of the bare stream, or when a long backlog slows it down.
+
+    \b
+    Examples:
+      semel bench pipes
+      semel bench pipes --messages 500 --scales 1,10 --json
+    """
+    from semel.bench.pipes import BenchOptions, run
+
+    terminal: Terminal = context.obj
+    options = BenchOptions(messages, body_bytes, window, parse_scales(scales), folder=_checked_folder(folder))
+    return _pipes_answer(run(options, terminal.live))
+
+
+def _pipes_answer(result: PipesResult) -> Answer:
+    from semel.bench.pipes import table
+
+    if result.holds:
+        return Answer(result.as_dict(), [table(result)], EXIT_HOLDS)
+    error = {
+        "code": "claim-false",
+        "message": "the pipe is slower than promised on this machine, at this moment",
+        "fix": "run it again on an idle machine with two cores or more",
     }
     return Answer(result.as_dict(), [table(result)], EXIT_CLAIM_FALSE, error)
 

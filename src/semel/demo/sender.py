@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from semel.demo.child import REPORT_S, join_network, main, pause, say
 from semel.demo.options import CUSTOMERS, HOP, OUTBOX, RECEIVER, SENDER
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Sender, SenderConfig
@@ -17,6 +16,7 @@ from semel.kernel.store import Store
 from semel.runtime.committer import Committer
 from semel.runtime.perform import Performer
 from semel.stores import open_store
+from semel.testing.children import REPORT_S, join_network, main, pause, say
 
 WINDOW = 128
 WAITING_MAX = 3 * WINDOW

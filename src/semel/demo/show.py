@@ -22,14 +22,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from semel.demo.audit import Figures, count
 from semel.demo.options import RECEIVER, SENDER, DemoOptions
-from semel.demo.processes import Child
 from semel.demo.report import DemoResult
 from semel.errors import PeerUnavailable
 from semel.stores import open_store
+from semel.testing.children import Child
 from semel.testing.faults import FaultProxy, Weather
 
 WATCH_S = 0.02
 DELAY_S = 0.03
+CHILD_FIX = "mend what it complains about; run with --keep to look at its data"
 
 
 def run(options: DemoOptions, console: Console | None = None) -> DemoResult:
@@ -131,7 +132,8 @@ class _Show:
             config |= {"port": self.proxy_port, "messages": self.options.messages, "seed": self.options.seed}
         else:
             config |= {"plant": self.options.plant}
-        child = await Child.start(role, config, self.folder / f"{role}.log", self.seen.hear)
+        log = self.folder / f"{role}.log"
+        child = await Child.start(role, f"semel.demo.{role}", config, log, self.seen.hear, fix=CHILD_FIX)
         self.children[role] = child
         said = await child.ready()
         self.seen.changed_at = time.monotonic()  # a slow start is not a standstill

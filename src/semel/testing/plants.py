@@ -58,15 +58,17 @@ from semel.stores.memory import Journal, MemoryEngine, MemoryStore
 
 Patch = tuple[Any, str, Any]
 """Where, which name, and what to put there."""
+CaughtBy = Literal["sim", "contract", "pipes"]
 
 
 @dataclass(frozen=True, slots=True)
 class Plant:
-    """`caught_by` says who must notice: the simulator over 200 seeds, or the contract suite."""
+    """`caught_by` says who must notice: the simulator over 200 seeds, the contract suite, or a simulated path (those
+    are in `pipe_plants`)."""
 
     name: str
     description: str
-    caught_by: Literal["sim", "contract"]
+    caught_by: CaughtBy
     patches: tuple[Patch, ...]
 
 
@@ -74,7 +76,7 @@ PLANTS: dict[str, Plant] = {}
 
 
 def plant(
-    name: str, description: str, *places: tuple[Any, str], caught_by: Literal["sim", "contract"] = "sim"
+    name: str, description: str, *places: tuple[Any, str], caught_by: CaughtBy = "sim"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function that stands in for `owner.attribute`. It is called with the original before its arguments."""
 
@@ -291,7 +293,7 @@ def _resend_reordered(
         return effects
     for effect in effects:
         resend._flights.pop(effect.id)
-        resend._queue[effect.id] = effect.item  # type: ignore[union-attr]
+        resend._queue[effect.id] = effect.item
     return [*resend._fill(now)]
 
 

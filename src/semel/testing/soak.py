@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from semel import __version__
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_USAGE
-from semel.testing import campaigns
+from semel.testing import campaigns, pipe_campaign
 
 EVIDENCE = Path("docs/evidence")
 TWENTIETH = 1 / 20
@@ -45,6 +45,8 @@ PARTS: dict[str, Part] = {
     "sim": Part(20_000, "seeds", "the simulated world in as many kinds of weather", campaigns.simulate),
     "kill": Part(400, "kills", "a real process killed at a random moment while it commits to SQLite", campaigns.kill),
     "demo": Part(40_000, "messages", "two processes, a bad link, kill -9 of both", campaigns.demo),
+    "pipes": Part(100_000, "messages", "a durable pipe over a link that loses 30 %, kill -9", pipe_campaign.pipes),
+    "cascade": Part(100_000, "messages", "the same through a volatile stage, and failures", pipe_campaign.cascade),
     "retention": Part(400_000, "messages", "append and sweep at full rate: the store stays small", campaigns.retention),
 }
 

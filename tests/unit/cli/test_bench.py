@@ -1,4 +1,4 @@
-"""`semel bench store`: options in, table and exit code out."""
+"""`semel bench`: options in, table and exit code out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from semel.bench import pipes
 from semel.bench import store as bench
+from semel.bench.pipes import BenchOptions, Line, PipesResult
 from semel.bench.store import Measurement, Options, Result
 from semel.cli.bench import parse_scales
 from semel.errors import ConfigError
@@ -69,3 +71,53 @@ def test_a_small_measurement_for_real(semel: Semel) -> None:
     assert line["semel_per_s"] > 0
     assert line["raw_per_s"] > 0
     assert list(Path().iterdir()) == []
+
+
+# -- pipes
+
+
+@pytest.fixture
+def asked_pipes(monkeypatch: pytest.MonkeyPatch) -> list[BenchOptions]:
+    """A machine on which pipes are as fast as promised, unless the window is 1."""
+    seen: list[BenchOptions] = []
+
+    def run(options: BenchOptions, console: Console) -> PipesResult:
+        seen.append(options)
+        pipe = 90_000.0 if options.window > 1 else 9_000.0
+        lines = tuple(Line(options.messages * scale, 300_000.0, 200_000.0, pipe, 9_000.0) for scale in options.scales)
+        return PipesResult(options.body_bytes, options.window, lines)
+
+    monkeypatch.setattr(pipes, "run", run)
+    return seen
+
+
+def test_options_of_pipes_arrive(semel: Semel, asked_pipes: list[BenchOptions]) -> None:
+    Path("here").mkdir()
+    ran = semel(
+        "bench", "pipes", "--messages", "200", "--body-bytes", "10", "--window", "7", "--scales", "1,5", "--folder",
+        "here", "--json",
+    )  # fmt: skip
+    assert (ran.exit_code, ran.err) == (0, "")
+    assert asked_pipes == [BenchOptions(200, 10, 7, (1, 5), folder=Path("here"))]
+    assert ran.result["lines"][0]["ratio"] == 0.45
+
+
+def test_a_slow_pipe_is_a_false_claim(semel: Semel, asked_pipes: list[BenchOptions]) -> None:
+    ran = semel("bench", "pipes", "--window", "1")
+    assert ran.exit_code == 1
+    assert "0.04" in ran.out
+    assert "slower than promised" in ran.err
+
+
+def test_a_backlog_that_slows_the_pipe_is_a_false_claim() -> None:
+    def line(backlog: int, pipe: float, durable: float) -> Line:
+        return Line(backlog, 300_000.0, 200_000.0, pipe, durable)
+
+    assert PipesResult(1, 1, (line(1, 90_000, 9_000), line(100, 80_000, 8_000))).holds
+    assert not PipesResult(1, 1, (line(1, 90_000, 9_000), line(100, 60_500, 9_000))).holds
+    assert not PipesResult(1, 1, (line(1, 90_000, 9_000), line(100, 90_000, 6_000))).holds
+
+
+@pytest.mark.parametrize("side", pipes.SIDES)
+def test_every_side_of_the_bench_moves_its_messages(side: str, tmp_path: Path) -> None:
+    assert pipes.measure(side, 50, BenchOptions(window=8, folder=tmp_path)) > 0

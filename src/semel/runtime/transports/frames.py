@@ -19,6 +19,9 @@ import msgspec
 
 from semel.errors import InputError, LimitExceeded, SemelError
 from semel.kernel.hop import Ask, Confirm, Message, Wire
+from semel.pipes.channel import ChannelWire
+from semel.pipes.route import Parcel
+from semel.pipes.storage import StorageWire
 
 VERSION = 1
 NONCE_BYTES = 16
@@ -46,19 +49,25 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
     reason: str
 
 
+class WireParcel(Parcel, frozen=True, tag="parcel"):
+    """What a parcel may hold when it comes from another process."""
+
+    bodies: tuple[Wire | ChannelWire | StorageWire, ...]
+
+
 Greeting = Challenge | Hello | Welcome | Refusal
 
 _encoder = msgspec.msgpack.Encoder()
-_wire = msgspec.msgpack.Decoder(Message | Confirm | Ask)
+_wire = msgspec.msgpack.Decoder(Message | Confirm | Ask | WireParcel)
 _greeting = msgspec.msgpack.Decoder(Greeting)
 
 
-def encode(frame: Wire | Greeting) -> bytes:
+def encode(frame: Wire | Parcel | Greeting) -> bytes:
     payload = _encoder.encode(frame)
     return len(payload).to_bytes(HEADER_BYTES, "big") + payload
 
 
-def decode(payload: bytes) -> Wire:
+def decode(payload: bytes) -> Wire | Parcel:
     """A message of a peer that has been welcomed. A malformed one raises InputError and nothing else."""
     try:
         return _wire.decode(payload)

@@ -27,6 +27,7 @@ from semel.kernel.envelope import FRAME_BYTES_MAX
 from semel.kernel.hop import Wire
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.text import check_id
+from semel.pipes.route import Parcel
 from semel.runtime.transports.base import Inbox
 from semel.runtime.transports.frames import (
     HEADER_BYTES,
@@ -278,7 +279,7 @@ class TcpTransport:
                 await self._flowing.wait()
                 inbox.received(self, connection.peer, message)
 
-    def send(self, peer: str, message: Wire) -> bool:
+    def send(self, peer: str, message: Wire | Parcel) -> bool:
         connection = self._connections.get(peer)
         if connection is None or connection.writer.is_closing():
             self.dropped += 1

@@ -1,0 +1,106 @@
+"""The arithmetic of delivery: what a path of links, retries, dedup and stores promises, and what counts show.
+
+Describe a path with the elements, ask for its `figures`, compare them with `Counts` of what was measured.
+"""
+
+from semel.calculus.dedup import (
+    leak,
+    leak_by_size,
+    leak_by_time,
+    leaky_uniqueness,
+    monotonic_reliability,
+    span_for_leak,
+    span_of_size,
+    span_of_time,
+    strict_reliability,
+)
+from semel.calculus.elements import Crash, Dedup, Element, Link, Meter, Parallel, Passage, Pipe, Series, Store
+from semel.calculus.figures import (
+    Figures,
+    Sigma,
+    distribution,
+    figures,
+    generating,
+    product_bound,
+    sigma,
+    transmissions,
+    variance,
+)
+from semel.calculus.jet import Jet
+from semel.calculus.mode import Counts, DeliveryMode, Mode, Verdict, sample_size
+from semel.calculus.solve import (
+    Unreachable,
+    keep_for_leak,
+    keep_for_uniqueness,
+    retries_for,
+    retries_for_reliability,
+    size_for_leak,
+    smallest,
+    uniqueness_without_dedup,
+    window_for_throughput,
+)
+from semel.calculus.spec import Order, PipeSpec
+from semel.calculus.timing import (
+    copies_without_loss,
+    effective_confirm_loss,
+    expected_attempts,
+    horizon_s,
+    outlasts,
+    overlap,
+    time_per_message,
+)
+
+__all__ = [
+    "Counts",
+    "Crash",
+    "Dedup",
+    "DeliveryMode",
+    "Element",
+    "Figures",
+    "Jet",
+    "Link",
+    "Meter",
+    "Mode",
+    "Order",
+    "Parallel",
+    "Passage",
+    "Pipe",
+    "PipeSpec",
+    "Series",
+    "Sigma",
+    "Store",
+    "Unreachable",
+    "Verdict",
+    "copies_without_loss",
+    "distribution",
+    "effective_confirm_loss",
+    "expected_attempts",
+    "figures",
+    "generating",
+    "horizon_s",
+    "keep_for_leak",
+    "keep_for_uniqueness",
+    "leak",
+    "leak_by_size",
+    "leak_by_time",
+    "leaky_uniqueness",
+    "monotonic_reliability",
+    "outlasts",
+    "overlap",
+    "product_bound",
+    "retries_for",
+    "retries_for_reliability",
+    "sample_size",
+    "sigma",
+    "size_for_leak",
+    "smallest",
+    "span_for_leak",
+    "span_of_size",
+    "span_of_time",
+    "strict_reliability",
+    "time_per_message",
+    "transmissions",
+    "uniqueness_without_dedup",
+    "variance",
+    "window_for_throughput",
+]

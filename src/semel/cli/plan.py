@@ -1,0 +1,274 @@
+"""`semel plan`: what a delivery path promises, before it is built."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from pathlib import Path as File
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from semel.cli.options import DebugOption, JsonOption
+from semel.cli.terminal import Answer, Terminal
+from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from semel.pipes.path import Path
+    from semel.pipes.plan import HopPlan, Plan, Solution
+
+SIGMAS = 4
+_WIDTH_MAX = 100
+_LOOKS_LIKE_TOML = re.compile(r"(?m)^\s*(?:(?:path|name)\s*=|\[\[\s*(?:hop|pipe)\s*\]\]|\[\s*points\s*\.)")
+
+
+def plan(
+    context: typer.Context,
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="The path as text, a file .path or .toml, or - for stdin.")
+    ],
+    want_reliability: Annotated[
+        float | None, typer.Option("--want-reliability", metavar="R", help="Say what reaches this reliability.")
+    ] = None,
+    want_uniqueness: Annotated[
+        float | None, typer.Option("--want-uniqueness", metavar="UR", help="Say what reaches this uniqueness.")
+    ] = None,
+    want_rate: Annotated[
+        float | None, typer.Option("--want-rate", metavar="N", help="Say which windows carry N messages a second.")
+    ] = None,
+    simulate: Annotated[
+        int | None,
+        typer.Option("--simulate", min=1, max=10_000_000, metavar="N", help="Send N messages through a simulation."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, metavar="S", help="The seed of the simulation.")] = 0,
+    plot: Annotated[
+        File | None, typer.Option("--plot", metavar="FILE", help="Write R and UR as curves: .png or .html.")
+    ] = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Calculate the reliability and uniqueness of a delivery path.
+
+    Exit code 1 when a simulation and the calculation are further apart than
+    chance allows, 2 when the path has a mistake in it.
+
+    \b
+    Examples:
+      semel plan "A -[loss=0.1,confirm_loss=0.05,retries=5]-> B -[dedup=id]-> C"
+      semel plan "A -> (P1 -[loss=10%]-> X -> P2){retries=inf,dedup=id} -> B"
+      semel plan orders.toml --want-reliability 0.999 --want-uniqueness 0.99
+      semel plan "A -[loss=.1 | loss=.3]-> B" --simulate 100000 --seed 7
+      semel plan orders.path --plot orders.html
+    """
+    from semel.pipes.plan import plan as calculate
+    from semel.pipes.plan import solve
+
+    terminal: Terminal = context.obj
+    if plot is not None:
+        from semel.cli.plot import check_plot_file
+
+        check_plot_file(plot)
+    planned = calculate(_read(path))
+    answer = _Answer(planned, terminal)
+    if want_reliability is not None or want_uniqueness is not None or want_rate is not None:
+        answer.add_solution(
+            solve(planned.path, reliability=want_reliability, uniqueness=want_uniqueness, rate=want_rate)
+        )
+    if simulate is not None:
+        answer.add_simulation(simulate, seed)
+    if plot is not None:
+        from semel.cli.plot import write_plot
+
+        write_plot(planned, plot)
+        answer.add_plot(plot)
+    return answer.answer()
+
+
+# -- where the path comes from
+
+
+def _read(given: str) -> Path:
+    from semel.pipes.notation import parse_path
+    from semel.pipes.tables import parse_tables
+
+    if given == "-":
+        text = _limited(sys.stdin.buffer.read(_bytes_max()), "stdin")
+        return parse_tables(text) if _LOOKS_LIKE_TOML.search(text) else parse_path(text)
+    if given.endswith((".toml", ".path")):
+        file = File(given)
+        text = _file_text(file)
+        return parse_tables(text, file.stem) if file.suffix == ".toml" else parse_path(text, file.stem)
+    return parse_path(given)
+
+
+def _file_text(file: File) -> str:
+    try:
+        with file.open("rb") as opened:
+            return _limited(opened.read(_bytes_max()), str(file))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {file}: {error.strerror or error}", fix="name a file that is there, or write the path itself"
+        ) from None
+
+
+def _bytes_max() -> int:
+    """Four bytes for every character that a path may have, and one more to notice that there are too many."""
+    from semel.pipes.notation import TEXT_CHARS_MAX
+
+    return 4 * TEXT_CHARS_MAX + 1
+
+
+def _limited(data: bytes, source: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source} is not UTF-8 at byte {error.start}", fix="save it as UTF-8") from None
+
+
+# -- what is said about it
+
+
+class _Answer:
+    """The answer, put together from what was asked for."""
+
+    def __init__(self, planned: Plan, terminal: Terminal) -> None:
+        self.planned = planned
+        self.terminal = terminal
+        self.result: dict[str, Any] = planned.as_dict()
+        self.view: list[Any] = [] if terminal.json else _plan_view(planned, self._width)
+        self.exit_code = EXIT_HOLDS
+        self.error: dict[str, str] | None = None
+
+    @property
+    def _width(self) -> int:
+        return min(self.terminal.out.width, _WIDTH_MAX)
+
+    def answer(self) -> Answer:
+        return Answer(self.result, self.view, self.exit_code, self.error)
+
+    def add_solution(self, solution: Solution) -> None:
+        self.result["solution"] = solution.as_dict()
+        if not self.terminal.json:
+            self.view += ["", *_solution_view(solution, self._width)]
+
+    def add_plot(self, file: File) -> None:
+        self.result["plot"] = str(file)
+        self.view += ["", f"plotted in {file}"]
+
+    def add_simulation(self, messages: int, seed: int) -> None:
+        from semel.cli.simulated import compare, simulated_table
+
+        with self.terminal.progress(f"simulating {messages:,} messages"):
+            compared = compare(self.planned, messages, seed, SIGMAS)
+        self.result["simulation"] = compared.as_dict()
+        self.view += ["", simulated_table(compared)]
+        if not compared.agrees:
+            self.exit_code = EXIT_CLAIM_FALSE
+            self.error = {
+                "code": "claim-false",
+                "message": f"simulation and calculation differ in {compared.furthest} by more than {SIGMAS} sigma",
+                "fix": "look at the notes for what is not calculated exactly; else report it with this path and seed",
+            }
+
+
+def _plan_view(planned: Plan, width: int) -> list[Any]:
+    from semel.pipes.draw import draw_text
+
+    first, last = planned.path.first.name, planned.path.last.name
+    view: list[Any] = [draw_text(planned.path, width), ""]
+    if planned.hops:
+        view += [_table(planned), ""]
+    exact = "" if planned.exact else " (approximately; see the notes)"
+    view += [
+        f"{first} to {last}: reliability {show(planned.reliability)}, uniqueness {show(planned.uniqueness)}{exact}",
+        f"  {planned.mode}",
+        f"  per message: {_number(planned.end.copies)} copies, {_number(planned.transmissions)} transmissions, "
+        f"{_seconds(planned.time_s)} of work",
+    ]
+    if len(planned.hops) > 1:
+        bound = planned.product
+        view.append(
+            f"  the product rule gives {show(bound.reliability)} and {show(bound.uniqueness)}"
+            f"{'' if _cascades(planned) else ', a lower bound'}"
+        )
+    view += [_wrapped(f"  - {note}", width, "    ") for note in planned.notes]
+    return view
+
+
+def _wrapped(text: str, width: int, indent: str) -> str:
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _cascades(planned: Plan) -> bool:
+    """Under cascade what happens behind a hop makes it send again, and the product rule says nothing."""
+    from semel.pipes.elements import all_options
+    from semel.pipes.path import ConfirmOn
+
+    return any(options.confirm is ConfirmOn.CASCADE for options in all_options(planned.path))
+
+
+def _table(planned: Plan) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("hop", overflow="fold", max_width=24)
+    for name in ("R", "UR", "R so far", "UR so far", "sends", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("mode", overflow="fold")
+    for hop in planned.hops:
+        _add_rows(table, hop, 0)
+    return table
+
+
+def _add_rows(table: Table, hop: HopPlan, depth: int) -> None:
+    from rich.text import Text
+
+    so_far = ("", "") if hop.so_far is None or depth else (show(hop.so_far.reliability), show(hop.so_far.uniqueness))
+    table.add_row(
+        Text("  " * depth + hop.name),
+        show(hop.alone.reliability),
+        show(hop.alone.uniqueness),
+        *so_far,
+        "" if depth else _number(hop.transmissions),
+        _seconds(hop.time_s),
+        hop.mode.replace("tends to ", "→ "),
+        style="dim" if depth else None,
+    )
+    for each in hop.inside:
+        _add_rows(table, each, depth + 1)
+
+
+def show(value: float) -> str:
+    """A probability. One that is close to 1 is shown by what it lacks."""
+    if 0 < 1 - value < 5e-7:
+        return f"1-{1 - value:.1e}"
+    return f"{value:.6g}"
+
+
+def _number(value: float) -> str:
+    return "∞" if value == float("inf") else f"{value:.4g}"
+
+
+def _seconds(value: float) -> str:
+    if value == float("inf"):
+        return "∞"
+    return f"{value * 1000:.3g} ms" if 0 < value < 1 else f"{value:.3g} s"
+
+
+def _solution_view(solution: Solution, width: int) -> list[str]:
+    lines = [_wrapped(f"cannot be had: {why}", width, "  ") for why in solution.why]
+    if not solution.changes:
+        return lines or ["the path reaches what is wanted as it is"]
+    lines.append("with these changes:" if solution.reached else "these changes come nearer:")
+    lines += [
+        f"  {change.where}: {change.option}={change.new} (was {change.old}): {change.why}"
+        for change in solution.changes
+    ]
+    lines += [
+        f"  {solution.path}",
+        f"  reliability {show(solution.plan.reliability)}, uniqueness {show(solution.plan.uniqueness)}",
+    ]
+    return lines
