@@ -42,10 +42,11 @@ sim: ## Run the simulator (SEEDS=10000 SIM_ARGS=...)
 	@scripts/setup main
 	@$(BIN)/semel sim --seeds $(SEEDS) $(SIM_ARGS)
 
-bench: ## Measure the stores (BENCH_ARGS=...)
+bench: ## Measure the stores and the pipes (BENCH_ARGS=... for the stores)
 	@scripts/setup main test bench
 	@$(BIN)/semel bench store $(BENCH_ARGS)
 	@$(BIN)/semel bench store --engine postgres $(BENCH_ARGS)
+	@$(BIN)/semel bench pipes
 
 docs: ## Build the documentation into site/
 	@scripts/setup docs

@@ -16,8 +16,10 @@ from semel.stores.open import open_store
 if TYPE_CHECKING:
     from semel.kernel.retry import RetryPolicy
     from semel.kernel.work import Worker, WorkerConfig
+    from semel.pipes.path import Pipe
     from semel.runtime.committer import Committer
     from semel.runtime.perform import Performer
+    from semel.runtime.pipes import PipeNode
 
 __version__ = "0.1.0"
 
@@ -35,6 +37,8 @@ __all__ = [
     "Kind",
     "Log",
     "Performer",
+    "Pipe",
+    "PipeNode",
     "Position",
     "Put",
     "RetryPolicy",
@@ -52,6 +56,8 @@ __all__ = [
 _LATER = {
     "Committer": "semel.runtime.committer",
     "Performer": "semel.runtime.perform",
+    "Pipe": "semel.pipes.path",
+    "PipeNode": "semel.runtime.pipes",
     "RetryPolicy": "semel.kernel.retry",
     "Worker": "semel.kernel.work",
     "WorkerConfig": "semel.kernel.work",

@@ -214,6 +214,17 @@ class StrictIndex(Generic[T]):
         self._deadline = now + self.gap.after_s if waits else None
         return tuple(items)
 
+    def skip_to(self, index: int, now: float) -> tuple[tuple[int, T], ...]:
+        """Nothing below `index` will come any more. What waited below it passes, and what follows it without a gap."""
+        items: list[tuple[int, T]] = []
+        for at in sorted(each for each in self._early if each < index):
+            self.given_up.add(self.next, at - 1)
+            items.append((at, self._early.pop(at)))
+            self.next = at + 1
+        self.given_up.add(self.next, index - 1)
+        self.next = index
+        return (*items, *self._release(now))
+
     def waiting(self) -> list[T]:
         """The early items, lowest index first."""
         return [self._early[index] for index in sorted(self._early)]

@@ -26,6 +26,9 @@ HEADERS_CHARS_MAX = 16 * 1024
 ATTRIBUTE_CHARS_MAX = 1024
 FRAME_BYTES_MAX = DATA_INLINE_BYTES_MAX + 64 * 1024
 
+SEEN_VALUES_MAX = 1024
+_seen_values: set[str] = set()
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _TIME_MAX = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // _MICROSECOND
@@ -62,8 +65,8 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     def __post_init__(self) -> None:
         check_id("id", self.id)
-        check_text("source", self.source, chars_max=ATTRIBUTE_CHARS_MAX)
-        check_text("type", self.type, chars_max=ATTRIBUTE_CHARS_MAX)
+        _check_common("source", self.source)
+        _check_common("type", self.type)
         _check_bytes(self.data)
         if len(self.data) > DATA_INLINE_BYTES_MAX:
             raise LimitExceeded(
@@ -91,6 +94,14 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def size(self) -> int:
         """Bytes in the body, wherever it is kept."""
         return self.blob.size if self.blob is not None else len(self.data)
+
+
+def _check_common(what: str, value: str) -> None:
+    """Of an attribute that has the same few values in most messages."""
+    if type(value) is not str or value not in _seen_values:
+        check_text(what, value, chars_max=ATTRIBUTE_CHARS_MAX)
+        if len(_seen_values) < SEEN_VALUES_MAX:
+            _seen_values.add(value)
 
 
 def _check_bytes(data: object) -> None:

@@ -52,13 +52,18 @@ SESSIONS_MAX = 10_000
 READ_AGAIN_S = 1.0
 
 
-class Message(msgspec.Struct, frozen=True, tag="message"):
-    """A record on the wire. `delivery` names it on this hop and is the same on every attempt."""
+class Message(msgspec.Struct, frozen=True, tag="message", omit_defaults=True):
+    """A record on the wire. `delivery` names it on this hop and is the same on every attempt.
+
+    `floor`: everything below this index is settled as far as the sender is concerned, confirmed or given up; 0 when the
+    sender does not say. A receiver that goes by the index and has lost its memory goes on from there.
+    """
 
     delivery: str
     envelope: Envelope
     index: int
     attempt: int = 1
+    floor: int = 0
 
 
 class Confirm(msgspec.Struct, frozen=True, tag="confirm"):
@@ -225,7 +230,8 @@ class Sender:
         return [Send(self.config.peer, self._message(transmit)) for transmit in transmits]
 
     def _message(self, transmit: Transmit[Record]) -> Message:
-        return Message(transmit.id, transmit.item.envelope, transmit.item.position.offset, transmit.attempt)
+        floor = (self._cursor.offset if self._cursor is not None else 0) + 1
+        return Message(transmit.id, transmit.item.envelope, transmit.item.position.offset, transmit.attempt, floor)
 
     def _send_again(self, transmits: Sequence[Transmit[Record]]) -> list[Effect]:
         for transmit in transmits:

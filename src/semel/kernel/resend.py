@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -78,6 +78,9 @@ class Resend(Generic[T]):
     def __len__(self) -> int:
         return len(self._flights) + len(self._queue)
 
+    def __contains__(self, id: str) -> bool:
+        return id in self._flights or id in self._queue
+
     @property
     def room(self) -> int:
         """How many more items would go out at once."""
@@ -99,10 +102,14 @@ class Resend(Generic[T]):
             return False, []
         return True, self._fill(now)
 
-    def item(self, id: str) -> T | None:
-        """What is in flight under that id."""
-        flight = self._flights.get(id)
-        return flight.item if flight is not None else None
+    def confirm_all(self, ids: Iterable[str]) -> list[T]:
+        """The items that are confirmed for the first time. `fill` says what may go out in the room that they make."""
+        flights = (self._flights.pop(id, None) for id in ids)
+        return [flight.item for flight in flights if flight is not None]
+
+    def fill(self, now: float) -> list[Transmit[T]]:
+        """What goes out in the room that there is."""
+        return self._fill(now)
 
     def next_deadline(self) -> float | None:
         self._drop_settled()

@@ -178,7 +178,8 @@ def _ends(
     sender: str, inlet: InletConfig, order: Ordering, resend: ResendPolicy | None = None, *, durable: bool = False
 ) -> Ends:
     receiver = inlet.hop.removeprefix(f"{sender}>")
-    outlet = OutletConfig(inlet.hop, receiver, resend)
+    floors = inlet.dedup is DedupBy.STRICT and resend is not None
+    outlet = OutletConfig(inlet.hop, receiver, resend, floors=floors)
     entry = InletConfig(f"app>{sender}")
     return Ends(
         StageConfig(sender, inlets=(entry,), outlets=(outlet,)),

@@ -18,7 +18,7 @@ from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import RetryPolicy
 from semel.pipes.inlet import InletConfig
 from semel.pipes.outlet import OutletConfig
-from semel.pipes.path import Branch, ConfirmOn, Hop, Options, Parallel, Path, Pipe, Place, Point
+from semel.pipes.path import Branch, ConfirmOn, DedupBy, Hop, Options, Parallel, Path, Pipe, Place, Point
 from semel.pipes.stage import StageConfig
 
 APP = "app"
@@ -195,7 +195,7 @@ class _Builder:
         if sender.durable:
             options = _until_confirmed(name, options)
         confirm = self._confirm(sender, options, receiver)
-        sender.outlets.append(OutletConfig(name, receiver.name, _resend(options), options.repeats))
+        sender.outlets.append(_outlet(name, receiver.name, options))
         receiver.inlets.append(_inlet(name, sender.name, options, confirm))
         self._join(sender, receiver, route or (_link(sender.name, receiver.name, options),))
 
@@ -247,7 +247,7 @@ class _Builder:
                 fix="make the hops of the middle durable instead, or leave the middle its bare links",
             )
         ends.inlets = [_no_further(inlet) for inlet in ends.inlets]
-        sender.outlets.append(OutletConfig(name, begins.name, _resend(options), options.repeats, packs=True))
+        sender.outlets.append(_outlet(name, begins.name, options, packs=True))
         begins.inlets.append(InletConfig(f"{sender.name}>{begins.name}", (sender.name,)))
         ends.outlets.append(OutletConfig(f"{ends.name}>{receiver.name}", receiver.name))
         receiver.inlets.append(_inlet(name, ends.name, options, confirm, unpacks=True))
@@ -300,6 +300,11 @@ def _resend(options: Options) -> ResendPolicy | None:
     return ResendPolicy(options.window, options.timeout, retry)
 
 
+def _outlet(hop: str, peer: str, options: Options, *, packs: bool = False) -> OutletConfig:
+    floors = options.dedup is DedupBy.STRICT and options.resends
+    return OutletConfig(hop, peer, _resend(options), options.repeats, packs=packs, floors=floors)
+
+
 def _inlet(hop: str, peer: str, options: Options, confirm: ConfirmOn | None, *, unpacks: bool = False) -> InletConfig:
     """A strict inlet waits for what the sender still has, and goes on without what the sender has given up."""
     ends = options.retries is not None and not math.isinf(options.retries)
@@ -307,7 +312,7 @@ def _inlet(hop: str, peer: str, options: Options, confirm: ConfirmOn | None, *, 
     gap = GapPolicy(OnGap.SKIP if ends or not options.resends else OnGap.WAIT, max(patience, 2 * options.delay + 1e-9))
     return InletConfig(
         hop, (peer,), confirm, options.dedup, options.keep, options.size,
-        gap=gap, unpacks=unpacks, window=options.window if options.resends else None,
+        gap=gap, unpacks=unpacks,
     )  # fmt: skip
 
 

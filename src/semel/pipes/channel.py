@@ -209,7 +209,7 @@ def _digest(data: bytes) -> str:
 def _first_attempt(wire: Any) -> Any:
     if isinstance(wire, Carried):
         return msgspec.structs.replace(wire, body=_first_attempt(wire.body))
-    return msgspec.structs.replace(wire, attempt=1) if isinstance(wire, Message) else wire
+    return msgspec.structs.replace(wire, attempt=1, floor=0) if isinstance(wire, Message) else wire
 
 
 def _unpack(envelope: Envelope) -> Inside:

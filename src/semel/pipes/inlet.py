@@ -34,9 +34,7 @@ RUNS_MAX = 1_000
 class InletConfig:
     """`peers` are those whom it hears (none named: everybody). `confirm` None: nobody waits for a confirm.
 
-    `unpacks`: the messages come inside others, through a pipe's own middle, and the sender is named within. `window`:
-    how many the sender has unconfirmed at most. Where it is 1 a strict inlet that has lost its memory goes on with what
-    comes: all before that is settled. With more, it cannot know, and waits as `gap` says.
+    `unpacks`: the messages come inside others, through a pipe's own middle, and the sender is named within.
     """
 
     hop: str
@@ -48,7 +46,6 @@ class InletConfig:
     buffer_max: int = 1000
     gap: GapPolicy = field(default_factory=GapPolicy)
     unpacks: bool = False
-    window: int | None = None
 
 
 Arrival = tuple[str, Message]
@@ -87,22 +84,26 @@ class Inlet:
                 assert self.ids is not None
                 return [arrival] if self.ids.is_new(message.envelope.id, now) else Repeated(waiting=False)
             case DedupBy.INDEX:
-                passes = self._session(self._monotonic, arrival, _new_monotonic).is_new(message.index)
+                passes = self._session(self._monotonic, arrival, MonotonicIndex).is_new(message.index)
                 return [arrival] if passes else Repeated(waiting=False)
             case DedupBy.STRICT:
-                session = self._session(self._strict, arrival, self._new_strict)
-                match session.offer(message.index, arrival, now):
-                    case Passed(items=items):
-                        return [item for _, item in items]
-                    case Repeated() as repeated:
-                        return repeated
-                return []
+                return self._admit_strict(arrival, now)
         return [arrival]
+
+    def _admit_strict(self, arrival: Arrival, now: float) -> list[Arrival] | Repeated:
+        """Below the sender's floor nothing will come any more: it was confirmed to a former life, or given up."""
+        message = arrival[1]
+        session = self._session(self._strict, arrival, self._new_strict)
+        passed = [item for _, item in session.skip_to(message.floor, now)] if message.floor > session.next else []
+        outcome = session.offer(message.index, arrival, now)
+        if isinstance(outcome, Passed):
+            return passed + [item for _, item in outcome.items]
+        return outcome if isinstance(outcome, Repeated) and not passed else passed
 
     def is_late(self, arrival: Arrival) -> bool:
         """Of one that does not pass: whether it is no copy, but came after its place was given up. True once."""
         if self.config.dedup is DedupBy.INDEX:
-            return self._session(self._monotonic, arrival, _new_monotonic).given_up.take(arrival[1].index)
+            return self._session(self._monotonic, arrival, MonotonicIndex).given_up.take(arrival[1].index)
         if self.config.dedup is DedupBy.STRICT:
             return self._session(self._strict, arrival, self._new_strict).given_up.take(arrival[1].index)
         return False
@@ -137,24 +138,18 @@ class Inlet:
                 gaps.append(f"{name}: {outcome.first}..{outcome.last} never came")
         return passed, asks, gaps
 
-    def _new_strict(self, index: int) -> StrictIndex[Arrival]:
-        begin = index if self.config.window == 1 else 1
-        return StrictIndex(begin, buffer_max=self.config.buffer_max, gap=self.config.gap)
+    def _new_strict(self) -> StrictIndex[Arrival]:
+        return StrictIndex(buffer_max=self.config.buffer_max, gap=self.config.gap)
 
     @staticmethod
-    def _session(sessions: OrderedDict[str, S], arrival: Arrival, new: Callable[[int], S]) -> S:
+    def _session(sessions: OrderedDict[str, S], arrival: Arrival, new: Callable[[], S]) -> S:
         peer, message = arrival
         name = f"{peer}/{message.delivery.rpartition('/')[0]}"
         session = sessions.get(name)
         if session is None:
-            session = sessions[name] = new(message.index)
+            session = sessions[name] = new()
             if len(sessions) > RUNS_MAX:
                 sessions.popitem(last=False)
         else:
             sessions.move_to_end(name)
         return session
-
-
-def _new_monotonic(index: int) -> MonotonicIndex:
-    """Whatever comes first passes; what was before it is given up."""
-    return MonotonicIndex()

@@ -29,7 +29,8 @@ _decoder = msgspec.msgpack.Decoder(Message)
 @dataclass(frozen=True, slots=True)
 class OutletConfig:
     """`repeats` blind copies follow each message where nobody confirms. `packs`: messages go through the pipe's own
-    middle, whose hops carry them as the body of theirs. At most `queue_max` messages wait for a place in the window."""
+    middle, whose hops carry them as the body of theirs. At most `queue_max` messages wait for a place in the window.
+    `floors`: messages say below which index all is settled, for a receiver that must not wait for those."""
 
     hop: str
     peer: str
@@ -37,6 +38,7 @@ class OutletConfig:
     repeats: int = 0
     packs: bool = False
     queue_max: int = 100_000
+    floors: bool = False
 
 
 class Outlet:
@@ -46,6 +48,7 @@ class Outlet:
         self._stage = stage
         self._run = run
         self._last = 0
+        self._floor = 1
         self.resend: Resend[Message] | None = Resend(config.resend, seed=seed) if config.resend is not None else None
 
     @property
@@ -85,17 +88,22 @@ class Outlet:
                 self.meter.count(Kind.RESENT, message.envelope.id, message.index)
                 message = _attempt(message, transmit.attempt)
             messages.append(message)
-        return messages
+        return self._with_floor(messages) if self.config.floors and messages else messages
 
-    def confirm(self, delivery: str, now: float) -> tuple[bool, list[Message]]:
-        """Whether it is the first confirm of that delivery, and what goes out in the room that it makes."""
+    def _with_floor(self, messages: list[Message]) -> list[Message]:
+        assert self.resend is not None
+        while self._floor < self._last and f"{self._run}/{self._floor}" not in self.resend:
+            self._floor += 1
+        return [msgspec.structs.replace(message, floor=self._floor) for message in messages]
+
+    def confirm(self, deliveries: Sequence[str], now: float) -> list[Message]:
+        """What goes out in the room that these confirms make."""
         if self.resend is None:
-            return True, []
-        item = self.resend.item(delivery)
-        if item is None:
-            return False, []
-        self.meter.count(Kind.CONFIRMED, item.envelope.id, item.index)
-        return True, self.messages(self.resend.confirm(delivery, now)[1])
+            return []
+        confirmed = self.resend.confirm_all(deliveries)
+        for message in confirmed:
+            self.meter.count(Kind.CONFIRMED, message.envelope.id, message.index)
+        return self.messages(self.resend.fill(now)) if confirmed else []
 
     def gave_up(self, gave_up: GaveUp) -> None:
         item = gave_up.item

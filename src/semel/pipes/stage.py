@@ -99,6 +99,7 @@ class Stage:
         ]
         self.handled = self._meter(f"{config.name}>handler")
         self._by_peer: dict[str, Inlet] = {}
+        self._confirms: dict[str, list[str]] = {}
         self._held: OrderedDict[Hashable, _Held] = OrderedDict()
         self._onward: dict[tuple[int, str], Hashable] = {}
         self._handling: dict[int, _Held] = {}
@@ -130,21 +131,21 @@ class Stage:
     def receive(self, event: Event, now: float) -> Sequence[Effect]:
         match event:
             case Received(peer=peer, message=Parcel(bodies=bodies)):
-                return self._report_later([each for body in bodies for each in self._heard(peer, body, now)], now)
+                return self._settle([each for body in bodies for each in self._heard(peer, body, now)], now)
             case Received(peer=peer, message=body):
-                return self._report_later(self._heard(peer, body, now), now)
+                return self._settle(self._heard(peer, body, now), now)
             case Connected(peer=peer):
-                return self._report_later(self._send_all_again(peer, now), now)
+                return self._settle(self._send_all_again(peer, now), now)
             case Delivered(token=token, ops=ops):
-                return self._report_later(self._delivered(token, ops), now)
+                return self._settle(self._delivered(token, ops), now)
             case DeliverFailed(token=token):
-                return self._report_later(self._failed(self._handling.pop(token, None)), now)
+                return self._settle(self._failed(self._handling.pop(token, None)), now)
             case Committed(token=token):
-                return self._report_later(self._committed(token), now)
+                return self._settle(self._committed(token), now)
             case CommitFailed(token=token) | CommitUnknown(token=token):
                 return self._not_committed(token, now)
             case Resume():
-                return self._report_later(self._resume(now), now)
+                return self._settle(self._resume(now), now)
         return ()
 
     def next_deadline(self) -> float | None:
@@ -164,7 +165,7 @@ class Stage:
                 effects += [each for o in outcomes if isinstance(o, GaveUp) for each in self._gave_up(number, o)]
         if self._report_at is not None and now >= self._report_at:
             effects += self._report()
-        return self._report_later(effects, now)
+        return self._settle(effects, now)
 
     # -- in
 
@@ -208,16 +209,19 @@ class Stage:
         if held is not None:
             inlet.meter.count(Kind.DUPLICATE, message.envelope.id, message.index)
             return self._again(held, arrival, now)
-        if not self._has_room():
-            return []
-        if not self._takes(message.envelope):
-            return self._reject(inlet, message)
+        if self.outlets or self._held:
+            if not self._has_room():
+                return []
+            if not self._takes(message.envelope):
+                return self._reject(inlet, message)
         admitted = inlet.admit(arrival, now)
         if isinstance(admitted, Repeated):
             kind = Kind.DROPPED if inlet.is_late(arrival) else Kind.DUPLICATE
             inlet.meter.count(kind, message.envelope.id, message.index)
             confirms = inlet.config.confirm is not None and not admitted.waiting
-            return [Send(peer, Confirm((message.delivery,)))] if confirms else []
+            if confirms:
+                self._confirm(peer, message.delivery)
+            return []
         if len(admitted) == 1:
             return self._accept(inlet, admitted[0], now)
         return [effect for each in admitted for effect in self._accept(inlet, each, now)]
@@ -261,7 +265,7 @@ class Stage:
         else:
             effects = self._hand_over(message.envelope, now)
         if confirm is not None:
-            effects.append(Send(peer, Confirm((message.delivery,))))
+            self._confirm(peer, message.delivery)
         return effects
 
     def _hand_over(self, envelope: Envelope, now: float) -> list[Effect]:
@@ -313,31 +317,45 @@ class Stage:
         for number, outlet in enumerate(self.outlets):
             if not self._answers(outlet, peer):
                 continue
-            for delivery in deliveries:
-                effects += self._sends(outlet, outlet.confirm(delivery, now)[1])
+            effects += self._sends(outlet, outlet.confirm(deliveries, now))
+            for delivery in deliveries if self._onward else ():
                 key = self._onward.get((number, delivery))
                 if key is not None:
-                    effects += self._done(key)
+                    self._done(key)
         return effects
 
     def _answers(self, outlet: Outlet, peer: str) -> bool:
         """A pipe's confirm comes from its receiving end, whatever lies between."""
         return outlet.config.packs or outlet.config.peer == peer
 
-    def _done(self, key: Hashable) -> list[Effect]:
+    def _done(self, key: Hashable) -> None:
         held = self._held.get(key)
-        if held is None:
-            return []
-        self._let_go(key, held)
-        return self._confirm(held)
+        if held is not None:
+            self._let_go(key, held)
+            for peer, delivery in held.owed:
+                self._confirm(peer, delivery)
 
     def _let_go(self, key: Hashable, held: _Held) -> None:
         del self._held[key]
         for delivery in held.deliveries:
             self._onward.pop(delivery, None)
 
-    def _confirm(self, held: _Held) -> list[Effect]:
-        return [Send(peer, Confirm((delivery,))) for peer, delivery in held.owed]
+    def _confirm(self, peer: str, delivery: str) -> None:
+        """After everything else that this event brings: what is confirmed has been handed on."""
+        owed = self._confirms.get(peer)
+        if owed is None:
+            self._confirms[peer] = [delivery]
+        else:
+            owed.append(delivery)
+
+    def _settle(self, effects: list[Effect], now: float) -> list[Effect]:
+        """The confirms that have come due, one for each peer, and a time for the next report."""
+        if self._confirms:
+            effects += [Send(peer, Confirm(tuple(owed))) for peer, owed in self._confirms.items()]
+            self._confirms = {}
+        if self._report_at is None and self.config.report_s is not None and any(m.has_news for m in self._meters()):
+            self._report_at = now + self.config.report_s
+        return effects
 
     def _send_all_again(self, peer: str, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -396,7 +414,9 @@ class Stage:
     def _processed(self, held: _Held) -> list[Effect]:
         message = held.arrival[1]
         self.handled.count(Kind.HANDLED, message.envelope.id, message.index)
-        return self._done(held.inlet.key(held.arrival))
+        if held.owed:
+            self._done(held.inlet.key(held.arrival))
+        return []
 
     def _failed(self, held: _Held | None) -> list[Effect]:
         """Not confirmed, so the sender sends it again and the handler gets another turn."""
@@ -420,17 +440,12 @@ class Stage:
         for meter, events in self._reporting.pop(token, ()):
             meter.put_back(events)
         effects = self._failed(self._committing.pop(token, None))
-        return self._report_later(effects, now)
+        return self._settle(effects, now)
 
     # -- meters
 
     def _meters(self) -> list[Meter]:
         return [*(inlet.meter for inlet in self.inlets), *(outlet.meter for outlet in self.outlets), self.handled]
-
-    def _report_later(self, effects: list[Effect], now: float) -> list[Effect]:
-        if self._report_at is None and self.config.report_s is not None and any(m.has_news for m in self._meters()):
-            self._report_at = now + self.config.report_s
-        return effects
 
     def _report(self) -> list[Effect]:
         self._report_at = None

@@ -167,9 +167,11 @@ def _weight(body: Any) -> int:
     if type(body) is Message:
         return len(body.delivery) + _weight(body.envelope)
     if type(body) is Envelope:
-        texts = (body.id, body.source, body.type, body.session, body.subject, body.datacontenttype)
-        size = BODY_BYTES + len(body.data) + sum(len(text) for text in texts if text is not None)
-        return size + sum(len(name) + len(value) for name, value in body.headers.items()) if body.headers else size
+        size = BODY_BYTES + len(body.id) + len(body.source) + len(body.type) + len(body.data)
+        if body.headers or body.subject or body.session or body.datacontenttype:
+            texts = [body.session or "", body.subject or "", body.datacontenttype or ""]
+            size += sum(map(len, [*texts, *body.headers, *body.headers.values()]))
+        return size
     if type(body) is Confirm:
         return BODY_BYTES + sum(map(len, body.deliveries))
     return BODY_BYTES

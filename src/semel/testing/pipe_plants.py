@@ -37,13 +37,15 @@ def _name_attempts(right: Callable[..., list[Message]], outlet: Outlet, transmit
 
 @plant(_NEWEST, _NEWEST_TEXT, (Outlet, "confirm"), caught_by="pipes")
 def _newest_only(
-    right: Callable[..., tuple[bool, list[Message]]], outlet: Outlet, delivery: str, now: float
-) -> tuple[bool, list[Message]]:
-    id, _, attempt = delivery.rpartition("#")
-    flight = outlet.resend._flights.get(id) if outlet.resend is not None else None
-    if flight is None or flight.attempt != int(attempt):
-        return False, []
-    return right(outlet, id, now)
+    right: Callable[..., list[Message]], outlet: Outlet, deliveries: Sequence[str], now: float
+) -> list[Message]:
+    ids = []
+    for delivery in deliveries:
+        id, _, attempt = delivery.rpartition("#")
+        flight = outlet.resend._flights.get(id) if outlet.resend is not None else None
+        if flight is not None and flight.attempt == int(attempt):
+            ids.append(id)
+    return right(outlet, ids, now)
 
 
 @plant(
@@ -90,7 +92,8 @@ def _cascade_confirms_early(right: Callable[..., list[Effect]], stage: Stage, he
     effects = right(stage, held, now)
     if held.inlet.config.confirm is not ConfirmOn.CASCADE:
         return effects
-    return [*effects, *stage._done(held.inlet.key(held.arrival))]
+    stage._done(held.inlet.key(held.arrival))
+    return effects
 
 
 @plant(

@@ -86,11 +86,12 @@ def test_only_the_end_of_the_path_processes() -> None:
 
 
 def test_a_strict_inlet_waits_for_a_sender_that_never_gives_up() -> None:
-    waits = inlet(made("A -[retries=inf,dedup=strict,window=4]-> B"), "B", "A>B")
-    assert (waits.gap.then, waits.window) == (OnGap.WAIT, 4)
+    built = made("A -[retries=inf,dedup=strict,window=4]-> B")
+    assert inlet(built, "B", "A>B").gap.then is OnGap.WAIT
+    assert built.worker("A").config.outlets[0].floors, "its sender says what it need not wait for"
     for text in ("A -[retries=2,dedup=strict]-> B", "A -[dedup=strict]-> B"):
         assert inlet(made(text), "B", "A>B").gap.then is OnGap.SKIP
-    assert inlet(made("A -[dedup=strict]-> B"), "B", "A>B").window is None, "nobody waits for a confirm"
+    assert not made("A -[dedup=strict]-> B").worker("A").config.outlets[0].floors, "nothing is ever settled there"
 
 
 def test_a_pipe_around_bare_links_is_a_route_through_forwarders() -> None:

@@ -20,8 +20,8 @@ def make(dedup: DedupBy = DedupBy.NONE, **options: object) -> Inlet:
     return Inlet(InletConfig("A>B", dedup=dedup, **options), Meter("A>B"))  # type: ignore[arg-type]
 
 
-def came(id: str, index: int, run: str = "r", peer: str = "A") -> Arrival:
-    return peer, Message(f"{run}/{index}", Envelope(id), index)
+def came(id: str, index: int, run: str = "r", peer: str = "A", floor: int = 0) -> Arrival:
+    return peer, Message(f"{run}/{index}", Envelope(id), index, floor=floor)
 
 
 def test_without_dedup_every_copy_passes() -> None:
@@ -118,12 +118,23 @@ def test_a_gap_is_asked_for_again_and_again() -> None:
         assert [(peer, ask.first, ask.last) for peer, ask in asks] == [("A", 1, 2)]
 
 
-def test_after_a_sender_of_one_at_a_time_strict_goes_on_with_what_comes() -> None:
-    """All before it is settled: a worker that has lost its memory must not wait for it."""
-    inlet = make(DedupBy.STRICT, window=1)
-    assert inlet.admit(came("m", 57), 0.0) == [came("m", 57)]
-    assert inlet.admit(came("l", 56), 0.0) == AGAIN
-    assert make(DedupBy.STRICT, window=2).admit(came("m", 57), 0.0) == []
+def test_strict_does_not_wait_for_what_its_sender_has_settled() -> None:
+    """A worker that has lost its memory would wait for ever for what its former life has confirmed."""
+    inlet = make(DedupBy.STRICT)
+    assert inlet.admit(came("m", 57, floor=57), 0.0) == [came("m", 57, floor=57)]
+    assert inlet.admit(came("l", 56, floor=50), 0.0) == AGAIN
+    assert make(DedupBy.STRICT).admit(came("m", 57, floor=56), 0.0) == [], "56 is still to come"
+
+
+def test_what_waits_below_the_floor_passes_in_order() -> None:
+    """Its sender has given up what was before it, so nothing more is to be waited for."""
+    inlet = make(DedupBy.STRICT)
+    waiting = [came("c", 3), came("e", 5), came("f", 6)]
+    assert [inlet.admit(each, 0.0) for each in waiting] == [[], [], []]
+    last = came("g", 8, floor=5)
+    assert inlet.admit(last, 0.0) == waiting
+    assert inlet.is_late(came("b", 2))
+    assert inlet.admit(came("h", 7), 0.0) == [came("h", 7), last]
 
 
 def test_the_same_message_is_known_by_its_id_on_the_hop_or_by_its_delivery() -> None:

@@ -31,7 +31,7 @@ def test_without_retries_it_sends_once_and_asks_for_nothing() -> None:
     assert outlet.offer(N, 0.0) == ("run/2", [Message("run/2", N, 2)])
     assert outlet.unconfirmed == 0
     assert not outlet.is_full
-    assert outlet.confirm("run/1", 0.0) == (True, [])
+    assert outlet.confirm(["run/1"], 0.0) == []
     assert outlet.meter.counts == {Kind.SENT: 2}
 
 
@@ -48,11 +48,23 @@ def test_a_resend_keeps_delivery_and_index() -> None:
     assert outlet.offer(N, 0.0) == ("run/2", []), "one at a time"
     assert outlet.resend is not None
     assert outlet.messages(outlet.resend.on_timer(1.0)) == [Message("run/1", M, 1, 2)]
-    assert outlet.confirm("run/1", 1.5) == (True, [Message("run/2", N, 2)])
-    assert outlet.confirm("run/1", 1.6) == (False, []), "a second confirm says nothing new"
-    assert outlet.confirm("other/1", 1.6) == (False, [])
+    assert outlet.confirm(["run/1"], 1.5) == [Message("run/2", N, 2)]
+    assert outlet.confirm(["run/1", "other/1"], 1.6) == [], "a second confirm says nothing new"
     assert outlet.unconfirmed == 1
     assert outlet.meter.counts == {Kind.SENT: 2, Kind.RESENT: 1, Kind.CONFIRMED: 1}
+
+
+def test_messages_say_below_which_index_all_is_settled() -> None:
+    config = OutletConfig("A>B", "B", policy(window=3), floors=True)
+    outlet = Outlet(config, Meter("A>B"), "run", stage="A")
+    floors = [outlet.offer(M, 0.0)[1][0].floor for _ in range(3)]
+    assert floors == [1, 1, 1]
+    outlet.offer(M, 0.0)
+    assert [each.floor for each in outlet.confirm(["run/2"], 0.0)] == [1], "the first is not yet confirmed"
+    outlet.offer(M, 0.0)
+    assert [each.floor for each in outlet.confirm(["run/1"], 0.0)] == [3]
+    assert outlet.resend is not None
+    assert {each.floor for each in outlet.messages(outlet.resend.on_timer(1.0))} == {3}
 
 
 def test_what_is_given_up_is_counted_and_not_sent() -> None:
