@@ -16,8 +16,8 @@ from .conftest import Semel
 
 ROOT = typer.main.get_command(app)
 COMMANDS = [
-    "demo", "doctor", "plan", "store", "sim", "bench", "bench pipes", "store init", "store status", "store migrate", "store sweep",
-    "store export", "store ledger", "store new-epoch", "bench store",
+    "demo", "doctor", "plan", "store", "sim", "bench", "store init", "store status", "store migrate", "store sweep",
+    "store export", "store ledger", "store new-epoch", "bench store", "bench pipes",
 ]  # fmt: skip
 
 
