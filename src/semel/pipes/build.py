@@ -81,6 +81,8 @@ class _Draft:
     outlets: list[OutletConfig] = field(default_factory=list)
     cascades: bool = False
     """Upstream waits until the onward ways of this worker have confirmed."""
+    widest: int = 1
+    """The widest window on the way here: so far messages may have changed places."""
 
 
 def build(path: Path, *, report_s: float | None = None, seed: int = 0) -> Built:
@@ -195,6 +197,8 @@ class _Builder:
         if sender.durable:
             options = _until_confirmed(name, options)
         confirm = self._confirm(sender, options, receiver)
+        _check_window(name, options, sender.widest)
+        receiver.widest = max(receiver.widest, sender.widest, options.window)
         sender.outlets.append(_outlet(name, receiver.name, options))
         receiver.inlets.append(_inlet(name, sender.name, options, confirm))
         self._join(sender, receiver, route or (_link(sender.name, receiver.name, options),))
@@ -298,6 +302,17 @@ def _resend(options: Options) -> ResendPolicy | None:
     retries = None if math.isinf(options.retries) else int(options.retries)
     retry = RetryPolicy(retries, options.timeout, interval_max_s=max(60.0, options.timeout), then="discard")
     return ResendPolicy(options.window, options.timeout, retry)
+
+
+def _check_window(hop: str, options: Options, widest: int) -> None:
+    """A receiver in the producer's order does not confirm what comes early. A narrower window could fill with those, and
+    the one that they all wait for would wait behind them."""
+    if options.dedup is DedupBy.SESSION and options.resends and options.window < widest:
+        raise ConfigError(
+            f"window={options.window} on {hop} is narrower than the {widest} of a hop before it, and its receiver keeps "
+            "the producer's order: the message that all others wait for could wait behind them",
+            fix=f"write window={widest} or more on {hop}",
+        )
 
 
 def _outlet(hop: str, peer: str, options: Options, *, packs: bool = False) -> OutletConfig:

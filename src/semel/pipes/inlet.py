@@ -52,6 +52,12 @@ Arrival = tuple[str, Message]
 """A peer, and what came from it."""
 
 
+def session_of(arrival: Arrival) -> str:
+    """A peer, and the run that its delivery names."""
+    peer, message = arrival
+    return f"{peer}/{message.delivery.rpartition('/')[0]}"
+
+
 @dataclass(slots=True)
 class Inlet:
     config: InletConfig
@@ -143,8 +149,7 @@ class Inlet:
 
     @staticmethod
     def _session(sessions: OrderedDict[str, S], arrival: Arrival, new: Callable[[], S]) -> S:
-        peer, message = arrival
-        name = f"{peer}/{message.delivery.rpartition('/')[0]}"
+        name = session_of(arrival)
         session = sessions.get(name)
         if session is None:
             session = sessions[name] = new()

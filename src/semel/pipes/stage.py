@@ -12,7 +12,7 @@ configurations: see `blocks`.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -44,10 +44,10 @@ from semel.kernel.resend import GaveUp
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Record
 from semel.kernel.text import stream_name
-from semel.pipes.inlet import Arrival, Inlet, InletConfig
+from semel.pipes.inlet import Arrival, Inlet, InletConfig, session_of
 from semel.pipes.meter import Meter
 from semel.pipes.outlet import PACKED_BYTES_MAX, Outlet, OutletConfig, unpack
-from semel.pipes.path import ConfirmOn
+from semel.pipes.path import ConfirmOn, DedupBy
 from semel.pipes.route import Parcel
 
 HELD_MAX = 100_000
@@ -82,6 +82,7 @@ class _Held:
     owed: list[tuple[str, str]]
     attempt: int = 0
     busy: bool = False
+    in_line: bool = False
     deliveries: list[tuple[int, str]] = field(default_factory=list)
 
 
@@ -102,6 +103,7 @@ class Stage:
         self._confirms: dict[str, list[str]] = {}
         self._held: OrderedDict[Hashable, _Held] = OrderedDict()
         self._onward: dict[tuple[int, str], Hashable] = {}
+        self._lines: dict[str, deque[_Held]] = {}
         self._handling: dict[int, _Held] = {}
         self._committing: dict[int, _Held] = {}
         self._reporting: dict[int, list[tuple[Meter, list[LedgerEvent]]]] = {}
@@ -292,9 +294,9 @@ class Stage:
     # -- out
 
     def _pass_on(self, held: _Held, now: float) -> list[Effect]:
-        held.attempt += 1
         if self.config.handles:
-            return [self._deliver(held)]
+            return self._take_turn(held)
+        held.attempt += 1
         effects: list[Effect] = []
         envelope = held.arrival[1].envelope
         for number, outlet in enumerate(self.outlets):
@@ -392,8 +394,39 @@ class Stage:
 
     # -- the application
 
+    def _take_turn(self, held: _Held) -> list[Effect]:
+        """Behind a strict inlet the handler gets one after the other: what fails or lasts must not be overtaken."""
+        if held.inlet.config.dedup is not DedupBy.STRICT:
+            return [self._deliver(held)]
+        line = self._lines.setdefault(session_of(held.arrival), deque())
+        if not held.in_line:
+            held.in_line = True
+            line.append(held)
+            self._leave_out(line, held.arrival[1].floor)
+        return [self._deliver(line[0])] if not line[0].busy and (line[0] is held or not line[0].attempt) else []
+
+    def _leave_out(self, line: deque[_Held], floor: int) -> None:
+        """What its sender has given up after the handler failed is waited for no longer."""
+        while line and line[0].arrival[1].index < floor and not line[0].busy and line[0].attempt:
+            gone = line.popleft()
+            key = gone.inlet.key(gone.arrival)
+            if self._held.get(key) is gone:
+                self._let_go(key, gone)
+
+    def _next_turn(self, held: _Held) -> list[Effect]:
+        if not held.in_line:
+            return []
+        session = session_of(held.arrival)
+        line = self._lines[session]
+        line.popleft()
+        if line:
+            return [self._deliver(line[0])]
+        del self._lines[session]
+        return []
+
     def _deliver(self, held: _Held) -> Deliver:
         self._token += 1
+        held.attempt += 1
         held.busy = True
         self._handling[self._token] = held
         _, message = held.arrival
@@ -416,7 +449,7 @@ class Stage:
         self.handled.count(Kind.HANDLED, message.envelope.id, message.index)
         if held.owed:
             self._done(held.inlet.key(held.arrival))
-        return []
+        return self._next_turn(held)
 
     def _failed(self, held: _Held | None) -> list[Effect]:
         """Not confirmed, so the sender sends it again and the handler gets another turn."""
@@ -427,8 +460,8 @@ class Stage:
         self.handled.count(Kind.FAILED, message.envelope.id, message.index)
         if self._held.get(held.inlet.key(held.arrival)) is held:
             return []
-        return [Notify("handler-failed", f"{self.name}: it was confirmed before, so nobody sends it again",
-                       message.envelope.id)]  # fmt: skip
+        detail = f"{self.name}: it was confirmed before, so nobody sends it again"
+        return [Notify("handler-failed", detail, message.envelope.id), *self._next_turn(held)]
 
     def _committed(self, token: int) -> list[Effect]:
         self._reporting.pop(token, None)

@@ -188,3 +188,10 @@ def test_endless_retries_have_no_number() -> None:
     assert resend.retry.interval_max_s == 90.0
     with pytest.raises(StopIteration):
         built.worker("nobody")
+
+
+def test_a_window_must_not_be_narrower_before_a_receiver_in_the_producers_order() -> None:
+    text = "A -[retries=inf,window=8,confirm=cascade]-> X -[retries=inf,window={},dedup=session,durable=yes]-> B"
+    assert made(text.format(8)).worker("B").durable
+    with pytest.raises(ConfigError, match=r"window=7 on X>B is narrower than the 8"):
+        made(text.format(7))

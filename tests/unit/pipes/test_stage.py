@@ -288,6 +288,42 @@ def test_strict_confirms_nothing_that_waits() -> None:
     assert sent(effects, "A") == [Confirm(("a/1", "a/2"))]
 
 
+def test_behind_a_strict_inlet_the_handler_gets_one_after_the_other() -> None:
+    stage = handles(inlet(PROCESSING, DedupBy.STRICT))
+    (first,) = delivered(hear(stage, message("m", 1)))
+    assert hear(stage, message("n", 2)) == [], "it waits for its turn"
+    assert stage.receive(DeliverFailed(first.token, "no"), 0.0) == [], "and is not let past what has failed"
+    assert hear(stage, message("n", 2, 2)) == []
+    (again,) = delivered(hear(stage, message("m", 1, 2)))
+    assert (again.item.envelope.id, again.attempt) == ("m", 2)
+    (second, confirm_of_first) = stage.receive(Delivered(again.token), 0.0)
+    assert isinstance(second, Deliver)
+    assert second.item.envelope.id == "n"
+    assert confirm_of_first == Send("A", confirm(1, "a"))
+    assert stage.receive(Delivered(second.token), 0.0) == [Send("A", confirm(2, "a"))]
+
+
+def test_what_failed_and_was_given_up_by_its_sender_is_waited_for_no_longer() -> None:
+    stage = handles(inlet(PROCESSING, DedupBy.STRICT))
+    (first,) = delivered(hear(stage, message("m", 1)))
+    hear(stage, message("n", 2))
+    stage.receive(DeliverFailed(first.token, "no"), 0.0)
+    settled = Message("a/3", Envelope("o"), 3, floor=2)
+    (second,) = delivered(hear(stage, settled))
+    assert second.item.envelope.id == "n"
+    third = delivered(stage.receive(Delivered(second.token), 0.0))
+    assert [each.item.envelope.id for each in third] == ["o"]
+
+
+def test_on_receipt_a_handler_that_fails_lets_the_next_one_have_its_turn() -> None:
+    stage = handles(inlet(RECEIPT, DedupBy.STRICT))
+    (first,) = delivered(hear(stage, message("m", 1)))
+    assert delivered(hear(stage, message("n", 2))) == []
+    effects = stage.receive(DeliverFailed(first.token, "no"), 0.0)
+    assert [each.item.envelope.id for each in delivered(effects)] == ["n"]
+    assert [each.topic for each in effects if isinstance(each, Notify)] == ["handler-failed"]
+
+
 def test_a_gap_is_skipped_with_a_note() -> None:
     stage = forwards(inlet(RECEIPT, DedupBy.STRICT, gap=GapPolicy(OnGap.SKIP, 5.0)))
     hear(stage, message("n", 2))

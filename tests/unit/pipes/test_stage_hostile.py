@@ -33,7 +33,7 @@ class Hostile(RuleBasedStateMachine):
     text = ""
     window = 1
     fails = True
-    """Whether the handler may fail. Behind a strict inlet it may not: what failed would be overtaken."""
+    """Whether the handler may fail. Where nobody sends again what failed, it may not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,8 +106,11 @@ class Hostile(RuleBasedStateMachine):
             self.kept.clear()
             self.in_flight.clear()
         if name == self.built.last:
-            self.passed.clear()
-            self.handled_by_last.clear()
+            self.last_started_anew()
+
+    def last_started_anew(self) -> None:
+        self.passed.clear()
+        self.handled_by_last.clear()
 
     # -- what must hold at all times
 
@@ -209,12 +212,26 @@ class ProcessingByIndex(Hostile):
 class Strict(Hostile):
     text = "A -[retries=inf,window=3,confirm=processing,dedup=strict]-> B"
     window = 3
-    fails = False
 
     def perform_one(self, name: str, effect: Effect) -> None:
         super().perform_one(name, effect)
-        if isinstance(effect, Deliver):
+        if isinstance(effect, Deliver) and effect.attempt == 1:
             self.passed.append((self.runs[effect.item.envelope.id], effect.item.position.offset))
+
+    def finish(self, worker: str, token: int, id: str, good: bool) -> None:
+        if good:
+            self.finished.append((self.runs[id], id))
+        super().finish(worker, token, id, good)
+
+    def last_started_anew(self) -> None:
+        super().last_started_anew()
+        self.finished.clear()
+
+    @invariant()
+    def what_fails_is_not_overtaken(self) -> None:
+        for run in {run for run, _ in self.finished}:
+            ids = [int(id) for at, id in self.finished if at == run]
+            assert ids == sorted(ids)
 
     def feed(self, name: str, peer: str, message: Any) -> None:
         if isinstance(message, Message):
@@ -224,6 +241,7 @@ class Strict(Hostile):
 
     def __init__(self) -> None:
         self.runs: dict[str, str] = {}
+        self.finished: list[tuple[str, str]] = []
         super().__init__()
 
 
