@@ -305,12 +305,12 @@ def _resend(options: Options) -> ResendPolicy | None:
 
 
 def _check_window(hop: str, options: Options, widest: int) -> None:
-    """A receiver in the producer's order does not confirm what comes early. A narrower window could fill with those, and
-    the one that they all wait for would wait behind them."""
+    """A receiver in the producer's order does not confirm what comes early. A narrower window could fill with those,
+    and the one that they all wait for would wait behind them."""
     if options.dedup is DedupBy.SESSION and options.resends and options.window < widest:
         raise ConfigError(
-            f"window={options.window} on {hop} is narrower than the {widest} of a hop before it, and its receiver keeps "
-            "the producer's order: the message that all others wait for could wait behind them",
+            f"window={options.window} on {hop} is narrower than the {widest} of a hop before it, and its receiver "
+            "keeps the producer's order: the message that all others wait for could wait behind them",
             fix=f"write window={widest} or more on {hop}",
         )
 
