@@ -54,6 +54,15 @@ def test_time_is_that_of_the_timeouts_and_delays() -> None:
     assert run("A -[loss=1,retries=2,timeout=3]-> B", messages=1).duration_s == pytest.approx(9.0)
 
 
+def test_the_door_of_a_second_branch_is_no_link() -> None:
+    assert run("A -[ | | ]-> B", messages=10).transmissions == 30
+
+
+def test_messages_have_numbers_of_their_session() -> None:
+    found = run("A -[loss=.3,confirm_loss=.5,retries=inf,dedup=session]-> B{durable=yes}", messages=50)
+    assert (found.unique, found.received, found.disorder) == (50, 50, 0)
+
+
 def test_a_pipe_counts_the_data_on_every_link_and_no_handing_over() -> None:
     bare = run("(P1 -> X -> P2){retries=1}", messages=10)
     packed = run("(P1 -[retries=1]-> X -> P2){retries=1}", messages=10)

@@ -13,6 +13,7 @@ from semel.calculus.dedup import (
     span_of_size,
     span_of_time,
     strict_reliability,
+    uniqueness_of_leak,
 )
 from semel.calculus.elements import Crash, Dedup, Element, Link, Meter, Parallel, Passage, Pipe, Series, Store
 from semel.calculus.figures import (
@@ -100,6 +101,7 @@ __all__ = [
     "strict_reliability",
     "time_per_message",
     "transmissions",
+    "uniqueness_of_leak",
     "uniqueness_without_dedup",
     "variance",
     "window_for_throughput",

@@ -22,8 +22,9 @@ def span_of_time(keep_s: float, timeout_s: float) -> int:
 def span_of_size(size: int, others_per_timeout: float) -> int | None:
     """The span of a window of `size` ids, when so many other new ids come between two attempts.
 
-    None when it never forgets: no other comes in between. That is so too for one sender with a window of at most
-    `size` messages, whose oldest unconfirmed message holds the others back.
+    None when it never forgets: no other comes in between, as with stop and wait. A sender with a window of two or more
+    has no such bound: while one message waits for its confirm, the others of the window are confirmed and make room
+    for new ones, so what comes in between follows from the rate and not from the window.
     """
     checks.whole("size", size, 1)
     checks.not_negative("others_per_timeout", others_per_timeout)
@@ -68,6 +69,17 @@ def leak_by_size(
 def leaky_uniqueness(loss: float, confirm_loss: float, span: int | None) -> float:
     """UR behind a window, without end of attempts: 1 - leak. A copy that leaks is remembered again like the first."""
     return 1 - leak(loss, confirm_loss, span)
+
+
+def uniqueness_of_leak(reliability: float, leak: float) -> float:
+    """UR behind a memory past which a duplicate leaks with this probability, and past which the next one may too.
+
+    R / (R + leak / (1 - leak)): 1 - leak without end of attempts, a lower bound with an end, since fewer are left.
+    """
+    checks.probability("leak", leak)
+    if not reliability or leak == 1:
+        return 1.0 if not reliability else 0.0
+    return reliability / (reliability + leak / (1 - leak))
 
 
 def span_for_leak(loss: float, confirm_loss: float, wanted: float) -> int | None:

@@ -77,7 +77,7 @@ def figures(
     """All figures of a path. The times are those of its first sender, as are the bounds of its memory.
 
     `keep_s` and `size` (with `others_per_timeout` other messages between two attempts) bound the memory of a first
-    pipe with dedup; without them it remembers for good. R and UR are those of a memory that is large enough.
+    pipe with dedup; without them it remembers for good. What leaks past it lowers UR, and then UR is approximate.
     """
     checks.not_negative("rtt_s", rtt_s)
     checks.positive("timeout_s", timeout_s)
@@ -102,6 +102,10 @@ def figures(
         exact = False
         notes.append("the leak is that of a pipe that confirms on receipt and in time")
     leak = max(leaks, default=None)
+    if leak:
+        exact = False
+        uniqueness *= memory.uniqueness_of_leak(reliability, leak)
+        copies = reliability / uniqueness if uniqueness else math.inf
     return Figures(_rounded(reliability), uniqueness, copies, attempts, time_s, leak, exact, tuple(notes))
 
 

@@ -35,7 +35,7 @@ def time_per_message(attempts: float, rtt_s: float, timeout_s: float, given_up: 
     checks.not_negative("rtt_s", rtt_s)
     checks.positive("timeout_s", timeout_s)
     checks.probability("given_up", given_up)
-    return (attempts - 1) * timeout_s + (1 - given_up) * rtt_s + given_up * max(rtt_s, timeout_s)
+    return max(0.0, attempts - 1) * timeout_s + (1 - given_up) * rtt_s + given_up * max(rtt_s, timeout_s)
 
 
 def copies_without_loss(rtt_s: float, timeout_s: float, newest_only: bool = False) -> float:

@@ -43,7 +43,9 @@ def plan(
         int | None,
         typer.Option("--simulate", min=1, max=10_000_000, metavar="N", help="Send N messages through a simulation."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, metavar="S", help="The seed of the simulation.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, metavar="S", help="The seed of the simulation, 0 if not given.")
+    ] = None,
     plot: Annotated[
         File | None, typer.Option("--plot", metavar="FILE", help="Write R and UR as curves: .png or .html.")
     ] = None,
@@ -53,7 +55,8 @@ def plan(
     """Calculate the reliability and uniqueness of a delivery path.
 
     Exit code 1 when a simulation and the calculation are further apart than
-    chance allows, 2 when the path has a mistake in it.
+    chance allows or what is wanted is out of reach, 2 when the path has a
+    mistake in it. A path that begins with a dash goes behind a --.
 
     \b
     Examples:
@@ -71,14 +74,18 @@ def plan(
         from semel.cli.plot import check_plot_file
 
         check_plot_file(plot)
-    planned = calculate(_read(path))
+    if seed is not None and simulate is None:
+        raise ConfigError("--seed without --simulate", fix="add --simulate N, or leave --seed out")
+    found = _read(path)
+    _check_way(path, found)
+    planned = calculate(found, rate=want_rate)
     answer = _Answer(planned, terminal)
     if want_reliability is not None or want_uniqueness is not None or want_rate is not None:
         answer.add_solution(
             solve(planned.path, reliability=want_reliability, uniqueness=want_uniqueness, rate=want_rate)
         )
     if simulate is not None:
-        answer.add_simulation(simulate, seed)
+        answer.add_simulation(simulate, seed or 0)
     if plot is not None:
         from semel.cli.plot import write_plot
 
@@ -97,11 +104,19 @@ def _read(given: str) -> Path:
     if given == "-":
         text = _limited(sys.stdin.buffer.read(_bytes_max()), "stdin")
         return parse_tables(text) if _LOOKS_LIKE_TOML.search(text) else parse_path(text)
-    if given.endswith((".toml", ".path")):
+    if given.lower().endswith((".toml", ".path")):
         file = File(given)
         text = _file_text(file)
-        return parse_tables(text, file.stem) if file.suffix == ".toml" else parse_path(text, file.stem)
+        return parse_tables(text, file.stem) if file.suffix.lower() == ".toml" else parse_path(text, file.stem)
     return parse_path(given)
+
+
+def _check_way(given: str, found: Path) -> None:
+    if found.first is not found.last:
+        return
+    what = "is a folder" if File(given).is_dir() else "has one point and no way"
+    fix = "write where messages go, such as A -> B, or name a file that is there and ends in .path or .toml"
+    raise ConfigError(f"{given} {what}", fix=fix)
 
 
 def _file_text(file: File) -> str:
@@ -153,6 +168,13 @@ class _Answer:
         self.result["solution"] = solution.as_dict()
         if not self.terminal.json:
             self.view += ["", *_solution_view(solution, self._width)]
+        if not solution.reached:
+            self.exit_code = EXIT_CLAIM_FALSE
+            self.error = {
+                "code": "claim-false",
+                "message": "what is wanted is out of reach",
+                "fix": "want less, or change the path where the answer says",
+            }
 
     def add_plot(self, file: File) -> None:
         self.result["plot"] = str(file)
@@ -255,6 +277,7 @@ def _number(value: float) -> str:
 def _seconds(value: float) -> str:
     if value == float("inf"):
         return "∞"
+    value = max(0.0, value)
     return f"{value * 1000:.3g} ms" if 0 < value < 1 else f"{value:.3g} s"
 
 

@@ -64,7 +64,7 @@ def write_plot(plan: Plan, file: File) -> None:
     curves = [over_retries(plan.path), over_loss(plan.path)]
     try:
         if file.suffix.lower() == ".png":
-            _figure(curves).savefig(file, format="png", dpi=150)
+            _figure(curves, _title(plan)).savefig(file, format="png", dpi=150)
         else:
             file.write_text(_page(plan, _svg(curves)), encoding="utf-8")
     except OSError as error:
@@ -80,9 +80,15 @@ def _pyplot_parts() -> Any:
     return matplotlib
 
 
-def _figure(curves: list[Curve]) -> Any:
+def _title(plan: Plan) -> str:
+    return f"{plan.path.first.name} to {plan.path.last.name}"
+
+
+def _figure(curves: list[Curve], title: str | None = None) -> Any:
     """Drawn without pyplot: it would look for a screen and keep every figure."""
     figure = _pyplot_parts().figure.Figure(figsize=(10, 4), layout="constrained")
+    if title is not None:
+        figure.suptitle(title, parse_math=False)
     for axes, curve in zip(figure.subplots(1, len(curves), sharey=True), curves, strict=True):
         marks = {"marker": "o", "markersize": 3.5} if curve.label == "retries" else {}
         axes.plot(curve.x, curve.reliability, color="#0969da", label="reliability R", **marks)
@@ -114,7 +120,7 @@ def _page(plan: Plan, charts: str) -> str:
         texts = [f"{cell:.6g}" if isinstance(cell, float) else escape(str(cell)) for cell in cells]
         rows.append("<tr>" + "".join(f"<td>{text}</td>" for text in texts) + "</tr>")
     return _PAGE.format(
-        title=escape(f"{plan.path.first.name} to {plan.path.last.name}"),
+        title=escape(_title(plan)),
         path=escape(str(plan.path)),
         drawing=draw_svg(plan.path),
         words=f"Reliability {plan.reliability:.9g}, uniqueness {plan.uniqueness:.9g}: {plan.mode}.",

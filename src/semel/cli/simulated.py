@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from semel.pipes.path import Path
     from semel.pipes.plan import Plan
     from semel.sim.pipes import Simulated
 
@@ -88,18 +89,27 @@ def compare(planned: Plan, messages: int, seed: int, sigmas: float) -> Compariso
 def _spacing_s(planned: Plan) -> float | None:
     """By itself a simulated sender waits until nothing is under way. Where its timeout is too short for that, time must
     decide, and messages are so far apart that they do not meet."""
-    from semel.pipes.elements import stretches
+    late, longest = _late(planned.path)
+    return 2 * longest if late else None
 
-    late = False
-    longest = 0.0
-    for stretch in stretches(planned.path)[1]:
+
+def _late(path: Path) -> tuple[bool, float]:
+    """Whether a timeout in it is shorter than the round trip, and how long a message is on it at the most."""
+    from semel.pipes.elements import inner_paths, stretches
+
+    late, longest = False, 0.0
+    for stretch in stretches(path)[1]:
+        inside = [_late(each) for each in inner_paths(stretch)]
+        late = late or any(is_late for is_late, _ in inside)
+        once = max((time for _, time in inside), default=stretch.one_way_s) + stretch.rtt_s
         options = stretch.options
         if options is None or not stretch.resends:
-            longest += stretch.one_way_s
+            longest += once
             continue
         late = late or stretch.rtt_s > options.timeout
-        longest += stretch.rtt_s + options.timeout * min(options.attempts or ATTEMPTS_TOLD, ATTEMPTS_TOLD)
-    return 2 * longest if late else None
+        widest = options.timeout if options.backoff == 1 else options.longest_wait
+        longest += once + (widest + once) * min(options.attempts or ATTEMPTS_TOLD, ATTEMPTS_TOLD)
+    return late, longest
 
 
 def _figures(planned: Plan, measured: Simulated, sigmas: float) -> Sequence[Compared]:

@@ -18,7 +18,7 @@ from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import RetryPolicy
 from semel.pipes.inlet import InletConfig
 from semel.pipes.outlet import OutletConfig
-from semel.pipes.path import ConfirmOn, DedupBy
+from semel.pipes.path import BACKOFF_WAIT_MAX_S, ConfirmOn, DedupBy
 from semel.pipes.stage import StageConfig
 
 
@@ -54,15 +54,18 @@ def resend_pipe(
     *,
     window: int = 1,
     timeout_s: float = 1.0,
+    backoff: float = 1.0,
+    jitter: float = 0.0,
     retries: int | None = None,
     confirm: ConfirmOn = ConfirmOn.RECEIPT,
 ) -> Ends:
-    """Sends again until confirmed: at least once, {1, 1-q}; with n retries {1-p^(n+1), …}.
+    """Sends again until confirmed: at least once, {1, 1-q}; with n retries {1-p^(n+1), …}. Each wait is `backoff` times
+    the one before it, up to a minute or `timeout_s` if that is longer, less up to `jitter` of itself.
 
     It does not drop copies. One at a time, order is kept but for the copies; with a wider window a resend comes late.
     """
     inlet = InletConfig(f"{sender}>{receiver}", (sender,), confirm)
-    return _ends(sender, inlet, Ordering.NONE, _until_confirmed(window, timeout_s, retries))
+    return _ends(sender, inlet, Ordering.NONE, _until_confirmed(window, timeout_s, retries, backoff, jitter))
 
 
 def confirm_pipe(sender: str, receiver: str, *, timeout_s: float = 60.0) -> Ends:
@@ -113,14 +116,22 @@ def continuous(sender: str, receiver: str, *, buffer_max: int = 1000) -> Ends:
 
 
 def ordering_pipe(
-    sender: str, receiver: str, *, window: int = 16, timeout_s: float = 1.0, confirm: ConfirmOn = ConfirmOn.RECEIPT
+    sender: str,
+    receiver: str,
+    *,
+    window: int = 16,
+    timeout_s: float = 1.0,
+    backoff: float = 1.0,
+    jitter: float = 0.0,
+    confirm: ConfirmOn = ConfirmOn.RECEIPT,
 ) -> Ends:
     """Sends again until confirmed and lets every index pass once and in order: {1, 1}, absolute.
 
-    It does not outlive its receiving end: a new one begins to count at 1, and the sender has long gone on. Give it a
-    channel with a session, which opens anew, or make it durable.
+    A receiving end that is restarted goes on from the sender's floor, below which all is confirmed. It does not keep
+    what the old one had in memory: what had passed and was not yet confirmed passes again, and what was confirmed and
+    not yet handed on is lost. Make the pipe durable where that matters.
     """
-    resend = _until_confirmed(window, timeout_s, None)
+    resend = _until_confirmed(window, timeout_s, None, backoff, jitter)
     return _in_order(sender, receiver, confirm, GapPolicy(OnGap.WAIT), max(1000, window), Ordering.ABSOLUTE, resend)
 
 
@@ -130,6 +141,8 @@ def reliable_dedup_pipe(
     *,
     window: int = 16,
     timeout_s: float = 1.0,
+    backoff: float = 1.0,
+    jitter: float = 0.0,
     confirm: ConfirmOn = ConfirmOn.RECEIPT,
     size: int | None = None,
     keep_s: float | None = None,
@@ -141,10 +154,19 @@ def reliable_dedup_pipe(
     """
     inlet = InletConfig(f"{sender}>{receiver}", (sender,), confirm, DedupBy.ID, keep_s, size)
     order = Ordering.ABSOLUTE if window == 1 else Ordering.NONE
-    return _ends(sender, inlet, order, _until_confirmed(window, timeout_s, None))
+    return _ends(sender, inlet, order, _until_confirmed(window, timeout_s, None, backoff, jitter))
 
 
-def durable_pipe(sender: str, receiver: str, *, window: int = 16, timeout_s: float = 1.0, ordered: bool = True) -> Ends:
+def durable_pipe(
+    sender: str,
+    receiver: str,
+    *,
+    window: int = 16,
+    timeout_s: float = 1.0,
+    backoff: float = 1.0,
+    jitter: float = 0.0,
+    ordered: bool = True,
+) -> Ends:
     """The sender's queue and the receiver's memory are in a store: {1, 1} over every crash, and absolute when ordered.
 
     It does not outlive the store, and is as fast as the store commits.
@@ -152,11 +174,12 @@ def durable_pipe(sender: str, receiver: str, *, window: int = 16, timeout_s: flo
     dedup = DedupBy.STRICT if ordered else DedupBy.ID
     inlet = InletConfig(f"{sender}>{receiver}", (sender,), ConfirmOn.RECEIPT, dedup, buffer_max=max(1000, window))
     order = Ordering.ABSOLUTE if ordered or window == 1 else Ordering.NONE
-    return _ends(sender, inlet, order, _until_confirmed(window, timeout_s, None), durable=True)
+    return _ends(sender, inlet, order, _until_confirmed(window, timeout_s, None, backoff, jitter), durable=True)
 
 
-def _until_confirmed(window: int, timeout_s: float, retries: int | None) -> ResendPolicy:
-    retry = RetryPolicy(retries, timeout_s, interval_max_s=max(60.0, timeout_s), then="discard")
+def _until_confirmed(window: int, timeout_s: float, retries: int | None, backoff: float, jitter: float) -> ResendPolicy:
+    longest_s = max(BACKOFF_WAIT_MAX_S, timeout_s)
+    retry = RetryPolicy(retries, min(timeout_s * backoff, longest_s), backoff, longest_s, jitter, then="discard")
     return ResendPolicy(window, timeout_s, retry)
 
 

@@ -20,6 +20,7 @@ from semel.pipes.inlet import InletConfig
 from semel.pipes.outlet import OutletConfig
 from semel.pipes.path import Branch, ConfirmOn, DedupBy, Hop, Options, Parallel, Path, Pipe, Place, Point
 from semel.pipes.stage import StageConfig
+from semel.pipes.waits import waits_s
 
 APP = "app"
 """The peer under whose name the application hands messages to the first worker."""
@@ -85,8 +86,9 @@ class _Draft:
     """The widest window on the way here: so far messages may have changed places."""
 
 
-def build(path: Path, *, report_s: float | None = None, seed: int = 0) -> Built:
-    """The workers of a path. `report_s` has their meters written to the ledger that often."""
+def build(path: Path, *, report_s: float | None = None, folds: bool = True, seed: int = 0) -> Built:
+    """The workers of a path. `report_s` has their meters written to the ledger that often, with the folds of their ids
+    unless `folds` is False: then counting costs less, and numbers can be compared but not ids."""
     builder = _Builder(path)
     first, last = builder.path(path.steps)
     if first is last and not last.inlets:
@@ -96,7 +98,14 @@ def build(path: Path, *, report_s: float | None = None, seed: int = 0) -> Built:
     workers = tuple(
         WorkerPlan(
             StageConfig(
-                draft.name, path.name, tuple(draft.inlets), tuple(draft.outlets), draft is last, report_s, seed + number
+                draft.name,
+                path.name,
+                tuple(draft.inlets),
+                tuple(draft.outlets),
+                draft is last,
+                report_s,
+                seed + number,
+                folds=folds and report_s is not None,
             ),
             draft.durable,
             draft.crash,
@@ -234,8 +243,9 @@ class _Builder:
             receiver = self._draft(pipe.receiver, end_as)
             self._hop(sender, pipe.options, receiver, route)
             return sender, receiver
-        crossed = set(self.routes)
+        crossed, before = set(self.routes), len(self.drafts)
         begins, ends = self.path(pipe.inner.steps, (f"{sender.name}~out", f"{end_as or pipe.receiver.name}~in"))
+        _check_middle(self.drafts[before:])
         middle = [route for key, route in self.routes.items() if key not in crossed and key not in self._aside]
         receiver = self._draft(pipe.receiver, end_as)
         self._around(sender, begins, ends, receiver, pipe.options)
@@ -254,9 +264,20 @@ class _Builder:
         sender.outlets.append(_outlet(name, begins.name, options, packs=True))
         begins.inlets.append(InletConfig(f"{sender.name}>{begins.name}", (sender.name,)))
         ends.outlets.append(OutletConfig(f"{ends.name}>{receiver.name}", receiver.name))
-        receiver.inlets.append(_inlet(name, ends.name, options, confirm, unpacks=True))
+        inlet = _inlet(name, ends.name, options, confirm)
+        receiver.inlets.append(replace(inlet, unpacks=True, confirms_carrier=ends.durable))
         self._join(sender, begins, (Link(sender.name, begins.name),))
         self._join(ends, receiver, (Link(ends.name, receiver.name),))
+
+
+def _check_middle(drafts: Sequence[_Draft]) -> None:
+    """Inside a pipe each attempt is a message of its own, and none of them has an index of the producer's."""
+    hops = [inlet.hop for draft in drafts for inlet in draft.inlets if inlet.dedup is DedupBy.SESSION]
+    if hops:
+        raise ConfigError(
+            f"dedup=session on {hops[0]}, inside a pipe: what the pipe sends through its middle has no index there",
+            fix="use dedup=strict or dedup=id inside the pipe, and dedup=session on a durable hop behind it",
+        )
 
 
 def _no_further(inlet: InletConfig) -> InletConfig:
@@ -300,7 +321,8 @@ def _resend(options: Options) -> ResendPolicy | None:
         return None
     assert options.retries is not None
     retries = None if math.isinf(options.retries) else int(options.retries)
-    retry = RetryPolicy(retries, options.timeout, interval_max_s=max(60.0, options.timeout), then="discard")
+    second_s = min(options.timeout * options.backoff, options.longest_wait)
+    retry = RetryPolicy(retries, second_s, options.backoff, options.longest_wait, options.jitter, then="discard")
     return ResendPolicy(options.window, options.timeout, retry)
 
 
@@ -320,15 +342,12 @@ def _outlet(hop: str, peer: str, options: Options, *, packs: bool = False) -> Ou
     return OutletConfig(hop, peer, _resend(options), options.repeats, packs=packs, floors=floors)
 
 
-def _inlet(hop: str, peer: str, options: Options, confirm: ConfirmOn | None, *, unpacks: bool = False) -> InletConfig:
+def _inlet(hop: str, peer: str, options: Options, confirm: ConfirmOn | None) -> InletConfig:
     """A strict inlet waits for what the sender still has, and goes on without what the sender has given up."""
-    ends = options.retries is not None and not math.isinf(options.retries)
-    patience = options.timeout * ((options.attempts or 1) + 1)
-    gap = GapPolicy(OnGap.SKIP if ends or not options.resends else OnGap.WAIT, max(patience, 2 * options.delay + 1e-9))
-    return InletConfig(
-        hop, (peer,), confirm, options.dedup, options.keep, options.size,
-        gap=gap, unpacks=unpacks,
-    )  # fmt: skip
+    ends = options.attempts is not None
+    patience = options.timeout + (waits_s(options, endless=False) if ends else options.timeout)
+    gap = GapPolicy(OnGap.SKIP if ends else OnGap.WAIT, max(patience, 2 * options.delay + 1e-9))
+    return InletConfig(hop, (peer,), confirm, options.dedup, options.keep, options.size, gap=gap)
 
 
 def _link(sender: str, receiver: str, options: Options) -> Link:

@@ -4,7 +4,7 @@ The index moves when a message has been handled, never before and never past one
 consumer reads again from where it stands. Saving the index is a request like any other, sent until it is confirmed.
 
     volatile   the index service says where to go on; what was handled and not yet saved is handled again. A message
-               whose handler writes nothing is counted in `meter` and not in the ledger
+               whose handler writes nothing is counted in `meter`, and in the ledger with the next report
     durable    the handler's writes and the place are one commit in the consumer's own store; that is exactly once, and
                the index service is only told
 """
@@ -46,7 +46,7 @@ from semel.kernel.resend import GaveUp, Resend, Transmit
 from semel.kernel.retry import Again, RetryPolicy
 from semel.kernel.store import Record
 from semel.kernel.text import clean_cause
-from semel.pipes.meter import Meter
+from semel.pipes.meter import Meter, Reports
 from semel.pipes.storage import (
     BUSY,
     LOAD_AGAIN_S,
@@ -71,7 +71,8 @@ class ConsumerConfig:
 
     `poison`: what becomes of a message that fails through all of `retry`. To wait stops the consumer until an operator
     resumes it; to skip records it in the ledger first. `trimmed`: whether to stop, or go on, when records are gone that
-    were never read; either way people hear of it.
+    were never read; either way people hear of it. `report_s`: how often the counts of what has no ledger event of its
+    own are written to the ledger; None: never.
     """
 
     name: str
@@ -89,6 +90,7 @@ class ConsumerConfig:
     dedup_size: int = 10_000
     dedup_keep_s: float = 3600.0
     seed: int = 0
+    report_s: float | None = 1.0
 
     def __post_init__(self) -> None:
         if self.limit < 1:
@@ -110,6 +112,7 @@ class Consumer:
         self.name = config.name
         self.config = config
         self.meter = Meter(config.hop, config.pipeline, config.stream, config.service)
+        self._reports = Reports([self.meter], config.report_s)
         self._run = run
         self._last = 0
         self._place: Place | None = None
@@ -152,6 +155,11 @@ class Consumer:
     def receive(self, event: Event, now: float) -> Sequence[Effect]:
         if self._stopped:
             return ()
+        effects = self._heard(event, now)
+        self._reports.look(now)
+        return effects
+
+    def _heard(self, event: Event, now: float) -> Sequence[Effect]:
         service = self.config.service
         match event:
             case Received(peer=peer, message=Pulled() as pulled) if peer == service:
@@ -180,10 +188,14 @@ class Consumer:
             case Resume() if self._suspended:
                 self._suspended, self._attempt = False, 1
                 return self._go_on(now)
+            case Committed(token=token):
+                self._reports.written(token)
+            case CommitFailed(token=token) | CommitUnknown(token=token):
+                self._reports.not_written(token)
         return ()
 
     def next_deadline(self) -> float | None:
-        deadlines = (self._asks.next_deadline(), self._pulls.next_deadline(), self._again_at)
+        deadlines = (self._asks.next_deadline(), self._pulls.next_deadline(), self._again_at, self._reports.at)
         return None if self._stopped else min((at for at in deadlines if at is not None), default=None)
 
     def on_timer(self, now: float) -> Sequence[Effect]:
@@ -194,6 +206,8 @@ class Consumer:
         if self._again_at is not None and now >= self._again_at:
             self._again_at = None
             effects += self._go_on(now)
+        effects += self._reports.on_timer(now)
+        self._reports.look(now)
         return effects
 
     # -- requests
@@ -306,7 +320,8 @@ class Consumer:
         record = self._queue[0]
         to = Place(record.position.epoch, record.position.offset)
         if not ops and not self.config.durable and kind is not Kind.SKIPPED:
-            return self._passed(to, kind, now)
+            self.meter.count(kind, record.envelope.id, to.offset)
+            return self._passed(to, now)
         event = LedgerEvent(
             kind,
             self.config.hop,
@@ -333,13 +348,15 @@ class Consumer:
             assert isinstance(put, Advanced)
             self._version = put.version or 0
         to, kind = self._going
-        return self._passed(to, kind, now)
+        if self._queue:
+            self.meter.count_told(kind)
+        return self._passed(to, now)
 
-    def _passed(self, to: Place, kind: Kind, now: float) -> list[Effect]:
+    def _passed(self, to: Place, now: float) -> list[Effect]:
         self._busy, self._attempt, self._failing = False, 1, None
         self._place = to
         if self._queue:
-            self.meter.count(kind, self._queue.popleft().envelope.id, to.offset)
+            self._queue.popleft()
         return [*self._save(now), *self._go_on(now)]
 
     # -- when it did not work

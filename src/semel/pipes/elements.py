@@ -74,6 +74,16 @@ def stretches(path: Path) -> tuple[tuple[Element, ...], tuple[Stretch, ...]]:
     return tuple(_of_point(path.first, durable)), tuple(found)
 
 
+def inner_paths(stretch: Stretch) -> Iterator[Path]:
+    """What a pipe goes around, and each branch, as paths by themselves."""
+    part = stretch.part
+    if isinstance(part, Pipe):
+        yield part.inner
+    elif isinstance(part, Parallel):
+        for branch in part.branches:
+            yield Path((Point(stretch.start), *branch.steps, Point(stretch.end)))
+
+
 def element(path: Path) -> Element:
     """The whole path."""
     first, rest = stretches(path)
@@ -126,11 +136,29 @@ def pipes_deep(path: Path) -> int:
 
 
 def durable_points(path: Path) -> frozenset[str]:
-    """The points that keep what they have in a store: by their own word, or by that of a hop or a pipe at them."""
-    names = {point.name for point in path.points() if point.durable}
-    for start, part, end in _all_parts(path):
+    """The points that keep what they have in a store: by their own word, or by that of a hop or a pipe at them.
+
+    A hop inside a pipe says nothing of the pipe's ends: they hand over to workers of their own, who have the store."""
+    return _durable(path, path.points())
+
+
+def _durable_inside(path: Path) -> frozenset[str]:
+    """Of the inside of a pipe, where the names of the ends stand for the workers to whom they hand over: what is said
+    of the ends themselves is not said of these."""
+    return _durable(path, (point for point in path.points() if point not in (path.first, path.last)))
+
+
+def _durable(path: Path, points: Iterable[Point]) -> frozenset[str]:
+    names = {point.name for point in points if point.durable}
+    for start, part, end in _parts(path):
         if isinstance(part, Hop | Pipe) and part.options.durable:
             names |= {start.name, end.name}
+        if isinstance(part, Pipe):
+            names |= _durable_inside(part.inner) - {start.name, end.name}
+        elif isinstance(part, Parallel):
+            for branch in part.branches:
+                for begin, hop, stop in _branch_parts(start, branch, end):
+                    names |= {begin.name, stop.name} if hop.options.durable else set()
     return frozenset(names)
 
 
@@ -193,7 +221,7 @@ def _check_promises(path: Path, durable: frozenset[str]) -> None:
                 f"confirm=processing at {end.name}, which passes messages on and processes none",
                 fix="use confirm=cascade there, and confirm=processing at the end of the path",
             )
-        if part.options.dedup is DedupBy.SESSION and end.name not in durable:
+        if part.options.dedup is DedupBy.SESSION and not part.options.durable and end.name not in durable:
             raise ConfigError(
                 f"dedup=session at {end.name} needs a memory that survives",
                 fix=f"make it durable: {end.name}{{durable=yes}}",
@@ -244,7 +272,9 @@ def _of_part(part: Hop | Parallel | Pipe, ends: _Ends, rtt_s: float) -> tuple[tu
     if part.options.dedup is DedupBy.NONE or (ends.keeps and not by_number):
         return (sent,), behind
     if part.options.confirm is not ConfirmOn.RECEIPT and not ends.keeps:
-        return (_sent(part, ends, rtt_s, dedup=True),), behind
+        # at the end of the path an id has one handling, whoever made its copies
+        whole_path = ends.last and part.options.dedup is DedupBy.ID
+        return (_sent(part, ends, rtt_s, dedup=True),), (*behind, Dedup()) if whole_path else behind
     if part.options.dedup is DedupBy.ID:
         return (sent,), (*behind, Dedup())
     if ends.resends(part.options) or ends.last:
@@ -272,7 +302,7 @@ def _dedup_at_end(part: Hop | Parallel | Pipe) -> DedupBy:
 
 def _sent(part: Hop | Pipe, ends: _Ends, rtt_s: float, *, dedup: bool = False) -> Element:
     """The link or the middle, with the attempts around it."""
-    inner = _inner(part, ends.durable)
+    inner = _inner(part)
     options = part.options
     if not ends.resends(options):
         return inner
@@ -292,11 +322,11 @@ def _alone(part: Hop | Parallel | Pipe, ends: _Ends, rtt_s: float) -> Element:
     return folded([sent, Dedup()]) if dedup and not ends.resends(part.options) else sent
 
 
-def _inner(part: Hop | Pipe, durable: frozenset[str]) -> Element:
+def _inner(part: Hop | Pipe) -> Element:
     if isinstance(part, Hop):
         options = part.options
         return Link(options.loss, options.duplicate, options.confirm_loss, options.repeats)
-    return Passage(folded(_inside(part.inner, durable)), _way_back_loss(part.inner))
+    return Passage(folded(_inside(part.inner)), _way_back_loss(part.inner))
 
 
 def _way_back_loss(path: Path) -> float:
@@ -311,8 +341,9 @@ def _way_back_loss(path: Path) -> float:
     return 1 - passes
 
 
-def _inside(path: Path, durable: frozenset[str]) -> Iterator[Element]:
+def _inside(path: Path) -> Iterator[Element]:
     """All but the first and the last point, which belong to the pipe around it."""
+    durable = _durable_inside(path)
     parts = list(_parts(path))
     for at, (start, part, end) in enumerate(parts):
         last = at == len(parts) - 1

@@ -28,21 +28,25 @@ class Tally:
     fit the records which they name."""
 
     n: int = 0
-    fold: int = 0
+    fold: int | None = 0
     ids: list[str] | None = field(default_factory=list)
     gaps: int = 0
 
     def add(self, event: Event, expand: Expand) -> None:
         self.n += event.n
         if event.message is not None:
-            self.fold ^= hash_id(event.message)
+            self._fold(hash_id(event.message))
             self._know([event.message])
             return
-        self.fold ^= event.fold or 0
+        self._fold(event.fold)
         ids = expand(event)
-        if ids is not None and (len(ids) != event.n or fold_ids(ids) != event.fold):
+        if ids is not None and (len(ids) != event.n or event.fold not in (None, fold_ids(ids))):
             self.gaps += 1
         self._know(ids)
+
+    def _fold(self, fold: int | None) -> None:
+        """None once a worker has kept numbers only: then nothing can be said about which messages they were."""
+        self.fold = None if fold is None or self.fold is None else self.fold ^ fold
 
     def _know(self, ids: Sequence[str] | None) -> None:
         if ids is None:
@@ -53,8 +57,9 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`exact` is False where ids are not known and the two sides differ: then a lost message and a doubled one may hide
-    each other, and copies that a worker took over anew after a crash look like messages. `counts` are plain numbers."""
+    """`exact` is False where ids are not known and the two sides differ, or were counted without a fold: then a lost
+    message and a doubled one may hide each other, and copies that a worker took over anew after a crash look like
+    messages. `counts` are plain numbers."""
 
     counts: Counts
     exact: bool
@@ -91,7 +96,7 @@ def compare(sent: Tally, arrived: Tally) -> Measured:
     gaps = sent.gaps + arrived.gaps
     if sent.ids is not None and arrived.ids is not None:
         return Measured(Counts.of(sent.ids, arrived.ids), True, gaps)
-    same = sent.n == arrived.n and sent.fold == arrived.fold
+    same = sent.n == arrived.n and sent.fold is not None and sent.fold == arrived.fold
     return Measured(Counts(sent.n, min(sent.n, arrived.n), arrived.n if sent.n else 0), same, gaps)
 
 

@@ -35,6 +35,7 @@ class InletConfig:
     """`peers` are those whom it hears (none named: everybody). `confirm` None: nobody waits for a confirm.
 
     `unpacks`: the messages come inside others, through a pipe's own middle, and the sender is named within.
+    `confirms_carrier`: the end of that middle is durable, and keeps each of those others until it is confirmed.
     """
 
     hop: str
@@ -46,6 +47,7 @@ class InletConfig:
     buffer_max: int = 1000
     gap: GapPolicy = field(default_factory=GapPolicy)
     unpacks: bool = False
+    confirms_carrier: bool = False
 
 
 Arrival = tuple[str, Message]

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from enum import Enum
 
 from semel.errors import ConfigError
-from semel.pipes.path import LINK_OPTIONS, ConfirmOn, DedupBy, Options
+from semel.pipes.path import BACKOFF_MAX, LINK_OPTIONS, TIME_MAX_S, TIME_MIN_S, ConfirmOn, DedupBy, Options
 
 HOP_OPTIONS = tuple(each.name for each in fields(Options))
 PIPE_OPTIONS = tuple(name for name in HOP_OPTIONS if name not in LINK_OPTIONS)
@@ -98,11 +98,13 @@ def _probability(name: str, raw: object) -> float:
 def _seconds(name: str, raw: object) -> float:
     value = _duration(raw)
     if value is None or not math.isfinite(value):
-        also = ", or leave it out to remember for good" if name == "keep" else ""
+        also = ", or leave it out to remember for 24 hours" if name == "keep" else ""
         raise ConfigError(f"{name}={raw} is not a time", fix=f"write a number and a unit: 200ms 5s 2m{also}")
-    if value < 0 or (value == 0 and name != "delay"):
-        least = "0s or more" if name == "delay" else "more than 0s"
+    if value < (0 if name == "delay" else TIME_MIN_S):
+        least = "0s or more" if name == "delay" else "1ms or more"
         raise ConfigError(f"{name}={raw} is too short", fix=f"use {least}")
+    if value > TIME_MAX_S:
+        raise ConfigError(f"{name}={raw} is too long", fix=f"use up to {TIME_MAX_S / 86400:g}d")
     return value
 
 
@@ -116,6 +118,13 @@ def _duration(raw: object) -> float | None:
         return None
     # dividing keeps 300ms equal to 0.3, multiplying by 0.001 does not
     return value / 1000 if found[2] == "ms" else value * _SECONDS[found[2] or "s"]
+
+
+def _factor(name: str, raw: object) -> float:
+    value = _number(raw)
+    if value is None or not 1 <= value <= BACKOFF_MAX:
+        raise ConfigError(f"{name}={raw} is not a factor", fix=f"use a number from 1 (a fixed wait) to {BACKOFF_MAX}")
+    return value
 
 
 def _whole(name: str, raw: object, least: int, most: int = WHOLE_MAX) -> int:
@@ -167,6 +176,8 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "retries": _retries,
     "repeats": lambda name, raw: _whole(name, raw, 0, SENDS_MAX),
     "timeout": _seconds,
+    "backoff": _factor,
+    "jitter": _probability,
     "delay": _seconds,
     "keep": _unless_none(_seconds),
     "window": lambda name, raw: _whole(name, raw, 1),

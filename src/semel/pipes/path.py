@@ -22,6 +22,14 @@ from semel.kernel.text import check_id
 LINK_OPTIONS = ("loss", "duplicate", "confirm_loss", "delay", "repeats")
 """What only a hop has: it is said of the link that the hop goes over, and a pipe has no link of its own."""
 
+TIME_MIN_S = 0.001
+TIME_MAX_S = 366 * 86400.0
+"""Of a timeout, a delay and a memory: shorter is no time to wait in, and longer is nobody's plan."""
+
+BACKOFF_MAX = 1000
+BACKOFF_WAIT_MAX_S = 60.0
+"""A wait grows up to this, unless it begins longer."""
+
 
 class Composable:
     """What may stand in `A >> hop(loss=0.1) >> B`. The rules are in `semel.pipes.compose`."""
@@ -63,7 +71,11 @@ class ConfirmOn(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Of a hop, or of a pipe. `retries` None: one send and no confirms; `math.inf`: until confirmed."""
+    """Of a hop, or of a pipe. `retries` None: one send and no confirms; `math.inf`: until confirmed.
+
+    The wait for a confirm begins at `timeout` and grows by the factor `backoff` with each attempt, up to
+    `longest_wait`; `jitter` takes up to this share off each wait.
+    """
 
     loss: float = 0.0
     duplicate: float = 0.0
@@ -71,6 +83,8 @@ class Options:
     retries: float | None = None
     repeats: int = 0
     timeout: float = 1.0
+    backoff: float = 1.0
+    jitter: float = 0.0
     delay: float = 0.0
     window: int = 1
     dedup: DedupBy = DedupBy.NONE
@@ -80,7 +94,7 @@ class Options:
     durable: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("loss", "duplicate", "confirm_loss"):
+        for name in ("loss", "duplicate", "confirm_loss", "jitter"):
             _check_probability(name, getattr(self, name))
         _check_retries(self.retries)
         if not _is_whole(self.repeats) or self.repeats < 0 or (self.repeats and self.retries is not None):
@@ -89,11 +103,12 @@ class Options:
                 fix="use retries (resend until confirmed) or repeats (blind copies, 0 or more), not both",
             )
         for name in ("timeout", "keep"):
-            _check_above_zero(name, getattr(self, name))
+            _check_time(name, getattr(self, name), TIME_MIN_S)
+        _check_time("delay", self.delay, 0.0)
         for name in ("window", "size"):
             _check_count(name, getattr(self, name))
-        if not 0 <= self.delay < math.inf:
-            raise ConfigError(f"delay is {self.delay} s", fix="use 0 or more seconds")
+        if not 1 <= self.backoff <= BACKOFF_MAX:
+            raise ConfigError(f"backoff is {self.backoff}", fix=f"use a factor from 1 (a fixed wait) to {BACKOFF_MAX}")
         if (self.keep is not None or self.size is not None) and self.dedup is not DedupBy.ID:
             raise ConfigError("keep and size bound the memory of ids", fix="add dedup=id, or leave them out")
         if self.confirm is not ConfirmOn.RECEIPT and self.retries is None:
@@ -109,6 +124,11 @@ class Options:
         if self.retries is None:
             return 1
         return None if math.isinf(self.retries) else int(self.retries) + 1
+
+    @property
+    def longest_wait(self) -> float:
+        """Where `backoff` stops to grow, in seconds."""
+        return max(self.timeout, BACKOFF_WAIT_MAX_S)
 
     def stated(self) -> dict[str, object]:
         """What differs from the defaults."""
@@ -249,9 +269,9 @@ def _check_retries(retries: float | None) -> None:
         raise ConfigError(f"retries is {retries}", fix="use a whole number from 0 on, or inf")
 
 
-def _check_above_zero(name: str, value: float | None) -> None:
-    if value is not None and not 0 < value < math.inf:
-        raise ConfigError(f"{name} is {value} s", fix="use a positive number of seconds")
+def _check_time(name: str, value: float | None, least: float) -> None:
+    if value is not None and not least <= value <= TIME_MAX_S:
+        raise ConfigError(f"{name} is {value} s", fix=f"use {least:g} s up to {TIME_MAX_S / 86400:g} days")
 
 
 def _check_count(name: str, value: int | None) -> None:

@@ -15,10 +15,21 @@ from semel.calculus import DeliveryMode, Element, Figures, Series, Unreachable, 
 from semel.calculus.elements import Pair
 from semel.calculus.values import Value
 from semel.errors import ConfigError
-from semel.pipes.elements import Stretch, all_options, durable_points, element, folded, pipes_deep, stretches
+from semel.pipes.build import build
+from semel.pipes.elements import (
+    Stretch,
+    all_options,
+    durable_points,
+    element,
+    folded,
+    inner_paths,
+    pipes_deep,
+    stretches,
+)
 from semel.pipes.notation import format_hop, format_options
 from semel.pipes.options import show_option
 from semel.pipes.path import Branch, ConfirmOn, DedupBy, Hop, Options, Parallel, Path, Pipe, Point
+from semel.pipes.waits import confirms_within_s, is_counted_late, shortest_wait_s
 
 TOLERANCE = 1e-3
 """What is this near to 1 "tends to" it."""
@@ -29,10 +40,14 @@ RUNNING_MAX = 100
 PIPES_DEEP_MAX = 8
 """Every pipe around a pipe doubles the work, or more."""
 
+BUILT_MAX = 200
+"""Up to so many points a path is also built: what no worker could do is refused with the builder's own words."""
+
 RETRIES_MAX = 100_000
 """Where more would be needed, `solve` takes retries without end."""
 
 _CLOSE = 1e-12
+_BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +107,9 @@ class Plan:
 
     @property
     def mode(self) -> str:
-        return self.end.delivery_mode.tends_to(TOLERANCE)
+        words = _mode(self.end, self.element)
+        is_safe = self.exact or words.startswith(("tends", "unreliable"))
+        return words if is_safe else f"{words} as far as it is calculated"
 
     @property
     def exact(self) -> bool:
@@ -144,8 +161,17 @@ class _Rest:
         return 0.0
 
 
-def plan(path: Path) -> Plan:
-    """All figures of `path`, exact under independent losses unless `Plan.exact` and the notes say otherwise."""
+def plan(path: Path, *, rate: float | None = None) -> Plan:
+    """All figures of `path`, exact under independent losses unless `Plan.exact` and the notes say otherwise.
+
+    `rate` is how many messages a second are sent: what a memory of so many ids forgets depends on it.
+    """
+    if sum(1 for _ in path.points()) <= BUILT_MAX and len(path.steps) > 1:
+        build(path)
+    return _planned(path, rate)
+
+
+def _planned(path: Path, rate: float | None) -> Plan:
     if pipes_deep(path) > PIPES_DEEP_MAX:
         raise ConfigError(
             f"more than {PIPES_DEEP_MAX} pipes lie inside each other", fix="plan the inner ones by themselves"
@@ -157,7 +183,7 @@ def plan(path: Path) -> Plan:
     hops: list[HopPlan] = []
     for at, stretch in enumerate(found):
         rest = found[at + 1 :] if len(found) <= RUNNING_MAX else None
-        hop = _hop_plan(stretch, before, entering, rest)
+        hop = _hop_plan(stretch, before, entering, rest, rate)
         hops.append(hop)
         behind = _figures(folded(stretch.behind))
         product = product * hop.alone.delivery_mode * DeliveryMode(stretch.survives, 1.0)
@@ -168,7 +194,8 @@ def plan(path: Path) -> Plan:
     end = _figures(before)
     # UR is a quotient: what rounding takes from 1 is no duplicate
     end = replace(end, uniqueness=1.0 if end.uniqueness > 1 - _CLOSE else end.uniqueness)
-    doubts = list(_doubts(path, found, hops))
+    end = _with_leaks(end, path, found, hops)
+    doubts = list(_doubts(path, found, hops, rate))
     end = replace(end, exact=end.exact and not doubts and all(hop.alone.exact for hop in hops))
     notes = [*doubts, *end.notes, *(f"{hop.name}: {note}" for hop in hops for note in hop.alone.notes)]
     notes += _advice(found, hops, end)
@@ -185,16 +212,18 @@ def plan(path: Path) -> Plan:
     )
 
 
-def _hop_plan(stretch: Stretch, before: Series, entering: float, rest: Sequence[Stretch] | None) -> HopPlan:
+def _hop_plan(
+    stretch: Stretch, before: Series, entering: float, rest: Sequence[Stretch] | None, rate: float | None
+) -> HopPlan:
     onward = None
     if rest is not None:
         onward = folded(each for later in rest for each in (*later.elements, *later.behind))
-    alone = _alone(stretch)
+    alone = _alone(stretch, rate)
     sends = _times(entering, alone.attempts if stretch.resends else 1.0)
     if onward is not None and isinstance(stretch.alone, calculus.Pipe) and stretch.alone.cascade:
         sends = _sends_in_cascade(stretch, stretch.alone, before, rest or ())
         alone = _in_cascade(stretch, alone, sends / entering if entering else 1.0)
-    inner = tuple(plan(path) for path in _inside(stretch))
+    inner = tuple(_planned(path, rate) for path in inner_paths(stretch))
     inside = tuple(hop for planned in inner for hop in planned.hops)
     doubts = [note for planned in inner for note in planned.doubts]
     alone = replace(alone, exact=alone.exact and all(planned.exact for planned in inner), notes=(*alone.notes, *doubts))
@@ -207,7 +236,7 @@ def _hop_plan(stretch: Stretch, before: Series, entering: float, rest: Sequence[
         _text(stretch.part),
         alone,
         None if onward is None else _so_far(before, stretch, onward),
-        alone.delivery_mode.tends_to(TOLERANCE),
+        _mode(alone, stretch.alone),
         _times(sends, each),
         alone.time_s if stretch.resends else stretch.one_way_s,
         inside,
@@ -239,18 +268,57 @@ def _figures(element: Element) -> Figures:
     return figures(element, rtt_s=late + 1.0 if late else 0.0)
 
 
-def _alone(stretch: Stretch) -> Figures:
+def _with_leaks(end: Figures, path: Path, found: Sequence[Stretch], hops: Sequence[HopPlan]) -> Figures:
+    """The copies that leak past a memory arrive, unless a later memory without such bounds drops them."""
+    durable = durable_points(path)
+    kept, leak = 1.0, 0.0
+    for stretch, hop in zip(found, hops, strict=True):
+        if hop.alone.leak:
+            kept *= hop.alone.uniqueness
+            leak = max(leak, hop.alone.leak)
+        elif stretch.end in durable or (stretch.options is not None and stretch.options.dedup is DedupBy.ID):
+            kept, leak = 1.0, 0.0
+    if not leak:
+        return end
+    copies = end.copies / kept if kept else math.inf
+    return replace(end, uniqueness=end.uniqueness * kept, copies=copies, leak=leak, exact=False)
+
+
+def sent_between(stretch: Stretch, rate: float | None) -> float | None:
+    """How many others are sent between two attempts of one message; None when nobody can know without a rate."""
+    assert stretch.options is not None
+    if stretch.options.window == 1:
+        return 0.0
+    if rate is None and stretch.rtt_s:
+        rate = stretch.options.window / stretch.rtt_s
+    return None if rate is None else rate * _widest_wait_s(stretch.options)
+
+
+def _widest_wait_s(options: Options) -> float:
+    """The longest time between two attempts."""
+    if options.backoff == 1:
+        return options.timeout
+    most = math.log(options.longest_wait / options.timeout, options.backoff)
+    times = min(most, math.inf if options.attempts is None else options.attempts - 1)
+    return min(options.longest_wait, options.timeout * options.backoff**times)
+
+
+def _alone(stretch: Stretch, rate: float | None) -> Figures:
     options = stretch.options
     if options is None or not stretch.resends:
         return figures(stretch.alone)
-    return figures(
+    others = sent_between(stretch, rate)
+    found = figures(
         stretch.alone,
         rtt_s=stretch.rtt_s,
         timeout_s=options.timeout,
-        keep_s=options.keep,
-        size=options.size,
-        others_per_timeout=options.window - 1,
+        # the memory holds as many attempts as the widest wait leaves room for
+        keep_s=None if options.keep is None else options.keep * options.timeout / _widest_wait_s(options),
+        size=None if others is None else options.size,
+        others_per_timeout=others or 0.0,
     )
+    unknown = options.size is not None and others is None
+    return replace(found, leak=None) if unknown else found
 
 
 def _so_far(before: Series, stretch: Stretch, onward: Series) -> Figures:
@@ -260,6 +328,14 @@ def _so_far(before: Series, stretch: Stretch, onward: Series) -> Figures:
         return _figures(here)
     unconfirmed = float(onward.apply(0.0, 1.0, _is_asked(here))[0])
     return _figures(Series([*here.elements, _Rest(unconfirmed)]))
+
+
+def _mode(found: Figures, element: Element) -> str:
+    """In words. A loss that rounding hides is still a loss, and a leak still a duplicate."""
+    loses = float(element.apply(0.0, 0.0)[1]) > 0
+    reliability = min(found.reliability, _BELOW_ONE) if loses else found.reliability
+    uniqueness = min(found.uniqueness, _BELOW_ONE) if found.leak else found.uniqueness
+    return DeliveryMode(reliability, uniqueness).tends_to(TOLERANCE)
 
 
 def _times(one: float, two: float) -> float:
@@ -276,16 +352,6 @@ def _is_asked(elements: Series) -> bool:
     return False
 
 
-def _inside(stretch: Stretch) -> Iterator[Path]:
-    """What a pipe goes around, and each branch, as paths by themselves."""
-    part = stretch.part
-    if isinstance(part, Pipe):
-        yield part.inner
-    elif isinstance(part, Parallel):
-        for branch in part.branches:
-            yield Path((Point(stretch.start), *branch.steps, Point(stretch.end)))
-
-
 def _text(part: Hop | Parallel | Pipe) -> str:
     if isinstance(part, Parallel):
         return " | ".join(_branch_text(branch) for branch in part.branches)
@@ -299,11 +365,12 @@ def _branch_text(branch: Branch) -> str:
 # -- words
 
 
-def _doubts(path: Path, found: Sequence[Stretch], hops: Sequence[HopPlan]) -> Iterator[str]:
+def _doubts(path: Path, found: Sequence[Stretch], hops: Sequence[HopPlan], rate: float | None) -> Iterator[str]:
     """Where the figures are not those of the path to the last digit."""
     durable = durable_points(path)
+    within_s = confirms_within_s(found, durable)
     crashing = {point.name for point in path.points() if point.crash and point.name not in durable}
-    doubles = False
+    doubles = asked = together = False
     for at, (stretch, hop) in enumerate(zip(found, hops, strict=True)):
         options = stretch.options
         late = options is not None and options.confirm is ConfirmOn.CASCADE
@@ -312,7 +379,14 @@ def _doubts(path: Path, found: Sequence[Stretch], hops: Sequence[HopPlan]) -> It
                 f"{stretch.name}: dedup=index drops what was overtaken, and with window={options.window} a resend is: "
                 "R is lower than shown; use dedup=strict or dedup=id"
             )
-        if options is not None and options.dedup is DedupBy.ID and late and doubles:
+        yield from _late_confirms(stretch, within_s[at])
+        yield from _unknown_leak(stretch, doubles, rate)
+        passes_on = asked and not stretch.resends
+        asked = passes_on or (options is not None and options.confirm is not ConfirmOn.RECEIPT)
+        # the resends of the sender that asks come one after the other
+        together = (together if passes_on else doubles) or _doubles(stretch)
+        yield from _copies_that_meet(path, stretch, together, asked, durable)
+        if options is not None and options.dedup is DedupBy.ID and late and doubles and stretch is not found[-1]:
             yield f"{stretch.name}: the memory is calculated for the copies of this hop alone, so UR is a lower bound"
         if doubles and isinstance(stretch.part, Parallel) and _remembers(stretch):
             yield (
@@ -321,19 +395,76 @@ def _doubts(path: Path, found: Sequence[Stretch], hops: Sequence[HopPlan]) -> It
             )
         if stretch.end in crashing and _is_rough_at_crash(stretch):
             yield f"{stretch.end} forgets its memory when it crashes, which is calculated only roughly here"
-        if any(options.confirm is ConfirmOn.CASCADE for each in _inside(stretch) for options in all_options(each)):
+        if any(options.confirm is ConfirmOn.CASCADE for each in inner_paths(stretch) for options in all_options(each)):
             yield f"{stretch.name}: a cascade that begins inside a pipe or a branch is calculated only roughly"
         if late and any(_dedups(other, other is found[-1]) for other in found[at + 1 :]):
             yield f"{stretch.name}: a dedup on the way behind it drops some of its resends, which is not calculated"
-        if late and any(other.resends or _resends_inside(other) for other in found[at + 1 :]):
-            yield f"{stretch.name}: calculated as if its timeout were longer than what the hops behind it need"
         doubles = doubles or hop.alone.copies > hop.alone.reliability + _CLOSE
+
+
+def _late_confirms(stretch: Stretch, longest_s: float) -> Iterator[str]:
+    """Where a sender's time is up while what it waits for may still confirm."""
+    options = stretch.options
+    if options is None or not stretch.resends or is_counted_late(stretch) or shortest_wait_s(options) > longest_s:
+        return
+    if math.isinf(longest_s):
+        least = "no timeout is long enough, since what it waits for resends without end"
+    elif options.jitter == 1:
+        least = "jitter=1 may leave no wait at all"
+    else:
+        jitter = " less its jitter" if options.jitter else ""
+        least = (
+            f"its timeout of {options.timeout:g} s{jitter} is not longer than the {longest_s:g} s in which a confirm "
+            f"may still come, it should be more than {longest_s / (1 - options.jitter):g} s"
+        )
+    yield f"{stretch.name}: {least}; it sends again what is still under way, which is not calculated"
+
+
+def _unknown_leak(stretch: Stretch, doubles: bool, rate: float | None) -> Iterator[str]:
+    options = stretch.options
+    if options is None or (options.keep is None and options.size is None):
+        return
+    if options.size is not None and stretch.resends and sent_between(stretch, rate) is None:
+        yield (
+            f"{stretch.name}: how many duplicates leak past a memory of size={options.size} depends on how many "
+            "messages are sent in a timeout, which is not known without a rate; keep says how long an id is remembered"
+        )
+    if doubles or not stretch.resends:
+        yield f"{stretch.name}: the leak of its memory is not calculated for the copies that others have made"
+
+
+def _copies_that_meet(
+    path: Path, stretch: Stretch, together: bool, asked: bool, durable: frozenset[str]
+) -> Iterator[str]:
+    """Two copies of one message at a point: the second finds what the first has left there.
+
+    `together`: they may come at the same time. `asked`: a sender before waits for what lies behind this stretch."""
+    crashes = any(point.crash for point in path.points() if point.name == stretch.end)
+    if together and asked:
+        yield (
+            f"{stretch.name}: of the copies of one attempt that arrive together, one is passed on and the others wait "
+            "for its confirm; they are calculated each for itself"
+        )
+    if (together or stretch.resends) and crashes and stretch.end in durable and path.last.name != stretch.end:
+        yield f"{stretch.end} sends what is under way again when it starts anew, which is not calculated"
+
+
+def _doubles(stretch: Stretch) -> bool:
+    """Whether copies of one attempt come together."""
+    if isinstance(stretch.part, Parallel):
+        return True
+    return any(each.duplicate or each.repeats for each in (stretch.part.options, *_options_inside(stretch)))
+
+
+def _options_inside(stretch: Stretch) -> Iterator[Options]:
+    for path in inner_paths(stretch):
+        yield from all_options(path)
 
 
 def _is_rough_at_crash(stretch: Stretch) -> bool:
     """A strict memory loses what waits in it; branches that meet at a point have a memory there each."""
     if isinstance(stretch.part, Parallel):
-        return any(options.dedup is not DedupBy.NONE for each in _inside(stretch) for options in all_options(each))
+        return any(options.dedup is not DedupBy.NONE for each in inner_paths(stretch) for options in all_options(each))
     return stretch.part.options.dedup is DedupBy.STRICT
 
 
@@ -345,13 +476,9 @@ def _dedups(stretch: Stretch, last: bool) -> bool:
     return not last or stretch.options.dedup is not DedupBy.ID or _crashes(stretch)
 
 
-def _resends_inside(stretch: Stretch) -> bool:
-    return any(options.resends for each in _inside(stretch) for options in all_options(each))
-
-
 def _remembers(stretch: Stretch) -> bool:
     """Whether a branch drops copies by id."""
-    for path in _inside(stretch):
+    for path in inner_paths(stretch):
         if durable_points(path) or any(options.dedup is DedupBy.ID for options in all_options(path)):
             return True
     return False
@@ -371,11 +498,19 @@ def _advice(found: Sequence[Stretch], hops: Sequence[HopPlan], end: Figures) -> 
                 f"so a message is sent {times:g} times even if nothing is lost"
             )
         confirm_loss = stretch.alone.inner.way_back_loss() if isinstance(stretch.alone, calculus.Pipe) else 0.0
-        if stretch.resends and confirm_loss and hop.alone.leak is None and end.uniqueness < 1 - _CLOSE:
+        if (
+            stretch.resends
+            and confirm_loss
+            and hop.alone.leak is None
+            and options.dedup is DedupBy.NONE
+            and end.uniqueness < 1 - _CLOSE
+        ):
             yield (
                 f"{stretch.name}: with more retries uniqueness tends to 1 - confirm loss = {1 - confirm_loss:.6g} "
                 "and no higher; only dedup lifts it"
             )
+        if stretch.resends and (options.backoff > 1 or options.jitter):
+            yield f"{stretch.name}: the time is calculated for a fixed wait, without backoff and jitter"
         if hop.alone.leak:
             yield f"{stretch.name}: one message in {1 / hop.alone.leak:,.0f} leaks a duplicate past the memory of ids"
         if options.dedup is DedupBy.ID and at < len(found) - 1 <= RUNNING_MAX and end.reliability < 1 - _CLOSE:
@@ -385,9 +520,11 @@ def _advice(found: Sequence[Stretch], hops: Sequence[HopPlan], end: Figures) -> 
                 f"{stretch.end} confirms before it has passed a message on, so its crash loses it; confirm=cascade, "
                 f"or durable=yes at {stretch.end}, would mend that"
             )
-    if found and end.uniqueness < 1 - _CLOSE:
+    if found and end.uniqueness < 1 - _CLOSE and not end.leak:
         where = f"{found[-1].end}" if found[-1].options is not None else f"a hop behind {found[-1].end}"
         yield f"dedup=id at {where} would lift uniqueness from {end.uniqueness:.6g} to 1"
+    elif found and end.leak:
+        yield f"a memory that outlasts the resends would lift uniqueness from {end.uniqueness:.6g}"
 
 
 def _crashes(stretch: Stretch) -> bool:
@@ -458,14 +595,14 @@ def solve(
             raise ConfigError(f"the wanted {name} is {wanted}", fix="use a number from 0 to 1")
     if rate is not None and not 0 < rate < math.inf:
         raise ConfigError(f"the wanted rate is {rate}", fix="use a positive number of messages a second")
-    draft = _Draft(path)
+    draft = _Draft(path, rate)
     if reliability is not None:
         draft.raise_reliability(reliability)
-    if uniqueness is not None:
-        draft.raise_uniqueness(uniqueness)
     if rate is not None:
         draft.raise_rate(rate)
-    return draft.solution()
+    if uniqueness is not None:
+        draft.raise_uniqueness(uniqueness)
+    return draft.solution(reliability, uniqueness)
 
 
 Address = tuple[int, ...]
@@ -475,13 +612,14 @@ Address = tuple[int, ...]
 class _Draft:
     """A path that is being changed, and what was changed in it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rate: float | None) -> None:
+        self.rate = rate
         self.first = path
         self.path = path
         self.why: list[str] = []
         self.reasons: dict[tuple[Address, str], str] = {}
 
-    def solution(self) -> Solution:
+    def solution(self, reliability: float | None, uniqueness: float | None) -> Solution:
         changes = []
         for (address, option), why in self.reasons.items():
             old, new = (getattr(options_at(each, address), option) for each in (self.first, self.path))
@@ -489,7 +627,17 @@ class _Draft:
                 changes.append(
                     Change(_name_at(self.path, address), option, _shown(option, old), _shown(option, new), why)
                 )
-        return Solution(self.path, tuple(changes), plan(self.path), not self.why, tuple(self.why))
+        planned = plan(self.path, rate=self.rate)
+        if not self.why:
+            self.why += self._missed(planned, reliability, uniqueness)
+        return Solution(self.path, tuple(changes), planned, not self.why, tuple(self.why))
+
+    def _missed(self, planned: Plan, reliability: float | None, uniqueness: float | None) -> Iterator[str]:
+        """The last word has the plan of the path as it is now."""
+        if reliability is not None and not self._reaches(self.path, reliability):
+            yield f"reliability {reliability:.9g} is out of reach: the plan gives {planned.reliability:.9g}"
+        if uniqueness is not None and planned.uniqueness < uniqueness - _CLOSE:
+            yield f"uniqueness {uniqueness:.9g} is out of reach: the plan gives {planned.uniqueness:.9g}"
 
     # reliability
 
@@ -578,7 +726,7 @@ class _Draft:
     # uniqueness
 
     def raise_uniqueness(self, wanted: float) -> None:
-        if plan(self.path).uniqueness < wanted:
+        if element_uniqueness(self.path) < wanted:
             at = len(self.path.steps) - 1 if isinstance(self.path.steps[-1], Pipe) else len(self.path.steps) - 2
             if at < 0 or isinstance(self.path.steps[at], Parallel):
                 self.why.append(
@@ -605,10 +753,21 @@ class _Draft:
             if options.keep is not None:
                 self._raise_bound(address, "keep", max(span * timeout for span, timeout, _ in spans))
             if options.size is not None:
-                self._raise_bound(address, "size", max(calculus_size(span, others) for span, _, others in spans))
+                self._raise_size(address, spans)
 
-    def _spans(self, leak: float) -> Iterator[tuple[int, float, int]]:
-        """Of every sender that resends: for how many of its attempts an id must be kept, its timeout, its window."""
+    def _raise_size(self, address: Address, spans: Sequence[tuple[int, float, float | None]]) -> None:
+        others = [(span, between) for span, _, between in spans if between is not None]
+        if len(others) == len(spans):
+            self._raise_bound(address, "size", max(calculus_size(span, between) for span, between in others))
+            return
+        why = "without a rate nobody knows which size outlasts the resends; a time does"
+        self._set(address, "size", None, why)
+        least = max(span * timeout for span, timeout, _ in spans)
+        self._set(address, "keep", max(least, options_at(self.path, address).keep or 0.0), why)
+
+    def _spans(self, leak: float) -> Iterator[tuple[int, float, float | None]]:
+        """Of every sender that resends: for how many of its attempts an id must be kept, the time between two of them
+        and the others that are sent in it, None if not known."""
         for stretch in stretches(self.path)[1]:
             if not stretch.resends or not isinstance(stretch.alone, calculus.Pipe) or stretch.options is None:
                 continue
@@ -617,13 +776,13 @@ class _Draft:
             most = stretch.options.attempts
             if span is None and most is None:
                 self.why.append(
-                    f"{stretch.name} resends without end, and a leak of 0 then needs ids to be kept for good"
+                    f"{stretch.name} resends without end, and no memory of ids with an end then has a leak of 0"
                 )
                 continue
             yield (
                 min(each for each in (span, most) if each is not None),
-                stretch.options.timeout,
-                stretch.options.window - 1,
+                _widest_wait_s(stretch.options),
+                sent_between(stretch, self.rate),
             )
 
     def _raise_bound(self, address: Address, option: str, least: float) -> None:
@@ -650,6 +809,11 @@ class _Draft:
         self.reasons[address, option] = why
 
 
+def element_uniqueness(path: Path) -> float:
+    """With memories that are large enough."""
+    return _figures(element(path)).uniqueness
+
+
 def attempt_losses(pipe: calculus.Pipe) -> tuple[float, float]:
     """Of one whole attempt: how often nothing arrives, and how often no confirm comes back although something did."""
     loss = min(1.0, max(0.0, float(pipe.inner.apply(0.0, 0.0)[1])))
@@ -657,9 +821,9 @@ def attempt_losses(pipe: calculus.Pipe) -> tuple[float, float]:
     return loss, min(1.0, max(0.0, (unconfirmed - loss) / (1 - loss))) if loss < 1 else 0.0
 
 
-def calculus_size(span: int, others: int) -> int:
+def calculus_size(span: int, others: float) -> int:
     """How many ids outlast `span` attempts, when `others` come between two of them."""
-    return (span - 1) * others + 1
+    return math.ceil((span - 1) * others) + 1
 
 
 def _bisect(low: int, high: int, reached: Callable[[float], bool]) -> int:

@@ -9,18 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from semel.kernel.effects import Connected, Effect, Event, Notify, Received, Resume, Send
+from semel.kernel.effects import (
+    CommitFailed,
+    Committed,
+    CommitUnknown,
+    Connected,
+    Effect,
+    Event,
+    Notify,
+    Received,
+    Resume,
+    Send,
+)
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Confirm, Message
 from semel.kernel.ledger import Kind
 from semel.kernel.resend import GaveUp, Resend, ResendPolicy, Transmit
-from semel.pipes.meter import Meter
+from semel.kernel.text import stream_name
+from semel.pipes.meter import Meter, Reports
 from semel.pipes.storage import NO_STREAM, Create, Created, Push, Pushed, Refused, until_answered
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherConfig:
-    """With a window of 1 the stream keeps the order in which messages came; a wider one is faster and does not."""
+    """With a window of 1 the stream keeps the order in which messages came; a wider one is faster and does not.
+    `report_s`: how often the counts are written to the ledger of the publisher's own store; None: never."""
 
     name: str
     service: str
@@ -29,6 +42,7 @@ class PublisherConfig:
     policy: ResendPolicy = field(default_factory=ResendPolicy)
     queue_max: int = 10_000
     seed: int = 0
+    report_s: float | None = 1.0
 
     @property
     def hop(self) -> str:
@@ -49,7 +63,8 @@ class Publisher:
     def __init__(self, config: PublisherConfig, run: str) -> None:
         self.name = config.name
         self.config = config
-        self.meter = Meter(config.hop, config.pipeline, config.stream, config.service)
+        self.meter = Meter(config.hop, config.pipeline, stream_name("publish", config.name), config.service)
+        self._reports = Reports([self.meter], config.report_s)
         self._run = run
         self._last = 0
         self._pushes: Resend[_Entry] = Resend(config.policy, seed=config.seed)
@@ -74,6 +89,11 @@ class Publisher:
         return self._create(now)
 
     def receive(self, event: Event, now: float) -> Sequence[Effect]:
+        effects = self._heard(event, now)
+        self._reports.look(now)
+        return effects
+
+    def _heard(self, event: Event, now: float) -> Sequence[Effect]:
         service = self.config.service
         match event:
             case Received(peer=peer, message=Pushed() as pushed) if peer == service:
@@ -91,10 +111,14 @@ class Publisher:
                 return [*creates, *self._sends(self._pushes.resend_all(now))]
             case Resume() if self._pushes.suspended is not None:
                 return self._sends(self._pushes.resume(now))
+            case Committed(token=token):
+                self._reports.written(token)
+            case CommitFailed(token=token) | CommitUnknown(token=token):
+                self._reports.not_written(token)
         return ()
 
     def next_deadline(self) -> float | None:
-        deadlines = (self._pushes.next_deadline(), self._creates.next_deadline())
+        deadlines = (self._pushes.next_deadline(), self._creates.next_deadline(), self._reports.at)
         return min((at for at in deadlines if at is not None), default=None)
 
     def on_timer(self, now: float) -> Sequence[Effect]:
@@ -102,6 +126,8 @@ class Publisher:
         effects: list[Effect] = [Send(self.config.service, each.item) for each in creates]
         for outcome in self._pushes.on_timer(now):
             effects += self._gave_up(outcome) if isinstance(outcome, GaveUp) else self._sends([outcome])
+        effects += self._reports.on_timer(now)
+        self._reports.look(now)
         return effects
 
     # -- in

@@ -38,26 +38,28 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Ask, Confirm, Message
 from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Log, Op
+from semel.kernel.ops import Op
 from semel.kernel.position import Position
 from semel.kernel.resend import GaveUp
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Record
-from semel.kernel.text import stream_name
+from semel.kernel.text import clean_cause, stream_name
 from semel.pipes.inlet import Arrival, Inlet, InletConfig, session_of
-from semel.pipes.meter import Meter
+from semel.pipes.meter import Meter, Reports
 from semel.pipes.outlet import PACKED_BYTES_MAX, Outlet, OutletConfig, unpack
 from semel.pipes.path import ConfirmOn, DedupBy
 from semel.pipes.route import Parcel
 
 HELD_MAX = 100_000
+COPIES_MAX = 16
+"""Of one message that is held: so many of its deliveries, onward and to be confirmed, are remembered, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
     """`handles`: messages go to the application's handler and end here. `report_s`: how often the meters are written
-    to the ledger; None for a stage without one. `handler_retry`: how a durable stage tries a failed handler again; a
-    volatile one waits for its sender to send again."""
+    to the ledger; None for a stage without one. `folds`: the meters keep the fold of the ids too. `handler_retry`: how
+    a durable stage tries a failed handler again; a volatile one waits for its sender to send again."""
 
     name: str
     pipeline: str = ""
@@ -67,6 +69,7 @@ class StageConfig:
     report_s: float | None = None
     seed: int = 0
     handler_retry: RetryPolicy = field(default_factory=RetryPolicy)
+    folds: bool = False
 
     @property
     def stream(self) -> str:
@@ -75,15 +78,16 @@ class StageConfig:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """Taken over and not yet confirmed upstream. `busy` while an outlet or the handler has it in hand."""
+    """Taken over and not yet confirmed upstream. `owed` are the peers and deliveries to confirm, each with the attempt
+    that was passed on last. `busy` while an outlet or the handler has it in hand."""
 
     inlet: Inlet
     arrival: Arrival
-    owed: list[tuple[str, str]]
+    owed: dict[tuple[str, str], int]
     attempt: int = 0
     busy: bool = False
     in_line: bool = False
-    deliveries: list[tuple[int, str]] = field(default_factory=list)
+    deliveries: deque[tuple[int, str]] = field(default_factory=deque)
 
 
 class Stage:
@@ -106,13 +110,14 @@ class Stage:
         self._lines: dict[str, deque[_Held]] = {}
         self._handling: dict[int, _Held] = {}
         self._committing: dict[int, _Held] = {}
-        self._reporting: dict[int, list[tuple[Meter, list[LedgerEvent]]]] = {}
         self._token = 0
-        self._report_at: float | None = None
+        self._reports = Reports(self._meters(), config.report_s)
 
     def _meter(self, hop: str, peer: str = "") -> Meter:
-        config = self.config
-        return Meter(hop, config.pipeline, self._stream, peer, keeps_spans=config.report_s is not None)
+        return Meter(hop, self.config.pipeline, self._stream, peer, self.config.folds)
+
+    def _meters(self) -> list[Meter]:
+        return [*(inlet.meter for inlet in self.inlets), *(outlet.meter for outlet in self.outlets), self.handled]
 
     @property
     def is_full(self) -> bool:
@@ -121,6 +126,12 @@ class Stage:
     @property
     def unconfirmed(self) -> int:
         return sum(outlet.unconfirmed for outlet in self.outlets)
+
+    @property
+    def busy(self) -> int:
+        """Messages that are with the handler, in line for it, or whose writes are being committed."""
+        in_line = sum(map(len, self._lines.values()))
+        return in_line + sum(not held.in_line for at in (self._handling, self._committing) for held in at.values())
 
     @property
     def suspended(self) -> GaveUp | None:
@@ -140,12 +151,14 @@ class Stage:
                 return self._settle(self._send_all_again(peer, now), now)
             case Delivered(token=token, ops=ops):
                 return self._settle(self._delivered(token, ops), now)
-            case DeliverFailed(token=token):
-                return self._settle(self._failed(self._handling.pop(token, None)), now)
+            case DeliverFailed(token=token, error=error):
+                return self._settle(self._failed(self._handling.pop(token, None), error), now)
             case Committed(token=token):
                 return self._settle(self._committed(token), now)
-            case CommitFailed(token=token) | CommitUnknown(token=token):
-                return self._not_committed(token, now)
+            case CommitFailed(token=token, error=failure):
+                return self._not_committed(token, "its writes were refused" if failure is None else str(failure), now)
+            case CommitUnknown(token=token):
+                return self._not_committed(token, "whether its writes were committed is not known", now)
             case Resume():
                 return self._settle(self._resume(now), now)
         return ()
@@ -153,7 +166,7 @@ class Stage:
     def next_deadline(self) -> float | None:
         deadlines = [inlet.next_deadline() for inlet in self.inlets]
         deadlines += [outlet.resend.next_deadline() for outlet in self.outlets if outlet.resend is not None]
-        deadlines.append(self._report_at)
+        deadlines.append(self._reports.at)
         return min((at for at in deadlines if at is not None), default=None)
 
     def on_timer(self, now: float) -> Sequence[Effect]:
@@ -165,8 +178,7 @@ class Stage:
                 outcomes = outlet.resend.on_timer(now)
                 effects += self._sends(outlet, outlet.messages(outcomes))
                 effects += [each for o in outcomes if isinstance(o, GaveUp) for each in self._gave_up(number, o)]
-        if self._report_at is not None and now >= self._report_at:
-            effects += self._report()
+        effects += self._reports.on_timer(now)
         return self._settle(effects, now)
 
     # -- in
@@ -184,12 +196,15 @@ class Stage:
         return []
 
     def _taken(self, peer: str, message: Message, now: float) -> list[Effect]:
-        """As it came, or as it was before it went into the middle of a pipe that ends here."""
+        """As it came, or as it was before it went into the middle of a pipe that ends here. A middle that waits for it
+        is told that it is through, whatever it holds: the pipe's own sender answers for that from here on."""
         inlet = self._inlet(peer)
         if inlet is None:
             return []
         if not inlet.config.unpacks:
             return self._arrived(inlet, peer, message, now)
+        if inlet.config.confirms_carrier and not self.is_full:
+            self._confirm(peer, message.delivery)
         try:
             sender, unpacked = unpack(message.envelope)
         except InputError as error:
@@ -260,10 +275,10 @@ class Stage:
         inlet.meter.count(Kind.ACCEPTED, message.envelope.id, message.index)
         confirm = inlet.config.confirm
         if confirm is ConfirmOn.CASCADE or confirm is ConfirmOn.PROCESSING:
-            held = self._held[inlet.key(arrival)] = _Held(inlet, arrival, [(peer, message.delivery)])
+            held = self._held[inlet.key(arrival)] = _Held(inlet, arrival, {(peer, message.delivery): message.attempt})
             return self._pass_on(held, now)
         if self.config.handles:
-            effects = self._pass_on(_Held(inlet, arrival, []), now)
+            effects = self._pass_on(_Held(inlet, arrival, {}), now)
         else:
             effects = self._hand_over(message.envelope, now)
         if confirm is not None:
@@ -277,11 +292,21 @@ class Stage:
         return effects
 
     def _again(self, held: _Held, arrival: Arrival, now: float) -> list[Effect]:
-        """Another copy of what is not yet confirmed. Without a resend of our own, it is our resend."""
-        owed = arrival[0], arrival[1].delivery
-        if owed not in held.owed:
-            held.owed.append(owed)
-        return [] if held.busy else self._pass_on(held, now)
+        """Another copy of what is not yet confirmed. Without a resend of our own, it is our resend; but where copies
+        are told apart, the one that a link has made of an attempt is none. A lower attempt comes from a sender that has
+        begun anew."""
+        peer, message = arrival
+        owed = peer, message.delivery
+        remembers = held.inlet.config.dedup is not DedupBy.NONE
+        is_copy = held.owed.setdefault(owed, 0) == message.attempt and remembers and not self.config.handles
+        if len(held.owed) > COPIES_MAX:
+            del held.owed[next(iter(held.owed))]
+        if held.busy or is_copy:
+            return []
+        held.owed[owed] = message.attempt
+        if held.in_line:
+            self._leave_out(self._lines[session_of(held.arrival)], message.floor)
+        return self._pass_on(held, now)
 
     def _gaps(self, inlet: Inlet, now: float) -> list[Effect]:
         passed, asks, gaps = inlet.on_timer(now)
@@ -310,6 +335,8 @@ class Stage:
         held.busy = held.busy or outlet.resend is not None
         held.deliveries.append((number, delivery))
         self._onward[number, delivery] = key
+        if len(held.deliveries) > max(COPIES_MAX, len(self.outlets)):
+            self._onward.pop(held.deliveries.popleft(), None)
 
     def _sends(self, outlet: Outlet, messages: Sequence[Message]) -> list[Effect]:
         return [Send(outlet.config.peer, outlet.wire(message)) for message in messages]
@@ -355,8 +382,7 @@ class Stage:
         if self._confirms:
             effects += [Send(peer, Confirm(tuple(owed))) for peer, owed in self._confirms.items()]
             self._confirms = {}
-        if self._report_at is None and self.config.report_s is not None and any(m.has_news for m in self._meters()):
-            self._report_at = now + self.config.report_s
+        self._reports.look(now)
         return effects
 
     def _send_all_again(self, peer: str, now: float) -> list[Effect]:
@@ -451,40 +477,41 @@ class Stage:
             self._done(held.inlet.key(held.arrival))
         return self._next_turn(held)
 
-    def _failed(self, held: _Held | None) -> list[Effect]:
+    def _failed(self, held: _Held | None, error: str) -> list[Effect]:
         """Not confirmed, so the sender sends it again and the handler gets another turn."""
         if held is None:
             return []
         held.busy = False
-        message = held.arrival[1]
-        self.handled.count(Kind.FAILED, message.envelope.id, message.index)
+        envelope, index = held.arrival[1].envelope, held.arrival[1].index
         if self._held.get(held.inlet.key(held.arrival)) is held:
+            self.handled.count(Kind.FAILED, envelope.id, index)
             return []
         detail = f"{self.name}: it was confirmed before, so nobody sends it again"
-        return [Notify("handler-failed", detail, message.envelope.id), *self._next_turn(held)]
+        return [*self._log_lost(held, error), Notify("handler-failed", detail, envelope.id), *self._next_turn(held)]
+
+    def _log_lost(self, held: _Held, error: str) -> Sequence[Effect]:
+        """A number would not do: this is the last that is heard of the message, so the ledger names it."""
+        message = held.arrival[1]
+        if self.config.report_s is None:
+            self.handled.count(Kind.FAILED, message.envelope.id, message.index)
+            return ()
+        event = LedgerEvent(
+            Kind.FAILED,
+            self.handled.hop,
+            self.config.pipeline,
+            message=message.envelope.id,
+            session=message.envelope.session,
+            idx=message.envelope.index,
+            attempt=held.attempt,
+            cause=clean_cause(error),
+        )
+        return self._reports.one(self.handled, event)
 
     def _committed(self, token: int) -> list[Effect]:
-        self._reporting.pop(token, None)
+        self._reports.written(token)
         held = self._committing.pop(token, None)
         return self._processed(held) if held is not None else []
 
-    def _not_committed(self, token: int, now: float) -> list[Effect]:
-        """Meters that could not be written are told with the next report."""
-        for meter, events in self._reporting.pop(token, ()):
-            meter.put_back(events)
-        effects = self._failed(self._committing.pop(token, None))
-        return self._settle(effects, now)
-
-    # -- meters
-
-    def _meters(self) -> list[Meter]:
-        return [*(inlet.meter for inlet in self.inlets), *(outlet.meter for outlet in self.outlets), self.handled]
-
-    def _report(self) -> list[Effect]:
-        self._report_at = None
-        taken = [(meter, events) for meter in self._meters() if (events := meter.take())]
-        if not taken:
-            return []
-        self._token += 1
-        self._reporting[self._token] = taken
-        return [Commit(tuple(Log(event) for _, events in taken for event in events), self._token, chain=None)]
+    def _not_committed(self, token: int, error: str, now: float) -> list[Effect]:
+        self._reports.not_written(token)
+        return self._settle(self._failed(self._committing.pop(token, None), error), now)

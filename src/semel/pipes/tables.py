@@ -56,6 +56,14 @@ class _Edge:
     hop: Hop
 
 
+class _Circle(ConfigError):
+    """`closing` is the hop that leads back."""
+
+    def __init__(self, cycle: Sequence[str]) -> None:
+        super().__init__(f"the path goes round in a circle: {' -> '.join(cycle)}", fix="take one of these hops away")
+        self.closing = (cycle[-2], cycle[-1])
+
+
 class _Reader:
     def __init__(self, text: str, name: str) -> None:
         self.text = text
@@ -84,6 +92,9 @@ class _Reader:
             path = nest_spans(line, spans)
         except PathSyntaxError:
             raise
+        except _Circle as circle:
+            closing = next(at for at, edge in enumerate(edges) if (edge.start, edge.end) == circle.closing)
+            self._fail(circle.message, circle.fix, self._header("hop", closing))
         except ConfigError as error:
             raise PathSyntaxError(error.message, fix=error.fix) from None
         return Path(path.steps, name)
@@ -275,10 +286,7 @@ class _Graph:
                 if not left[edge.end]:
                     free.append(edge.end)
         if left:
-            cycle = self._cycle(left)
-            raise ConfigError(
-                f"the path goes round in a circle: {' -> '.join(cycle)}", fix="take one of these hops away"
-            )
+            raise _Circle(self._cycle(left))
 
     def _cycle(self, left: dict[str, int]) -> list[str]:
         """Backwards, every point that is left has a neighbour that is left: going back must come round."""

@@ -31,6 +31,7 @@ from semel.pipes.build import APP, Built, WorkerPlan
 from semel.pipes.channel import Channel, ChannelConfig, Initiator, Spawner, addressed
 from semel.pipes.durable import DurableStage
 from semel.pipes.outlet import PACKED_BYTES_MAX
+from semel.pipes.path import DedupBy
 from semel.pipes.publisher import Publisher
 from semel.pipes.route import LOCAL, TRANSPORT, Astray, Parcel, Router, ToNode, ToWorker, arrived_from
 from semel.pipes.stage import Stage
@@ -105,6 +106,7 @@ class PipeNode:
         self._nodes: set[str] = set()
         self._router = Router(_Names(self._ports, self._hearers), self._forwarders, self._nodes)
         self._bytes_max: dict[str, int] = {}
+        self._in_session: dict[str, str] = {}
         self._stopped: dict[str, str] = {}
         self._moved = asyncio.Event()
         self._offers: OrderedDict[tuple[str, str], _Offer] = OrderedDict()
@@ -127,18 +129,22 @@ class PipeNode:
         handler: Handler | None = None,
         inline: bool = False,
         retry: RetryPolicy | None = None,
+        report_s: float | None = 1.0,
     ) -> None:
         """Host those workers and forwarders of a path that are `here` (None: all). `nodes` says at which node the
         others are. `handler` is the application's code at the end of the path; a durable worker tries it again as
-        `retry` says when it fails."""
+        `retry` says when it fails. Volatile workers write their counts to the ledger every `report_s` (None: never),
+        unless the path was built with a time of its own."""
         places = self._places(built, here, nodes or {})
         mine = [worker for worker in built.workers if places[worker.config.name] == self.name]
-        self._check(built, mine, places, handler)
+        self._check_deploy(built, mine, places, handler)
         self._forwarders.update(name for name in built.forwarders if places[name] == self.name)
         self._configured.update(set(places.values()) - {self.name})
         self._nodes.update(self._configured)
         for worker in reversed(mine):  # whoever sends finds its receiver there
-            plan = worker if retry is None else replace(worker, config=replace(worker.config, handler_retry=retry))
+            config = replace(worker.config, report_s=worker.config.report_s or report_s)
+            config = config if retry is None else replace(config, handler_retry=retry)
+            plan = replace(worker, config=config)
             await self._host(built, plan, places, handler if plan.config.handles else None, inline)
 
     def _places(self, built: Built, here: Collection[str] | None, nodes: Mapping[str, str]) -> dict[str, str]:
@@ -154,7 +160,7 @@ class PipeNode:
             raise ConfigError(f"nobody says where {', '.join(lost)} is", fix="name its node in nodes=")
         return places
 
-    def _check(
+    def _check_deploy(
         self, built: Built, mine: Sequence[WorkerPlan], places: Mapping[str, str], handler: Handler | None
     ) -> None:
         """Everything that can be wrong, before anything is begun."""
@@ -185,6 +191,9 @@ class PipeNode:
                 port.routes[receiver] = self._route([link.sender for link in route], receiver, built, places)
         self._ports[name] = port
         self._bytes_max[name] = self._largest(built)
+        keeper = _session_keeper(built)
+        if keeper is not None:
+            self._in_session[name] = keeper
         try:
             await self.performer.host(
                 self.factory(worker), handler=handler, inline=inline, transport=port, peers=()
@@ -284,7 +293,7 @@ class PipeNode:
     async def offer(self, worker: str, envelope: Envelope) -> None:
         """Hand a message to the first worker of a path. Returns when a durable one has stored it, and when a volatile
         one has room for it."""
-        self._check_size(worker, envelope)
+        self._check(worker, envelope)
         machine = await self._machine(worker)
         if not isinstance(machine, Stage):
             await self._offer_durably(worker, envelope)
@@ -296,7 +305,7 @@ class PipeNode:
         """Many messages at once, as many at a time as the worker has room for. Returns as `offer` does."""
         batch: list[Envelope] = []
         for envelope in envelopes:
-            self._check_size(worker, envelope)
+            self._check(worker, envelope)
             batch.append(envelope)
             if len(batch) == PARCEL_BODIES_MAX:
                 await self._offer_batch(worker, batch)
@@ -312,6 +321,16 @@ class PipeNode:
             room = await self.room_at(worker)
             self.performer.feed(worker, Received(APP, Parcel((), (), tuple(batch[:room]))))
             batch = batch[room:]
+
+    def _check(self, worker: str, envelope: Envelope) -> None:
+        """One that can never arrive would stand in the way of all that come after it."""
+        keeper = self._in_session.get(worker)
+        if keeper is not None and (envelope.session is None or not envelope.index):
+            raise InputError(
+                f"{envelope.id} has no place in the order that {keeper} keeps: it has no session or no index",
+                fix="set session and index, from 1 on in each session, or take dedup=session out of the path",
+            )
+        self._check_size(worker, envelope)
 
     def _check_size(self, worker: str, envelope: Envelope) -> None:
         """One that is too large would never arrive, and would end the connection at every attempt."""
@@ -397,8 +416,9 @@ class PipeNode:
             await self._wait()
 
     async def drained(self, worker: str) -> None:
-        """Wait until everything that a worker has taken is confirmed onward. Of a durable one, everything that is
-        stored now must have been confirmed, or handled where the path ends."""
+        """Wait until everything that a worker has taken is confirmed onward, and nothing is left with its handler or in
+        line for it. Of a durable one, everything that is stored now must have been confirmed, or handled where the path
+        ends. A volatile one holds no message whose handler failed: its sender does, or nobody."""
         machine = await self._machine(worker)
         head = 0
         if isinstance(machine, DurableStage):
@@ -407,7 +427,7 @@ class PipeNode:
             machine = await self._machine(worker)
             if isinstance(machine, DurableStage) and machine.passed >= head:
                 return
-            if not isinstance(machine, DurableStage) and not machine.unconfirmed:
+            if not isinstance(machine, DurableStage) and not _in_hand(machine):
                 return
             await self._wait()
 
@@ -600,6 +620,20 @@ def _room(machine: Stage | DurableStage | Publisher) -> int:
     outlets = machine.outlets if isinstance(machine, Stage) else ()
     rooms = (outlet.config.queue_max - outlet.unconfirmed for outlet in outlets if outlet.resend is not None)
     return min(rooms, default=PARCEL_BODIES_MAX)
+
+
+def _in_hand(machine: Stage | Publisher) -> int:
+    return machine.unconfirmed + (machine.busy if isinstance(machine, Stage) else 0)
+
+
+def _session_keeper(built: Built) -> str | None:
+    """The worker that lets messages pass in the order of their producer, if there is one."""
+    by_session = (
+        worker.config.name
+        for worker in built.workers
+        if any(inlet.dedup is DedupBy.SESSION for inlet in worker.config.inlets)
+    )
+    return next(by_session, None)
 
 
 def _closed_error(node: str) -> StoreUnavailable:

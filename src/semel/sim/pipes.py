@@ -290,7 +290,7 @@ class _Run:
             self._push(0, self._offered * self._spacing_s, _OFFER, None, "", None)
 
     def _offer(self) -> None:
-        envelope = Envelope(str(self._offered))
+        envelope = Envelope(str(self._offered), session="sim", index=self._offered + 1)
         self._offered += 1
         self._first.hear(Received(APP, envelope), in_danger=True)
         self._set_timer(self._first)
@@ -335,7 +335,8 @@ def _hop_counts(counts: Counter[Kind]) -> HopCounts:
 
 
 def _handovers(built: Built) -> set[tuple[str, str]]:
-    """Where the end of a pipe hands a message to the pipe's own middle or takes it out: there is no link."""
+    """Where the end of a pipe hands a message to the pipe's own middle or takes it out, and behind the door of a second
+    branch: there is no link."""
     into = {(plan.config.name, out.peer) for plan in built.workers for out in plan.config.outlets if out.packs}
     out_of = {
         (peer, plan.config.name)
@@ -344,7 +345,8 @@ def _handovers(built: Built) -> set[tuple[str, str]]:
         if inlet.unpacks
         for peer in inlet.peers
     }
-    return into | out_of
+    doors = {(begin, end) for begin, end in built.routes if begin.startswith(f"{end}~")}
+    return into | out_of | doors
 
 
 def _depths(built: Built) -> dict[str, int]:

@@ -120,8 +120,10 @@ def _early_one_confirmed(
     (Stage, "_failed"),
     caught_by="pipes",
 )
-def _index_passes_over_error(right: Callable[..., list[Effect]], stage: Stage, held: _Held | None) -> list[Effect]:
-    effects = right(stage, held)
+def _index_passes_over_error(
+    right: Callable[..., list[Effect]], stage: Stage, held: _Held | None, error: str
+) -> list[Effect]:
+    effects = right(stage, held, error)
     if held is not None and (key := held.inlet.key(held.arrival)) in stage._held:
         stage._let_go(key, held)
     return effects

@@ -17,6 +17,7 @@ from semel.calculus import (
     span_of_size,
     span_of_time,
     strict_reliability,
+    uniqueness_of_leak,
 )
 from semel.errors import ConfigError
 from semel.kernel.dedup import IdWindow, MonotonicIndex
@@ -134,3 +135,13 @@ def test_a_strict_receiver_added_up(given_up: float, sent: int) -> None:
 def test_wrong_values(call: object) -> None:
     with pytest.raises(ConfigError):
         call()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("leak", [0.0, 0.3, 0.9])
+def test_without_end_a_leak_is_what_uniqueness_lacks(leak: float) -> None:
+    assert uniqueness_of_leak(1.0, leak) == pytest.approx(1 - leak)
+
+
+def test_of_what_never_arrives_nothing_leaks() -> None:
+    assert uniqueness_of_leak(0.0, 0.5) == 1
+    assert uniqueness_of_leak(1.0, 1.0) == 0

@@ -15,8 +15,10 @@ def test_settings_become_a_path() -> None:
 
 def test_a_memory_with_an_end() -> None:
     got = PipeSpec(loss=0.3, confirm_loss=0.2, timeout_s=2, dedup=True, keep_s=7).figures()
-    assert (got.reliability, got.uniqueness) == (1, 1)
-    assert got.leak == pytest.approx(leak_by_time(0.3, 0.2, 7, 2))
+    leak = leak_by_time(0.3, 0.2, 7, 2)
+    assert got.leak == pytest.approx(leak)
+    assert (got.reliability, got.uniqueness) == (1, pytest.approx(1 - leak))
+    assert not got.exact
 
 
 def test_a_durable_sender_survives() -> None:

@@ -51,8 +51,35 @@ def test_a_reliability_close_to_one_is_shown_by_what_it_lacks(semel: Semel) -> N
     assert "reliability 1-1.0e-10," in semel("plan", "A -[loss=.1,retries=9]-> B").out
 
 
-def test_a_path_of_one_point_is_a_path(semel: Semel) -> None:
-    assert "A to A: reliability 1, uniqueness 1" in semel("plan", "A").out
+def test_a_path_without_a_way_is_refused(semel: Semel, tmp_path: Path) -> None:
+    for given, words in (("A", "has one point and no way"), (str(tmp_path), "is a folder")):
+        ran = semel("plan", given)
+        assert ran.exit_code == 2
+        assert words in ran.err
+    assert "cannot read" in semel("plan", "orders.TOML").err
+
+
+def test_a_seed_needs_a_simulation(semel: Semel) -> None:
+    ran = semel("plan", "A -> B", "--seed", "3")
+    assert ran.exit_code == 2
+    assert "add --simulate" in ran.err
+
+
+def test_a_path_may_begin_with_a_dash(semel: Semel) -> None:
+    assert "the arrow comes from nowhere" in semel("plan", "--", "-> B").err
+
+
+@pytest.mark.parametrize("text", ["A -[timeout=1e-300,retries=1]-> B", "A -[delay=1e308s]-> B"])
+def test_times_have_limits(semel: Semel, text: str) -> None:
+    ran = semel("plan", text)
+    assert ran.exit_code == 2
+    assert " is too " in ran.err
+
+
+def test_what_no_worker_could_do_is_refused(semel: Semel) -> None:
+    ran = semel("plan", "A{durable=yes} -[repeats=1]-> B")
+    assert ran.exit_code == 2
+    assert "leave repeats out" in ran.err
 
 
 # -- where the path comes from
@@ -120,7 +147,7 @@ def test_a_wish_that_is_true_already(semel: Semel) -> None:
 
 def test_a_wish_out_of_reach_says_why(semel: Semel) -> None:
     ran = semel("plan", "A -> X{crash=.1} -> B", "--want-reliability", "0.999")
-    assert ran.exit_code == 0
+    assert ran.exit_code == 1
     assert "cannot be had: reliability 0.999 is out of reach: 0.9 is the best" in ran.out
 
 
@@ -199,3 +226,9 @@ def test_a_plot_without_matplotlib_says_what_to_install(semel: Semel, monkeypatc
 def test_a_plot_of_another_kind_or_place_is_refused(semel: Semel) -> None:
     assert "neither PNG nor HTML" in semel("plan", EXAMPLE, "--plot", "plan.gif", "--json").error["message"]
     assert "no folder" in semel("plan", EXAMPLE, "--plot", "away/plan.png", "--json").error["message"]
+
+
+def test_a_late_confirm_inside_a_branch_lets_time_decide(semel: Semel) -> None:
+    ran = semel("plan", "A ( -[delay=800ms,confirm_loss=.3,retries=2]-> X -> | -> ) B", "--simulate", "500", "--json")
+    assert ran.exit_code == 0
+    assert ran.result["simulation"]["exact"]

@@ -22,7 +22,7 @@ from semel.pipes.path import (
 )  # fmt: skip
 
 PROBABILITIES = st.one_of(st.sampled_from([0.0, 0.1, 1.0]), st.floats(0, 1))
-SECONDS = st.floats(1e-6, 1e6)
+SECONDS = st.floats(1e-3, 1e6)
 NAMES = st.one_of(
     st.text("ABCxyz019._~@:%+/-", min_size=1, max_size=6),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=6),
@@ -41,6 +41,8 @@ def options(draw: st.DrawFn, *, of_pipe: bool = False) -> Options:
         **({} if of_pipe else link),  # type: ignore[arg-type]
         retries=retries,
         timeout=draw(SECONDS),
+        backoff=draw(st.sampled_from([1.0, 1.5, 2.0, 1000.0])),
+        jitter=draw(PROBABILITIES),
         window=draw(st.integers(1, 100)),
         dedup=dedup,
         keep=draw(st.one_of(st.none(), SECONDS)) if by_id else None,

@@ -281,3 +281,14 @@ def test_the_first_stage_takes_messages_of_stages_before_it() -> None:
     wire.perform("A", wire.machines["A"].receive(Received("Z", Message("z/1", Envelope("a"), 1)), 0.0))
     wire.run(1)
     assert wire.taken == ["a"]
+
+
+@pytest.mark.parametrize("block", [resend_pipe, ordering_pipe, reliable_dedup_pipe, durable_pipe])
+def test_waits_may_grow_and_spread(block: Callable[..., Ends]) -> None:
+    (fixed,), (growing,) = block("S", "R").sender.outlets, block("S", "R", backoff=2.0, jitter=0.25).sender.outlets
+    assert fixed.resend is not None
+    assert growing.resend is not None
+    attempts = (1, 2, 3, 99)
+    assert [fixed.resend.retry.wait_s(attempt, 0.5) for attempt in attempts] == [1.0] * 4
+    assert [growing.resend.retry.wait_s(attempt, 0.0) for attempt in attempts] == [2.0, 4.0, 8.0, 60.0]
+    assert growing.resend.retry.jitter == 0.25

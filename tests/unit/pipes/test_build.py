@@ -58,6 +58,28 @@ def test_meters_and_seeds_are_told_to_every_worker() -> None:
     built = made("A -> B -> C", report_s=5.0, seed=7)
     assert [worker.config.report_s for worker in built.workers] == [5.0] * 3
     assert [worker.config.seed for worker in built.workers] == [7, 8, 9]
+    assert all(worker.config.folds for worker in built.workers)
+    assert not any(worker.config.folds for worker in made("A -> B", report_s=5.0, folds=False).workers)
+    assert not any(worker.config.folds for worker in made("A -> B").workers)
+
+
+def test_waits_grow_and_spread_as_the_hop_says() -> None:
+    built = made("A -[retries=inf,timeout=2,backoff=3,jitter=0.5]-> B")
+    resend = outlet(built, "A").resend
+    assert resend is not None
+    assert resend.timeout_s == 2.0
+    assert [resend.retry.wait_s(attempt, 0.0) for attempt in (1, 2, 3, 4, 99)] == [6.0, 18.0, 54.0, 60.0, 60.0]
+    assert resend.retry.jitter == 0.5
+    slow = outlet(made("A -[retries=1,timeout=90,backoff=2]-> B"), "A").resend
+    assert slow is not None
+    assert slow.retry.wait_s(9, 0.0) == 90.0
+
+
+def test_a_strict_inlet_is_as_patient_as_its_sender() -> None:
+    fixed = made("A -[retries=2,timeout=2,dedup=strict]-> B")
+    assert inlet(fixed, "B", "A>B").gap.after_s == 8.0
+    growing = made("A -[retries=2,timeout=2,backoff=2,dedup=strict]-> B")
+    assert inlet(growing, "B", "A>B").gap.after_s == 16.0
 
 
 def test_crash_and_durability_belong_to_the_worker() -> None:
@@ -117,6 +139,14 @@ def test_a_pipe_around_a_middle_with_promises_packs() -> None:
     assert [link.confirm_loss for link in built.back["P2", "P1"]] == [0.3, 0.0]
 
 
+def test_a_middle_that_ends_durably_waits_for_a_confirm_of_what_it_hands_over() -> None:
+    built = made("A -> (P1 -[retries=inf,durable=yes]-> P2){retries=inf,dedup=id} -> B")
+    assert built.worker("P2~in").durable
+    assert inlet(built, "P2", "P1>P2").confirms_carrier
+    built = made("A -> (P1 -[retries=inf,durable=yes]-> X -> P2){retries=inf,dedup=id} -> B")
+    assert not inlet(built, "P2", "P1>P2").confirms_carrier
+
+
 @pytest.mark.parametrize(
     "middle", ["P1 -[repeats=1]-> X -> P2", "P1 -> X{durable=yes} -> P2", "P1 ( -> X -> | -> ) P2"]
 )
@@ -173,6 +203,13 @@ def test_the_ends_of_a_pipe_with_a_middle_cannot_be_durable() -> None:
     with pytest.raises(ConfigError, match="cannot be durable"):
         made("(P1{durable=yes} -[retries=1]-> X -> P2){retries=inf}")
     assert made("(P1{durable=yes} -> X -> P2){retries=inf}").worker("P1").durable
+
+
+def test_inside_a_pipe_there_is_no_order_of_the_producer() -> None:
+    with pytest.raises(ConfigError, match="dedup=session on P1~out>P2~in, inside a pipe"):
+        made("A -> (P1 -[retries=inf,dedup=session,durable=yes]-> P2){retries=inf,dedup=id} -> B")
+    behind = made("A -> (P1 -[retries=inf]-> X -> P2){retries=inf,dedup=id} -> S -[dedup=session,durable=yes]-> B")
+    assert behind.worker("B").durable
 
 
 def test_one_point_is_no_path() -> None:

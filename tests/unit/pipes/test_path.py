@@ -10,6 +10,7 @@ import pytest
 from semel.errors import ConfigError
 from semel.pipes.notation import parse_path
 from semel.pipes.path import Branch, ConfirmOn, DedupBy, Hop, Options, Parallel, Path, Pipe, Point
+from semel.pipes.waits import waits_s
 
 A, B, C = Point("A"), Point("B"), Point("C")
 
@@ -94,3 +95,18 @@ def test_the_name_of_a_path_is_no_part_of_what_it_is() -> None:
 
 def test_a_path_prints_as_its_text() -> None:
     assert str(Path((A, Hop(Options(loss=0.5)), B))) == "A -[loss=0.5]-> B"
+
+
+def test_waits_grow_up_to_a_minute_unless_they_begin_longer() -> None:
+    assert Options(retries=1, backoff=2.0).longest_wait == 60
+    assert Options(retries=1, timeout=90.0, backoff=2.0).longest_wait == 90
+    assert waits_s(Options(retries=3, timeout=10.0, backoff=3.0), endless=False) == 10 + 30 + 60 + 60
+    assert waits_s(Options(retries=math.inf), endless=False) == math.inf
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"backoff": 0.5}, {"backoff": math.nan}, {"jitter": 1.5}, {"timeout": 1e-300}, {"delay": 1e308}]
+)
+def test_waits_have_limits(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        Options(**wrong)  # type: ignore[arg-type]

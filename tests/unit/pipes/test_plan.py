@@ -15,7 +15,7 @@ from semel.pipes.elements import element
 from semel.pipes.notation import parse_path
 from semel.pipes.path import Path
 from semel.pipes.plan import Plan, plan, solve
-from semel.sim.pipes import simulate
+from semel.sim.pipes import Simulated, simulate
 
 from .strategies import paths
 
@@ -124,11 +124,12 @@ def test_the_result_is_plain_json_even_where_something_has_no_end() -> None:
         "A -[loss=.2,confirm_loss=.3,retries=3,confirm=processing]-> B{crash=.3}",
         "A -[loss=.2,confirm_loss=.3,retries=3,dedup=id]-> B{crash=.3} -> C",
         "A -[loss=.2,confirm_loss=.3,retries=3,dedup=index]-> B{crash=.3} -> C",
-        "A -[loss=.2,confirm_loss=.3,retries=3]-> S{crash=.3,durable=yes} -[loss=.3,confirm_loss=.2]-> C",
-        "A -[duplicate=.3]-> B -[confirm_loss=.1,retries=3,dedup=strict]-> S{crash=.2,durable=yes} -> C",
+        "A -[loss=.2,confirm_loss=.3,retries=3]-> S{durable=yes} -[loss=.3,confirm_loss=.2]-> C",
+        "A -[duplicate=.3]-> B -[confirm_loss=.1,retries=3,dedup=strict]-> S{durable=yes} -> C",
         "A ( -[loss=.1,confirm_loss=.1,retries=1]-> X{crash=.1} -[loss=.2]-> | -[loss=.3]-> ) B -> C",
         "A -[confirm_loss=.4,retries=2]-> (P1 -[loss=.2,confirm_loss=.2]-> X{crash=.2} -> P2{crash=.2}){retries=2}",
-        "A -> (P1 -[loss=.3,confirm_loss=.2,retries=1,dedup=id]-> X -[loss=.2,confirm_loss=.3]-> P2){retries=2} -> B",
+        "A -> (P1 -[loss=.3,confirm_loss=.2,retries=1,dedup=id]-> X -[loss=.2,confirm_loss=.3]-> P2)"
+        "{retries=2,timeout=9s} -> B",
     ],
 )  # fmt: skip
 def test_what_is_calculated_is_what_the_machines_do(text: str) -> None:
@@ -142,7 +143,103 @@ def test_what_is_calculated_is_what_the_machines_do(text: str) -> None:
     assert measured.transmissions / messages == pytest.approx(found.transmissions, rel=0.06)
 
 
+# -- what is not exact
+
+
+def timed(text: str, messages: int = 3000) -> tuple[Plan, Simulated]:
+    """The plan, and what is measured when time decides and messages never meet."""
+    found = planned(text)
+    return found, simulate(found.path, messages=messages, seed=3, spacing_s=100_000.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A -[retries=inf,dedup=id,confirm=cascade]-> B -[delay=600ms]-> C", "should be more than 1.2 s"),
+        ("A -> (P1 -[loss=.5,retries=inf]-> X -> P2){retries=inf} -> B", "no timeout is long enough"),
+        ("A -> (P1 -[loss=.5,retries=2,timeout=2s]-> X -> P2){retries=9} -> B", "should be more than 6 s"),
+        ("A -[retries=1,confirm=cascade]-> B -[loss=.1,retries=2,backoff=3]-> C", "should be more than 13 s"),
+        ("A -[delay=400ms,retries=1,jitter=0.5]-> B", "should be more than 1.6 s"),
+        ("A -[delay=500ms,retries=1]-> B", "should be more than 1 s"),
+        ("A -[retries=1,jitter=1]-> B", "no wait at all"),
+        ("A -[duplicate=.3,retries=inf,dedup=id,confirm=cascade]-> B -> C", "arrive together"),
+        ("A -[retries=2]-> S{crash=.1,durable=yes} -> B", "when it starts anew"),
+    ],
+)
+def test_a_timeout_too_short_is_not_called_exact(text: str, words: str) -> None:
+    found = planned(text)
+    assert not found.exact
+    assert any(words in doubt for doubt in found.doubts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A -[retries=inf,timeout=2s,dedup=id,confirm=cascade]-> B -[delay=600ms]-> C",
+        "A -> (P1 -[loss=.5,retries=2]-> X -> P2){retries=inf,timeout=4s} -> B",
+        "A -[delay=400ms,retries=1,jitter=0.1]-> B",
+    ],
+)
+def test_a_timeout_long_enough_is_exact(text: str) -> None:
+    found, measured = timed(text)
+    spread = sigma(found.element, measured.sent)
+    assert found.exact
+    assert measured.received / measured.sent == pytest.approx(found.end.copies, abs=4 * spread.copies + 1e-9)
+
+
+def test_at_the_end_of_the_path_an_id_is_handled_once() -> None:
+    found, measured = timed("A -[repeats=1]-> B -[retries=inf,dedup=id,confirm=processing]-> C", 300)
+    assert found.uniqueness == measured.unique / measured.received == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A -[loss=0.5,confirm_loss=0.9,retries=inf,dedup=id,keep=1s]-> B",
+        "A -[loss=0.5,confirm_loss=0.9,retries=inf,dedup=id,keep=5s]-> B",
+        "A -[loss=0.3,confirm_loss=0.5,retries=6,dedup=id,keep=2s]-> B",
+    ],
+)
+def test_what_leaks_past_a_memory_lowers_uniqueness(text: str) -> None:
+    found, measured = timed(text)
+    assert not found.exact
+    assert measured.unique / measured.received == pytest.approx(found.uniqueness, rel=0.08)
+
+
+def test_a_tiny_leak_or_loss_is_never_exactly_once() -> None:
+    assert planned("A -[confirm_loss=.01,retries=inf,dedup=id,keep=60s]-> B").mode == "tends to exactly once"
+    found = planned("A -[loss=.1,retries=13,dedup=id]-> B")
+    assert found.mode == found.hops[0].mode == "tends to exactly once"
+    assert planned("A -[loss=.1,confirm_loss=.3,retries=inf,dedup=id]-> B").mode == "exactly once"
+
+
+def test_what_leaks_past_a_size_depends_on_the_rate() -> None:
+    text = "A -[confirm_loss=.5,retries=inf,dedup=id,size=10,window=5]-> B"
+    found = planned(text)
+    assert found.hops[0].alone.leak is None
+    assert any("without a rate" in doubt for doubt in found.doubts)
+    assert plan(parse_path(text), rate=10).hops[0].alone.leak == 0.5
+    assert planned(text.replace("size", "delay=250ms,size")).hops[0].alone.leak == 0.5
+    assert planned(text.replace("window=5", "window=1")).exact
+
+
+def test_without_a_rate_a_time_is_proposed_and_no_size() -> None:
+    path = parse_path("A -[confirm_loss=.5,retries=inf,dedup=id,size=10,window=5]-> B")
+    solution = solve(path, uniqueness=0.99)
+    assert solution.reached
+    assert {(change.option, change.new) for change in solution.changes} == {("size", "none"), ("keep", "7s")}
+    assert [change.option for change in solve(path, uniqueness=0.99, rate=20).changes] == ["window", "size"]
+
+
+def test_a_durable_hop_inside_a_pipe_leaves_its_ends_as_they_are() -> None:
+    found = planned("A -[repeats=1]-> (P1 -[retries=2,durable=yes]-> X -> P2){retries=3} -> B")
+    assert found.uniqueness == 0.5
+
+
 # -- laws
+
+
+REFUSED = ("confirm=processing", "dedup=session", "cannot be durable", "has repeats", "narrower than", "one point and")
 
 
 @settings(max_examples=60)
@@ -151,7 +248,7 @@ def test_any_path_has_figures_within_their_bounds(path: Path) -> None:
     try:
         found = plan(path)
     except ConfigError as error:
-        if "confirm=processing" not in error.message and "dedup=session" not in error.message:
+        if not any(words in error.message for words in REFUSED):
             raise
         return
     assert 0 <= found.reliability <= 1
@@ -218,7 +315,7 @@ def test_a_path_without_faults_needs_no_notes() -> None:
         "A -[loss=.1,retries=1,dedup=index,window=5]-> B",
         "A -[duplicate=.1]-> B -[dedup=id | ]-> C",
         "A -[duplicate=.1]-> B ( -> S{durable=yes} -> | -> ) C",
-        "A -[retries=1,confirm=cascade]-> B -[retries=1]-> C",
+        "A -[retries=1,confirm=cascade]-> B -[loss=.1,retries=1]-> C",
         "A -[retries=1,confirm=cascade]-> B -[dedup=id]-> C -> D",
         "A -[retries=1,confirm=cascade]-> B -[dedup=index]-> C",
         "A -[retries=1,confirm=cascade | ]-> B -> C",
@@ -293,7 +390,7 @@ def test_a_window_carries_the_rate() -> None:
         ("A -> X{crash=.1} -> B", {"reliability": 0.99}, "X may crash"),
         ("A -[loss=1]-> B", {"reliability": 0.99}, "Nothing arrives over A>B"),
         ("A -[|]-> B", {"uniqueness": 0.99}, "behind the place where the branches meet"),
-        ("A -[confirm_loss=.1,retries=inf,dedup=id,keep=5s]-> B", {"uniqueness": 1.0}, "kept for good"),
+        ("A -[confirm_loss=.1,retries=inf,dedup=id,keep=5s]-> B", {"uniqueness": 1.0}, "no memory of ids with an end"),
         ("A -[loss=1,retries=inf]-> B", {"rate": 5.0}, "never confirmed"),
     ],
 )

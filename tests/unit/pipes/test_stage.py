@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from semel.errors import StoreUnavailable
 from semel.kernel.dedup import GapPolicy, OnGap
@@ -228,6 +229,58 @@ def test_without_a_resend_of_its_own_a_copy_is_the_resend() -> None:
     assert hear(stage, message(attempt=3)) == [Send("A", CONFIRMED[0])], "done: only confirmed again"
 
 
+def test_where_nobody_tells_copies_apart_each_is_passed_on() -> None:
+    stage = forwards(inlet(CASCADE))
+    for _ in range(2):
+        assert len(sent(hear(stage, message()), "C")) == 1
+
+
+@pytest.mark.parametrize("dedup", [DedupBy.ID, DedupBy.INDEX, DedupBy.STRICT])
+def test_what_the_link_doubled_is_no_resend(dedup: DedupBy) -> None:
+    stage = forwards(inlet(CASCADE, dedup))
+    hear(stage, message())
+    assert hear(stage, message()) == []
+    assert len(sent(hear(stage, message(attempt=2)), "C")) == 1
+    assert hear(stage, message(attempt=2)) == []
+    assert len(sent(hear(stage, message(attempt=3)), "C")) == 1
+    assert len(sent(hear(stage, message(attempt=1)), "C")) == 1, "its sender counts anew: it was resumed or restarted"
+    assert sent(hear(stage, confirm(1), "C"), "A") == CONFIRMED
+
+
+def test_what_was_only_noted_may_still_be_a_resend() -> None:
+    stage = forwards(inlet(CASCADE), OutletConfig("B>C", "C", policy(retries=0)))
+    hear(stage, message())
+    assert hear(stage, message(attempt=2)) == [], "the outlet has it in hand"
+    stage.on_timer(1.0)
+    assert len(sent(hear(stage, message(attempt=2), now=2.0), "C")) == 1, "nothing was passed on for that attempt"
+
+
+def test_another_delivery_of_the_same_id_is_a_resend() -> None:
+    stage = forwards(inlet(CASCADE, DedupBy.ID))
+    hear(stage, message("m", 1))
+    assert len(sent(hear(stage, message("m", 7)), "C")) == 1
+    assert sent(hear(stage, confirm(2), "C"), "A") == [Confirm(("a/1", "a/7"))]
+
+
+def test_a_message_that_is_passed_on_for_ever_takes_no_more_room() -> None:
+    stage = forwards(inlet(CASCADE, DedupBy.ID))
+    for attempt in range(1, 1000):
+        hear(stage, message("m", attempt, attempt))
+    (held,) = stage._held.values()
+    assert len(stage._onward) == len(held.deliveries) == len(held.owed) == module.COPIES_MAX
+    assert hear(stage, confirm(1), "C") == [], "long forgotten"
+    (confirmed,) = sent(hear(stage, confirm(999), "C"), "A")
+    assert confirmed.deliveries[-1] == "a/999"
+    assert stage._onward == {}
+
+
+def test_every_branch_is_remembered_however_many_there_are() -> None:
+    branches = [OutletConfig(f"B>C{number}", f"C{number}", policy()) for number in range(module.COPIES_MAX + 2)]
+    stage = forwards(inlet(CASCADE), *branches)
+    hear(stage, message())
+    assert sent(hear(stage, confirm(), "C0"), "A") == CONFIRMED
+
+
 def test_after_the_outlet_gave_up_a_copy_begins_anew() -> None:
     stage = forwards(inlet(CASCADE), OutletConfig("B>C", "C", policy(retries=0)))
     hear(stage, message())
@@ -313,6 +366,16 @@ def test_what_failed_and_was_given_up_by_its_sender_is_waited_for_no_longer() ->
     assert second.item.envelope.id == "n"
     third = delivered(stage.receive(Delivered(second.token), 0.0))
     assert [each.item.envelope.id for each in third] == ["o"]
+
+
+def test_what_failed_and_is_settled_is_left_out_when_the_next_one_is_sent_again() -> None:
+    stage = handles(inlet(PROCESSING, DedupBy.STRICT))
+    (first,) = delivered(hear(stage, message("m", 1)))
+    hear(stage, message("n", 2))
+    stage.receive(DeliverFailed(first.token, "no"), 0.0)
+    assert hear(stage, message("n", 2, 2)) == [], "its sender still has the first one"
+    (second,) = delivered(hear(stage, Message("a/2", Envelope("n"), 2, 3, floor=2)))
+    assert second.item.envelope.id == "n"
 
 
 def test_on_receipt_a_handler_that_fails_lets_the_next_one_have_its_turn() -> None:
@@ -409,6 +472,35 @@ def test_what_holds_no_message_of_the_pipe_is_rejected() -> None:
     assert (note.topic, note.message) == ("rejected", "m")
 
 
+CARRIED = InletConfig("P>B", ("B~in",), RECEIPT, DedupBy.ID, unpacks=True, confirms_carrier=True)
+
+
+def carrier(index: int = 1) -> Message:
+    return Message(f"x/{index}", pack("P", Message(f"p/{index}", Envelope(f"m{index}"), index)), index)
+
+
+def test_a_durable_middle_is_told_that_its_carrier_is_through() -> None:
+    stage = forwards(CARRIED)
+    for _ in range(2):
+        effects = hear(stage, carrier(), "B~in")
+        assert sent(effects, "B~in") == [confirm(1, "x")], "every copy, or it would stop there"
+        assert sent(effects, "P") == [confirm(1, "p")]
+
+
+def test_a_carrier_without_a_message_does_not_stop_the_middle() -> None:
+    note, confirmed = hear(forwards(CARRIED), message(), "B~in")
+    assert isinstance(note, Notify)
+    assert confirmed == Send("B~in", confirm(1, "a"))
+
+
+def test_a_full_stage_lets_the_middle_wait() -> None:
+    stage = forwards(CARRIED, OutletConfig("B>C", "C", policy(), queue_max=1))
+    assert sent(hear(stage, carrier(1), "B~in"), "B~in") == [confirm(1, "x")]
+    assert hear(stage, carrier(2), "B~in") == []
+    hear(stage, confirm(), "C")
+    assert sent(hear(stage, carrier(2), "B~in"), "B~in") == [confirm(2, "x")]
+
+
 def test_it_packs_each_attempt_and_hears_confirms_from_the_far_end() -> None:
     stage = forwards(inlet(RECEIPT), OutletConfig("B>Z", "B~out", policy(), packs=True))
     (first,) = sent(hear(stage, message()), "B~out")
@@ -482,6 +574,71 @@ def test_handled_is_reported_after_the_writes_are_committed() -> None:
     assert isinstance(commit, Commit)
     stage.receive(Committed(commit.token, ()), 11.0)
     assert stage.next_deadline() == 21.0
+
+
+def lost(effects: Sequence[Effect]) -> list[tuple[Any, ...]]:
+    events = [op.event for effect in effects if isinstance(effect, Commit) for op in effect.ops if isinstance(op, Log)]
+    return [(event.kind, event.hop, event.message, event.attempt, event.cause) for event in events]
+
+
+def test_what_was_confirmed_before_its_handler_failed_is_named_in_the_ledger() -> None:
+    stage = handles(inlet(RECEIPT), report_s=10.0)
+    (deliver,) = delivered(hear(stage, message()))
+    effects = stage.receive(DeliverFailed(deliver.token, "no"), 1.0)
+    assert lost(effects) == [(Kind.FAILED, "B>handler", "m", 1, "no")]
+    stage.receive(Committed(token(effects), ()), 1.0)
+    assert logged(stage.on_timer(10.0)) == {("A>B", Kind.ACCEPTED): 1}, "and not told twice"
+    assert stage.handled.counts == {Kind.FAILED: 1}
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause"),
+    [
+        (CommitFailed(1, error=StoreUnavailable("gone", fix="wait")), "gone"),
+        (CommitFailed(1), "its writes were refused"),
+        (CommitUnknown(1), "not known"),
+    ],
+)
+def test_writes_that_failed_after_the_confirm_are_named_in_the_ledger(failure: Any, cause: str) -> None:
+    stage = handles(inlet(RECEIPT), report_s=10.0)
+    (deliver,) = delivered(hear(stage, message()))
+    (commit,) = stage.receive(Delivered(deliver.token, (Append("effects", Envelope("e")),)), 0.0)
+    assert isinstance(commit, Commit)
+    ((*_, said),) = lost(stage.receive(replace(failure, token=commit.token), 1.0))
+    assert cause in said
+
+
+def test_a_stage_without_a_ledger_only_tells_people() -> None:
+    stage = handles(inlet(RECEIPT))
+    (deliver,) = delivered(hear(stage, message()))
+    (note,) = stage.receive(DeliverFailed(deliver.token, "no"), 1.0)
+    assert isinstance(note, Notify)
+    assert stage.handled.counts == {Kind.FAILED: 1}
+
+
+@pytest.mark.parametrize("dedup", [DedupBy.NONE, DedupBy.STRICT])
+@pytest.mark.parametrize("when", [RECEIPT, PROCESSING])
+def test_it_is_busy_until_the_handler_and_its_writes_are_through(dedup: DedupBy, when: ConfirmOn) -> None:
+    stage = handles(inlet(when, dedup))
+    assert stage.busy == 0
+    due = delivered([*hear(stage, message("m", 1)), *hear(stage, message("n", 2))])
+    assert stage.busy == 2
+    left = 2
+    while due:
+        (commit,) = stage.receive(Delivered(due.pop(0).token, (Append("effects", Envelope("e")),)), 0.0)
+        assert isinstance(commit, Commit)
+        assert stage.busy == left
+        due += delivered(stage.receive(Committed(commit.token, ()), 0.0))
+        left -= 1
+        assert stage.busy == left
+    assert left == 0
+
+
+def test_it_is_not_busy_with_what_its_sender_has_to_send_again() -> None:
+    stage = handles(inlet(PROCESSING))
+    (deliver,) = delivered(hear(stage, message()))
+    stage.receive(DeliverFailed(deliver.token, "no"), 0.0)
+    assert stage.busy == 0
 
 
 def test_a_resend_after_a_reconnect_is_reported() -> None:

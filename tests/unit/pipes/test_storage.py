@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -990,6 +991,46 @@ def play(seed: int, *, durable: bool, window: int) -> tuple[Bench, list[str]]:
         bench.wait(random.random())
     assert confirmed == set(ids)
     return bench, ids
+
+
+def ranges(bench: Bench, hop: str) -> dict[Kind, int]:
+    """What the ledger knows of a hop by number."""
+    found = [event for event in bench.ledger() if event.hop == hop and event.message is None]
+    counts: Counter[Kind] = Counter()
+    for event in found:
+        counts[event.kind] += event.n
+    return dict(counts)
+
+
+def named(bench: Bench, hop: str) -> list[tuple[Kind, str | None]]:
+    return [(event.kind, event.message) for event in bench.ledger() if event.hop == hop and event.message is not None]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_publisher_writes_its_counts_to_the_ledger(bench: Bench, fails: bool) -> None:
+    created(bench)
+    bench.add(publisher(report_s=5.0))
+    bench.settle("store", "pub")
+    for id in "ab":
+        tell(bench, "pub", Received("app", Envelope(id)))
+        bench.settle("store", "pub")
+    if fails:
+        bench.fail_commits.append(DOWN)
+    bench.wait(5.0)
+    assert ranges(bench, f"pub>{STREAM}") == ({} if fails else {Kind.SENT: 2, Kind.CONFIRMED: 2})
+    bench.wait(5.0)
+    assert ranges(bench, f"pub>{STREAM}") == {Kind.SENT: 2, Kind.CONFIRMED: 2}, "told once"
+
+
+def test_a_consumer_writes_what_has_no_event_of_its_own(bench: Bench) -> None:
+    created(bench)
+    push(bench, "a", "b")
+    bench.handler = lambda item: () if item.envelope.id == "a" else (Append(EFFECTS, item.envelope),)
+    bench.add(consumer(report_s=5.0))
+    bench.settle("store", "con")
+    bench.wait(5.0)
+    assert ranges(bench, f"{STREAM}>con") == {Kind.HANDLED: 1}
+    assert named(bench, f"{STREAM}>con") == [(Kind.HANDLED, "b")]
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -169,3 +169,10 @@ def _hops(path: Path) -> list[tuple[str, str]]:
             names = [start.name, *(step.name for step in steps[1::2]), end.name]  # type: ignore[union-attr]
             found += list(pairwise(names))
     return found
+
+
+def test_a_circle_is_pointed_at_where_it_closes() -> None:
+    with pytest.raises(PathSyntaxError) as raised:
+        parse_tables(hops("AB", "BC", "CA"))
+    assert "[[hop]]" in raised.value.message
+    assert "^^^" in raised.value.message

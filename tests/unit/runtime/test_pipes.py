@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -549,6 +550,104 @@ async def test_meters_are_written_to_the_ledger() -> None:
         await until(lambda: counted(Kind.CONFIRMED, "A>B") == 40)
         await until(lambda: counted(Kind.HANDLED, "B>handler") == 40)
         assert counted(Kind.ACCEPTED, "app>A") == counted(Kind.SENT, "A>B") == counted(Kind.ACCEPTED, "A>B") == 40
+
+
+def handled_at_b(store: MemoryStore) -> int:
+    return sum(entry.event.n for entry in store.ledger(START, 1000) if entry.event.kind is Kind.HANDLED)
+
+
+async def test_meters_are_written_by_default_and_without_folds() -> None:
+    store = MemoryStore()
+    async with local(store) as node:
+        await node.deploy(built("A -[retries=inf,window=10,dedup=id]-> B"), handler=Sink(), report_s=0.01)
+        await node.offer_all("A", messages(4))
+        await until(lambda: handled_at_b(store) == 4)
+        assert {entry.event.fold for entry in store.ledger(START, 1000)} == {None}
+    async with local() as node:
+        await node.deploy(built("A -> B"), handler=Sink())
+        assert stage(node, "A").config.report_s == 1.0
+
+
+async def test_meters_can_be_switched_off() -> None:
+    async with local() as node:
+        await node.deploy(built("A -> B"), handler=Sink(), report_s=None)
+        assert stage(node, "A").config.report_s is None
+
+
+async def test_what_was_confirmed_before_its_handler_failed_is_in_the_ledger() -> None:
+    def fails(item: Any) -> None:
+        raise ValueError(f"no {item.envelope.id}")
+
+    store = MemoryStore()
+    async with local(store) as node:
+        await node.deploy(built("A -[retries=inf]-> B"), handler=fails)
+        await node.offer("A", Envelope("m1"))
+        await until(lambda: bool(store.ledger(START, 10)))
+    (event,) = [entry.event for entry in store.ledger(START, 10) if entry.event.kind is Kind.FAILED]
+    assert (event.hop, event.message) == ("B>handler", "m1")
+    assert "no m1" in (event.cause or "")
+
+
+# -- waiting for the end
+
+
+@pytest.mark.parametrize("dedup", ["id", "strict"])
+async def test_the_last_worker_is_drained_when_its_handlers_have_run(dedup: str) -> None:
+    gate, handled = threading.Event(), []
+
+    def slow(item: Any) -> None:
+        gate.wait(10)
+        handled.append(item.envelope.id)
+
+    async with local() as node:
+        await node.deploy(built(f"A -[retries=inf,window=10,dedup={dedup}]-> B"), handler=slow)
+        await node.offer_all("A", messages(3))
+        await node.drained("A")
+        drained = asyncio.create_task(node.drained("B"))
+        await turns()
+        assert not drained.done()
+        gate.set()
+        async with asyncio.timeout(10):
+            await drained
+        assert sorted(handled) == ["m1", "m2", "m3"]
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        "P1 -[retries=inf,durable=yes]-> P2",
+        "P1 -[retries=inf]-> X -[retries=inf,durable=yes]-> P2",
+        "P1 -[retries=inf,durable=yes]-> X -> P2",
+    ],
+)
+@pytest.mark.parametrize("dedup", ["id", "strict"])
+async def test_a_pipe_goes_through_a_durable_middle(middle: str, dedup: str) -> None:
+    async with local() as node:
+        sink = Sink()
+        path = f"A -> ({middle}){{retries=inf,window=4,dedup={dedup}}} -> B"
+        await node.deploy(built(path), handler=sink)
+        await node.offer_all("A", messages(20))
+        assert await sink.until(20) == [each.id for each in messages(20)]
+        async with asyncio.timeout(10):
+            for worker in ("P1", "P2~in"):
+                await node.drained(worker)
+
+
+# -- the order of the producer
+
+
+async def test_what_has_no_place_in_its_producers_order_is_refused() -> None:
+    async with local() as node:
+        sink = Sink()
+        await node.deploy(built("A -[retries=inf,dedup=session,durable=yes]-> B"), handler=sink)
+        for given in ({}, {"session": "s"}, {"index": 1}, {"session": "s", "index": 0}):
+            bad = Envelope("m1", **given)
+            for offer in (lambda bad=bad: node.offer("A", bad), lambda bad=bad: node.offer_all("A", [bad])):
+                with pytest.raises(InputError, match="the order that B keeps") as refused:
+                    await offer()
+                assert "set session and index" in refused.value.fix
+        await node.offer("A", Envelope("m2", session="s", index=1))
+        assert await sink.until(1) == ["m2"]
 
 
 # -- deploying
