@@ -56,11 +56,11 @@ class _Edge:
     hop: Hop
 
 
-class _Circle(ConfigError):
-    """`closing` is the hop that leads back."""
+class _Circle(Exception):
+    """The points of a circle, with the hop that closes it last."""
 
     def __init__(self, cycle: Sequence[str]) -> None:
-        super().__init__(f"the path goes round in a circle: {' -> '.join(cycle)}", fix="take one of these hops away")
+        super().__init__(f"the path goes round in a circle: {' -> '.join(cycle)}")
         self.closing = (cycle[-2], cycle[-1])
 
 
@@ -94,7 +94,7 @@ class _Reader:
             raise
         except _Circle as circle:
             closing = next(at for at, edge in enumerate(edges) if (edge.start, edge.end) == circle.closing)
-            self._fail(circle.message, circle.fix, self._header("hop", closing))
+            self._fail(str(circle), "take one of these hops away", self._header("hop", closing))
         except ConfigError as error:
             raise PathSyntaxError(error.message, fix=error.fix) from None
         return Path(path.steps, name)
