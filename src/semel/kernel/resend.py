@@ -56,8 +56,7 @@ class GaveUp:
     item: object = field(default=None, compare=False)
 
 
-@dataclass(slots=True)
-class _Flight(Generic[T]):
+class _Flight(msgspec.Struct, Generic[T], eq=False):
     item: T
     attempt: int
     deadline: float

@@ -16,6 +16,8 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from semel.errors import InputError
 from semel.kernel.dedup import Repeated
 from semel.kernel.effects import (
@@ -76,8 +78,7 @@ class StageConfig:
         return stream_name("pipe", self.pipeline or "path", self.name)
 
 
-@dataclass(slots=True, eq=False)
-class _Held:
+class _Held(msgspec.Struct, eq=False, gc=False):
     """Taken over and not yet confirmed upstream. `owed` are the peers and deliveries to confirm, each with the attempt
     that was passed on last. `busy` while an outlet or the handler has it in hand."""
 
@@ -87,7 +88,7 @@ class _Held:
     attempt: int = 0
     busy: bool = False
     in_line: bool = False
-    deliveries: deque[tuple[int, str]] = field(default_factory=deque)
+    deliveries: list[tuple[int, str]] = []
 
 
 class Stage:
@@ -336,7 +337,7 @@ class Stage:
         held.deliveries.append((number, delivery))
         self._onward[number, delivery] = key
         if len(held.deliveries) > max(COPIES_MAX, len(self.outlets)):
-            self._onward.pop(held.deliveries.popleft(), None)
+            self._onward.pop(held.deliveries.pop(0), None)
 
     def _sends(self, outlet: Outlet, messages: Sequence[Message]) -> list[Effect]:
         return [Send(outlet.config.peer, outlet.wire(message)) for message in messages]

@@ -57,21 +57,16 @@ def messages(count: int, first: int = 1) -> list[Envelope]:
 
 
 class Sink:
-    """A handler that keeps what it gets."""
+    """A handler that keeps what it gets. It may be called on any thread."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        self.changed = asyncio.Event()
 
     def __call__(self, item: Any) -> None:
         self.ids.append(item.envelope.id)
-        self.changed.set()
 
     async def until(self, count: int) -> list[str]:
-        async with asyncio.timeout(10):
-            while len(self.ids) < count:
-                self.changed.clear()
-                await self.changed.wait()
+        await until(lambda: len(self.ids) >= count)
         return self.ids
 
 
