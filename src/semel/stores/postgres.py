@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -234,11 +234,13 @@ class PostgresStore:
             reach("commit.begin")
             engine = PostgresEngine(statements, self.node, begun, units)
             outcomes = apply(engine, units)
-            last = engine.finish(self._writer_name, self._commits + 1) if engine.wrote else None
+            if engine.wrote:
+                engine.finish(self._writer_name, self._commits + 1)
+            reach("commit.applied")
         except BaseException:
             _roll_back(statements.connection)
             raise
-        self._end(statements.connection, outcomes, engine, last)
+        self._end(statements.connection, outcomes, engine)
         return outcomes
 
     def _begin(self) -> tuple[Statements, Row]:
@@ -266,22 +268,10 @@ class PostgresStore:
             self._writer = connect(self.url, self.lock_s)
         return self._writer
 
-    def _end(
-        self,
-        connection: Connection[Any],
-        outcomes: list[Outcome],
-        engine: PostgresEngine,
-        last: Callable[[], None] | None,
-    ) -> None:
-        """The last writes and COMMIT in one message: should the writes fail, the server skips what follows them.
-
-        The server's own word is final. Without it nobody knows, unless there was nothing to commit."""
+    def _end(self, connection: Connection[Any], outcomes: list[Outcome], engine: PostgresEngine) -> None:
+        """The server's own word is final. Without it nobody knows, unless there was nothing to commit."""
         try:
-            with connection.pipeline() if last is not None else nullcontext():
-                if last is not None:
-                    last()
-                reach("commit.applied")
-                connection.execute("COMMIT", prepare=False)
+            connection.execute("COMMIT", prepare=False)
         except psycopg.Error as error:
             if not is_broken(connection):
                 _roll_back(connection)

@@ -7,7 +7,7 @@ ask for is known beforehand, so numbers are drawn and identities looked up for a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,14 +98,12 @@ class PostgresEngine:
         if self._waiting:
             self._run()
 
-    def finish(self, writer: str, commits: int) -> Callable[[], None]:
-        """Sends the last writes of our own transaction, with the marker, and the word to those who listen. It is handed
-        back and not run, so that COMMIT can go with it in one message."""
+    def finish(self, writer: str, commits: int) -> None:
+        """The last writes of our own transaction, with the marker, and the word to those who listen."""
         names = [name for name, _ in self._waiting]
         if not TOGETHER.issuperset(names) or len(set(names)) < len(names):
             self.flush()
-        calls = [*self._waiting, ("sign", (writer, commits, self.now))]
-        return lambda: self._statements.run_together(calls)
+        self._statements.run_together([*self._waiting, ("sign", (writer, commits, self.now))])
 
     def _draw(self, query: str, count: int) -> list[int]:
         """Numbers to be popped in ascending order."""
