@@ -39,7 +39,7 @@ from semel.kernel.effects import (
 )
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event as LedgerEvent
-from semel.kernel.ledger import Kind, fold_ids
+from semel.kernel.ledger import Kind, fold_ids, message_event
 from semel.kernel.ops import Advance, Append, Conflict, Enqueue, Log, Op, Put
 from semel.kernel.position import Position
 from semel.kernel.resend import GaveUp, Resend, ResendPolicy, Transmit
@@ -298,19 +298,11 @@ class Sender:
         )
 
     def _event(self, kind: Kind, record: Record, *, attempt: int = 1, cause: str | None = None) -> LedgerEvent:
-        envelope = record.envelope
-        return LedgerEvent(
-            kind,
-            self.config.hop,
-            self.config.pipeline,
-            message=envelope.id,
-            delivery=_delivery(record),
-            session=envelope.session,
-            idx=envelope.index,
-            peer=self.config.peer,
-            attempt=attempt,
-            cause=cause,
-        )
+        config, delivery = self.config, _delivery(record)
+        return message_event(
+            kind, config.hop, config.pipeline, record.envelope,
+            delivery=delivery, peer=config.peer, attempt=attempt, cause=cause,
+        )  # fmt: skip
 
     def _suspend(self, gave_up: GaveUp) -> list[Effect]:
         record = next(record for record in self._order if _delivery(record) == gave_up.id)
@@ -633,18 +625,10 @@ class Receiver:
         return Append(self.config.stream, envelope, identity=identity, on_fresh=template, on_duplicate=duplicate)
 
     def _event(self, kind: Kind, message: Message, cause: str | None = None) -> LedgerEvent:
-        envelope = message.envelope
-        return LedgerEvent(
-            kind,
-            self.config.hop,
-            self.config.pipeline,
-            message=envelope.id,
-            delivery=message.delivery,
-            session=envelope.session,
-            idx=envelope.index,
-            attempt=message.attempt,
-            cause=cause,
-        )
+        return message_event(
+            kind, self.config.hop, self.config.pipeline, message.envelope,
+            delivery=message.delivery, attempt=message.attempt, cause=cause,
+        )  # fmt: skip
 
     def _skipped(self, session: str, first: int, last: int) -> Log:
         """One event for the whole gap. Not of the kind SKIPPED, which ends a message that was accepted: these never

@@ -20,6 +20,7 @@ import msgspec
 from xxhash import xxh64_intdigest
 
 from semel.errors import InputError
+from semel.kernel.envelope import Envelope
 from semel.kernel.position import Position
 from semel.kernel.text import check_text
 
@@ -134,6 +135,23 @@ def fold_ids(messages: Iterable[str]) -> int:
     for message in messages:
         fold ^= hash_id(message)
     return fold
+
+
+def message_event(
+    kind: Kind,
+    hop: str,
+    pipeline: str,
+    envelope: Envelope,
+    *,
+    delivery: str | None = None,
+    peer: str = "",
+    attempt: int = 1,
+    cause: str | None = None,
+) -> Event:
+    """What happened to one message."""
+    return Event(
+        kind, hop, pipeline, envelope.id, delivery, envelope.session, envelope.index, peer, attempt=attempt, cause=cause
+    )
 
 
 def range_event(template: Event, first: Position, last: Position, messages: list[str]) -> Event:

@@ -31,8 +31,7 @@ from semel.kernel.effects import (
     Wake,
 )
 from semel.kernel.lease import renew_at
-from semel.kernel.ledger import Event as LedgerEvent
-from semel.kernel.ledger import Kind
+from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Advance, Claim, Claimed, Finish, Log, Op, Renew, Stale, WorkRow, WorkState
 from semel.kernel.position import Position
 from semel.kernel.retry import Again, RetryPolicy
@@ -160,16 +159,8 @@ class Worker:
         held.finishing = True
         row = held.row
         finish = Finish(row.queue, row.identity, to, fence=row.fence, delay_s=delay_s, cause=cause)
-        event = LedgerEvent(
-            kind,
-            self.config.hop,
-            self.config.pipeline,
-            message=row.envelope.id,
-            session=row.envelope.session,
-            idx=row.envelope.index,
-            attempt=row.attempts,
-            cause=cause,
-        )
+        config = self.config
+        event = message_event(kind, config.hop, config.pipeline, row.envelope, attempt=row.attempts, cause=cause)
         commit = self._next_token()
         self._finishing[commit] = token
         return [Commit((finish, *ops, Log(event)), commit, chain=None)]
@@ -340,15 +331,8 @@ class Follower:
         record = self._queue.popleft()
         expected = self._delivered_to.offset if self._delivered_to is not None else 0
         advance = Advance(self.config.cursor, record.position, expected=expected)
-        event = LedgerEvent(
-            Kind.HANDLED,
-            self.config.hop,
-            self.config.pipeline,
-            message=record.envelope.id,
-            session=record.envelope.session,
-            idx=record.envelope.index,
-            attempt=self._attempt,
-        )
+        config = self.config
+        event = message_event(Kind.HANDLED, config.hop, config.pipeline, record.envelope, attempt=self._attempt)
         self._committing[self._token] = self._delivered_to = record.position
         self._busy, self._attempt = False, 1
         return [Commit((*ops, advance, Log(event)), self._token), *self._next()]

@@ -39,7 +39,7 @@ from semel.kernel.effects import (
     Send,
 )
 from semel.kernel.ledger import Event as LedgerEvent
-from semel.kernel.ledger import Kind
+from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Advanced, Conflict, Log, Op, Put, Result, Stale
 from semel.kernel.position import Position
 from semel.kernel.resend import GaveUp, Resend, Transmit
@@ -322,16 +322,10 @@ class Consumer:
         if not ops and not self.config.durable and kind is not Kind.SKIPPED:
             self.meter.count(kind, record.envelope.id, to.offset)
             return self._passed(to, now)
-        event = LedgerEvent(
-            kind,
-            self.config.hop,
-            self.config.pipeline,
-            message=record.envelope.id,
-            session=record.envelope.session,
-            idx=record.envelope.index,
-            attempt=self._attempt,
-            cause=cause,
-        )
+        config = self.config
+        event = message_event(
+            kind, config.hop, config.pipeline, record.envelope, attempt=self._attempt, cause=cause
+        )  # fmt: skip
         return self._commit(ops, event, to)
 
     def _commit(self, ops: tuple[Op, ...], event: LedgerEvent, to: Place) -> list[Effect]:

@@ -31,6 +31,7 @@ from semel.kernel.effects import (
     Loaded,
     LoadFailed,
     Machine,
+    Notify,
     ReadDone,
     ReadFailed,
     ReadTrimmed,
@@ -62,7 +63,8 @@ OWED_MAX = 100_000
 HANDLED_AT_ONCE = 100
 """Handled messages whose commits may be under way together."""
 RUN = "\x1f"
-"""Stands between a peer and its run in the name of a session: no name holds it."""
+"""Stands between a peer and its run in the name of a session. Whoever has it in a name is not heard: the confirm of one
+could be led to another."""
 
 
 class Cursors(Protocol):
@@ -122,7 +124,7 @@ class DurableStage:
             case Received(peer=peer, message=Parcel(bodies=bodies)):
                 return [each for body in bodies for each in self.receive(Received(peer, body), now)]
             case Received(message=Message() | Envelope()):
-                return self._own(self._in, self._in.machine.receive(self._inbound(event), now))
+                return self._arrived(self._inbound(event), now)
             case Received(message=Confirm() | Ask()) | Connected() | Wake() | Resume():
                 return self._tell_all(self._out, event, now)
             case Committed() | CommitFailed() | CommitUnknown() | Delivered() | DeliverFailed():
@@ -154,6 +156,12 @@ class DurableStage:
         if not self._hop_index:
             return Received(event.peer, message)
         return Received(f"{event.peer}{RUN}{message.delivery.rpartition('/')[0]}", message)
+
+    def _arrived(self, event: Received, now: float) -> list[Effect]:
+        if event.peer.count(RUN) > self._hop_index:
+            words = f"{self.name} does not hear {event.peer!r}: a control character stands in it or in its delivery"
+            return [Notify("rejected", words, event.message.envelope.id)]
+        return self._own(self._in, self._in.machine.receive(event, now))
 
     def _tell_all(self, parts: Sequence[_Part], event: Event, now: float) -> list[Effect]:
         return [effect for part in parts for effect in self._own(part, part.machine.receive(event, now))]

@@ -38,8 +38,7 @@ from semel.kernel.effects import (
 )
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Ask, Confirm, Message
-from semel.kernel.ledger import Event as LedgerEvent
-from semel.kernel.ledger import Kind
+from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Op
 from semel.kernel.position import Position
 from semel.kernel.resend import GaveUp
@@ -496,16 +495,10 @@ class Stage:
         if self.config.report_s is None:
             self.handled.count(Kind.FAILED, message.envelope.id, message.index)
             return ()
-        event = LedgerEvent(
-            Kind.FAILED,
-            self.handled.hop,
-            self.config.pipeline,
-            message=message.envelope.id,
-            session=message.envelope.session,
-            idx=message.envelope.index,
-            attempt=held.attempt,
-            cause=clean_cause(error),
-        )
+        event = message_event(
+            Kind.FAILED, self.handled.hop, self.config.pipeline, message.envelope,
+            attempt=held.attempt, cause=clean_cause(error),
+        )  # fmt: skip
         return self._reports.one(self.handled, event)
 
     def _committed(self, token: int) -> list[Effect]:

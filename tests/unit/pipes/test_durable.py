@@ -287,3 +287,14 @@ def test_a_report_for_nobody_is_ignored() -> None:
     world = World(forwards(inlet()))
     assert world.machine.receive(Committed(999, ()), 0.0) == []
     assert world.machine.receive(Disconnected("B"), 0.0) == ()
+
+
+@pytest.mark.parametrize(("peer", "run"), [("A\x1fevil", "a"), ("A", "a\x1fevil")])
+def test_nobody_leads_a_confirm_to_another_by_a_name(peer: str, run: str) -> None:
+    """A confirm of somebody else's message would make A forget its own."""
+    world = World(handles(inlet(ConfirmOn.RECEIPT, DedupBy.STRICT)))
+    world.hear(message(run=run), peer)
+    assert confirms(world) == []
+    assert [notice.topic for notice in world.notes] == ["rejected"]
+    world.hear(message())
+    assert confirms(world) == ["a/1"]
