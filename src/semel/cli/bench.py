@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from semel.bench.pipes import PipesResult
     from semel.bench.store import Result
 
+FolderOption = Annotated[
+    Path | None, typer.Option("--folder", metavar="DIR", help="Where to measure. Default: this folder.")
+]
+
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -45,9 +49,7 @@ def store(
     scales: Annotated[
         str, typer.Option("--scales", metavar="LIST", help="Stored rows, in multiples of --rows.")
     ] = "1,10,100",
-    folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="DIR", help="Where to measure. Default: this folder.")
-    ] = None,
+    folder: FolderOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> Answer:
@@ -105,9 +107,7 @@ def pipes(
     scales: Annotated[
         str, typer.Option("--scales", metavar="LIST", help="Backlogs, in multiples of --messages.")
     ] = "1,10,100",
-    folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="DIR", help="Where to measure. Default: this folder.")
-    ] = None,
+    folder: FolderOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> Answer:

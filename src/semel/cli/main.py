@@ -56,7 +56,7 @@ app = typer.Typer(
 )
 app.command("doctor")(doctor.doctor)
 app.add_typer(store.app, name="store")
-app.command("plan")(plan.plan)
+app.command("plan", cls=plan.PlanCommand)(plan.plan)
 app.command("sim")(sim.sim)
 app.add_typer(bench.app, name="bench")
 app.command("demo")(demo.demo)

@@ -18,11 +18,23 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from semel.pipes.path import Path
-    from semel.pipes.plan import HopPlan, Plan, Solution
+    from semel.pipes.plan import HopPlan, Plan
+    from semel.pipes.solve import Solution
 
 SIGMAS = 4
 _WIDTH_MAX = 100
 _LOOKS_LIKE_TOML = re.compile(r"(?m)^\s*(?:(?:path|name)\s*=|\[\[\s*(?:hop|pipe)\s*\]\]|\[\s*points\s*\.)")
+
+
+class PlanCommand(typer.core.TyperCommand):
+    """A path that begins with an arrow has a mistake in it that the path's own parser explains, with a caret. To the
+    command line's parser it would be an option that nobody knows."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        arrows = [] if "--" in args else [arg for arg in args if arg.startswith(("->", "-["))]
+        if arrows:
+            args = [*(arg for arg in args if arg not in arrows), "--", *arrows]
+        return super().parse_args(ctx, args)
 
 
 def plan(
@@ -56,7 +68,7 @@ def plan(
 
     Exit code 1 when a simulation and the calculation are further apart than
     chance allows or what is wanted is out of reach, 2 when the path has a
-    mistake in it. A path that begins with a dash goes behind a --.
+    mistake in it. A file that begins with a dash goes behind a --.
 
     \b
     Examples:
@@ -67,7 +79,7 @@ def plan(
       semel plan orders.path --plot orders.html
     """
     from semel.pipes.plan import plan as calculate
-    from semel.pipes.plan import solve
+    from semel.pipes.solve import solve
 
     terminal: Terminal = context.obj
     if plot is not None:

@@ -262,10 +262,14 @@ class _Host:
         self._last += 1
         return f"{self._run}/{self._last}"
 
-    def _enclose(self, onward: tuple[str, ...], back: tuple[str, ...], body: Any) -> tuple[str, Envelope]:
-        if isinstance(body, Envelope):
-            return _pack(Inside(onward, back, envelope=body), self.name, "")
-        return _pack(Inside(onward, back, wire=body), self.name, self._next())
+    def _enclose(self, onward: tuple[str, ...], back: tuple[str, ...], body: Any) -> tuple[str, Envelope] | Notify:
+        """What the pipe is to carry, or why it cannot."""
+        try:
+            if isinstance(body, Envelope):
+                return _pack(Inside(onward, back, envelope=body), self.name, "")
+            return _pack(Inside(onward, back, wire=body), self.name, self._next())
+        except InputError as error:
+            return self._rejected(error)
 
     def _out(
         self, moves: _Moves, names: tuple[str, str], route: tuple[str, ...], trace: tuple[str, ...]
@@ -293,6 +297,9 @@ class _Host:
 
     def _astray(self, why: str) -> Notify:
         return Notify("astray", f"{self.name}: {why}")
+
+    def _rejected(self, error: InputError) -> Notify:
+        return Notify("rejected", f"{self.name}: {error.message}")
 
     def _is_outer(self, address: str) -> bool:
         return _local_name(address) == self.outer
@@ -345,11 +352,10 @@ class Channel(_Host):
     def _offer(self, onward: tuple[str, ...], back: tuple[str, ...], body: Any, now: float) -> list[Effect]:
         if len(self._end.kept) >= self.config.queue_max:
             return [Notify("full", f"{self.name} keeps {self.config.queue_max} messages unconfirmed and takes no more")]
-        try:
-            key, envelope = self._enclose(onward, back, body)
-        except InputError as error:
-            return [Notify("rejected", f"{self.name}: {error.message}")]
-        return self._moved(self._end.offer(key, envelope, now))
+        enclosed = self._enclose(onward, back, body)
+        if isinstance(enclosed, Notify):
+            return [enclosed]
+        return self._moved(self._end.offer(*enclosed, now))
 
     def _moved(self, moves: _Moves) -> list[Effect]:
         return self._out(moves, ("", ""), self.config.route, (f"{LOCAL}#{self.outer}",))
@@ -452,13 +458,12 @@ class Initiator(_Host):
             return []
         if self._finished or self.unconfirmed >= self.config.queue_max:
             return [Notify("full", f"{self.name} is closed, or keeps {self.config.queue_max} messages unconfirmed")]
-        try:
-            key, envelope = self._enclose(onward, back, body)
-        except InputError as error:
-            return [Notify("rejected", f"{self.name}: {error.message}")]
+        enclosed = self._enclose(onward, back, body)
+        if isinstance(enclosed, Notify):
+            return [enclosed]
         if self.is_open:
-            return self._moved(self._end.offer(key, envelope, now))
-        self._waiting.setdefault(key, envelope)
+            return self._moved(self._end.offer(*enclosed, now))
+        self._waiting.setdefault(*enclosed)
         return self._open(now)
 
     def _close_if_finished(self) -> list[Effect]:
@@ -568,7 +573,7 @@ class Spawner(_Host):
         try:
             check_id("session", session)
         except InputError as error:
-            return [Notify("rejected", f"{self.name}: {error.message}")]
+            return [self._rejected(error)]
         responder = self._responder(session, back, now)
         if responder is None:
             if len(self.sessions) >= self.config.sessions_max:
@@ -595,11 +600,10 @@ class Spawner(_Host):
             return [self._astray(f"there is no session {session!r}")]
         if len(responder.end.kept) >= self.config.queue_max:
             return [Notify("full", f"{self.name}: {session} keeps {self.config.queue_max} messages unconfirmed")]
-        try:
-            key, envelope = self._enclose(onward[1:], back, body)
-        except InputError as error:
-            return [Notify("rejected", f"{self.name}: {error.message}")]
-        return self._moved(session, responder, responder.end.offer(key, envelope, now))
+        enclosed = self._enclose(onward[1:], back, body)
+        if isinstance(enclosed, Notify):
+            return [enclosed]
+        return self._moved(session, responder, responder.end.offer(*enclosed, now))
 
     def _moved(self, session: str, responder: Responder, moves: _Moves) -> list[Effect]:
         trace = f"{LOCAL}#{self.outer}", f"{LOCAL}#{session}"

@@ -65,8 +65,23 @@ def test_a_seed_needs_a_simulation(semel: Semel) -> None:
     assert "add --simulate" in ran.err
 
 
-def test_a_path_may_begin_with_a_dash(semel: Semel) -> None:
-    assert "the arrow comes from nowhere" in semel("plan", "--", "-> B").err
+@pytest.mark.parametrize("args", [("-> B",), ("--", "-> B"), ("-> B", "--want-rate", "5"), ("--debug", "-> B")])
+def test_a_path_that_begins_with_its_arrow_is_read_as_a_path(semel: Semel, args: tuple[str, ...]) -> None:
+    ran = semel("plan", *args)
+    assert ran.exit_code == 2
+    assert ran.err.splitlines()[:3] == [
+        "error: line 1, column 1: the arrow comes from nowhere", "    -> B", "    ^^",
+    ]  # fmt: skip
+
+
+def test_options_behind_such_a_path_are_still_options(semel: Semel) -> None:
+    assert semel("plan", "-[loss=.1]-> B", "--json").error["code"] == "path-syntax"
+    assert "No such option: --want" in semel("plan", "-> B", "--want", "1").err
+
+
+def test_a_file_may_begin_with_a_dash(semel: Semel) -> None:
+    Path("-orders.path").write_text("A -[loss=50%]-> B")
+    assert semel("plan", "--json", "--", "-orders.path").result["reliability"] == 0.5
 
 
 @pytest.mark.parametrize("text", ["A -[timeout=1e-300,retries=1]-> B", "A -[delay=1e308s]-> B"])
