@@ -52,7 +52,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
 
     `on_fresh` and `on_duplicate` are ledger events written in the same transaction, whichever verdict it is. A
     template (see `ledger.Event`) is filled in with the position, and templates alike within one transaction become one
-    row.
+    row. `on_fresh` may be several: a message that is accepted and passed on in one step has two things to tell.
     """
 
     stream: str
@@ -60,7 +60,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     identity: str | None = None
     kind: RecordKind = RecordKind.MESSAGE
     target: str = ""
-    on_fresh: Event | None = None
+    on_fresh: Event | tuple[Event, ...] | None = None
     on_duplicate: Event | None = None
     guard: Guard | None = None
 

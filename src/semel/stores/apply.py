@@ -402,8 +402,11 @@ class _Application:
                 known[identity] = position
             if envelope.blob is not None:
                 _name_blob(envelope, named)
-            if event is not None and not ranges.add(event, position, envelope.id):
-                self._note(event, envelope)
+            if event is None:
+                continue
+            for each in event if isinstance(event, tuple) else (event,):
+                if not ranges.add(each, position, envelope.id):
+                    self._note(each, envelope)
         self.events += ranges.events()
         if head > OFFSET_MAX:
             raise StoreRefused(f"stream {stream} is at its last offset", fix="begin a new stream")

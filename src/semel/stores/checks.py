@@ -77,8 +77,9 @@ def _check_enqueue(op: Enqueue) -> None:
 
 
 def _check_verdict_events(op: Append | Enqueue) -> None:
-    if op.on_fresh is not None:
-        _check_event(op.on_fresh)
+    for event in op.on_fresh if isinstance(op.on_fresh, tuple) else (op.on_fresh,):
+        if event is not None:
+            _check_event(event)
     if op.on_duplicate is not None:
         _check_event(op.on_duplicate)
     if op.guard is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from semel.errors import LocalProtocolError, StoreRefused
@@ -98,6 +99,12 @@ class LedgerSuite(StoreSuite):
         mine = found[HOP]
         assert (mine.first, mine.last, mine.n, mine.fold) == (1, 3, 2, fold_ids(["m0", "m2"]))
         assert (found["other>hop"].first, found["other>hop"].last, found["other>hop"].n) == (2, 2, 1)
+
+    def test_a_fresh_append_may_tell_several_things(self, store: Store) -> None:
+        both = (ACCEPTED, msgspec.structs.replace(ACCEPTED, kind=Kind.FORWARDED))
+        commit(store, *(Append(STREAM, message(id), identity=id, on_fresh=both) for id in ("a", "b", "a")))
+        found = {event.kind: (event.first, event.last, event.n, event.fold) for event in events(store)}
+        assert found == dict.fromkeys((Kind.ACCEPTED, Kind.FORWARDED), (1, 2, 2, fold_ids("ab")))
 
     def test_each_stream_has_its_own_range(self, store: Store) -> None:
         streams = (STREAM, "hub/other")

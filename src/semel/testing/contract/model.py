@@ -235,7 +235,8 @@ class Model:
         stream.ids.append(op.envelope.id)
         if op.identity is not None:
             stream.known[op.identity] = offset
-        self._note(op.on_fresh, op.envelope.id)
+        for event in op.on_fresh if isinstance(op.on_fresh, tuple) else (op.on_fresh,):
+            self._note(event, op.envelope.id)
 
     def _note(self, event: Event | None, id: str) -> None:
         if event is not None:
