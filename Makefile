@@ -18,10 +18,10 @@ help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Make .venv ready for work on Semel
-	@scripts/setup main test lint
+	@scripts/setup main spark test lint
 
 demo: ## Show what Semel does (no root, no server)
-	@scripts/setup main
+	@scripts/setup main spark
 	@$(BIN)/semel demo
 
 test: lint ## Lint, then run every test (WORKERS=2 PYTEST_ARGS=...)
@@ -43,7 +43,7 @@ sim: ## Run the simulator (SEEDS=10000 SIM_ARGS=...)
 	@$(BIN)/semel sim --seeds $(SEEDS) $(SIM_ARGS)
 
 bench: ## Measure the stores and the pipes (BENCH_ARGS=... for the stores)
-	@scripts/setup main test bench
+	@scripts/setup main spark test bench
 	@$(BIN)/semel bench store $(BENCH_ARGS)
 	@$(BIN)/semel bench store --engine postgres $(BENCH_ARGS)
 	@$(BIN)/semel bench pipes
