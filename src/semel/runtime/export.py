@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
-import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -33,36 +31,21 @@ from typing import Any
 import msgspec
 
 from semel.errors import (
-    CommitInDoubt,
     ConfigError,
     SemelError,
-    StaleFence,
-    StoreBusy,
     StoreError,
     StoreFull,
     StoreReadOnly,
     StoreUnavailable,
 )
-from semel.kernel.envelope import Envelope
-from semel.kernel.lease import Guard, renew_at
 from semel.kernel.ledger import START, Entry, Event, Mark
 from semel.kernel.ops import (
-    Claim,
-    Claimed,
-    Enqueue,
-    Finish,
-    Op,
-    Outcome,
     Put,
     RecordKind,
-    Refused,
-    Renew,
-    Result,
-    Unit,
-    WorkState,
 )
 from semel.kernel.store import IndexEntry, Store
 from semel.kernel.text import quote_part
+from semel.runtime.holding import Holder
 from semel.stores.points import reach
 
 DATASETS = ("ledger", "index")
@@ -71,10 +54,8 @@ SEGMENT_BYTES_MAX = 256 * 1024 * 1024
 ROW_GROUP_ROWS = 100_000
 READ_ROWS = 2_000
 ID_FILE = "semel-export-id"
-LEASE_QUEUE = "lease"
 LEASE_S = 30.0
 WAIT_S = 45.0
-LOOK_AGAIN_S = 0.2
 
 _ELSEWHERE = "export to a folder elsewhere (--to DIR)"
 _DAY_US = 86_400_000_000
@@ -291,14 +272,17 @@ class _Exporter:
         self.options = options
         self.top = folder
         self.folder = dataset_folder(folder, dataset)
-        self.owner = options.owner or f"{store.node}@{socket.gethostname()}:{os.getpid()}"
         self.store_part = quote_part(store.store_id)
-        self.lease = f"export/{dataset}"
+        self.holder = Holder(
+            store,
+            f"export/{dataset}",
+            job=f"exporting the {dataset} of this store",
+            lease_s=options.lease_s,
+            owner=options.owner,
+        )
         self.mark_key = f"export/{dataset}"
         self.plan_key = f"export/plan/{dataset}"
         self.folder_key = f"export/folder/{dataset}"
-        self.fence = 0
-        self.renew_at = 0.0
         self.rows = 0
         self.written: list[Segment] = []
 
@@ -319,80 +303,22 @@ class _Exporter:
                 self.dataset, self.rows, sum(segment.bytes for segment in self.written), tuple(self.written), mark
             )
         finally:
-            self._release()
+            self.holder.release()
 
     def forget(self) -> None:
         self._acquire()
         try:
             keys = (self.mark_key, self.plan_key, self.folder_key)
-            self._commit(*(Put(key, None, guard=self._guard) for key in keys))
+            self.holder.commit(*(Put(key, None, guard=self.holder.guard) for key in keys))
         finally:
-            self._release()
-
-    # -- the lease
+            self.holder.release()
 
     def _acquire(self) -> None:
-        """Wait for whoever exports this dataset now. A dead one's lease runs out by the store's clock."""
-        until = time.monotonic() + self.options.wait_s
-        envelope = Envelope(id=self.lease, type="lease")
-        claim = Claim(LEASE_QUEUE, self.owner, lease_s=self.options.lease_s, identity=self.lease)
-        while True:
-            claimed = self._commit(Enqueue(LEASE_QUEUE, self.lease, envelope), claim)[1]
-            assert isinstance(claimed, Claimed)
-            if claimed.rows:
-                self.fence = claimed.rows[0].fence
-                self.renew_at = renew_at(time.monotonic(), self.options.lease_s)
-                return
-            self._wait(until)
-
-    def _wait(self, until: float) -> None:
-        row = self.store.work(LEASE_QUEUE, self.lease)
-        owner = row.owner if row is not None else "another process"
-        if time.monotonic() >= until or self.options.stop():
-            raise StoreBusy(
-                f"{owner} is exporting the {self.dataset} of this store",
-                fix=f"let it finish; if it was killed, its claim ends within {self.options.lease_s:g} s: try then",
-            )
-        self.options.progress(Progress(self.dataset, waiting_for=owner))
-        time.sleep(LOOK_AGAIN_S)
-
-    def _renew(self) -> None:
-        if time.monotonic() >= self.renew_at:
-            self._commit(Renew(LEASE_QUEUE, self.lease, self.fence, self.options.lease_s))
-            self.renew_at = renew_at(time.monotonic(), self.options.lease_s)
-
-    def _release(self) -> None:
-        """Let the next one begin at once. When this fails, the lease runs out by itself."""
-        try:
-            self._commit(Finish(LEASE_QUEUE, self.lease, WorkState.READY, fence=self.fence))
-        except SemelError:
-            return
-
-    @property
-    def _guard(self) -> Guard:
-        return Guard(LEASE_QUEUE, self.lease, self.fence)
-
-    def _commit(self, *ops: Op) -> tuple[Result, ...]:
-        unit = Unit(ops)
-        outcome = None
-        while outcome is None:
-            outcome = self._try_commit(unit)
-        if isinstance(outcome, Refused):
-            raise self._taken_over()
-        return outcome.results
-
-    def _try_commit(self, unit: Unit) -> Outcome | None:
-        """None when the connection broke and the transaction turned out not to have happened."""
-        try:
-            return self.store.commit([unit])[0]
-        except CommitInDoubt as doubt:
-            outcomes = self.store.resolve(doubt.marker)
-            return outcomes[0] if outcomes is not None else None
-
-    def _taken_over(self) -> StaleFence:
-        return StaleFence(
-            f"another process has taken over the export of the {self.dataset}",
-            fix="nothing is lost: it goes on from the same plan; stop one of the two",
+        """Wait for whoever exports this dataset now."""
+        self.holder.acquire(
+            self.options.wait_s,
+            waiting=lambda owner: self.options.progress(Progress(self.dataset, waiting_for=owner)),
+            stop=self.options.stop,
         )
 
     # -- where to begin
@@ -405,9 +331,9 @@ class _Exporter:
         for name in ("_manifest", "_epochs", "_tmp"):
             _make_folder(self.folder / name)
         self._check_history(mark)
-        here = Put(self.folder_key, self._folder_id().encode(), guard=self._guard)
+        here = Put(self.folder_key, self._folder_id().encode(), guard=self.holder.guard)
         # with a mark in the store, neither trim nor sweep goes past what has been exported
-        self._commit(here, Put(self.mark_key, mark_text(mark).encode(), guard=self._guard))
+        self.holder.commit(here, Put(self.mark_key, mark_text(mark).encode(), guard=self.holder.guard))
         self._remove_leftovers()
         return mark
 
@@ -450,7 +376,7 @@ class _Exporter:
     def _remove_leftovers(self) -> None:
         """Files that an export before this one was writing when it died. Other stores' files are not ours."""
         for path in (self.folder / "_tmp").glob(f"{self.store_part}@*"):
-            if int(path.name.split("@")[1]) < self.fence:
+            if int(path.name.split("@")[1]) < self.holder.fence:
                 path.unlink(missing_ok=True)
 
     # -- planning
@@ -468,7 +394,7 @@ class _Exporter:
         if not rows.rows:
             return None, None
         plan = rows.plan(self.store.epoch, mark)
-        self._commit(Put(self.plan_key, msgspec.json.encode(plan), guard=self._guard))
+        self.holder.commit(Put(self.plan_key, msgspec.json.encode(plan), guard=self.holder.guard))
         reach("export.planned")
         return plan, rows
 
@@ -485,7 +411,7 @@ class _Exporter:
                 self.options.progress(Progress(self.dataset, self.rows + found.rows))
             if len(page) < READ_ROWS or self._is_full(found, last):
                 return found
-            self._renew()
+            self.holder.renew()
 
     def _is_full(self, found: _Range, last: Mark | None) -> bool:
         if last is not None:
@@ -516,7 +442,9 @@ class _Exporter:
         for file in plan.files:
             self._list(plan, file)
         done = mark_text(parse_mark(plan.last)).encode()
-        self._commit(Put(self.mark_key, done, guard=self._guard), Put(self.plan_key, None, guard=self._guard))
+        self.holder.commit(
+            Put(self.mark_key, done, guard=self.holder.guard), Put(self.plan_key, None, guard=self.holder.guard)
+        )
         self.rows += plan.rows
 
     def _note_epoch(self, plan: Plan) -> None:
@@ -530,8 +458,7 @@ class _Exporter:
         rows = self._read(parse_mark(plan.after), parse_mark(plan.last))
         if rows.rows == plan.rows and rows.plan(plan.epoch, parse_mark(plan.after)) == plan:
             return rows
-        self.renew_at = 0.0
-        self._renew()
+        self.holder.renew(now=True)
         raise StoreError(
             f"the plan of {plan.first}..{plan.last} counts {plan.rows:,} rows, the {self.dataset} has {rows.rows:,}",
             fix="rows were removed by hand or the store is damaged: restore it from a backup",
@@ -550,7 +477,7 @@ class _Exporter:
             return False
 
     def _write(self, plan: Plan, file: PlannedFile, batches: list[Any]) -> None:
-        self._renew()
+        self.holder.renew()
         name = self._name(plan, file)
         temporary = self._temporary(name.replace("/", "-"))
         _write_synced(temporary, _parquet_bytes(batches, self.dataset, self._metadata(plan, file)))
@@ -589,7 +516,7 @@ class _Exporter:
 
     def _temporary(self, name: str) -> Path:
         """Named after the fence, so that two exporters never write to one file."""
-        return self.folder / "_tmp" / f"{self.store_part}@{self.fence}@{name}"
+        return self.folder / "_tmp" / f"{self.store_part}@{self.holder.fence}@{name}"
 
     def _put_file(self, path: Path, content: bytes) -> None:
         temporary = self._temporary(f"{path.parent.name}-{path.name}")
@@ -601,7 +528,7 @@ class _Exporter:
         try:
             temporary.replace(path)
         except FileNotFoundError:
-            raise self._taken_over() from None
+            raise self.holder.taken_over() from None
         _sync_folder(path.parent)
 
 
