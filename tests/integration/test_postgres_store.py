@@ -65,6 +65,7 @@ from semel.runtime.perform import Performer
 from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
 from semel.stores.postgres_engine import PostgresEngine, TryAgain
+from semel.stores.postgres_wire import Q, is_refusal
 from semel.testing.postgres import PrivatePostgres, new_database
 
 pytestmark = pytest.mark.connected
@@ -72,6 +73,7 @@ pytestmark = pytest.mark.connected
 STREAM = "hub/orders"
 QUEUE = "inbox/orders"
 DEADLINE_S = 60.0
+DOUBTFUL = [Applied((Fresh(Position(STREAM, 1, 2)),))]
 
 
 @pytest.fixture
@@ -159,7 +161,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Unit
 from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
-from semel.stores.postgres_wire import Q
+from semel.stores.postgres_wire import Q, is_refusal
 
 def wait_for_word(word):
     print(word, flush=True)
@@ -570,10 +572,10 @@ async def test_many_producers_are_stored_once_and_without_gaps(store: PostgresSt
 
 
 class Proxy:
-    """A TCP proxy before the server. At the next COMMIT it does what it is told, and the client loses its connection.
+    """A TCP proxy before the server. `cut` says what becomes of the next COMMIT, or of all from another message on.
 
-    before: the server never hears the COMMIT and loses the connection too; after: it hears it, but its answer is lost;
-    hold: it hears nothing and keeps waiting, until `let_go`.
+    before: the server never hears it and loses the connection, as the client does; after: it hears it, but its answer
+    is lost; hold: it hears nothing and keeps waiting, until `let_go`; open: it hears all but the end of the message.
     """
 
     def __init__(self, url: str) -> None:
@@ -581,11 +583,15 @@ class Proxy:
         self._server = f"{parse_qs(parts.query)['host'][0]}/.s.PGSQL.5432"
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"postgresql://{parts.username}@127.0.0.1:{self._listener.getsockname()[1]}{parts.path}"
-        self.at_commit: str | None = None
-        self._held: socket.socket | None = None
+        self._action: str | None = None
+        self._cut_at = b""
+        self._held: tuple[socket.socket, bytes] | None = None
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
+
+    def cut(self, action: str, at: bytes = b"COMMIT\0") -> None:
+        self._action, self._cut_at = action, at
 
     def _start(self, target: Callable[..., None], *args: socket.socket) -> None:
         self._threads.append(threading.Thread(target=target, args=args))
@@ -600,27 +606,30 @@ class Proxy:
             self._start(_copy, server, client)
 
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
-        while data := _receive(client):
-            if self.at_commit is not None and b"COMMIT\0" in data:
-                self._cut(client, server, data)
+        messages = _messages(client)
+        for message in messages:
+            if self._action is not None and self._cut_at in message:
+                self._cut(client, server, message + b"".join(_until_sync(messages)))
                 return
-            _send(server, data)
+            _send(server, message)
         _hang_up(server)
 
     def _cut(self, client: socket.socket, server: socket.socket, data: bytes) -> None:
-        action, self.at_commit = self.at_commit, None
-        _hang_up(client)
-        if action == "hold":
-            self._held = server
+        action, self._action = self._action, None
+        if action == "open":
+            _send(server, data.removesuffix(SYNC))
             return
-        if action == "after":
+        self._held = (server, data)
+        _hang_up(client)
+        if action != "hold":
+            self.let_go(is_heard=action == "after")
+
+    def let_go(self, *, is_heard: bool = True) -> None:
+        assert self._held is not None
+        server, data = self._held
+        if is_heard:
             _send(server, data)
         _hang_up(server)
-
-    def let_go(self, last_words: bytes) -> None:
-        assert self._held is not None
-        _send(self._held, last_words)
-        _hang_up(self._held)
 
     def close(self) -> None:
         for end in (self._listener, *self._sockets):
@@ -649,6 +658,30 @@ def _receive(end: socket.socket) -> bytes:
     return b""
 
 
+SYNC = b"S\0\0\0\x04"
+
+
+def _messages(end: socket.socket) -> Iterator[bytes]:
+    """One by one. Each begins with its kind and its length; the ones that open a connection have no kind."""
+    data = b""
+    while received := _receive(end):
+        data += received
+        while len(data) > 4 and len(data) >= (size := _size(data)):
+            yield data[:size]
+            data = data[size:]
+
+
+def _size(data: bytes) -> int:
+    return int.from_bytes(data[1:5]) + 1 if data[0] else int.from_bytes(data[:4])
+
+
+def _until_sync(messages: Iterator[bytes]) -> Iterator[bytes]:
+    for message in messages:
+        yield message
+        if message == SYNC:
+            return
+
+
 def _send(end: socket.socket, data: bytes) -> None:
     """Whoever has hung up gets nothing; the other side hears of it soon enough."""
     with suppress(OSError):
@@ -670,10 +703,29 @@ def proxy(postgres_url: str) -> Iterator[Proxy]:
 
 def doubtful_commit(store: PostgresStore, proxy: Proxy, action: str) -> CommitInDoubt:
     append(store, "before")
-    proxy.at_commit = action
+    proxy.cut(action)
+    return doubtful_append(store)
+
+
+def doubtful_append(store: PostgresStore) -> CommitInDoubt:
     with pytest.raises(CommitInDoubt) as found:
         append(store, "doubtful")
     return found.value
+
+
+def wait_for_the_writers_end(url: str) -> None:
+    """Until no commit is under way: each one keeps the epoch from being raised."""
+    under_way = (
+        "SELECT 1 FROM pg_locks l JOIN pg_database d ON d.oid = l.database"
+        " WHERE d.datname = current_database() AND l.classid = 1397050700 AND l.mode = 'ShareLock'"
+    )
+    wait_until(lambda: not execute(url, under_way))
+
+
+def is_signing(url: str, marker: str) -> bool:
+    """Somebody holds the row in which the writer has signed before."""
+    writer = marker.partition(".")[0]
+    return not execute(url, "SELECT 1 FROM semel_marker WHERE writer = %s FOR UPDATE SKIP LOCKED", writer)
 
 
 def test_a_commit_that_never_arrived_did_not_happen(proxy: Proxy) -> None:
@@ -687,9 +739,10 @@ def test_a_commit_that_never_arrived_did_not_happen(proxy: Proxy) -> None:
 def test_a_commit_whose_answer_was_lost_did_happen(proxy: Proxy) -> None:
     with closing(PostgresStore(proxy.url)) as store:
         doubt = doubtful_commit(store, proxy, "after")
-        assert store.resolve(doubt.marker) == [Applied((Fresh(Position(STREAM, 1, 2)),))]
+        wait_for_the_writers_end(proxy.url)
+        assert store.resolve(doubt.marker) == DOUBTFUL
         assert append(store, "next") == [3]
-        assert store.resolve(doubt.marker) == [Applied((Fresh(Position(STREAM, 1, 2)),))]
+        assert store.resolve(doubt.marker) == DOUBTFUL
 
 
 @pytest.mark.parametrize("happens", [True, False])
@@ -697,12 +750,146 @@ def test_resolve_waits_while_the_transaction_lives(proxy: Proxy, happens: bool) 
     """The server has not heard the COMMIT yet: until it does, or loses the connection, there is no answer."""
     with closing(PostgresStore(proxy.url)) as store, ThreadPoolExecutor(1) as pool:
         doubt = doubtful_commit(store, proxy, "hold")
+        wait_until(lambda: is_signing(proxy.url, doubt.marker))
         answer = pool.submit(store.resolve, doubt.marker)
         wait_until(lambda: is_waiting_for_a_lock(proxy.url))
         assert not answer.done()
-        proxy.let_go(b"Q\x00\x00\x00\x0bCOMMIT\0" if happens else b"")
-        outcomes = answer.result(DEADLINE_S)
-        assert outcomes == ([Applied((Fresh(Position(STREAM, 1, 2)),))] if happens else None)
+        proxy.let_go(is_heard=happens)
+        assert answer.result(DEADLINE_S) == (DOUBTFUL if happens else None)
+
+
+@contextmanager
+def unread_commit(proxy: Proxy, signs_first: bool) -> Iterator[tuple[PostgresStore, str]]:
+    """The last writes, the marker and COMMIT are on their way when the connection breaks, and not one was read.
+
+    A writer that signs for the first time has no row that others could lock."""
+    with closing(PostgresStore(proxy.url)) as store:
+        append(store, "before")
+        if signs_first:
+            store._name_writer()
+        proxy.cut("hold", at=store._writer_name.encode())
+        yield store, doubtful_append(store).marker
+
+
+def stored_ids(store: PostgresStore) -> list[str]:
+    found = store.read(STREAM)
+    assert isinstance(found, Records)
+    return [record.envelope.id for record in found.records]
+
+
+@pytest.mark.parametrize("signs_first", [False, True])
+def test_a_commit_that_is_read_after_resolve_gave_it_up_is_undone(proxy: Proxy, signs_first: bool) -> None:
+    with unread_commit(proxy, signs_first) as (store, marker):
+        assert store.resolve(marker) is None
+        proxy.let_go()
+        wait_for_the_writers_end(proxy.url)
+        assert stored_ids(store) == ["before"]
+        assert store.resolve(marker) is None
+        assert append(store, "doubtful") == [2]
+
+
+@pytest.mark.parametrize("signs_first", [False, True])
+def test_a_commit_that_is_read_late_but_before_resolve_did_happen(proxy: Proxy, signs_first: bool) -> None:
+    with unread_commit(proxy, signs_first) as (store, marker):
+        proxy.let_go()
+        wait_for_the_writers_end(proxy.url)
+        assert store.resolve(marker) == DOUBTFUL
+        assert stored_ids(store) == ["before", "doubtful"]
+
+
+@pytest.mark.parametrize("signs_first", [False, True])
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_late_commit_waits_for_who_is_about_to_give_it_up(proxy: Proxy, signs_first: bool, is_given_up: bool) -> None:
+    """Whoever resolves has the row, and has not committed. If they never do, the commit may still happen."""
+    with unread_commit(proxy, signs_first) as (store, marker), psycopg.connect(proxy.url) as resolver:
+        writer, _, n = marker.partition(".")
+        psycopg.RawCursor(resolver).execute(Q["void"], [writer, int(n), time.time_ns() // 1000])
+        proxy.let_go()
+        wait_until(lambda: is_waiting_for_a_lock(proxy.url))
+        if is_given_up:
+            resolver.commit()
+        else:
+            resolver.rollback()
+        wait_for_the_writers_end(proxy.url)
+        assert store.resolve(marker) == (None if is_given_up else DOUBTFUL)
+        assert stored_ids(store) == (["before"] if is_given_up else ["before", "doubtful"])
+
+
+@pytest.mark.parametrize("signs_first", [False, True])
+def test_a_commit_is_undone_though_its_statement_began_before_it_was_given_up(proxy: Proxy, signs_first: bool) -> None:
+    """What the statement sees is older than what resolve wrote. The marker must be taken as it is, not as it was."""
+    with psycopg.connect(proxy.url, autocommit=True) as holder, unread_commit(proxy, signs_first) as (store, marker):
+        holder.execute(
+            "CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$BEGIN IF NEW.void = 0 THEN PERFORM pg_advisory_xact_lock(1); END IF; RETURN NEW; END$$"
+        )
+        holder.execute("CREATE TRIGGER hold_up BEFORE INSERT ON semel_marker FOR EACH ROW EXECUTE FUNCTION hold_up()")
+        holder.execute("SELECT pg_advisory_lock(1)")
+        proxy.let_go()
+        wait_until(lambda: is_waiting_for_a_lock(proxy.url))
+        assert store.resolve(marker) is None
+        holder.execute("SELECT pg_advisory_unlock(1)")
+        wait_for_the_writers_end(proxy.url)
+        assert stored_ids(store) == ["before"]
+
+
+def test_only_an_error_of_the_server_is_its_word(store: PostgresStore) -> None:
+    with psycopg.connect(store.url, autocommit=True) as session:
+        with pytest.raises(psycopg.Error) as refused:
+            session.execute("SELECT 1 / 0")
+        with pytest.raises(psycopg.Error) as ended:
+            session.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        with pytest.raises(psycopg.Error) as gone:
+            session.execute("SELECT 1")
+    assert [is_refusal(found.value) for found in (refused, ended, gone)] == [True, False, False]
+
+
+def test_a_session_that_ends_after_its_commit_leaves_no_doubt(proxy: Proxy) -> None:
+    """The server has said that it committed, and then that it ends the session, before it was asked for more."""
+    with closing(PostgresStore(proxy.url)) as store, ThreadPoolExecutor(1) as pool:
+        append(store, "before")
+        proxy.cut("open")
+        heard = pool.submit(append, store, "after")
+        wait_until(lambda: stored_ids(store) == ["before", "after"])
+        assert not heard.done()
+        end_backends(proxy.url)
+        assert heard.result(DEADLINE_S) == [2]
+        assert append(store, "next") == [3]
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+def test_a_clash_in_the_last_writes_is_tried_again_in_silence(store: PostgresStore, code: str) -> None:
+    append(store, "a")
+    writer = store._writer
+    execute(store.url, "CREATE SEQUENCE tries")
+    fail_records(store, f"IF nextval('tries') < 3 THEN RAISE 'clash' USING ERRCODE = '{code}'; END IF")
+    assert append(store, "b") == [2]
+    assert execute(store.url, "SELECT last_value FROM tries") == [(3,)]
+    assert store._writer is writer
+
+
+async def test_only_the_commit_whose_last_write_is_refused_fails(store: PostgresStore) -> None:
+    append(store, "a")
+    writer = store._writer
+    fail_records(store, "IF NEW.id = 'bad' THEN RAISE 'bad' USING ERRCODE = '23514'; END IF")
+    async with Performer(store) as performer:
+        committer = Committer(performer)
+        ids = ["good", "bad", "better"]
+        answers = await asyncio.gather(
+            *(committer.commit([Append(STREAM, Envelope(id=id), identity=id)]) for id in ids), return_exceptions=True
+        )
+    assert [isinstance(answer, StoreRefused) for answer in answers] == [False, True, False]
+    assert stored_ids(store) == ["a", "good", "better"]
+    assert store._writer is writer
+
+
+def fail_records(store: PostgresStore, statement: str) -> None:
+    """Run it before each record is inserted."""
+    execute(
+        store.url,
+        f"CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {statement}; RETURN NEW; END$$",
+    )
+    execute(store.url, "CREATE TRIGGER fail BEFORE INSERT ON semel_record FOR EACH ROW EXECUTE FUNCTION fail()")
 
 
 def test_only_what_was_in_doubt_is_resolved(store: PostgresStore) -> None:

@@ -82,8 +82,11 @@ class NewRecord(msgspec.Struct, frozen=True, gc=False):
 class Engine(Protocol):
     """The statements of one transaction. `now` is the store's clock in microseconds, read once per transaction."""
 
-    now: int
-    epoch: int
+    @property
+    def now(self) -> int: ...
+
+    @property
+    def epoch(self) -> int: ...
 
     def lock_work(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], WorkHead]:
         """Work rows by (queue, identity), locked in sorted order. Missing ones are left out."""

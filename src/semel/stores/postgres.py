@@ -49,6 +49,8 @@ from semel.stores.postgres_listen import Listener
 from semel.stores.postgres_wire import (
     LOCK_S,
     Array,
+    Begun,
+    Call,
     Pool,
     Row,
     Statements,
@@ -57,6 +59,7 @@ from semel.stores.postgres_wire import (
     errors,
     ints,
     is_broken,
+    is_refusal,
     is_retryable,
     redact,
     texts,
@@ -229,32 +232,33 @@ class PostgresStore:
         return outcomes
 
     def _commit(self, units: Sequence[Unit]) -> list[Outcome]:
-        statements, begun = self._begin()
         try:
-            reach("commit.begin")
-            engine = PostgresEngine(statements, self.node, begun, units)
+            engine = PostgresEngine(self._begin, self.node, units)
             outcomes = apply(engine, units)
-            if engine.wrote:
-                engine.finish(self._writer_name, self._commits + 1)
-            reach("commit.applied")
+            connection = engine.connection
         except BaseException:
-            _roll_back(statements.connection)
+            if self._writer is not None:
+                _roll_back(self._writer)
             raise
-        self._end(statements.connection, outcomes, engine)
+        self._end(connection, outcomes, engine)
         return outcomes
 
-    def _begin(self) -> tuple[Statements, Row]:
-        """A connection may have died since the last commit. Nothing has been sent, so a new one may take its place."""
-        is_fresh = self._writer is None
-        statements = Statements(self._connected())
+    def _begin(self, calls: Sequence[Call]) -> Begun:
+        """A connection may have died since the last commit. Nothing was written, so a new one may take its place."""
+        begun = None if self._writer is None else self._begin_again(Statements(self._connected()), calls)
+        if begun is None:
+            begun = Statements(self._connected()).begin(calls)
+        reach("commit.begin")
+        return begun
+
+    @staticmethod
+    def _begin_again(statements: Statements, calls: Sequence[Call]) -> Begun | None:
         try:
-            return statements, statements.begin_commit()
+            return statements.begin(calls)
         except psycopg.Error:
-            if is_fresh or not is_broken(statements.connection):
-                _roll_back(statements.connection)
+            if not is_broken(statements.connection):
                 raise
-        statements = Statements(self._connected())
-        return statements, statements.begin_commit()
+        return None
 
     def _connected(self) -> Connection[Any]:
         """After a failover the same URL leads to another server, so a new connection begins like an open."""
@@ -269,17 +273,30 @@ class PostgresStore:
         return self._writer
 
     def _end(self, connection: Connection[Any], outcomes: list[Outcome], engine: PostgresEngine) -> None:
-        """The server's own word is final. Without it nobody knows, unless there was nothing to commit."""
+        """The last writes and COMMIT go out together: should a write fail, the server skips what comes after it.
+
+        The server's own word is final. Without it nobody knows, unless there was nothing to commit."""
+        is_asked = False
+        last = connection.cursor()
         try:
-            connection.execute("COMMIT", prepare=False)
+            with connection.pipeline():
+                if engine.wrote:
+                    engine.finish(self._writer_name, self._commits + 1)
+                reach("commit.applied")
+                is_asked = True
+                last.execute("COMMIT", prepare=False)
         except psycopg.Error as error:
-            if not is_broken(connection):
+            has_happened = last.statusmessage == "COMMIT"
+            if not has_happened and (not is_asked or is_refusal(error)):
                 _roll_back(connection)
                 raise
             connection.close()
-            if engine.wrote:
+            if engine.wrote and not has_happened:
                 raise self._doubt(outcomes, engine.now, error) from error
         except BaseException:
+            if not is_asked:
+                _roll_back(connection)
+                raise
             # interrupted by this process itself: nobody will ask what became of it, but its number is taken
             connection.close()
             self._name_writer()
@@ -298,8 +315,8 @@ class PostgresStore:
         )
 
     def resolve(self, marker: str) -> list[Outcome] | None:
-        """Signs in the place of the lost transaction, which waits for it as long as it lives. If there was room, it
-        did not happen, and never can: the place is taken now."""
+        """Signs in the place of the lost transaction, and waits for it if it has signed and still lives. If there was
+        room, it did not happen, and never can: should the server come to it only now, it finds its place taken."""
         if marker not in self._doubts:
             raise InputError(f"no transaction {marker!r} is in doubt", fix="resolve only what CommitInDoubt named")
         outcomes, at = self._doubts[marker]
@@ -523,7 +540,7 @@ class PostgresStore:
         return max((mark.xid for row in states if (mark := exported_mark(State(*row)))), default=0)
 
     def _log(self, run: Statements, event: Event) -> None:
-        engine = PostgresEngine(run, self.node, run.ask("store_now")[0])
+        engine = PostgresEngine(run.join, self.node)
         engine.add_ledger([event])
         engine.flush()
 
@@ -582,8 +599,7 @@ class PostgresTx:
         unit = check_bound(ops)
         self._check_open()
         with errors(self._store.url), _savepoint(self._connection):
-            statements = Statements(self._connection, ours=False)
-            engine = PostgresEngine(statements, self._store.node, statements.ask("store_now")[0], [unit])
+            engine = PostgresEngine(Statements(self._connection, ours=False).join, self._store.node, [unit])
             try:
                 results = unwrap_bound(apply(engine, [unit])[0])
                 engine.flush()

@@ -4,14 +4,13 @@
 -- name: begin
 BEGIN ISOLATION LEVEL READ COMMITTED
 
--- name: begin_commit
--- Four statements in one message: the epoch is read after nobody can raise it any more. What durability rests on is said
--- in each transaction: a session may be shared, or reset by a pooler.
-BEGIN ISOLATION LEVEL READ COMMITTED;
-SELECT set_config('synchronous_commit', 'on', true)
-WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply');
-SELECT pg_advisory_xact_lock_shared(1397050700, 1);
-SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch, xid_base FROM semel_store
+-- name: hold_epoch
+-- Nobody can raise the epoch from now on. What durability rests on is said in each transaction: a session may be shared,
+-- or reset by a pooler.
+SELECT pg_advisory_xact_lock_shared(1397050700, 1), CASE
+    WHEN current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')
+    THEN set_config('synchronous_commit', 'on', true)
+END
 
 -- name: need_disk
 SELECT set_config('synchronous_commit', 'on', true)
@@ -42,8 +41,9 @@ SELECT nextval('semel_fence') FROM generate_series(1, $1::bigint)
 SELECT nextval('semel_work_seq') FROM generate_series(1, $1::bigint)
 
 -- name: sign
-INSERT INTO semel_marker (writer, n, at) VALUES ($1, $2, $3)
-ON CONFLICT (writer) DO UPDATE SET n = excluded.n, at = excluded.at
+-- The server may come to it late. What has been voided by then has no number left to sign with, and n may not be null.
+INSERT INTO semel_marker AS m (writer, n, at) VALUES ($1, $2, $3)
+ON CONFLICT (writer) DO UPDATE SET n = CASE WHEN m.void < excluded.n THEN excluded.n END, at = excluded.at
 
 -- name: void
 INSERT INTO semel_marker AS m (writer, n, void, at) VALUES ($1, $2, $2, $3)

@@ -7,11 +7,11 @@ ask for is known beforehand, so numbers are drawn and identities looked up for a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psycopg import RawCursor
+from psycopg import Connection, RawCursor
 
 from semel.errors import StoreRefused
 from semel.kernel.envelope import Envelope
@@ -20,7 +20,19 @@ from semel.kernel.ops import Append, Claim, Enqueue, RecordKind, Unit, WorkRow, 
 from semel.kernel.position import Position
 from semel.kernel.store import IndexEntry, Record, State, StreamInfo
 from semel.stores.engine import CursorHead, Move, NewRecord, NewWork, WorkHead
-from semel.stores.postgres_wire import Array, Call, Row, Statements, bigints, bools, byteas, ints, smallints, texts
+from semel.stores.postgres_wire import (
+    Array,
+    Begun,
+    Call,
+    Row,
+    Statements,
+    bigints,
+    bools,
+    byteas,
+    ints,
+    smallints,
+    texts,
+)
 from semel.stores.rows import envelope_of, envelope_row
 from semel.stores.shared import blob_refused, exported_mark, scope_refused, start_of_epoch
 
@@ -62,14 +74,25 @@ class _Work:
     envelope: Envelope | None = None
 
 
-class PostgresEngine:
-    """The statements of one transaction, on our own connection or on the user's."""
+@dataclass(frozen=True, slots=True)
+class _Transaction:
+    """An open one, with the clock, the epoch and the base of transaction ids that it goes by."""
 
-    def __init__(self, statements: Statements, node: str, begun: Row, units: Sequence[Unit] = ()) -> None:
-        self._statements = statements
+    statements: Statements
+    now: int
+    epoch: int
+    xid_base: int
+
+
+class PostgresEngine:
+    """The statements of one transaction, on our own connection or on the user's. It is begun with the first question,
+    by `begin`."""
+
+    def __init__(self, begin: Callable[[Sequence[Call]], Begun], node: str, units: Sequence[Unit] = ()) -> None:
+        self._begin = begin
         self.node = node
         self.wrote = False
-        self.now, self.epoch, self._xid_base = begun
+        self._begun: _Transaction | None = None
         self._waiting: list[Call] = []
         self._streams: dict[str, _Stream] = {}
         self._known: dict[tuple[str, str], int] = {}
@@ -80,10 +103,33 @@ class PostgresEngine:
         self._seats = self._draw("draw_seats", seats) if seats else []
         self._fences = self._draw("draw_fences", fences) if fences else []
 
+    @property
+    def _transaction(self) -> _Transaction:
+        return self._begun or self._open([])[0]
+
+    def _open(self, calls: Sequence[Call]) -> tuple[_Transaction, list[RawCursor[Row]]]:
+        statements, (first, *answers) = self._begin(calls)
+        self._begun = _Transaction(statements, *first.fetchall()[0])
+        return self._begun, answers
+
+    @property
+    def connection(self) -> Connection[Any]:
+        return self._transaction.statements.connection
+
+    @property
+    def now(self) -> int:
+        return self._transaction.now
+
+    @property
+    def epoch(self) -> int:
+        return self._transaction.epoch
+
     def _run(self, *calls: Call) -> list[RawCursor[Row]]:
         """These, after the writes that wait."""
         waiting, self._waiting = self._waiting, []
-        return self._statements.run_all([*waiting, *calls])[len(waiting) :]
+        every = [*waiting, *calls]
+        answers = self._begun.statements.run_all(every) if self._begun is not None else self._open(every)[1]
+        return answers[len(waiting) :]
 
     def _ask(self, name: str, *params: Any) -> list[Row]:
         return self._run((name, params))[0].fetchall()
@@ -99,11 +145,16 @@ class PostgresEngine:
             self._run()
 
     def finish(self, writer: str, commits: int) -> None:
-        """The last writes of our own transaction, with the marker, and the word to those who listen."""
-        names = [name for name, _ in self._waiting]
+        """The last writes of our own transaction, with the marker, and the word to those who listen. Nobody waits for
+        an answer: the caller has begun a pipeline, in which COMMIT comes next."""
+        statements = self._transaction.statements
+        waiting, self._waiting = self._waiting, []
+        names = [name for name, _ in waiting]
         if not TOGETHER.issuperset(names) or len(set(names)) < len(names):
-            self.flush()
-        self._statements.run_together([*self._waiting, ("sign", (writer, commits, self.now))])
+            for name, params in waiting:
+                statements.run(name, *params)
+            waiting = []
+        statements.run_together([*waiting, ("sign", (writer, commits, self.now))])
 
     def _draw(self, query: str, count: int) -> list[int]:
         """Numbers to be popped in ascending order."""
@@ -140,7 +191,7 @@ class PostgresEngine:
         locked, *known = self._run(("lock_streams", (texts(names),)), *self._look_up())
         infos: dict[str, StreamInfo] = {}
         for name, id, head, first, xid, own_xid in locked.fetchall():
-            self._streams[name] = _Stream(id, head, max(xid, own_xid + self._xid_base))
+            self._streams[name] = _Stream(id, head, max(xid, own_xid + self._transaction.xid_base))
             infos[name] = StreamInfo(name, self.epoch, head, first)
         self._known = {(stream, identity): offset for found in known for stream, identity, offset in found.fetchall()}
         return infos
@@ -480,7 +531,7 @@ class PostgresEngine:
         return exported_mark(State(*rows[0])) if rows else None
 
     def add_ledger(self, events: Sequence[Event]) -> None:
-        self._tell("add_ledger", self._xid_base, self.now, self.node, *_ledger_arrays(events))
+        self._tell("add_ledger", self._transaction.xid_base, self.now, self.node, *_ledger_arrays(events))
 
 
 def _needs(units: Sequence[Unit]) -> tuple[int, int, tuple[list[str], list[str]]]:

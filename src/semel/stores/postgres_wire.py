@@ -175,13 +175,14 @@ class Statements:
         params = [param for _, params in calls for param in params]
         self._cursor().execute(_together(tuple((name, len(params)) for name, params in calls)), params, prepare=True)
 
-    def begin_commit(self) -> Row:
-        """Answers the time, the epoch and the base of transaction ids."""
-        cursor = self._cursor()
-        cursor.execute(Q["begin_commit"])
-        while cursor.nextset():
-            pass
-        return cursor.fetchall()[0]
+    def begin(self, calls: Sequence[Call]) -> Begun:
+        """Begin a transaction and ask in the same round trip. The epoch is read when nobody can raise it any more."""
+        _, _, *answers = self.run_all([("begin", ()), ("hold_epoch", ()), ("store_now", ()), *calls])
+        return self, answers
+
+    def join(self, calls: Sequence[Call]) -> Begun:
+        """The same in a transaction that has begun."""
+        return self, self.run_all([("store_now", ()), *calls])
 
     def _cursor(self) -> RawCursor[Row]:
         cursor = RawCursor(self.connection, row_factory=tuple_row)
@@ -189,6 +190,9 @@ class Statements:
             adapt(cursor)
         return cursor
 
+
+Begun = tuple[Statements, list[RawCursor[Row]]]
+"""A transaction that is open, and its first answers: of `store_now`, then of what was asked with it."""
 
 _PARAM = re.compile(r"\$(\d+)")
 
@@ -347,6 +351,11 @@ def translate(url: str, error: psycopg.Error) -> SemelError:
     return StoreUnavailable(
         f"the connection to {redact(url)} failed: {_text(error)}", fix="check that the server runs, then try again"
     )
+
+
+def is_refusal(error: psycopg.Error) -> bool:
+    """The server's word that a statement failed. That a session ends says nothing about what went before."""
+    return error.diag.severity_nonlocalized == "ERROR"
 
 
 def is_retryable(error: BaseException | None) -> bool:
