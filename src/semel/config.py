@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
 
 from semel import __version__
 from semel.errors import ConfigError
@@ -24,7 +27,7 @@ FILE = "semel.toml"
 ENV_PREFIX = "SEMEL_"
 DEFAULT_URL = "sqlite:///semel.db"
 LATER_SECTIONS = frozenset({
-    "server", "auth", "pubsub", "inbox", "ebxml", "geo", "pipe", "pipeline", "spark", "telemetry",
+    "server", "auth", "pubsub", "inbox", "ebxml", "geo", "pipe", "telemetry",
 })  # fmt: skip
 """Sections that belong to parts of Semel which are not in this version."""
 
@@ -58,7 +61,115 @@ class LedgerSection(BaseModel):
     )
 
 
-_SECTIONS: dict[str, type[BaseModel]] = {"store": StoreSection, "ledger": LedgerSection}
+class SparkSection(BaseModel):
+    """[spark]: where pipelines and audits run, and with how much."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    master: str | None = Field(
+        default=None, min_length=1, description="the cluster, such as local[4], spark://host:7077 or yarn"
+    )
+    memory: str | None = Field(
+        default=None, pattern=r"^[1-9][0-9]*[mg]$", description="the memory of the driver, such as 512m or 4g"
+    )
+    partitions: int | None = Field(default=None, ge=1, le=100_000, description="partitions of a shuffle: 1 to 100,000")
+    checkpoints: str = Field(
+        default="semel-checkpoints",
+        min_length=1,
+        description="the folder or URI below which pipelines keep their place",
+    )
+    start_cache: bool = Field(
+        default=True, description="true or false: whether a start-up cache is used if there is one"
+    )
+    settings: dict[str, str] = Field(default={}, description="a table of Spark's own settings, each value a string")
+
+
+class InputSection(BaseModel):
+    """One input of a pipeline."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stream: str = Field(min_length=1, description="the name of a stream")
+    store: str | None = Field(default=None, min_length=1, description="the URL of a store; [store] url when left out")
+
+
+class OrderSection(BaseModel):
+    """How a pipeline puts the messages of a session in order."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    gap: Literal["wait", "skip"] = Field(
+        default="wait", description="'wait' or 'skip': what to do about an index that is missing"
+    )
+    after_s: float = Field(
+        default=60.0, ge=0.0, description="seconds after which a missing index is skipped: 0 or more"
+    )
+    buffer: int = Field(default=10_000, ge=1, description="messages of one session that may wait: 1 or more")
+    forget_s: float = Field(
+        default=604_800.0, gt=0.0, description="seconds after which a silent session is forgotten: more than 0"
+    )
+
+
+def _as_inputs(value: Any) -> Any:
+    """A name alone stands for a stream of that name."""
+    inputs = value if isinstance(value, list) else [value]
+    if not inputs:
+        raise ValueError("should name at least one stream")
+    return [{"stream": each} if isinstance(each, str) else each for each in inputs]
+
+
+def _as_order(value: Any) -> Any:
+    return {True: {}, False: None}[value] if isinstance(value, bool) else value
+
+
+_FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+Inputs: TypeAlias = Annotated[tuple[InputSection, ...], BeforeValidator(_as_inputs)]
+Order: TypeAlias = Annotated[OrderSection | None, BeforeValidator(_as_order)]
+
+
+class PipelineSection(BaseModel):
+    """[[pipeline]]: one pipeline on Spark. `from_` and `order` may be written shorter than they are kept here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(
+        max_length=128, pattern=r"^[a-z0-9._~-]+$", description="the pipeline's name: up to 128 of a-z 0-9 . _ ~ -"
+    )
+    from_: Inputs = Field(alias="from", description="a stream, or a list of streams and of tables {store, stream}")
+    dedupe: Literal["id", "index"] = Field(
+        default="id", description="'id' or 'index': what makes two messages the same"
+    )
+    order: Order = Field(default=None, description="true, false, or a table of gap, after_s, buffer and forget_s")
+    handler: str | None = Field(
+        default=None, pattern=_FUNCTION, description="the function that gets each message, as module:function"
+    )
+    transform: str | None = Field(
+        default=None, pattern=_FUNCTION, description="the function from DataFrame to DataFrame, as module:function"
+    )
+    to: str | None = Field(default=None, min_length=1, description="the stream that gets the output")
+    table: str | None = Field(default=None, min_length=1, description="the table that gets the output")
+    key: str | None = Field(default=None, min_length=1, description="the column that names a row of the table")
+    path: str | None = Field(default=None, min_length=1, description="the folder that gets the output as Parquet")
+    max_rows_per_batch: int = Field(default=100_000, ge=1, description="messages in one batch, at most: 1 or more")
+    every_s: float = Field(default=1.0, ge=0.0, description="seconds between the starts of two batches: 0 or more")
+    lease_s: float = Field(
+        default=30.0, ge=1.0, le=3600.0, description="seconds after which a killed run is taken over: 1 to 3600"
+    )
+    start: Literal["earliest", "latest", "available"] = Field(
+        default="earliest", description="'earliest', 'latest' or 'available': where to begin the first time"
+    )
+
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "store": StoreSection,
+    "ledger": LedgerSection,
+    "spark": SparkSection,
+    "pipeline": PipelineSection,
+}
+_LISTS = frozenset({"pipeline"})
+"""Sections that may be there many times. The environment has no way to say which one is meant, so it sets none."""
+
+_Path: TypeAlias = tuple[str | int, ...]
 
 
 class _Settings(BaseSettings):
@@ -68,6 +179,8 @@ class _Settings(BaseSettings):
 
     store: StoreSection = StoreSection()
     ledger: LedgerSection = LedgerSection()
+    spark: SparkSection = SparkSection()
+    pipeline: tuple[PipelineSection, ...] = ()
 
     @classmethod
     def settings_customise_sources(
@@ -89,6 +202,8 @@ class Config:
     store: StoreSection
     ledger: LedgerSection
     file: Path | None = None
+    spark: SparkSection = field(default_factory=SparkSection)
+    pipelines: tuple[PipelineSection, ...] = ()
 
     def resolve_store(self, given: str | None = None) -> tuple[str, str]:
         """The URL of the store and where it comes from: the command line, else the configuration, else the default."""
@@ -131,7 +246,27 @@ def _checked(data: dict[str, Any], file: Path | None, text: str) -> Config:
         settings = _Settings(**data)
     except ValidationError as error:
         raise _config_error([_explain(details, file, text) for details in error.errors()]) from None
-    return Config(settings.store, settings.ledger, file)
+    except SettingsError:
+        variable = _env_name(("spark", "settings"))
+        raise ConfigError(
+            f"environment variable {variable}: this is not JSON", fix='write it as {"name": "value"}, quotes included'
+        ) from None
+    if problems := _names_taken(settings.pipeline, file, text):
+        raise _config_error(problems)
+    return Config(settings.store, settings.ledger, file, settings.spark, settings.pipeline)
+
+
+def _names_taken(pipelines: tuple[PipelineSection, ...], file: Path | None, text: str) -> list[tuple[str, str]]:
+    """A pipeline's name is the name of its lease, its checkpoint and its stream: two may not share one."""
+    names = [pipeline.name for pipeline in pipelines]
+    return [
+        (
+            f"{file}, line {line_of(text, ('pipeline', at, 'name'))}: there is another pipeline {name!r} above",
+            "give each pipeline a name of its own",
+        )
+        for at, name in enumerate(names)
+        if name in names[:at]
+    ]
 
 
 def _config_error(problems: list[tuple[str, str]]) -> ConfigError:
@@ -163,48 +298,88 @@ def _unknown_section(name: str, known: tuple[str, ...]) -> tuple[str, str]:
 
 def _unknown_variables() -> list[tuple[str, str]]:
     """A variable such as SEMEL_STROE__URL would otherwise be ignored in silence."""
-    known = tuple(_SECTIONS)
     problems = []
     for variable in sorted(os.environ):
         section, separator, _ = variable.lower().removeprefix(ENV_PREFIX.lower()).partition("__")
-        if not variable.upper().startswith(ENV_PREFIX):
-            continue
-        if separator and section not in known:
-            message, fix = _unknown_section(section, known)
-            problems.append((f"environment variable {variable}: {message}", fix))
-        if not separator and section in known:
-            message = f"environment variable {variable}: {section!r} is a section, not a value"
-            problems.append(
-                (
-                    message,
-                    f"name the key as well, as in {variable}__{next(iter(_SECTIONS[section].model_fields)).upper()}",
-                )
-            )
+        if variable.upper().startswith(ENV_PREFIX) and (problem := _unknown_variable(variable, section, separator)):
+            problems.append((f"environment variable {variable}: {problem[0]}", problem[1]))
     return problems
+
+
+def _unknown_variable(variable: str, section: str, separator: str) -> tuple[str, str] | None:
+    if section in _LISTS:
+        return f"[[{section}]] can only be set in the file", f"move it to {FILE}, and unset {variable}"
+    if separator and section not in _SECTIONS:
+        return _unknown_section(section, tuple(_SECTIONS))
+    if not separator and section in _SECTIONS:
+        key = next(iter(_SECTIONS[section].model_fields)).upper()
+        return f"{section!r} is a section, not a value", f"name the key as well, as in {variable}__{key}"
+    return None
 
 
 def _explain(details: Any, file: Path | None, text: str) -> tuple[str, str]:
     """One complaint of pydantic as where, what and what to do."""
-    loc = tuple(str(part) for part in details["loc"])
+    loc: _Path = details["loc"]
     where = _where(loc, file, text)
-    fields = _SECTIONS[loc[0]].model_fields
+    header = f"[[{loc[0]}]]" if loc[0] in _LISTS else f"[{loc[0]}]"
+    *tables, key = (part for part in loc if isinstance(part, str))
+    if not tables:
+        return _not_a_section(where, key, header)
+    inside = ".".join([header, *tables[1:]])
+    fields = _fields(tables)
     if details["type"] == "extra_forbidden":
-        return f"{where}: there is no key {loc[-1]!r} in [{loc[0]}]", _did_you_mean(loc[-1], tuple(fields), "keys")
-    if len(loc) == 1:
-        return f"{where}: {loc[0]!r} is a section, not a value", f"write it as [{loc[0]}] with keys below"
-    allowed = fields[loc[1]].description
-    what = details["msg"].removeprefix("Input ")
-    return f"{where}: {'.'.join(loc)} = {details['input']!r} {what}", f"{'.'.join(loc)} is {allowed}"
+        return f"{where}: there is no key {key!r} in {inside}", _did_you_mean(key, tuple(fields), "keys")
+    name = ".".join([*tables, key])
+    allowed = (
+        f"{name} is {fields[key].description}"
+        if key in fields
+        else f"{name}: {_fields(tables[:-1])[tables[-1]].description}"
+    )
+    if details["type"] == "missing":
+        return f"{where}: {inside} has no {key!r}", allowed
+    what = details["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    return f"{where}: {name} = {details['input']!r} {what}", allowed
 
 
-def _where(loc: tuple[str, ...], file: Path | None, text: str) -> str:
+def _not_a_section(where: str, name: str, header: str) -> tuple[str, str]:
+    if name in _LISTS:
+        return f"{where}: {name!r} is a list of tables", f"write each as {header} with keys below"
+    return f"{where}: {name!r} is a section, not a value", f"write it as {header} with keys below"
+
+
+def _fields(tables: list[str]) -> dict[str, FieldInfo]:
+    """The keys of a section, or of a table within one, as they are written in the file."""
+    model: Any = _SECTIONS[tables[0]]
+    for name in tables[1:]:
+        model = _model_in(_by_name(model)[name].annotation)
+    return _by_name(model) if model is not None else {}
+
+
+def _by_name(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {info.alias or name: info for name, info in model.model_fields.items()}
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The table in `Table`, `Table | None` or `tuple[Table, ...]`."""
+    if get_origin(annotation) in (tuple, Union, UnionType):
+        return next(filter(None, map(_model_in, get_args(annotation))), None)
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _where(loc: _Path, file: Path | None, text: str) -> str:
     variable = _env_name(loc)
-    return f"environment variable {variable}" if variable else f"{file}, line {line_of(text, loc)}"
+    return f"environment variable {variable}" if variable else f"{file}, line {line_of(text, _written(text, loc))}"
 
 
-def _env_name(loc: tuple[str, ...]) -> str | None:
+def _written(text: str, loc: _Path) -> _Path:
+    """As much of a place as is in the file: a key that is missing is told at the table that lacks it."""
+    data = tomllib.loads(text)
+    return next((loc[:size] for size in range(len(loc), 0, -1) if _has(data, loc[:size])), loc[:1])
+
+
+def _env_name(loc: _Path) -> str | None:
     """The variable that sets this key or something below it, as it is spelled in the environment."""
-    wanted = ENV_PREFIX + "__".join(loc).upper()
+    wanted = ENV_PREFIX + "__".join(map(str, loc)).upper()
     return next((name for name in os.environ if f"{name.upper()}__".startswith(f"{wanted}__")), None)
 
 
@@ -213,7 +388,7 @@ def _did_you_mean(name: str, known: tuple[str, ...], what: str) -> str:
     return f"did you mean {close[0]!r}?" if close else f"the {what} are: {', '.join(sorted(known))}"
 
 
-def line_of(text: str, path: tuple[str, ...]) -> int:
+def line_of(text: str, path: _Path) -> int:
     """The line where a key is set. It is the one after the longest readable beginning that does not have the key."""
     lines = text.splitlines()
     for count in range(len(lines), -1, -1):
@@ -226,9 +401,12 @@ def line_of(text: str, path: tuple[str, ...]) -> int:
     return 1
 
 
-def _has(data: Any, path: tuple[str, ...]) -> bool:
+def _has(data: Any, path: _Path) -> bool:
     for part in path:
-        if not isinstance(data, dict) or part not in data:
+        if isinstance(part, int):
+            if not isinstance(data, list) or part >= len(data):
+                return False
+        elif not isinstance(data, dict) or part not in data:
             return False
         data = data[part]
     return True

@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.config import DEFAULT_URL, LATER_SECTIONS, Config, LedgerSection, StoreSection, line_of, load_config
+from semel.config import (
+    DEFAULT_URL,
+    LATER_SECTIONS,
+    Config,
+    InputSection,
+    LedgerSection,
+    OrderSection,
+    PipelineSection,
+    SparkSection,
+    StoreSection,
+    line_of,
+    load_config,
+)
 from semel.errors import ConfigError
 
 
@@ -61,12 +73,15 @@ def test_the_example_can_be_loaded_as_it_is_and_with_every_line_switched_on(tmp_
     example = Path(__file__).resolve().parents[2] / "semel.toml.example"
     assert load_config(example).store == StoreSection()
     lines = example.read_text().splitlines()
-    switched_on = [line.removeprefix("# ") if " = " in line else line for line in lines]
+    switched_on = [line.removeprefix("# ") if " = " in line or "[[" in line else line for line in lines]
     config = load("\n".join(switched_on))
     assert config.store.url
     assert config.ledger.export_to
+    assert config.spark.settings
+    [pipeline] = config.pipelines
+    assert (pipeline.name, pipeline.order) == ("orders", OrderSection())
     named = {line.split(" = ")[0] for line in switched_on if " = " in line}
-    assert named == {*StoreSection.model_fields, *LedgerSection.model_fields}
+    assert named >= {*StoreSection.model_fields, *LedgerSection.model_fields, *SparkSection.model_fields}
 
 
 # -- mistakes in the file
@@ -155,6 +170,106 @@ def test_a_file_that_is_missing_unreadable_or_not_text(tmp_path: Path) -> None:
         load_config(tmp_path / "binary.toml")
 
 
+# -- pipelines
+
+PIPELINE = '[[pipeline]]\nname = "a"\nfrom = "hub/x"\n'
+
+
+def test_a_pipeline_is_read_with_its_defaults() -> None:
+    [pipeline] = load(PIPELINE).pipelines
+    assert pipeline == PipelineSection(**{"name": "a", "from": "hub/x"})
+    assert pipeline.from_ == (InputSection(stream="hub/x"),)
+    assert (pipeline.dedupe, pipeline.order, pipeline.start) == ("id", None, "earliest")
+
+
+def test_inputs_and_order_may_be_written_short_or_in_full() -> None:
+    inputs = '["x", {store = "sqlite:///b.db", stream = "y"}]'
+    text = f'[[pipeline]]\nname = "b"\nfrom = {inputs}\n[pipeline.order]\ngap = "skip"\n'
+    first, second = load(PIPELINE + "order = true\n" + text).pipelines
+    assert first.order == OrderSection()
+    assert second.order == OrderSection(gap="skip")
+    assert second.from_ == (InputSection(stream="x"), InputSection(stream="y", store="sqlite:///b.db"))
+    assert load(PIPELINE + "order = false\n").pipelines[0].order is None
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "fix"),
+    [
+        ("ordr = true", "there is no key 'ordr' in [[pipeline]]", "did you mean 'order'?"),
+        ("order = 5", "pipeline.order = 5 should be a valid dictionary", "pipeline.order is true, false, or a table"),
+        (
+            'order = {gap = "x"}',
+            "pipeline.order.gap = 'x' should be 'wait' or 'skip'",
+            "pipeline.order.gap is 'wait' or",
+        ),
+        ("order = {gapp = 1}", "there is no key 'gapp' in [[pipeline]].order", "did you mean 'gap'?"),
+        (
+            'handler = "f"',
+            "pipeline.handler = 'f' String should match pattern",
+            "pipeline.handler is the function that",
+        ),
+        ("lease_s = 0", "pipeline.lease_s = 0 should be greater than or equal to 1", "pipeline.lease_s is seconds"),
+        ('start = "now"', "pipeline.start = 'now' should be 'earliest'", "pipeline.start is 'earliest', 'latest' or"),
+    ],
+)
+def test_a_mistake_in_the_second_pipeline_is_found_on_its_line(line: str, message: str, fix: str) -> None:
+    said, mend = complaint(f'{PIPELINE}\n[[pipeline]]\nname = "b"\nfrom = "x"\n{line}\n')
+    assert said.startswith(f"semel.toml, line 8: {message}")
+    assert mend.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ("[]", "pipeline.from = [] should name at least one stream"),
+        ('[""]', "pipeline.from.stream = '' String should have at least 1 character"),
+        ("5", "pipeline.from = 5 should be a valid dictionary"),
+        ('["x", {store = "sqlite:///x.db"}]', "[[pipeline]].from has no 'stream'"),
+        ('[{stream = "x", stor = "y"}]', "there is no key 'stor' in [[pipeline]].from"),
+    ],
+)
+def test_a_mistake_in_the_inputs(inputs: str, message: str) -> None:
+    said, fix = complaint(f'[[pipeline]]\nname = "a"\nfrom = {inputs}\n')
+    assert said.startswith(f"semel.toml, line 3: {message}")
+    assert fix
+
+
+def test_a_key_that_is_missing_is_told_at_its_pipeline() -> None:
+    message, fix = complaint(PIPELINE + '\n[[pipeline]]\nname = "b"\n')
+    assert message == "semel.toml, line 5: [[pipeline]] has no 'from'"
+    assert fix.startswith("pipeline.from is a stream")
+
+
+def test_two_pipelines_of_one_name() -> None:
+    message, fix = complaint(PIPELINE + PIPELINE)
+    assert message == "semel.toml, line 5: there is another pipeline 'a' above"
+    assert fix == "give each pipeline a name of its own"
+
+
+@pytest.mark.parametrize("text", ['[pipeline]\nname = "a"\n', "pipeline = 5\n", 'pipeline = ["a"]\n'])
+def test_pipelines_that_are_no_list_of_tables(text: str) -> None:
+    message, fix = complaint(text)
+    assert message == "semel.toml, line 1: 'pipeline' is a list of tables"
+    assert fix == "write each as [[pipeline]] with keys below"
+
+
+# -- Spark
+
+
+def test_the_settings_of_spark_are_a_table_of_strings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load('[spark]\nmaster = "yarn"\n[spark.settings]\n"spark.a" = "1"\n').spark.settings == {"spark.a": "1"}
+    message, fix = complaint("[spark]\n\nsettings = {a = 1}\n")
+    assert message == "semel.toml, line 3: spark.settings.a = 1 should be a valid string"
+    assert "each value a string" in fix
+    monkeypatch.setenv("SEMEL_SPARK__SETTINGS", '{"spark.b": "2"}')
+    assert load("").spark.settings == {"spark.b": "2"}
+
+
+@pytest.mark.parametrize("memory", ["4", "4gb", "0g", "-1m", "g"])
+def test_memory_needs_a_unit(memory: str) -> None:
+    assert "such as 512m or 4g" in complaint(f'[spark]\nmemory = "{memory}"\n')[1]
+
+
 # -- mistakes in the environment
 
 
@@ -166,6 +281,10 @@ def test_a_file_that_is_missing_unreadable_or_not_text(tmp_path: Path) -> None:
         ("SEMEL_STORE", "'store' is a section, not a value"),
         ("SEMEL_STORE__URL__X", "store.url = {'x': '5'} should be a valid string"),
         ("SEMEL_LEDGER__SEGMENT_ROWS", "ledger.segment_rows = '5' should be greater than or equal to 1000"),
+        ("SEMEL_PIPELINE", "[[pipeline]] can only be set in the file"),
+        ("SEMEL_PIPELINE__NAME", "[[pipeline]] can only be set in the file"),
+        ("SEMEL_SPARK__MEMORY", "spark.memory = '5' String should match pattern '^[1-9][0-9]*[mg]$'"),
+        ("SEMEL_SPARK__SETTINGS", "spark.settings = 5 should be a valid dictionary"),
     ],
 )
 def test_a_mistake_in_the_environment_names_the_variable(
@@ -176,6 +295,12 @@ def test_a_mistake_in_the_environment_names_the_variable(
         load_config()
     assert caught.value.message == f"environment variable {variable}: {message}"
     assert caught.value.fix
+
+
+def test_a_table_in_the_environment_that_is_not_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMEL_SPARK__SETTINGS", "{spark.a")
+    with pytest.raises(ConfigError, match="environment variable SEMEL_SPARK__SETTINGS: this is not JSON"):
+        load_config()
 
 
 def test_variables_that_are_not_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +327,12 @@ def test_a_key_is_found_whatever_stands_before_it(before: list[str], between: in
         ('store.url = "x"', ("store", "url"), 1),
         ('a = 1\nstore = {url = "x", node = "y"}', ("store", "node"), 2),
         ("[[hub]]\nname = 1", ("hub",), 1),
+        ("[[hub]]\nname = 1\n[[hub]]\n\nname = 2", ("hub", 1), 3),
+        ("[[hub]]\nname = 1\n[[hub]]\n\nname = 2", ("hub", 1, "name"), 5),
+        ("a = [\n  1,\n  2,\n]", ("a", 1), 1),
     ],
 )
-def test_keys_written_in_other_ways(text: str, path: tuple[str, ...], line: int) -> None:
+def test_keys_written_in_other_ways(text: str, path: tuple[str | int, ...], line: int) -> None:
     assert line_of(text, path) == line
 
 

@@ -43,6 +43,9 @@ def doctor(
     context: typer.Context,
     store: StoreOption = None,
     config: ConfigOption = None,
+    start_cache: bool = typer.Option(
+        False, "--start-cache", help="Make the cache that halves the start of Spark (a minute, 180 MB)."
+    ),
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> Answer:
@@ -52,6 +55,7 @@ def doctor(
     Examples:
       semel doctor
       semel doctor --store postgresql://user@host/database
+      semel doctor --start-cache
       semel doctor --json
     """
     terminal: Terminal = context.obj
@@ -63,7 +67,9 @@ def doctor(
         found, settings = _check_config(config)
         checks.append(found)
         if settings is not None:
-            checks.append(_check_store(settings, store))
+            checks += [check_spark(settings), _check_store(settings, store)]
+        if start_cache:
+            checks.append(make_start_cache())
     return _answer(checks)
 
 
@@ -176,8 +182,20 @@ def _check_package(package: str, extra: str, purpose: str) -> Check:
     return Check(package, "ok", f"{version(package)}, {purpose}")
 
 
+def check_pyspark() -> Check:
+    return _check_package("pyspark", "spark", "for pipelines and audits")
+
+
 def check_java() -> Check:
-    return _check_program("Java", ("java",))
+    """Which Java Spark would run on, and why that one."""
+    from semel.spark.java import find_java
+
+    try:
+        java = find_java()
+    except SemelError as error:
+        return Check("Java", "missing", error.message, error.fix)
+    passed_over = "".join(f"; passed over {other}" for other in java.passed_over)
+    return Check("Java", "ok", f"{java.version} in {java.home} (from {java.origin}), for Spark{passed_over}")
 
 
 def check_node() -> Check:
@@ -195,8 +213,8 @@ def _check_program(name: str, programs: tuple[str, ...]) -> Check:
 
 
 _MACHINE: tuple[Callable[[], Check], ...] = (
-    check_python, check_sqlite, check_disk, check_sync, check_psycopg, check_pyarrow, check_java, check_node,
-    check_chromium,
+    check_python, check_sqlite, check_disk, check_sync, check_psycopg, check_pyarrow, check_pyspark, check_java,
+    check_node, check_chromium,
 )  # fmt: skip
 
 
@@ -212,6 +230,62 @@ def _check_config(file: Path | None) -> tuple[Check, Config | None]:
         return Check("configuration", "bad", error.message, error.fix, error.exit_code), None
     where = str(config.file) if config.file is not None else f"no {FILE} here: defaults and environment"
     return Check("configuration", "ok", where), config
+
+
+def check_spark(config: Config) -> Check:
+    """What a session would run with: master, memory, partitions, and whether it starts from a cache."""
+    from semel.spark.machine import this_machine
+    from semel.spark.session import asked_settings, check_master, plan
+
+    if find_spec("pyspark") is None:
+        return Check("Spark", "note", "not installed: pipelines and audits need it")
+    given = config.spark
+    try:
+        asked = asked_settings(
+            master=given.master, memory=given.memory, partitions=given.partitions, settings=given.settings
+        )
+        chosen = plan(this_machine(), asked)
+        check_master(chosen["spark.master"])
+    except SemelError as error:
+        return Check("Spark", "bad", error.message, error.fix, error.exit_code)
+    memory = chosen["spark.driver.memory"]
+    partitions = chosen.get("spark.sql.shuffle.partitions", "Spark's choice")
+    cache, fix = _start_cache_found(given.start_cache)
+    detail = f"master {chosen['spark.master']}, driver memory {memory}, shuffle partitions {partitions}, {cache}"
+    return Check("Spark", "note" if fix else "ok", detail, fix)
+
+
+def _start_cache_found(used: bool) -> tuple[str, str]:
+    """What is to be said about the cache, and what to do about it."""
+    if not used:
+        return "start-up cache switched off", ""
+    try:
+        cache = _start_cache()
+    except SemelError:
+        return "no start-up cache without Java", ""
+    if cache.is_file():
+        return f"start-up cache {cache}", ""
+    return "no start-up cache", "start twice as fast: semel doctor --start-cache"
+
+
+def _start_cache() -> Path:
+    from semel.spark.java import cache_folder, find_java, start_cache
+    from semel.spark.session import spark_jars
+
+    return start_cache(find_java(), spark_jars(), cache_folder())
+
+
+def make_start_cache() -> Check:
+    """Run Spark once to learn what it loads."""
+    from semel.spark.java import build_start_cache
+    from semel.spark.session import need_pyspark
+
+    try:
+        need_pyspark()
+        cache = build_start_cache(_start_cache())
+    except SemelError as error:
+        return Check("start-up cache", "bad", error.message, error.fix, error.exit_code)
+    return Check("start-up cache", "ok", f"{cache}, {human_bytes(cache.stat().st_size)}")
 
 
 def _check_store(config: Config, given: str | None) -> Check:

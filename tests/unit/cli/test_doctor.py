@@ -13,6 +13,10 @@ import pytest
 from semel.bench import disk
 from semel.cli import doctor as module
 from semel.cli.doctor import Check
+from semel.config import load_config
+from semel.errors import ConfigError, StoreBusy
+from semel.spark import java as java_module
+from semel.spark.java import Java
 
 from .conftest import Ran, Semel
 
@@ -31,9 +35,10 @@ def test_a_healthy_machine_with_nothing_set_up_is_well(semel: Semel) -> None:
     assert (ran.exit_code, ran.json["error"]) == (0, None)
     checks = found(ran)
     assert list(checks) == [
-        "Python", "SQLite", "disk", "sync", "psycopg", "pyarrow", "Java", "Node", "Chromium", "configuration", "store",
+        "Python", "SQLite", "disk", "sync", "psycopg", "pyarrow", "pyspark", "Java", "Node", "Chromium",
+        "configuration", "Spark", "store",
     ]  # fmt: skip
-    for name in ("Python", "SQLite", "disk", "sync", "psycopg", "pyarrow", "configuration"):
+    for name in ("Python", "SQLite", "disk", "sync", "psycopg", "pyarrow", "pyspark", "Java", "configuration"):
         assert checks[name]["state"] == "ok", checks[name]
     assert checks["store"]["state"] == "missing"
     assert checks["store"]["fix"] == "create it: semel store init sqlite:///semel.db"
@@ -135,5 +140,90 @@ def test_what_is_not_installed_comes_with_its_command(monkeypatch: pytest.Monkey
 
 def test_programs_of_later_parts_are_only_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda program: "/bin/chrome" if program == "google-chrome" else None)
-    assert module.check_java() == Check("Java", "note", "not found; not needed by this version")
+    assert module.check_node() == Check("Node", "note", "not found; not needed by this version")
     assert module.check_chromium() == Check("Chromium", "note", "/bin/chrome; not needed by this version")
+
+
+# -- Spark
+
+
+@pytest.fixture
+def java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Java:
+    found = Java(Path("/opt/17"), "17.0.15", "PATH", ("/old/bin/java (JAVA_HOME): is version 11, too old",))
+    monkeypatch.setattr(java_module, "find_java", lambda: found)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return found
+
+
+@pytest.mark.usefixtures("java")
+def test_which_java_and_why() -> None:
+    assert module.check_java() == Check(
+        "Java",
+        "ok",
+        "17.0.15 in /opt/17 (from PATH), for Spark; passed over /old/bin/java (JAVA_HOME): is version 11, too old",
+    )
+
+
+def test_no_java_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Java:
+        raise ConfigError("no Java", fix="get one")
+
+    monkeypatch.setattr(java_module, "find_java", none)
+    assert module.check_java() == Check("Java", "missing", "no Java", "get one")
+    assert module.check_spark(load_config()).detail.endswith("no start-up cache without Java")
+
+
+@pytest.mark.usefixtures("java")
+def test_what_spark_would_run_with(semel: Semel, tmp_path: Path) -> None:
+    (tmp_path / "semel.toml").write_text('[spark]\nmaster = "local[3]"\nmemory = "2g"\npartitions = 5\n')
+    check = found(semel("doctor", "--json"))["Spark"]
+    assert check["detail"] == "master local[3,4], driver memory 2g, shuffle partitions 5, no start-up cache"
+    assert (check["state"], check["fix"]) == ("note", "start twice as fast: semel doctor --start-cache")
+
+
+@pytest.mark.usefixtures("java")
+def test_a_cache_is_made_when_asked_for_and_then_found(
+    semel: Semel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def build(cache: Path) -> Path:
+        cache.write_bytes(b"x" * 2000)
+        return cache
+
+    monkeypatch.setattr(java_module, "build_start_cache", build)
+    checks = found(semel("doctor", "--start-cache", "--json"))
+    assert checks["start-up cache"]["detail"].endswith(".jsa, 2.0 kB")
+    assert str(tmp_path / "cache" / "semel" / "start-17.0.15-") in found(semel("doctor", "--json"))["Spark"]["detail"]
+    (tmp_path / "semel.toml").write_text("[spark]\nstart_cache = false\n")
+    assert found(semel("doctor", "--json"))["Spark"]["detail"].endswith("start-up cache switched off")
+
+
+@pytest.mark.usefixtures("java")
+def test_a_cache_that_cannot_be_made_is_not_well(semel: Semel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(cache: Path) -> Path:
+        raise StoreBusy("busy", fix="wait")
+
+    monkeypatch.setattr(java_module, "build_start_cache", fail)
+    ran = semel("doctor", "--start-cache", "--json")
+    assert (ran.exit_code, ran.error["message"]) == (3, "not well: start-up cache")
+
+
+@pytest.mark.usefixtures("java")
+@pytest.mark.parametrize(
+    ("master", "exit_code", "detail"),
+    [
+        ("nowhere", 2, "'nowhere' is not a master of Spark"),
+        ("spark://127.0.0.1:1", 3, "the Spark master spark://127.0.0.1:1"),
+    ],
+)
+def test_a_master_that_will_not_do(master: str, exit_code: int, detail: str, semel: Semel, tmp_path: Path) -> None:
+    (tmp_path / "semel.toml").write_text(f'[spark]\nmaster = "{master}"\n')
+    ran = semel("doctor", "--json")
+    assert ran.exit_code == exit_code
+    assert found(ran)["Spark"]["detail"].startswith(detail)
+
+
+@pytest.mark.usefixtures("java")
+def test_without_pyspark_there_is_nothing_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    assert module.check_pyspark().fix.endswith("pip install 'semel[spark]'")
+    assert module.check_spark(load_config()).state == "note"

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from semel.cli import main
-from semel.config import LATER_SECTIONS, LedgerSection, StoreSection
+from semel.config import LATER_SECTIONS, LedgerSection, OrderSection, PipelineSection, SparkSection, StoreSection
 from semel.kernel.ledger import Kind
 from semel.runtime.export import DATASETS, _schema
 
@@ -18,6 +18,13 @@ REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 CLI = (REFERENCE / "cli.md").read_text()
 CONFIGURATION = (REFERENCE / "configuration.md").read_text()
 LEDGER = (REFERENCE / "ledger.md").read_text()
+SECTIONS = {
+    "## `[store]`": StoreSection,
+    "## `[ledger]`": LedgerSection,
+    "## `[spark]`": SparkSection,
+    "## `[[pipeline]]`": PipelineSection,
+    "`order` as a table:": OrderSection,
+}
 
 
 def commands(command: Any, path: str = "semel") -> dict[str, Any]:
@@ -51,11 +58,17 @@ def test_every_exit_code_is_in_the_reference() -> None:
 
 
 def test_every_setting_is_in_the_reference_with_its_default() -> None:
-    for section in (StoreSection, LedgerSection):
+    shown = {"url": "sqlite:///semel.db", "order": False}
+    for heading, section in SECTIONS.items():
+        [text] = re.findall(
+            rf"^{re.escape(heading)}$(.*?)(?=^## |^`order`|\Z)", CONFIGURATION, re.MULTILINE | re.DOTALL
+        )
+        rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE))
+        assert list(rows) == [field.alias or name for name, field in section.model_fields.items()]
         for name, field in section.model_fields.items():
-            [row] = re.findall(rf"^\| `{name}` \| (.*?) \|", CONFIGURATION, re.MULTILINE)
-            default = {"url": "sqlite:///semel.db", "export_to": None}.get(name, field.default)
-            assert row == ("none" if default is None else f"`{default}`")
+            default = shown.get(name, field.default)
+            expected = "required" if field.is_required() else "none" if default is None else f"`{default}`"
+            assert rows[field.alias or name] == expected
     for section_name in LATER_SECTIONS:
         assert f"[{section_name}]" in CONFIGURATION
 
