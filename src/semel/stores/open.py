@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from semel.errors import ConfigError
 from semel.kernel.store import Store
 
@@ -22,6 +24,15 @@ def open_store(url: str, *, node: str = "local", create: bool = True) -> Store:
 
         return MemoryStore(node=node)
     raise ConfigError(f"{url!r} is not the URL of a store", fix=f"use one of: {EXAMPLES}")
+
+
+def absolute_url(url: str) -> str:
+    """The same store for processes that work in other folders. Only a file has a place that depends on the folder."""
+    if not url.lower().startswith("sqlite:"):
+        return url
+    from semel.stores.sqlite import path_of
+
+    return f"sqlite:///{quote(str(path_of(url).absolute()))}"
 
 
 def _open_postgres(url: str, node: str, create: bool) -> Store:

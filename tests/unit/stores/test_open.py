@@ -8,7 +8,7 @@ import pytest
 
 from semel.errors import ConfigError, StoreUnavailable
 from semel.stores.memory import MemoryStore
-from semel.stores.open import open_store
+from semel.stores.open import absolute_url, open_store
 from semel.stores.sqlite import SqliteStore
 
 
@@ -62,3 +62,17 @@ def test_a_missing_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigError) as caught:
         open_store("postgresql://localhost/x")
     assert caught.value.fix == "in a checkout: make setup; elsewhere: pip install 'semel[postgres]'"
+
+
+def test_a_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    open_store("sqlite:///my%20store.db").close()
+    url = absolute_url("sqlite:///my%20store.db")
+    monkeypatch.chdir("/")
+    open_store(url, create=False).close()
+    assert absolute_url(url) == url
+
+
+@pytest.mark.parametrize("url", ["postgresql://user@host/db?host=%2Frun", "memory:"])
+def test_other_places_do_not_depend_on_the_folder(url: str) -> None:
+    assert absolute_url(url) == url
