@@ -45,6 +45,10 @@ from semel.kernel.ops import (
 )
 from semel.kernel.store import IndexEntry, Store
 from semel.kernel.text import quote_part
+from semel.runtime.files import make_folder as _make_folder
+from semel.runtime.files import rename_unless_there as _rename_unless_there
+from semel.runtime.files import sync_folder as _sync_folder
+from semel.runtime.files import write_synced as _write_synced
 from semel.runtime.holding import Holder
 from semel.stores.points import reach
 
@@ -640,42 +644,6 @@ def _day_number(day: str) -> int:
 
 
 # -- files
-
-
-def _write_synced(path: Path, content: bytes | memoryview) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _make_folder(path: Path) -> None:
-    """Make a folder and those above it, so that they outlive a power cut."""
-    if not path.is_dir():
-        _make_folder(path.parent)
-        path.mkdir(exist_ok=True)
-        _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    """A rename is only durable when the folder is."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _rename_unless_there(temporary: Path, path: Path) -> None:
-    """A link never replaces what another process has put there first. Where there are no links, the last one wins."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
-    except OSError:
-        temporary.rename(path)
-    temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
 
 
 @contextmanager

@@ -6,11 +6,12 @@ Transforms may add the columns of `TRAVEL`, which tell the sink what became of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from itertools import repeat
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from semel.errors import InputError
@@ -67,8 +68,7 @@ class Outcome(Enum):
     DEAD = "dead"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One travelling row in the kernel's words. `position` is where its input stands, if a stream it came from. A body
     that is too large for an envelope is in `large`, and whoever stores the row stores that in chunks."""
 
@@ -90,57 +90,92 @@ def arrow_schema(names: Sequence[str]) -> pa.Schema:
     return pa.schema([known[name] for name in names])
 
 
-def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+Values = dict[str, Any]
+"""One row by column, as it came: nothing in it has been checked."""
+
+Refuse = Callable[[Values, InputError], Row]
+"""What to make of a row that no store would take."""
+
+Derive = Callable[[str, int], str]
+"""The id of an output that was given none: from the id of its input and its number among the outputs."""
+
+
+def rows_of(batch: pa.RecordBatch, *, refuse: Refuse | None = None, derive: Derive | None = None) -> Iterator[Row]:
     """The rows of an Arrow batch. Columns may be missing or in any order, except `id`, and further ones are passed
-    over."""
-    names = set(batch.schema.names)
-    if "id" not in names:
+    over. A row that breaks a rule raises InputError, unless `refuse` makes another one of it."""
+    if "id" not in batch.schema.names:
         raise InputError("a message needs an id, and these rows have no column `id`", fix="select an id column")
-    columns = {
-        field.name: _values(batch.column(field.name).cast(field.type)) if field.name in names else None
-        for field in ARROW_TRAVEL
-    }
-    for at in range(batch.num_rows):
-        yield _row({name: values[at] if values is not None else None for name, values in columns.items()})
+    columns = [_column(batch, field) for field in ARROW_TRAVEL]
+    for values in zip(*columns, strict=True):
+        try:
+            row = _row(derive, values)
+        except InputError as error:
+            if refuse is None:
+                raise
+            row = refuse(dict(zip(ARROW_TRAVEL.names, values, strict=True)), error)
+        yield row
 
 
-def _values(column: pa.Array) -> list[Any]:
-    """As Python values; times as microseconds, which is what an envelope holds."""
-    return column.cast(pa.int64()).to_pylist() if pa.types.is_timestamp(column.type) else column.to_pylist()
+def _column(batch: pa.RecordBatch, field: pa.Field) -> Iterable[Any]:
+    """As Python values; times as microseconds, which is what an envelope holds. This is on the hot path: a column
+    with nothing in it costs nothing."""
+    nothing = repeat(None, batch.num_rows)
+    if field.name not in batch.schema.names:
+        return nothing
+    column = batch.column(field.name)
+    if column.null_count == batch.num_rows:
+        return nothing
+    if column.type != field.type:
+        column = column.cast(field.type)
+    if pa.types.is_map(column.type) and column.offsets[0] == column.offsets[-1]:
+        return nothing
+    values: list[Any] = (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
+    return values
 
 
-def _row(values: dict[str, Any]) -> Row:
-    stream, epoch, offset = values["stream"], values["epoch"], values["offset"]
+def _row(derive: Derive | None, values: tuple[Any, ...]) -> Row:
+    (
+        id, source, type, subject, time, session, index, datacontenttype, data, headers,
+        stream, epoch, offset, outcome, cause, input, ordinal,
+    ) = values  # fmt: skip
+    if id is None:
+        id = _derived(derive, input, ordinal)
+    is_large = data is not None and len(data) > DATA_INLINE_BYTES_MAX
+    envelope = Envelope(
+        id,
+        source or "semel",
+        type or "message",
+        b"" if is_large else data or b"",
+        session,
+        index,
+        time,
+        subject,
+        datacontenttype,
+        dict(headers) if headers else {},
+    )
     return Row(
-        envelope=_envelope(values),
-        position=Position(stream, epoch or 0, offset or 0) if stream is not None else None,
-        outcome=Outcome(values["outcome"]) if values["outcome"] else None,
-        cause=values["cause"],
-        input=values["input"],
-        ordinal=values["ordinal"],
-        large=values["data"] if _is_large(values["data"]) else None,
+        envelope,
+        Position(stream, epoch or 0, offset or 0) if stream is not None else None,
+        _outcome(outcome) if outcome else None,
+        cause,
+        input,
+        ordinal,
+        data if is_large else None,
     )
 
 
-def _is_large(data: bytes | None) -> bool:
-    return data is not None and len(data) > DATA_INLINE_BYTES_MAX
-
-
-def _envelope(values: dict[str, Any]) -> Envelope:
-    if values["id"] is None:
+def _derived(derive: Derive | None, input: str | None, ordinal: int | None) -> str:
+    if derive is None or input is None:
         raise InputError("a message has no id", fix="give every row an id of its own")
-    return Envelope(
-        id=values["id"],
-        source=values["source"] or "semel",
-        type=values["type"] or "message",
-        data=b"" if _is_large(values["data"]) else values["data"] or b"",
-        session=values["session"],
-        index=values["index"],
-        time=values["time"],
-        subject=values["subject"],
-        datacontenttype=values["datacontenttype"],
-        headers=dict(values["headers"] or ()),
-    )
+    return derive(input, ordinal or 0)
+
+
+def _outcome(text: str) -> Outcome:
+    try:
+        return Outcome(text)
+    except ValueError:
+        known = ", ".join(outcome.value for outcome in Outcome)
+        raise InputError(f"outcome {text!r} is not known", fix=f"use one of: {known}; or leave it empty") from None
 
 
 def batch_of(rows: Sequence[Row], schema: pa.Schema = ARROW_TRAVEL) -> pa.RecordBatch:

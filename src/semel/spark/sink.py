@@ -1,0 +1,462 @@
+"""The sink: `writeStream.format("semel")` and `write.format("semel")`.
+
+Spark promises that a batch which was not known to be complete comes again, whole and under the same number. It does not
+promise that it comes once. So the rows of a batch are staged by the tasks and land in one transaction of the store,
+together with the number of the batch; one that has landed is passed over when it comes again. When the checkpoint is
+lost, the numbers begin anew under another query id: then the identities of the messages tell.
+
+Spark may call `abort` for a batch that has landed (the driver died before it could note it). Nothing is ever undone.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from semel.errors import ConfigError, InputError, SemelError, StaleFence, StoreBusy
+from semel.kernel.envelope import Blob
+from semel.kernel.lease import Guard
+from semel.kernel.ledger import HOP_CHARS_MAX
+from semel.kernel.ops import Advance, Conflict, Op, Put, Refused, Stale
+from semel.kernel.position import Position
+from semel.kernel.store import Store
+from semel.kernel.text import check_stream
+from semel.runtime.holding import LEASE_QUEUE, commit_unit
+from semel.spark import relay
+from semel.spark.landing import (
+    Job,
+    KeepBody,
+    Landing,
+    SinkState,
+    SourceRange,
+    dead_row,
+    derived_id,
+    output_stream,
+    read_state,
+    state_key,
+)
+from semel.spark.rows import ARROW_TRAVEL, Row, Values, rows_of
+from semel.spark.staging import Staged, Staging, Task, current_task, query_of, source_ranges
+from semel.stores.bodies import put_body
+from semel.stores.open import open_store
+
+log = logging.getLogger(__name__)
+
+NODE = "spark"
+TRIES_MAX = 20
+_KNOWN = ("store", "pipeline", "to", "fence", "staging", "table", "key", "path", "checkpointLocation", "queryName")
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_TEXT = ("string", "varchar", "char")
+_TYPES: dict[str, tuple[str, ...]] = {
+    "time": ("timestamp",),
+    "index": _INTEGERS,
+    "epoch": _INTEGERS,
+    "offset": _INTEGERS,
+    "ordinal": _INTEGERS,
+    "data": ("binary", *_TEXT),
+    "headers": ("map<string,string>",),
+}
+
+
+# -- options
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What the user said. Names are spelled as in `option(...)`; Spark does not mind their case."""
+
+    pipeline: str
+    store: str | None = None
+    to: str | None = None
+    fence: int | None = None
+    staging: str | None = None
+    table: str | None = None
+    key: tuple[str, ...] = ()
+    path: str | None = None
+    checkpoint: str | None = None
+
+    @property
+    def guard(self) -> Guard | None:
+        """The lease of the pipeline, under the fence that this driver holds."""
+        return None if self.fence is None else Guard(LEASE_QUEUE, f"pipeline/{self.pipeline}", self.fence)
+
+    @property
+    def staged(self) -> Staging:
+        assert self.staging is not None or self.checkpoint is not None
+        return Staging(self.staging or f"{self.checkpoint}/semel-staging", self.pipeline)
+
+
+def read_options(options: Mapping[str, str]) -> SinkOptions:
+    given = {name.lower(): value for name, value in options.items()}
+    known = {name.lower() for name in _KNOWN}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise ConfigError(f"the sink has no option {unknown[0]!r}", fix=f"use: {', '.join(_KNOWN)}")
+    if not given.get("pipeline"):
+        raise ConfigError("the sink needs a name", fix="say .option('pipeline', 'orders'): it names the output")
+    output_stream(given["pipeline"])
+    found = SinkOptions(
+        pipeline=given["pipeline"],
+        store=given.get("store"),
+        to=given.get("to"),
+        fence=_fence(given.get("fence")),
+        staging=given.get("staging"),
+        table=given.get("table"),
+        key=tuple(name.strip() for name in given.get("key", "").split(",") if name.strip()),
+        path=given.get("path"),
+        checkpoint=given.get("checkpointlocation"),
+    )
+    _check_together(found)
+    return found
+
+
+def _fence(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdigit():
+        raise ConfigError(f"fence is {text!r}", fix="give the number under which the lease of the pipeline is held")
+    return int(text)
+
+
+def _check_together(found: SinkOptions) -> None:
+    if found.store is None and found.path is None:
+        raise ConfigError("the sink needs a store", fix="say .option('store', 'sqlite:///semel.db')")
+    if sum(place is not None for place in (found.to, found.table, found.path)) > 1:
+        raise ConfigError("the sink has one target", fix="give one of: to, table, path")
+    if (found.table is None) != (not found.key):
+        raise ConfigError(
+            "a table and its key belong together", fix="give both: .option('table', 'orders').option('key', 'id')"
+        )
+    if found.fence is not None and found.store is None:
+        raise ConfigError("a fence is a number that a store gave out", fix="give the store as well")
+    if found.to is not None and check_stream(found.to) == output_stream(found.pipeline):
+        raise ConfigError(f"{found.to} is the pipeline's own stream", fix="leave out `to`, or name another stream")
+    if found.to is not None and len(relay.relay_hop(found.pipeline, found.to)) > HOP_CHARS_MAX:
+        raise ConfigError(f"the name of the stream {found.to[:40]}… is too long", fix="choose a shorter one")
+
+
+def check_message_columns(schema: StructType) -> None:
+    """That rows of this schema can be messages, before any of them is made."""
+    names = schema.fieldNames()
+    if "id" not in names:
+        raise InputError("a message needs an id, and these rows have no column `id`", fix="select an id column")
+    for column in schema.fields:
+        if column.name not in ARROW_TRAVEL.names:
+            continue
+        wanted = _TYPES.get(column.name, _TEXT)
+        if column.dataType.simpleString().partition("(")[0] not in wanted:
+            raise InputError(
+                f"column {column.name} is {column.dataType.simpleString()}, a message has {wanted[0]} there",
+                fix=f"cast it: df.withColumn('{column.name}', col('{column.name}').cast('{wanted[0]}'))",
+            )
+
+
+# -- the writers
+
+
+class Target(Protocol):
+    """Where rows go in the end."""
+
+    def stage(self, batches: Iterator[pa.RecordBatch], task: Task) -> Staged:
+        """In a task: put its rows aside."""
+        ...
+
+    def commit(self, job: Job, staged: Sequence[Staged]) -> None:
+        """In the driver: let the batch take effect, once however often this is called."""
+        ...
+
+    def abort(self, job: Job, staged: Sequence[Staged]) -> None:
+        """In the driver: remove what is certainly not needed, and undo nothing."""
+        ...
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """For a query. Tasks and the commit have writers of their own: nothing passes between them but the messages."""
+
+    def __init__(self, options: SinkOptions, target: Target) -> None:
+        self.options = options
+        self.target = target
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.target.stage(iterator, current_task())
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        staged = _staged(messages)
+        query = self._query(staged)
+        if query is not None:
+            self.target.commit(Job(self.options.pipeline, query, batchId), staged)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        staged = _staged(messages)
+        query = self._query(staged)
+        if query is not None:
+            _abort(self.target, Job(self.options.pipeline, query, batchId), staged)
+
+    def _query(self, staged: Sequence[Staged]) -> str | None:
+        """A batch without tasks has no messages; without rows there is nothing to land either way."""
+        if staged:
+            return staged[0].query
+        return query_of(self.options.checkpoint) if self.options.checkpoint else None
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """For one job, which is its own query with one batch. The job that failed and is run again is another one: then
+    the identities of the messages tell what is there already."""
+
+    def __init__(self, options: SinkOptions, target: Target, own_folder: str | None = None) -> None:
+        self.options = options
+        self.target = target
+        self.own_folder = own_folder
+        self.job = Job(options.pipeline, uuid.uuid4().hex, 0)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self.target.stage(iterator, current_task(self.job.query, self.job.batch))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.target.commit(self.job, _staged(messages))
+        self._end()
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        _abort(self.target, self.job, _staged(messages))
+        self._end()
+
+    def _end(self) -> None:
+        """A job comes once: whatever became of it, nobody asks for its files again."""
+        self.options.staged.end(self.job.query)
+        if self.own_folder is not None:
+            shutil.rmtree(self.own_folder, ignore_errors=True)
+
+
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
+    return [message for message in messages if isinstance(message, Staged)]
+
+
+def _abort(target: Target, job: Job, staged: Sequence[Staged]) -> None:
+    """A failure here would hide the one that the abort is about. What is left behind is swept later."""
+    try:
+        target.abort(job, staged)
+    except SemelError as error:
+        log.warning("nothing was cleaned up after batch %d of %s: %s", job.batch, job.pipeline, error.message)
+
+
+def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    if overwrite:
+        raise ConfigError("what has landed is never overwritten", fix="use outputMode('append')")
+    found = read_options(options)
+    if found.checkpoint is None and found.staging is None:
+        raise ConfigError(
+            "a query without a checkpoint begins anew each time",
+            fix="say .option('checkpointLocation', FOLDER) where you start it",
+        )
+    return StreamWriter(found, _target(found, schema))
+
+
+def make_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    if overwrite:
+        raise ConfigError("what has landed is never overwritten", fix="use mode('append')")
+    found = read_options(options)
+    if found.staging is not None or found.checkpoint is not None:
+        return BatchWriter(found, _target(found, schema))
+    # on one machine nobody need say where; elsewhere the commit does not find the files, and says so
+    own_folder = tempfile.mkdtemp(prefix="semel-staging-")
+    found = replace(found, staging=own_folder)
+    return BatchWriter(found, _target(found, schema), own_folder)
+
+
+def _target(options: SinkOptions, schema: StructType) -> Target:
+    if options.table is not None:
+        from semel.spark.tables import TableTarget
+
+        return TableTarget(options, schema)
+    if options.path is not None:
+        from semel.spark.parquet import FolderTarget
+
+        return FolderTarget(options, schema)
+    check_message_columns(schema)
+    return StreamTarget(options)
+
+
+# -- landing
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTarget:
+    """Rows become records of spark/<pipeline>, and go on to the stream `to` if there is one."""
+
+    options: SinkOptions
+
+    def stage(self, batches: Iterator[pa.RecordBatch], task: Task) -> Staged:
+        return self.options.staged.write(batches, task)
+
+    def commit(self, job: Job, staged: Sequence[Staged]) -> None:
+        with closing(open_sink_store(self.options)) as store:
+            self.land(store, job, staged)
+
+    def land(self, store: Store, job: Job, staged: Sequence[Staged]) -> None:
+        options = self.options
+        state = land(store, job, options, lambda: self._ops(store, job, staged))
+        if options.to is not None:
+            relay.relay(store, job.pipeline, options.to, options.guard)
+        options.staged.sweep(state.landed)
+
+    def _ops(self, store: Store, job: Job, staged: Sequence[Staged]) -> list[Op]:
+        pins = relay.pin(store, job.pipeline, self.options.to) if self.options.to is not None else []
+        return [*pins, *landing_ops(job, self.options.staged, staged, body_keeper(store, job))]
+
+    def abort(self, job: Job, staged: Sequence[Staged]) -> None:
+        with closing(open_sink_store(self.options)) as store:
+            clean_up(store, self.options, staged)
+
+
+def open_sink_store(options: SinkOptions) -> Store:
+    """A store that is there already: a new one by a slip of the pen would swallow the output."""
+    assert options.store is not None
+    return open_store(options.store, node=NODE, create=False)
+
+
+def land(store: Store, job: Job, options: SinkOptions, ops: Callable[[], list[Op]]) -> SinkState:
+    """Commit the ops of a batch and its number in one transaction, unless it has landed before. Returns the state
+    afterwards. `ops` is only asked when they are needed."""
+    batch: list[Op] | None = None
+    for _ in range(TRIES_MAX):
+        known = store.state(state_key(job.pipeline))
+        state = read_state(state_key(job.pipeline), known)
+        if state.has(job.query, job.batch):
+            return state
+        batch = ops() if batch is None else batch
+        head, following = progress_ops(store, job, options, state, known.version if known is not None else 0)
+        outcome = commit_unit(store, (*head, *batch))
+        if not isinstance(outcome, Refused):
+            return following
+        check_refusal(job, outcome)
+    raise StoreBusy(f"others write for pipeline {job.pipeline!r} all the time", fix="run it in one place")
+
+
+def progress_ops(
+    store: Store, job: Job, options: SinkOptions, state: SinkState, version: int
+) -> tuple[list[Op], SinkState]:
+    """What says that the batch has landed, and keeps of its sources what a replay of it would need."""
+    ranges = source_ranges(options.checkpoint, job.batch) if options.checkpoint else []
+    following = state.after(job.query, job.batch, {_source_name(store, each): each for each in ranges})
+    ops: list[Op] = [Put(state_key(job.pipeline), following.encode(), expected=version, guard=options.guard)]
+    ops += [
+        Advance(f"{output_stream(job.pipeline)}/{each.stream}", Position(each.stream, each.epoch, each.after))
+        for each in ranges
+        if each.store == store.store_id and each.epoch == store.epoch
+    ]
+    return ops, following
+
+
+def _source_name(store: Store, each: SourceRange) -> str:
+    return each.stream if each.store == store.store_id else f"{each.store}:{each.stream}"
+
+
+def check_refusal(job: Job, refused: Refused) -> None:
+    """A stale fence is final. A conflict is another driver's commit: look again at what it did."""
+    if any(isinstance(result, Stale) for result in refused.results):
+        raise stale(job)
+    assert any(isinstance(result, Conflict) for result in refused.results)
+
+
+def stale(job: Job) -> StaleFence:
+    return StaleFence(
+        f"another driver has taken over pipeline {job.pipeline!r}: batch {job.batch} of this one was not written",
+        fix="nothing is lost: the other one goes on; end this one",
+    )
+
+
+def landing_ops(job: Job, staging: Staging, staged: Sequence[Staged], keep_body: KeepBody) -> list[Op]:
+    landing = Landing(job, keep_body)
+    for row in staged_rows(job, staging, staged):
+        landing.add(row)
+    return landing.end()
+
+
+def staged_rows(job: Job, staging: Staging, staged: Sequence[Staged]) -> Iterator[Row]:
+    """The rows of a batch in order. One that no store would take becomes a dead letter."""
+    for each, batch in staging.read(staged):
+        namer = _RowNamer(job, each.partition)
+        yield from rows_of(batch, refuse=namer.refuse, derive=namer.derive)
+
+
+def message_rows(job: Job, partition: int, batch: pa.RecordBatch) -> Iterator[Row | None]:
+    """The rows of any table as messages, or None when they have no id. The table may use the names of a message's
+    columns in its own way: those of another type are no part of the message, and an id of any type is one as text."""
+    if "id" not in batch.schema.names:
+        yield from [None] * batch.num_rows
+        return
+    columns = {"id": batch.column("id").cast(pa.string())}
+    for each in ARROW_TRAVEL:
+        if each.name != "id" and each.name in batch.schema.names and _fits(batch.column(each.name).type, each.type):
+            columns[each.name] = batch.column(each.name)
+    namer = _RowNamer(job, partition)
+    yield from rows_of(pa.record_batch(columns), refuse=namer.refuse, derive=namer.derive)
+
+
+def _fits(given: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_timestamp(wanted):
+        return bool(pa.types.is_timestamp(given) and given.tz is not None)
+    if pa.types.is_integer(wanted):
+        return bool(pa.types.is_integer(given))
+    return bool(given == wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowNamer:
+    """Gives ids to rows that lack them, and names those to which nobody can give one."""
+
+    job: Job
+    partition: int
+
+    def derive(self, input: str, ordinal: int) -> str:
+        return derived_id(self.job.pipeline, input, ordinal)
+
+    def refuse(self, values: Values, error: InputError) -> Row:
+        try:
+            return dead_row(values, error)
+        except InputError:
+            shown = {name: value for name, value in values.items() if value is not None and name != "data"}
+            raise InputError(
+                f"a row of partition {self.partition} in batch {self.job.batch} cannot be kept, not even as a dead"
+                f" letter: {error.message}; it holds {shown}",
+                fix="give every row an id before it comes to the sink, or filter such rows out",
+            ) from None
+
+
+def body_keeper(store: Store, job: Job) -> KeepBody:
+    def keep(body: bytes) -> Blob:
+        return put_body(store, f"{job.pipeline[:64]}-{job.batch}-{uuid.uuid4().hex}", [body])
+
+    return keep
+
+
+def no_body(body: bytes) -> Blob:
+    raise AssertionError("events have no bodies")
+
+
+def clean_up(store: Store, options: SinkOptions, staged: Sequence[Staged]) -> None:
+    """After an abort: the files of its attempts are not needed, whether or not the batch has landed. If it has, all
+    is done; if it has not, Spark stages its rows anew."""
+    state = read_state(state_key(options.pipeline), store.state(state_key(options.pipeline)))
+    options.staged.sweep(state.landed)
+    options.staged.remove(staged)
+
+
+def taken_up_to(store: Store, pipeline: str) -> dict[str, int]:
+    """How far the last batch that landed went in each of its streams. Streams of one name in several stores count by
+    the one that is furthest behind."""
+    state = read_state(state_key(pipeline), store.state(state_key(pipeline)))
+    taken: dict[str, int] = {}
+    for each in state.sources.values():
+        taken[each.stream] = min(each.offset, taken.get(each.stream, each.offset))
+    return taken

@@ -1,0 +1,413 @@
+"""The sink into a user's own table, in the database of the store: rows, number of the batch and ledger in one commit.
+
+The table and its unique key are the user's: nothing is created here. A row whose key is there already is a duplicate
+and changes nothing. A row that the table refuses becomes a dead letter with the table's own words as its cause.
+
+Records of streams are not written inside somebody else's transaction (see `Tx`). So dead letters and receipts are
+committed just before. Each has an identity: should this process die in between, the replay finds them there.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from semel.errors import ConfigError, InputError, StaleFence, StoreBusy, StoreUnavailable
+from semel.kernel.envelope import DATA_INLINE_BYTES_MAX
+from semel.kernel.ledger import Kind
+from semel.kernel.ops import Op
+from semel.kernel.store import Store
+from semel.runtime.holding import commit_unit
+from semel.spark.landing import Job, Landing, read_state, state_key
+from semel.spark.rows import ARROW_TRAVEL, Outcome, Row
+from semel.spark.sink import (
+    SinkOptions,
+    body_keeper,
+    clean_up,
+    message_rows,
+    no_body,
+    open_sink_store,
+    progress_ops,
+    stale,
+)
+from semel.spark.staging import Staged, Task
+from semel.stores.sqlite import path_of
+
+TRIES_MAX = 20
+REFUSED_MAX = 1000
+"""More refused rows than this in one batch are no odd rows but a table that does not fit."""
+
+TRAVEL_NAMES = ("outcome", "cause", "input", "ordinal")
+BUSY_S = 30.0
+
+SQLITE_TYPES = {
+    "boolean": "INTEGER", "tinyint": "INTEGER", "smallint": "INTEGER", "int": "INTEGER", "bigint": "INTEGER",
+    "float": "REAL", "double": "REAL", "decimal": "TEXT", "string": "TEXT", "varchar": "TEXT", "char": "TEXT",
+    "binary": "BLOB", "date": "TEXT", "timestamp": "TEXT", "timestamp_ntz": "TEXT",
+}  # fmt: skip
+POSTGRES_TYPES = {
+    "boolean": "boolean", "tinyint": "smallint", "smallint": "smallint", "int": "integer", "bigint": "bigint",
+    "float": "real", "double": "double precision", "decimal": "numeric", "string": "text", "varchar": "text",
+    "char": "text", "binary": "bytea", "date": "date", "timestamp": "timestamptz", "timestamp_ntz": "timestamp",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The rows of one batch. `lines` are what the table gets, and `rows` the same ones as messages, for those that can
+    be called by an id. `aside` are those that do not pass on. `refused` says why the table does not want a line."""
+
+    lines: list[tuple[Any, ...]] = field(default_factory=list)
+    rows: list[Row | None] = field(default_factory=list)
+    aside: list[Row] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """Which of the lines were new, and which were refused with what words, by their numbers."""
+
+    fresh: set[int]
+    refused: dict[int, str]
+
+
+Lines = Sequence[tuple[int, tuple[Any, ...]]]
+"""Numbered rows for a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is written: the table, its columns with their Spark types, and the columns of its key."""
+
+    table: str
+    columns: tuple[tuple[str, str], ...]
+    key: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.columns)
+
+    def create_statement(self, types: dict[str, str]) -> str:
+        columns = [f"{quoted(name)} {types[kind.partition('(')[0]]}" for name, kind in self.columns]
+        key = ", ".join(quoted(name) for name in self.key)
+        return f"CREATE TABLE {quoted_table(self.table)} ({', '.join(columns)}, PRIMARY KEY ({key}))"
+
+    def index_statement(self) -> str:
+        key = ", ".join(quoted(name) for name in self.key)
+        name = quoted("_".join((self.table.rpartition(".")[2], *self.key, "key")))
+        return f"CREATE UNIQUE INDEX {name} ON {quoted_table(self.table)} ({key})"
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quoted_table(name: str) -> str:
+    return ".".join(quoted(part) for part in name.split("."))
+
+
+def shape_of(options: SinkOptions, schema: StructType) -> Shape:
+    """Checks what can be checked without the table."""
+    assert options.table is not None
+    names = schema.fieldNames()
+    missing = [name for name in options.key if name not in names]
+    if missing:
+        raise ConfigError(f"the rows have no column {missing[0]!r}, which is the key", fix=f"use: {', '.join(names)}")
+    if "outcome" in names and "id" not in names:
+        raise ConfigError("rows with an outcome need an id to be told of", fix="keep the column id")
+    columns = []
+    for column in schema.fields:
+        kind = column.dataType.simpleString()
+        if column.name in TRAVEL_NAMES:
+            continue
+        if kind.partition("(")[0] in SQLITE_TYPES:
+            columns.append((column.name, kind))
+        elif column.name not in ARROW_TRAVEL.names:
+            raise ConfigError(
+                f"column {column.name} is {kind}, which has no place in a table",
+                fix="make a simple value of it, for example with to_json(), or drop it",
+            )
+    return Shape(options.table, tuple(columns), options.key)
+
+
+class TableTarget:
+    """Rows become rows of the user's table."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        if options.store is None or not options.store.startswith(("sqlite:", "postgres:", "postgresql:")):
+            raise ConfigError(
+                f"a table stands beside the store, and {options.store} has none",
+                fix="give option `store` the URL of a store in SQLite or PostgreSQL",
+            )
+        self.options = options
+        self.shape = shape_of(options, schema)
+
+    def stage(self, batches: Iterator[pa.RecordBatch], task: Task) -> Staged:
+        return self.options.staged.write(batches, task)
+
+    def commit(self, job: Job, staged: Sequence[Staged]) -> None:
+        with closing(open_sink_store(self.options)) as store:
+            self.land(store, job, staged)
+
+    def abort(self, job: Job, staged: Sequence[Staged]) -> None:
+        with closing(open_sink_store(self.options)) as store:
+            clean_up(store, self.options, staged)
+
+    def land(self, store: Store, job: Job, staged: Sequence[Staged]) -> None:
+        shape: Shape | None = None
+        batch = _Batch()
+        for _ in range(TRIES_MAX):
+            known = store.state(state_key(job.pipeline))
+            state = read_state(state_key(job.pipeline), known)
+            if state.has(job.query, job.batch):
+                self.options.staged.sweep(state.landed)
+                return
+            if shape is None:
+                shape = self._fitted(store)
+                batch = self._read(job, shape, staged)
+                self._commit_records(store, job, batch.aside)
+            version = known.version if known is not None else 0
+            head, _ = progress_ops(store, job, self.options, state, version)
+            try:
+                refused = self._write(store, job, shape, head, batch)
+            except StaleFence:
+                if _version(store, job) == version:
+                    raise stale(job) from None
+                continue
+            if refused:
+                self._bury(store, job, shape, batch, refused)
+        raise StoreBusy(f"others write for pipeline {job.pipeline!r} all the time", fix="run it in one place")
+
+    def _fitted(self, store: Store) -> Shape:
+        """Without those columns of the message that the table does not have; it must have all others."""
+        with open_database(store) as database:
+            there = database.columns(self.shape)
+            shape = Shape(
+                self.shape.table,
+                tuple(each for each in self.shape.columns if each[0] in there or each[0] not in ARROW_TRAVEL.names),
+                self.shape.key,
+            )
+            missing = [name for name in (*shape.names, *shape.key) if name not in there]
+            if missing:
+                raise ConfigError(
+                    f"table {shape.table} has no column {missing[0]!r}", fix=f"add it, or select: {', '.join(there)}"
+                )
+            database.check_key(shape)
+            return shape
+
+    def _read(self, job: Job, shape: Shape, staged: Sequence[Staged]) -> _Batch:
+        found = _Batch()
+        key = [shape.names.index(name) for name in shape.key]
+        for each, batch in self.options.staged.read(staged):
+            columns = [_values(batch.column(name)) for name in shape.names]
+            for line, row in zip(zip(*columns, strict=True), message_rows(job, each.partition, batch), strict=True):
+                if row is not None and row.outcome is not None:
+                    found.aside.append(row)
+                    continue
+                if any(line[place] is None for place in key):
+                    # a key that is empty is never equal to another one: the row would come again with each replay
+                    found.refused[len(found.lines)] = f"its key ({', '.join(shape.key)}) is empty"
+                found.lines.append(line)
+                found.rows.append(row)
+        return found
+
+    def _commit_records(self, store: Store, job: Job, rows: Iterable[Row]) -> None:
+        """What becomes a record of a stream. It is there once, however often this is called."""
+        landing = Landing(job, body_keeper(store, job))
+        for row in rows:
+            if row.outcome in (Outcome.DEAD, Outcome.HANDLED):
+                landing.add(row)
+        ops = landing.end()
+        if ops:
+            commit_unit(store, tuple(ops))
+
+    def _write(self, store: Store, job: Job, shape: Shape, head: Sequence[Op], batch: _Batch) -> dict[int, str]:
+        """One transaction. Returns the lines that the table refused: then nothing of it has happened."""
+        lines = [each for each in enumerate(batch.lines) if each[0] not in batch.refused]
+        buried = {number for number, row in enumerate(batch.rows) if row is not None and row.outcome is Outcome.DEAD}
+        if unburied := {number: why for number, why in batch.refused.items() if number not in buried}:
+            return unburied
+        with open_database(store) as database:
+            tx = store.bind(database.connection)
+            tx.apply(head)
+            verdicts = database.insert(shape, lines)
+            if not verdicts.refused:
+                tx.apply(_events(job, batch, verdicts.fresh))
+                database.commit()
+            return verdicts.refused
+
+    def _bury(self, store: Store, job: Job, shape: Shape, batch: _Batch, refused: dict[int, str]) -> None:
+        """Rows that the table refuses would hold up the query for ever: they become dead letters."""
+        batch.refused |= refused
+        if len(batch.refused) > REFUSED_MAX:
+            raise ConfigError(
+                f"table {shape.table} refuses more than {REFUSED_MAX:,} rows of batch {job.batch}, one of them with:"
+                f" {next(iter(refused.values()))}",
+                fix="the table does not fit these rows: change one of the two",
+            )
+        for number, why in refused.items():
+            batch.rows[number] = _dead(shape, batch.lines[number], batch.rows[number], why)
+        self._commit_records(store, job, [row for number in refused if (row := batch.rows[number]) is not None])
+
+
+def _version(store: Store, job: Job) -> int:
+    known = store.state(state_key(job.pipeline))
+    return known.version if known is not None else 0
+
+
+def _dead(shape: Shape, line: tuple[Any, ...], row: Row | None, why: str) -> Row:
+    """With the columns as its body, unless it has a body of its own: nothing of the row is lost."""
+    if row is None:
+        key = {name: line[shape.names.index(name)] for name in shape.key}
+        raise InputError(
+            f"table {shape.table} refuses the row {key}: {why}",
+            fix="correct the row or the table; with a column `id` such rows become dead letters",
+        )
+    dead = msgspec.structs.replace(row, outcome=Outcome.DEAD, cause=why)
+    if row.envelope.data or row.large is not None:
+        return dead
+    body = msgspec.json.encode(dict(zip(shape.names, line, strict=True)))
+    is_large = len(body) > DATA_INLINE_BYTES_MAX
+    envelope = msgspec.structs.replace(row.envelope, data=b"" if is_large else body, datacontenttype="application/json")
+    return msgspec.structs.replace(dead, envelope=envelope, large=body if is_large else None)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Python's own values. A time is one in UTC."""
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        column = column.cast(pa.timestamp("us", tz="UTC"))
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _events(job: Job, batch: _Batch, fresh: set[int]) -> list[Op]:
+    """What the ledger hears of the batch: each message took effect in the table, or was there already."""
+    landing = Landing(job, no_body)
+    for row in batch.aside:
+        if row.outcome not in (Outcome.DEAD, Outcome.HANDLED):
+            landing.add(row)
+    for number, passed in enumerate(batch.rows):
+        if passed is not None and passed.outcome is None:
+            landing.tell(passed, (Kind.ACCEPTED, Kind.HANDLED) if number in fresh else (Kind.DUPLICATE,))
+    return landing.end()
+
+
+# -- databases
+
+
+class Database(Protocol):
+    """The user's tables, inside one transaction of theirs that is rolled back unless it is committed."""
+
+    connection: Any
+
+    def columns(self, shape: Shape) -> list[str]:
+        """The columns of the table. Raises when there is no such table."""
+        ...
+
+    def check_key(self, shape: Shape) -> None:
+        """Raises when nothing keeps a key from being there twice."""
+        ...
+
+    def insert(self, shape: Shape, lines: Lines) -> Verdicts: ...
+
+    def commit(self) -> None: ...
+
+
+@contextmanager
+def open_database(store: Store) -> Iterator[Database]:
+    if store.url.startswith("sqlite:"):
+        with closing(SqliteDatabase(store.url)) as sqlite, _sqlite_errors():
+            yield sqlite
+        return
+    from semel.spark.tables_postgres import PostgresDatabase, postgres_errors
+
+    with postgres_errors(), closing(PostgresDatabase(store.url)) as postgres:
+        yield postgres
+
+
+def no_table(shape: Shape, types: dict[str, str]) -> ConfigError:
+    return ConfigError(f"there is no table {shape.table}", fix=f"create it: {shape.create_statement(types)}")
+
+
+def no_key(shape: Shape) -> ConfigError:
+    return ConfigError(
+        f"nothing makes ({', '.join(shape.key)}) unique in table {shape.table}, so a replay would double its rows",
+        fix=f"add a key: {shape.index_statement()}",
+    )
+
+
+class SqliteDatabase:
+    """One row at a time: SQLite answers for each whether it was new, and at the speed of a batch."""
+
+    def __init__(self, url: str) -> None:
+        self.connection = sqlite3.connect(path_of(url), isolation_level=None, timeout=BUSY_S)
+        self.connection.execute("PRAGMA synchronous = FULL")
+        self.connection.execute("BEGIN IMMEDIATE")
+
+    def columns(self, shape: Shape) -> list[str]:
+        schema, _, table = shape.table.rpartition(".")
+        found = self.connection.execute("SELECT name FROM pragma_table_info(?, ?)", (table, schema or "main"))
+        names = [name for (name,) in found]
+        if not names:
+            raise no_table(shape, SQLITE_TYPES)
+        return names
+
+    def check_key(self, shape: Shape) -> None:
+        try:
+            self.connection.execute(f"EXPLAIN {_insert(shape)}", (None,) * len(shape.names))
+        except sqlite3.OperationalError as error:
+            if "ON CONFLICT clause does not match" not in str(error):
+                raise
+            raise no_key(shape) from None
+
+    def insert(self, shape: Shape, lines: Lines) -> Verdicts:
+        statement = _insert(shape)
+        cursor = self.connection.cursor()
+        fresh: set[int] = set()
+        refused: dict[int, str] = {}
+        for number, line in lines:
+            try:
+                cursor.execute(statement, [_for_sqlite(value) for value in line])
+            except (sqlite3.IntegrityError, sqlite3.DataError, OverflowError) as error:
+                refused[number] = str(error)
+                continue
+            if cursor.rowcount == 1:
+                fresh.add(number)
+        return Verdicts(fresh, refused)
+
+    def commit(self) -> None:
+        self.connection.execute("COMMIT")
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _insert(shape: Shape) -> str:
+    names = ", ".join(quoted(name) for name in shape.names)
+    key = ", ".join(quoted(name) for name in shape.key)
+    marks = ", ".join("?" * len(shape.names))
+    return f"INSERT INTO {quoted_table(shape.table)} ({names}) VALUES ({marks}) ON CONFLICT ({key}) DO NOTHING"
+
+
+def _for_sqlite(value: Any) -> Any:
+    """SQLite has no types for these: times and dates as ISO 8601 sort as text, and a decimal keeps its digits."""
+    if isinstance(value, datetime | date):
+        return value.isoformat(sep=" ") if isinstance(value, datetime) else value.isoformat()
+    return str(value) if isinstance(value, Decimal) else value
+
+
+@contextmanager
+def _sqlite_errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise StoreUnavailable(f"SQLite failed: {error}", fix="see the message; then start the query again") from None

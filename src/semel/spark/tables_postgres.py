@@ -1,0 +1,117 @@
+"""A user's table in PostgreSQL: rows come by COPY into a temporary table and go on from there in one statement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from semel.errors import StoreUnavailable
+from semel.spark.tables import POSTGRES_TYPES, Lines, Shape, Verdicts, no_key, no_table
+
+STAGED = "semel_staged"
+NUMBER = "semel_number"
+
+
+class PostgresDatabase:
+    """One connection with one transaction, which begins with the first statement."""
+
+    def __init__(self, url: str) -> None:
+        self.connection: psycopg.Connection[Any] = psycopg.connect(url)
+
+    def columns(self, shape: Shape) -> list[str]:
+        try:
+            with self.connection.transaction():
+                found = self.connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(_table(shape)))
+        except psycopg.errors.UndefinedTable:
+            raise no_table(shape, POSTGRES_TYPES) from None
+        return [column.name for column in found.description or ()]
+
+    def check_key(self, shape: Shape) -> None:
+        """The statement itself, with no rows."""
+        self._stage(shape)
+        try:
+            with self.connection.transaction():
+                self.connection.execute(_move(shape))
+        except psycopg.errors.InvalidColumnReference:
+            raise no_key(shape) from None
+
+    def insert(self, shape: Shape, lines: Lines) -> Verdicts:
+        self._stage(shape)
+        verdicts = Verdicts(set(), {})
+        self._insert(shape, lines, verdicts)
+        return verdicts
+
+    def _stage(self, shape: Shape) -> None:
+        """With the table's own types, so that what is equal there is equal here."""
+        self.connection.execute(
+            sql.SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT {}, 0::bigint AS {} FROM {} WITH NO DATA").format(
+                sql.Identifier(STAGED), _names(shape.names), sql.Identifier(NUMBER), _table(shape)
+            )
+        )
+
+    def _insert(self, shape: Shape, lines: Lines, verdicts: Verdicts) -> None:
+        """A row that is refused is found by halving: the rest goes in without it."""
+        try:
+            with self.connection.transaction():
+                self._copy(shape, lines)
+                verdicts.fresh.update(number for (number,) in self.connection.execute(_move(shape)))
+        except (psycopg.IntegrityError, psycopg.DataError) as error:
+            if len(lines) == 1:
+                verdicts.refused[lines[0][0]] = " ".join(str(error).split())
+                return
+            middle = len(lines) // 2
+            self._insert(shape, lines[:middle], verdicts)
+            self._insert(shape, lines[middle:], verdicts)
+
+    def _copy(self, shape: Shape, lines: Lines) -> None:
+        self.connection.execute(sql.SQL("TRUNCATE {}").format(sql.Identifier(STAGED)))
+        statement = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(STAGED), _names((*shape.names, NUMBER)))
+        with self.connection.cursor() as cursor, cursor.copy(statement) as copy:
+            for number, line in lines:
+                copy.write_row((*line, number))
+
+    def commit(self) -> None:
+        self.connection.commit()
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _table(shape: Shape) -> sql.Identifier:
+    return sql.Identifier(*shape.table.split("."))
+
+
+def _names(names: tuple[str, ...]) -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(name) for name in names)
+
+
+def _move(shape: Shape) -> sql.Composed:
+    """Insert the first row of each key that is not there yet, and answer which rows those were."""
+    return sql.SQL(
+        "WITH first AS (SELECT DISTINCT ON ({key}) * FROM {staged} ORDER BY {key}, {number}),"
+        " added AS (INSERT INTO {table} ({names}) SELECT {names} FROM first ORDER BY {number}"
+        " ON CONFLICT ({key}) DO NOTHING RETURNING {key})"
+        " SELECT {number} FROM first JOIN added USING ({key})"
+    ).format(
+        key=_names(shape.key),
+        staged=sql.Identifier(STAGED),
+        number=sql.Identifier(NUMBER),
+        table=_table(shape),
+        names=_names(shape.names),
+    )
+
+
+@contextmanager
+def postgres_errors() -> Iterator[None]:
+    """A connection that breaks inside COMMIT is no harm: the number of the batch tells whether it happened."""
+    try:
+        yield
+    except psycopg.Error as error:
+        text = " ".join(str(error).split())
+        raise StoreUnavailable(
+            f"PostgreSQL failed: {text}", fix="see the message; then start the query again: nothing is doubled"
+        ) from None

@@ -1,0 +1,308 @@
+"""From rows to ops: what is stored, what the ledger says, and that the two agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.errors import InputError, LimitExceeded, StoreError
+from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob, Envelope
+from semel.kernel.ledger import Kind, balance
+from semel.kernel.ops import Append, Log, Unit
+from semel.kernel.position import Position
+from semel.kernel.store import State
+from semel.spark.landing import Job, Landing, SinkState, SourceRange, dead_row, derived_id, output_stream, read_state
+from semel.spark.rows import Outcome, Row, rows_of
+from semel.stores.memory import MemoryStore
+
+from .sinks import events, ids, raw, records, row, told
+
+JOB = Job("orders", "q1", 7)
+HOP = "hub/chat>spark/orders"
+
+
+def no_bodies(body: bytes) -> Blob:
+    raise AssertionError("no row here has a large body")
+
+
+def land(store: MemoryStore, *rows: Row, job: Job = JOB) -> None:
+    landing = Landing(job, no_bodies)
+    for each in rows:
+        landing.add(each)
+    store.commit([Unit(tuple(landing.end()))])
+
+
+@pytest.fixture
+def store() -> Iterator[MemoryStore]:
+    with closing(MemoryStore()) as store:
+        yield store
+
+
+def test_a_row_that_passes_is_a_record_accepted_and_forwarded(store: MemoryStore) -> None:
+    land(store, row("a"), row("b"))
+    assert ids(store, "spark/orders") == ["a", "b"]
+    assert told(store) == {(HOP, kind, id): 1 for kind in (Kind.ACCEPTED, Kind.FORWARDED) for id in "ab"}
+    assert len(events(store)) == 2
+
+
+def test_the_same_rows_under_another_query_are_duplicates(store: MemoryStore) -> None:
+    land(store, row("a"), row("b"))
+    land(store, row("a"), row("c"), row("b"), job=Job("orders", "q2", 0))
+    assert ids(store, "spark/orders") == ["a", "b", "c"]
+    counts = told(store)
+    assert counts[HOP, Kind.DUPLICATE, "a"] == counts[HOP, Kind.DUPLICATE, "b"] == 1
+    assert counts[HOP, Kind.ACCEPTED, "a"] == counts[HOP, Kind.ACCEPTED, "c"] == 1
+
+
+def test_an_output_of_another_id_gives_its_input_one_receipt(store: MemoryStore) -> None:
+    land(store, row("x", input="a", ordinal=0), row("y", input="a", ordinal=1), row("b"))
+    assert ids(store, "spark/orders") == ["x", "y", "b"]
+    assert ids(store, "spark/orders/receipts") == ["a"]
+    assert told(store) == {(HOP, kind, id): 1 for kind in (Kind.ACCEPTED, Kind.FORWARDED) for id in "ab"}
+
+
+def test_the_first_output_answers_for_its_input_whichever_id_it_has(store: MemoryStore) -> None:
+    land(store, row("a", ordinal=0), row("x", input="a", ordinal=1))
+    land(store, row("y", input="b", ordinal=0), row("b", input="b", ordinal=1))
+    assert ids(store, "spark/orders") == ["a", "x", "y", "b"]
+    assert told(store) == {(HOP, kind, id): 1 for kind in (Kind.ACCEPTED, Kind.FORWARDED) for id in "ab"}
+
+
+def test_a_message_that_goes_on_beside_what_was_made_of_it_is_told_once(store: MemoryStore) -> None:
+    land(store, row("x", input="a", ordinal=0), row("a"), row("y", input="a", ordinal=2))
+    land(store, row("b"), row("z", input="b", ordinal=1), row("c"), row("w", input="c"))
+    assert ids(store, "spark/orders") == ["x", "a", "y", "b", "z", "c", "w"]
+    assert told(store) == {(HOP, kind, id): 1 for kind in (Kind.ACCEPTED, Kind.FORWARDED) for id in "abc"}
+
+
+def test_a_message_that_comes_twice_in_a_batch_is_told_twice(store: MemoryStore) -> None:
+    land(store, row("a"), row("a"), row("x", input="b", ordinal=0), row("x", input="b", ordinal=0))
+    counts = told(store)
+    assert [counts[HOP, kind, id] for id in "ab" for kind in (Kind.ACCEPTED, Kind.DUPLICATE)] == [1, 1, 1, 1]
+
+
+def test_outputs_without_numbers_are_told_apart_by_their_input(store: MemoryStore) -> None:
+    land(store, row("x", input="a"), row("y", input="a"), row("z", input="b"))
+    assert ids(store, "spark/orders/receipts") == ["a", "b"]
+
+
+def test_handled_leaves_a_receipt_and_no_output(store: MemoryStore) -> None:
+    land(store, row("a", outcome=Outcome.HANDLED, session="s", index=3))
+    assert ids(store, "spark/orders") == []
+    [receipt] = records(store, "spark/orders/receipts")
+    assert (receipt.envelope.type, receipt.envelope.session, receipt.envelope.index) == ("semel.receipt", "s", 3)
+    assert told(store) == {(HOP, Kind.ACCEPTED, "a"): 1, (HOP, Kind.HANDLED, "a"): 1}
+
+
+def test_a_dead_letter_keeps_its_message_and_says_why(store: MemoryStore) -> None:
+    land(store, row("a", outcome=Outcome.DEAD, cause="bad\x00sum", data=b"body"), row("a", outcome=Outcome.DEAD))
+    [dead] = records(store, "dead/hub/chat")
+    assert dead.envelope.data == b"body"
+    assert dead.envelope.headers == {"semel-cause": "bad\ufffdsum", "semel-pipeline": "orders"}
+    assert dead.identity == "orders:a"
+    assert told(store) == {
+        (HOP, Kind.ACCEPTED, "a"): 1, (HOP, Kind.DEAD_LETTERED, "a"): 1, (HOP, Kind.DUPLICATE, "a"): 1,
+    }  # fmt: skip
+
+
+def test_a_dead_letter_with_a_long_id_or_full_headers_has_its_place_too(store: MemoryStore) -> None:
+    full = Envelope("y" * 255, headers={f"h{n}": "v" for n in range(64)})
+    land(store, Row(full, outcome=Outcome.DEAD, cause="c"))
+    [dead] = records(store, "dead/input")
+    assert dead.envelope.headers == {"semel-cause": "c", "semel-pipeline": "orders"}
+    assert dead.identity is not None
+    assert len(dead.identity) == 32
+
+
+def test_what_does_not_pass_is_only_told(store: MemoryStore) -> None:
+    land(store, row("a", outcome=Outcome.DUPLICATE, cause="index 3 came again"), row("b", outcome=Outcome.REJECTED))
+    assert told(store) == {(HOP, Kind.DUPLICATE, "a"): 1, (HOP, Kind.REJECTED, "b"): 1}
+    assert store.status().streams == ()
+
+
+def test_indexes_that_never_came_are_one_gap_and_end_no_message(store: MemoryStore) -> None:
+    skipped = [row(f"s#{n}", session="s", index=n, outcome=Outcome.SKIPPED) for n in (3, 4, 5, 9)]
+    land(store, *skipped, row("a"), row("s#11", session="s", index=11, outcome=Outcome.SKIPPED))
+    counts = told(store)
+    gaps = [key for key in counts if key[1] is Kind.ACTION]
+    assert gaps == [(HOP, Kind.ACTION, f"gap {gap}") for gap in ("3..5", "9..9", "11..11")]
+    assert Kind.SKIPPED not in {kind for _, kind, _ in counts}
+
+
+def test_a_run_ends_where_another_hop_or_another_sort_of_record_begins(store: MemoryStore) -> None:
+    land(
+        store,
+        row("a"), row("b"), row("x", input="m"), row("c"), row("d", stream="hub/other"), row("e"),
+        row("f", stream=None),
+    )  # fmt: skip
+    counts = told(store)
+    assert {id for hop, kind, id in counts if hop == HOP and kind is Kind.ACCEPTED} == {"a", "b", "m", "c", "e"}
+    assert counts["hub/other>spark/orders", Kind.ACCEPTED, "d"] == 1
+    assert counts["input>spark/orders", Kind.FORWARDED, "f"] == 1
+
+
+outcomes = st.sampled_from([None, None, None, *Outcome])
+some_rows = st.lists(
+    st.builds(
+        row,
+        st.sampled_from("abcdef"),
+        stream=st.sampled_from(["hub/a", "hub/b", None]),
+        outcome=outcomes,
+        input=st.sampled_from([None, None, "m", "n"]),
+        ordinal=st.sampled_from([None, 0, 1]),
+        session=st.just("s"),
+        index=st.integers(0, 5),
+    ),
+    max_size=12,
+)
+
+
+@given(some_rows, some_rows)
+def test_whatever_comes_every_range_is_exact_and_every_id_stands_once(first: list[Row], second: list[Row]) -> None:
+    with closing(MemoryStore()) as store:
+        land(store, *first)
+        land(store, *second, job=Job("orders", "q1", 8))
+        told(store)
+        assert balance(events(store), 0).holds
+        for stream in store.status().streams:
+            stored = [record.identity for record in records(store, stream.name)]
+            assert len(stored) == len(set(stored))
+        passed = [each.envelope.id for each in first + second if each.outcome is None]
+        assert ids(store, "spark/orders") == list(dict.fromkeys(passed))
+
+
+def test_derived_ids_are_the_same_for_ever_and_apart_from_each_other() -> None:
+    assert derived_id("orders", "m-1", 0) == "1645e5de5642509431d5cd84fe3dafb1"
+    made = {derived_id(p, i, n) for p in ("a", "b") for i in ("x", "y") for n in (0, 1)}
+    assert len(made) == 8
+
+
+# -- rows that no store would take
+
+
+def refused(**columns: list[object]) -> list[Row]:
+    return list(rows_of(raw(**columns), refuse=dead_row))
+
+
+@pytest.mark.parametrize(
+    ("columns", "cause"),
+    [
+        ({"id": ["a"], "session": ["s\x00"]}, "session contains a NUL"),
+        ({"id": ["a"], "type": ["t" * 1025]}, "type has 1025 characters"),
+        ({"id": ["a"], "index": [-1]}, "index -1 is outside"),
+        ({"id": ["a"], "headers": [[("h", None)]]}, "header 'h' must be text"),
+        ({"id": ["a"], "outcome": ["lost"]}, "outcome 'lost' is not known"),
+        ({"id": ["a"], "time": [-5]}, "time -5 is outside"),
+    ],
+)
+def test_a_bad_column_makes_a_dead_letter_that_keeps_the_good_ones(
+    columns: dict[str, list[object]], cause: str
+) -> None:
+    [dead] = refused(**columns, data=[b"body"], subject=["about"])
+    assert (dead.envelope.id, dead.outcome, dead.envelope.data, dead.envelope.subject) == (
+        "a", Outcome.DEAD, b"body", "about",
+    )  # fmt: skip
+    assert dead.cause is not None
+    assert cause in dead.cause
+
+
+def test_a_bad_id_is_replaced_and_kept_in_a_header() -> None:
+    long, nul = refused(id=["x" * 300, "a\x00b"])
+    assert long.envelope.id.startswith("bad-")
+    assert long.envelope.id != nul.envelope.id
+    assert long.envelope.headers["semel-id"] == "x" * 300
+    assert nul.envelope.headers["semel-id"] == "a\ufffdb"
+    assert refused(id=["x" * 300])[0].envelope.id == long.envelope.id
+
+
+def test_a_row_without_an_id_is_called_by_its_place() -> None:
+    [dead] = refused(id=[None], stream=["hub/chat"], epoch=[1], offset=[12])
+    assert (dead.envelope.id, dead.position) == ("hub/chat@1:12", Position("hub/chat", 1, 12))
+
+
+def test_a_row_without_an_id_and_a_place_raises() -> None:
+    with pytest.raises(InputError, match="no id"):
+        refused(id=[None])
+
+
+def test_a_large_body_goes_with_the_dead_letter() -> None:
+    body = b"x" * (DATA_INLINE_BYTES_MAX + 1)
+    [dead] = refused(id=["a"], session=[""], data=[body])
+    assert dead.large == body
+    assert dead.envelope.data == b""
+
+
+def test_an_output_without_an_id_is_given_a_derived_one() -> None:
+    [made] = rows_of(raw(id=[None], input=["m"], ordinal=[2]), derive=lambda i, n: derived_id("orders", i, n))
+    assert made.envelope.id == derived_id("orders", "m", 2)
+
+
+def test_bad_names_of_inputs_and_streams_do_not_stop_the_rest(store: MemoryStore) -> None:
+    land(store, row("a", input="i\x00"), row("b", stream="Not A Stream"), row("c"))
+    assert ids(store, "spark/orders") == ["c"]
+    assert ids(store, "dead/hub/chat") == ["a"]
+    assert ids(store, "dead/input") == ["b"]
+    told(store)
+
+
+def test_a_long_name_of_a_stream_has_a_short_hop(store: MemoryStore) -> None:
+    land(store, row("a", stream="s" * 500), row("b", stream="s" * 500, outcome=Outcome.DEAD))
+    assert ids(store, "spark/orders") == ["a"]
+    assert all(len(hop) <= 512 for hop, _, _ in told(store))
+
+
+def test_a_body_beyond_every_limit_is_left_out(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.spark.landing.BODY_BYTES_MAX", 10)
+
+    def keep(body: bytes) -> Blob:
+        raise LimitExceeded("the body has more than 10 bytes", fix="")
+
+    landing = Landing(JOB, keep)
+    landing.add(Row(Envelope("a"), large=b"x" * 11))
+    store.commit([Unit(tuple(landing.end()))])
+    [dead] = records(store, "dead/input")
+    assert "more than 10 bytes" in dead.envelope.headers["semel-cause"]
+
+
+# -- names and state
+
+
+def test_a_pipeline_has_a_name_that_fits() -> None:
+    assert output_stream("Big Orders") == "spark/%42ig%20%4Frders"
+    with pytest.raises(LimitExceeded, match="shorter name"):
+        output_stream("Ä" * 100)
+
+
+def test_the_state_knows_what_has_landed_of_this_query_and_the_ones_before() -> None:
+    state = SinkState().after("q1", 5, {}).after("q2", 0, {"hub/chat": SourceRange("s", "hub/chat", 1, 0, 9)})
+    again = read_state("sink/orders", State(state.encode(), 1))
+    assert again == state
+    assert state.has("q1", 5)
+    assert state.has("q2", 0)
+    assert not state.has("q1", 6)
+    assert not state.has("q3", 0)
+    for n in range(20):
+        state = state.after(f"more{n}", 0, {})
+    assert len(state.landed) == 9
+    assert not state.has("q1", 5)
+    assert state.has("more19", 0)
+
+
+def test_a_state_of_somebody_else_is_named() -> None:
+    with pytest.raises(StoreError, match="sink/orders"):
+        read_state("sink/orders", State(b"[]", 1))
+
+
+def test_ops_of_a_batch_share_their_templates() -> None:
+    landing = Landing(JOB, no_bodies)
+    for n in range(3):
+        landing.add(row(f"m{n}"))
+    appends = [op for op in landing.end() if isinstance(op, Append)]
+    assert len({id(op.on_fresh) for op in appends}) == 1
+    assert not [op for op in landing.ops if isinstance(op, Log)]
+    assert Counter(op.stream for op in appends) == {"spark/orders": 3}
