@@ -7,12 +7,14 @@ Three ways, from weak to strong:
 * `StrictIndex` passes every index once and in order. Early arrivals wait in a bounded buffer; a gap policy says what
   happens when the missing one does not come.
 
-All three hold plain values and can be saved with `snapshot` and brought back with `restore`.
+All three hold plain values and can be saved with `snapshot` and brought back with `restore`. Where nobody will send the
+early items again, as in a pipeline over a log, `early` and `given_up.snapshot` save the rest of what a machine knows.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
@@ -65,8 +67,8 @@ class IdWindow:
 class GivenUp:
     """The indexes whose place was given up before they came, so that a late one is not taken for a duplicate.
 
-    It lives in memory only and holds `RANGES_MAX` ranges, the newest: after a restart, or long after, a message that
-    comes late cannot be told from a second copy and counts as a duplicate.
+    It holds `RANGES_MAX` ranges, the newest: long after, a message that comes late cannot be told from a second copy
+    and counts as a duplicate. The same is true after a restart, unless its owner saves it.
     """
 
     RANGES_MAX = 100
@@ -81,6 +83,8 @@ class GivenUp:
 
     def take(self, index: int) -> bool:
         """Whether this is a late one. True once: what comes after it is its copy."""
+        if not self._ranges:
+            return False
         found = next(((first, last) for first, last in self._ranges if first <= index <= last), None)
         if found is None:
             return False
@@ -88,6 +92,12 @@ class GivenUp:
         self.add(found[0], index - 1)
         self.add(index + 1, found[1])
         return True
+
+    def snapshot(self) -> list[tuple[int, int]]:
+        return list(self._ranges)
+
+    def restore(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self._ranges = [(first, last) for first, last in ranges]
 
 
 class MonotonicIndex:
@@ -172,6 +182,13 @@ class GapAsked:
     last: int
 
 
+# they hold nothing of their own, and one is needed for every arrival that does not pass at once
+_REPEATED = Repeated(waiting=False)
+_REPEATED_WAITING = Repeated(waiting=True)
+_EARLY = Early()
+_OVERFLOW = Overflow()
+
+
 @dataclass(slots=True)
 class StrictIndex(Generic[T]):
     """Passes 1, 2, 3 … each once. At most `buffer_max` early items are kept."""
@@ -188,21 +205,35 @@ class StrictIndex(Generic[T]):
 
     def offer(self, index: int, item: T, now: float) -> Passed[T] | Repeated | Early | Overflow:
         if index < self.next:
-            return Repeated(waiting=False)
+            return _REPEATED
         if index in self._early:
-            return Repeated(waiting=True)
+            return _REPEATED_WAITING
         if index > self.next:
             return self._keep(index, item, now)
         self._early[index] = item
         return Passed(self._release(now))
 
+    def pass_run(self, indexes: Sequence[int | None], at: int) -> int:
+        """Offer `indexes[at:]` as far as each is the next one and nothing waits: exactly those pass, each alone.
+
+        Returns where the run ends; what stands there, an index or none at all, is for others to decide.
+        """
+        if self._early:
+            return at
+        end, number, stop = at, self.next, len(indexes)
+        while end < stop and indexes[end] == number:
+            end += 1
+            number += 1
+        self.next = number
+        return end
+
     def _keep(self, index: int, item: T, now: float) -> Early | Overflow:
         if len(self._early) >= self.buffer_max:
-            return Overflow()
+            return _OVERFLOW
         self._early[index] = item
         if self._deadline is None and self.gap.then is not OnGap.WAIT:
             self._deadline = now + self.gap.after_s
-        return Early()
+        return _EARLY
 
     def _release(self, now: float) -> tuple[tuple[int, T], ...]:
         """Everything consecutive from `next` on. A gap that remains gets a fresh deadline: it is another gap."""
@@ -239,13 +270,26 @@ class StrictIndex(Generic[T]):
     def on_timer(self, now: float) -> GapSkipped[T] | GapAsked | None:
         if self._deadline is None or now < self._deadline:
             return None
-        first, last = self.next, min(self._early) - 1
         if self.gap.then is OnGap.ASK:
             self._deadline = now + self.gap.after_s
-            return GapAsked(first, last)
+            return GapAsked(self.next, min(self._early) - 1)
+        return self.skip_gap(now)
+
+    def skip_gap(self, now: float, arrived: int | None = None) -> GapSkipped[T]:
+        """Give up what is missing before the first early item, without waiting for its time.
+
+        `arrived` is the index of one that has come and is not among the early ones: it is not given up.
+        """
+        first, last = self.next, min(self._early) - 1
+        if arrived is not None:
+            last = min(last, arrived - 1)
         self.given_up.add(first, last)
         self.next = last + 1
         return GapSkipped(first, last, self._release(now))
+
+    def early(self) -> dict[int, T]:
+        """The early items by index, lowest first."""
+        return {index: self._early[index] for index in sorted(self._early)}
 
     def snapshot(self) -> int:
         """Only `next`: early items are unconfirmed, so their sender still has them."""
@@ -255,3 +299,14 @@ class StrictIndex(Generic[T]):
         self.next = next
         self._early.clear()
         self._deadline = None
+
+    def restore_early(self, early: Mapping[int, T], deadline: float | None, now: float) -> None:
+        """Bring back what `early` and `next_deadline` gave, after `restore`.
+
+        The gap policy may be another one since: one that acts gets its full time, one that waits drops the deadline.
+        """
+        self._early = dict(early)
+        if not early or self.gap.then is OnGap.WAIT:
+            self._deadline = None
+        else:
+            self._deadline = deadline if deadline is not None else now + self.gap.after_s

@@ -213,3 +213,63 @@ def test_the_memory_of_what_was_given_up_is_bounded_and_keeps_the_newest() -> No
         given_up.add(index, index)
     assert not given_up.take(2)
     assert given_up.take(4)
+
+
+@given(st.lists(st.integers(1, 12), max_size=40), st.data())
+def test_a_run_passes_as_the_same_offers_one_by_one(arrivals: list[int], data: st.DataObject) -> None:
+    arrivals = sorted(arrivals) if data.draw(st.booleans()) else arrivals
+    one, many = (StrictIndex[int](gap=GapPolicy(OnGap.SKIP, 1.0)) for _ in range(2))
+    expected = [one.offer(index, at, now=0.0) for at, index in enumerate(arrivals)]
+    found: list[object] = []
+    while len(found) < len(arrivals):
+        at = len(found)
+        end = many.pass_run(arrivals, at)
+        found += [Passed(((arrivals[each], each),)) for each in range(at, end)]
+        if end < len(arrivals):
+            found.append(many.offer(arrivals[end], end, now=0.0))
+    assert found == expected
+    assert (many.next, many.early(), many.next_deadline()) == (one.next, one.early(), one.next_deadline())
+
+
+@given(indexes, indexes, st.sampled_from(OnGap))
+def test_a_machine_restored_with_all_it_knew_goes_on(before: list[int], after: list[int], then: OnGap) -> None:
+    first: StrictIndex[str] = StrictIndex(buffer_max=3, gap=GapPolicy(then, 2.0))
+    for now, index in enumerate(before):
+        first.offer(index, str(index), float(now))
+        first.on_timer(float(now))
+    second: StrictIndex[str] = StrictIndex(buffer_max=3, gap=GapPolicy(then, 2.0))
+    second.restore(first.snapshot())
+    second.restore_early(first.early(), first.next_deadline(), now=1e9)
+    second.given_up.restore(first.given_up.snapshot())
+    for now, index in enumerate(after, start=len(before)):
+        assert second.offer(index, str(index), float(now)) == first.offer(index, str(index), float(now))
+        assert second.on_timer(float(now)) == first.on_timer(float(now))
+        assert second.given_up.take(index) == first.given_up.take(index)
+
+
+@pytest.mark.parametrize(("then", "deadline"), [(OnGap.SKIP, 15.0), (OnGap.WAIT, None)])
+def test_what_waited_under_another_policy_gets_the_time_of_the_new_one(then: OnGap, deadline: float | None) -> None:
+    strict: StrictIndex[str] = StrictIndex(gap=GapPolicy(then, 5.0))
+    strict.restore(1)
+    strict.restore_early({3: "c"}, None if then is OnGap.SKIP else 7.0, now=10.0)
+    assert strict.next_deadline() == deadline
+    strict.restore_early({}, 7.0, now=10.0)
+    assert strict.next_deadline() is None
+
+
+def test_a_gap_can_be_given_up_before_its_time() -> None:
+    strict: StrictIndex[str] = StrictIndex(gap=GapPolicy(OnGap.SKIP, 10.0))
+    strict.offer(3, "c", now=0.0)
+    strict.offer(5, "e", now=0.0)
+    assert strict.skip_gap(now=1.0) == GapSkipped(1, 2, ((3, "c"),))
+    assert strict.next_deadline() == 11.0
+    assert strict.given_up.take(2)
+
+
+def test_a_gap_is_given_up_only_as_far_as_what_has_arrived() -> None:
+    strict: StrictIndex[str] = StrictIndex(buffer_max=1, gap=GapPolicy(OnGap.SKIP, 10.0))
+    strict.offer(5, "e", now=0.0)
+    assert strict.offer(3, "c", now=0.0) == Overflow()
+    assert strict.skip_gap(now=1.0, arrived=3) == GapSkipped(1, 2, ())
+    assert strict.offer(3, "c", now=1.0) == Passed(((3, "c"),))
+    assert strict.skip_gap(now=1.0, arrived=9) == GapSkipped(4, 4, ((5, "e"),))
