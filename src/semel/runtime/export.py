@@ -410,7 +410,7 @@ class _Exporter:
         while True:
             page = self._read_page(after, last)
             if len(page):
-                found.add(page, _batch(page.columns, _schema(self.dataset)))
+                found.add(page, _batch(page.columns, dataset_schema(self.dataset)))
                 after = page.mark(len(page) - 1)
                 self.options.progress(Progress(self.dataset, self.rows + found.rows))
             if len(page) < READ_ROWS or self._is_full(found, last):
@@ -588,7 +588,7 @@ def _compute() -> Any:
     return pyarrow.compute
 
 
-def _schema(dataset: str) -> Any:
+def dataset_schema(dataset: str) -> Any:
     pa = _arrow()
     at = pa.timestamp("us", tz="UTC")
     required, text, i16, i32, i64 = False, pa.string(), pa.int16(), pa.int32(), pa.int64()

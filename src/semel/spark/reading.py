@@ -36,7 +36,7 @@ from semel.errors import (
 from semel.kernel.ledger import START, Mark
 from semel.kernel.ops import RecordKind
 from semel.kernel.store import State
-from semel.runtime.export import _schema as exported_schema
+from semel.runtime.export import dataset_schema as exported_schema
 from semel.spark.offsets import Bounds, Place, Span, Subject, check_place, cut_at, cut_evenly, parts_of
 from semel.spark.rows import ARROW
 from semel.stores.open import EXAMPLES

@@ -130,9 +130,10 @@ def need_pyspark() -> None:
 
 def register(spark: SparkSession) -> None:
     """Make `format("semel")` known to a session."""
-    from semel.spark.source import SemelDataSource
+    from semel.spark.source import FilteringSemelDataSource, SemelDataSource
 
-    spark.dataSource.register(SemelDataSource)
+    filters = spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    spark.dataSource.register(FilteringSemelDataSource if filters else SemelDataSource)
 
 
 # -- which settings

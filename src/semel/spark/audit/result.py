@@ -55,8 +55,9 @@ class Latency:
 class Figures:
     """What was counted in one cell. `window` is the start of the window in microseconds, None for the whole time.
 
-    Of the messages sent: `lost` have had their time and came to no visible end, `given_up` ended at the sender (expired,
-    cancelled, dead-lettered ...), `in_flight` may still arrive. So sent = accepted_unique + lost + given_up + in_flight.
+    Of the messages sent: `lost` have had their time and came to no visible end, `given_up` ended at the sender
+    (expired, cancelled, dead-lettered ...), `in_flight` may still arrive. So sent = accepted_unique + lost + given_up +
+    in_flight.
     `phantoms` arrived though nobody sent them. `open` were accepted and have not ended yet.
     """
 

@@ -1,0 +1,347 @@
+"""`semel audit`: what became of every message, by the ledgers of all who handled it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from semel.cli.options import ConfigOption, DebugOption, JsonOption, find_store, parse_duration, shown
+from semel.cli.terminal import Answer, Terminal
+from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_NO_DATA, ConfigError, PeerUnavailable, SemelError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from semel.config import Config
+    from semel.spark.audit.chains import Comparison
+    from semel.spark.audit.result import Audit, Finding
+    from semel.spark.audit.run import Case, Options
+
+Say = Callable[..., None]
+
+FAIL_ON = "lost,duplicate,order,phantom,unbalanced,gap"
+_DURATION_LIKE = re.compile(r"\s*\d+(?:\.\d+)?\s*(?:ms|s|m|h|d|w)\s*\Z")
+_STEPS = 100
+_OURS = re.compile(r"semel\.errors\.\w+: (.+)")
+
+
+def audit(
+    context: typer.Context,
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE", help="Export folders and stores. Default: the configured store.", show_default=False
+        ),
+    ] = None,
+    pipeline: Annotated[
+        str | None, typer.Option("--pipeline", metavar="NAME", help="Only the hops of this pipeline.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="Only what was sent since: 2h, or 2026-01-31T09:00.")
+    ] = None,
+    deadline: Annotated[
+        str, typer.Option("--deadline", metavar="TIME", help="How long a message may take before it counts as lost.")
+    ] = "5m",
+    window: Annotated[
+        str | None,
+        typer.Option("--window", metavar="TIME", help="Figures over time in steps of this. Default: about 120 steps."),
+    ] = None,
+    class_by: Annotated[
+        str | None,
+        typer.Option("--class-by", metavar="REGEX", help="Sessions by the first group of this: '^([a-z]+)-'."),
+    ] = None,
+    from_point: Annotated[
+        str | None, typer.Option("--from", metavar="POINT", help="Compare this point with another, given by --to.")
+    ] = None,
+    to_point: Annotated[str | None, typer.Option("--to", metavar="POINT", help="The point further on.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a report: .html.")] = None,
+    tables: Annotated[
+        Path | None, typer.Option("--tables", metavar="DIR", help="Write the results as Parquet, for notebooks.")
+    ] = None,
+    prometheus: Annotated[
+        Path | None, typer.Option("--prometheus", metavar="FILE", help="Write metrics for node_exporter: .prom.")
+    ] = None,
+    fail_on: Annotated[
+        str, typer.Option("--fail-on", metavar="LIST", help="What makes the claim false; or none.")
+    ] = FAIL_ON,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="First sort the export folders, so that audits are faster from now on.")
+    ] = False,
+    master: Annotated[
+        str | None,
+        typer.Option("--master", metavar="URL", help="Where Spark runs. Default: [spark] master, else here."),
+    ] = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Find every message that was lost, doubled or out of order, on every hop.
+
+    A source is a folder that `semel store export` has written, or the URL of
+    a store. Give those of all nodes: what one sent, another has accepted.
+
+    \b
+    Exit codes: 0 it holds, 1 something in --fail-on was found, 3 a store or
+    the master cannot be reached, 4 nothing has settled yet.
+
+    \b
+    Examples:
+      semel audit
+      semel audit lake
+      semel audit lake sqlite:///shop.db --since 2h --deadline 30s
+      semel audit lake --out report.html --prometheus semel.prom
+      semel audit lake --fail-on lost,duplicate,order --json
+      semel audit lake --from "shop>office" --to "office>depot"
+    """
+    from semel.config import load_config
+    from semel.spark.session import need_pyspark
+
+    terminal: Terminal = context.obj
+    settings = load_config(config)
+    wanted = parse_findings(fail_on)
+    places = _Places(out, tables, prometheus)
+    places.check()
+    points = _points(from_point, to_point)
+    need_pyspark()
+    options = _options(pipeline, since, deadline, window, class_by)
+    given = sources or [find_store(terminal, None, settings)]
+    job = _Job(tuple(given), options, places, points, compact, master, settings)
+    with _hidden_passwords(given), terminal.progress("looking at the sources", _STEPS) as update:
+        found = job.run(lambda what, part=0.0: update(part * _STEPS, what=what))
+        places.write(found, wanted)
+    return _answer(found, wanted, places, terminal)
+
+
+# -- what was asked
+
+
+def parse_findings(text: str) -> tuple[Finding, ...]:
+    """ "lost,duplicate", "all" or "none"."""
+    from semel.spark.audit.result import Finding
+
+    words = [word.strip().lower() for word in text.split(",") if word.strip()]
+    if words == ["all"]:
+        return tuple(Finding)
+    if words == ["none"]:
+        return ()
+    known = {finding.value: finding for finding in Finding}
+    unknown = [word for word in words if word not in known]
+    if unknown or not words:
+        what = f"there is no finding {unknown[0]!r}" if unknown else "it names no finding"
+        raise ConfigError(f"--fail-on {text!r}: {what}", fix=f"use some of {', '.join(known)}; or all, or none")
+    return tuple(finding for finding in Finding if finding.value in words)
+
+
+def parse_time(option: str, text: str, now_us: int) -> int:
+    """Microseconds: so long before now ("2h"), or a moment (ISO 8601, in UTC where it names no zone)."""
+    if _DURATION_LIKE.match(text):
+        return now_us - round(parse_duration(option, text) * 1_000_000)
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        fix = "write how long ago (30m, 2h, 7d), or a date and time such as 2026-01-31T09:00"
+        raise ConfigError(f"{option} {text!r} is neither a duration nor a time", fix=fix) from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return round(moment.timestamp() * 1_000_000)
+
+
+def _points(first: str | None, last: str | None) -> tuple[str, str] | None:
+    if first is None and last is None:
+        return None
+    if not first or not last:
+        missing = "--to" if first else "--from"
+        raise ConfigError(f"two points are compared, and {missing} is missing", fix=f"add {missing} POINT")
+    return first, last
+
+
+def _options(
+    pipeline: str | None, since: str | None, deadline: str, window: str | None, class_by: str | None
+) -> Options:
+    from semel.spark.audit.run import Options
+
+    return Options(
+        deadline_s=parse_duration("--deadline", deadline),
+        window_s=parse_duration("--window", window) if window is not None else None,
+        since=parse_time("--since", since, time.time_ns() // 1000) if since is not None else None,
+        pipelines=(pipeline,) if pipeline is not None else (),
+        session_class=class_by,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where results go besides the terminal."""
+
+    out: Path | None
+    tables: Path | None
+    prometheus: Path | None
+
+    def check(self) -> None:
+        from semel.spark.audit.files import check_place
+
+        if self.out is not None:
+            if self.out.suffix.lower() not in (".html", ".htm"):
+                raise ConfigError(f"--out {self.out} is not HTML", fix="name a file that ends in .html")
+            check_place("--out", self.out)
+        if self.prometheus is not None:
+            check_place("--prometheus", self.prometheus)
+        if self.tables is not None and self.tables.exists() and not self.tables.is_dir():
+            raise ConfigError(f"--tables {self.tables} is a file", fix="name a folder; it is created when missing")
+
+    def write(self, found: _Found, wanted: Sequence[Finding]) -> None:
+        if self.out is not None:
+            from semel.spark.audit.report_html import write_report
+
+            write_report(found.audit, self.out, wanted, found.comparison)
+        if self.prometheus is not None:
+            from semel.spark.audit.prometheus import write_metrics
+
+            write_metrics(found.audit, self.prometheus, wanted)
+
+    @property
+    def written(self) -> dict[str, str]:
+        named = {"report": self.out, "tables": self.tables, "prometheus": self.prometheus}
+        return {name: str(path) for name, path in named.items() if path is not None}
+
+
+# -- the work
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    audit: Audit
+    comparison: Comparison | None
+    compacted: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    sources: tuple[str, ...]
+    options: Options
+    places: _Places
+    points: tuple[str, str] | None
+    compact: bool
+    master: str | None
+    settings: Config
+
+    def run(self, say: Say) -> _Found:
+        from semel.spark.audit import sources
+        from semel.spark.audit.run import prepared
+
+        # a mistake is told now, and not after Spark has started
+        if self.compact and not self._folders:
+            raise ConfigError("--compact without an export folder", fix="name one, or leave --compact out")
+        sources.find(self.sources)
+        say("starting Spark, which takes a few seconds")
+        spark = self._spark()
+        with _spark_failures():
+            compacted = tuple(self._compacted(spark, say)) if self.compact else ()
+            with prepared(spark, self.sources, self.options, say) as case:
+                audit = case.audit()
+                comparison = self._compared(case, say)
+                self._write_tables(case, say)
+        return _Found(replace(audit, sources=tuple(map(shown, audit.sources))), comparison, compacted)
+
+    @property
+    def _folders(self) -> list[str]:
+        return [source for source in self.sources if Path(source).expanduser().is_dir()]
+
+    def _spark(self) -> SparkSession:
+        from semel.spark.session import spark_session
+
+        spark = self.settings.spark
+        return spark_session(
+            app="semel-audit",
+            master=self.master or spark.master,
+            memory=spark.memory,
+            partitions=spark.partitions,
+            settings=spark.settings,
+        )
+
+    def _compacted(self, spark: SparkSession, say: Say) -> Iterator[dict[str, Any]]:
+        from semel.spark.audit.compact import compact
+
+        for folder in self._folders:
+            done = compact(spark, folder, progress=say)
+            yield {"folder": folder, "days": list(done.days), "rows": done.rows, "bytes": done.bytes, "left": done.left}
+
+    def _compared(self, case: Case, say: Say) -> Comparison | None:
+        if self.points is None:
+            return None
+        say("comparing two points", 0.95)
+        return case.compare(*self.points)
+
+    def _write_tables(self, case: Case, say: Say) -> None:
+        if self.places.tables is None:
+            return
+        from semel.spark.audit.files import write_tables
+
+        say("writing tables", 0.97)
+        write_tables(case.tables(), self.places.tables)
+
+
+@contextmanager
+def _hidden_passwords(urls: Sequence[str]) -> Iterator[None]:
+    """Whatever an error says, it says it without the password of a store."""
+    try:
+        yield
+    except SemelError as error:
+        for url in urls:
+            error.message = error.message.replace(url, shown(url))
+            error.fix = error.fix.replace(url, shown(url))
+        raise
+
+
+@contextmanager
+def _spark_failures() -> Iterator[None]:
+    """A job that Spark gave up: what went wrong is in there somewhere, below much that nobody wants to read."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        text = str(error)
+        ours = _OURS.search(text)
+        why = (ours[1] if ours else next(iter(text.strip().splitlines()), type(error).__name__)).strip()
+        fix = "look at what it names, and try again; --debug shows all that Spark said"
+        raise PeerUnavailable(f"Spark could not finish the audit: {why}", fix=fix) from error
+
+
+# -- the answer
+
+
+def _answer(found: _Found, wanted: tuple[Finding, ...], places: _Places, terminal: Terminal) -> Answer:
+    from semel.spark.audit.report import Outcome, judge, judge_points
+    from semel.spark.audit.show import as_dict, points_dict, points_view, view
+
+    judgement = judge(found.audit, wanted)
+    result = as_dict(found.audit, wanted)
+    if found.comparison is not None:
+        result["comparison"] = points_dict(found.comparison)
+    if found.compacted:
+        result["compacted"] = list(found.compacted)
+    result["written"] = places.written
+    lines = [] if terminal.json else view(found.audit, wanted)
+    if found.comparison is not None and not terminal.json:
+        lines += ["", *points_view(found.comparison)]
+    lines += [f"{name}: {path}" for name, path in places.written.items()]
+    false = [judgement.sentence] if judgement.outcome is Outcome.FAILS else []
+    if found.comparison is not None and judge_points(found.comparison, wanted):
+        false.append(judge_points(found.comparison, wanted))
+    if false:
+        message = " ".join(false)
+        error = {"code": "claim-false", "message": message, "fix": "look at the ids above; --out writes a report"}
+        return Answer(result, lines, EXIT_CLAIM_FALSE, error)
+    if judgement.outcome is Outcome.NO_DATA:
+        fix = "wait for the deadline, shorten it with --deadline, or name more sources"
+        return Answer(result, lines, EXIT_NO_DATA, {"code": "no-data", "message": judgement.sentence, "fix": fix})
+    return Answer(result, lines, EXIT_HOLDS)

@@ -1,0 +1,341 @@
+"""`semel pipeline`: run what moves messages from stream to stream, look at it, and end it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from semel.cli.options import (
+    ConfigOption,
+    DebugOption,
+    JsonOption,
+    StoreOption,
+    find_store,
+    opened,
+    parse_duration,
+    shown,
+)
+from semel.cli.terminal import Answer, Terminal
+from semel.errors import ConfigError, PeerUnavailable, SemelError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from semel.config import Config
+    from semel.kernel.store import Store
+    from semel.spark.pipeline import Pipeline
+    from semel.spark.runner import Run, RunStatus
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME|FILE", help="A [[pipeline]] of semel.toml, or a Python file.", show_default=False)
+]
+MasterOption = Annotated[
+    str | None, typer.Option("--master", metavar="URL", help="Where Spark runs. Default: [spark] master, else here.")
+]
+
+
+@app.callback()
+def pipeline_group(json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Run pipelines on Spark: messages from stream to stream, each once and in order.
+
+    \b
+    Examples:
+      semel pipeline list
+      semel pipeline run orders --once
+      semel pipeline run my_pipeline.py
+      semel pipeline status orders
+      semel pipeline stop orders
+    """
+
+
+def _load(file: Path | None) -> Config:
+    from semel.config import load_config
+
+    return load_config(file)
+
+
+def _find(name: str, config: Config, store: str) -> Pipeline:
+    """A pipeline by its name in the configuration, or from a Python file."""
+    from semel.spark.pipeline import from_file, from_section
+
+    if name.endswith(".py"):
+        return from_file(Path(name))
+    for section in config.pipelines:
+        if section.name == name:
+            return from_section(section, store)
+    known = ", ".join(section.name for section in config.pipelines)
+    place = config.file or "semel.toml"
+    raise ConfigError(
+        f"there is no pipeline {name!r} in {place}",
+        fix=f"the pipelines are: {known}" if known else f"add [[pipeline]] to {place}, or name a Python file",
+    )
+
+
+# -- run
+
+
+@app.command("run")
+def run(
+    context: typer.Context,
+    name: NameArgument,
+    once: Annotated[bool, typer.Option("--once", help="Take what is there, then end.")] = False,
+    as_name: Annotated[
+        str | None, typer.Option("--as", metavar="NEW", help="Replay it under another name, into spark/NEW.")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--start", metavar="OFFSET", help="Where to begin, when it has no place yet.")
+    ] = None,
+    until: Annotated[int | None, typer.Option("--until", metavar="OFFSET", help="Where to end.", min=1)] = None,
+    master: MasterOption = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option("--checkpoint", metavar="DIR", help="Where it keeps its place. Default: [spark] checkpoints."),
+    ] = None,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="TIME", help="How long to wait for another driver to end.")
+    ] = "0s",
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Run a pipeline from where it stopped. Ctrl-C ends it after the batch; nothing is lost or done twice.
+
+    \b
+    Examples:
+      semel pipeline run orders --once
+      semel pipeline run orders --master spark://host:7077
+      semel pipeline run my_pipeline.py --checkpoint /var/lib/semel/checkpoints
+      semel pipeline run orders --as orders-again --until 9000
+    """
+    from semel.spark import runner
+    from semel.spark.pipeline import replay
+    from semel.spark.session import spark_session
+
+    terminal: Terminal = context.obj
+    settings = _load(config)
+    wait_s = parse_duration("--wait", wait)
+    found = replay(_find(name, settings, find_store(terminal, store, settings)), as_name, start=start, until=until)
+    options = runner.RunOptions(
+        checkpoint=runner.checkpoint_of(found.name, checkpoint or settings.spark.checkpoints),
+        once=once or until is not None,
+        wait_s=wait_s,
+    )
+    with opened(found.store, settings, create=True) as output, terminal.progress("starting Spark") as update:
+        options.progress = lambda run: update(run.rows, what=_doing(run))
+        spark = spark_session(
+            app=f"semel-{found.name}",
+            master=master or settings.spark.master,
+            memory=settings.spark.memory,
+            partitions=settings.spark.partitions,
+            settings=settings.spark.settings,
+        )
+        update(what=f"running {found.name}")
+        with _until_told() as told:
+            options.stop = told
+            ended = runner.run(spark, found, output, options)
+    words = f"{found.name}: {ended.state} after {ended.rows:,} rows in {max(0, ended.batch + 1):,} batches"
+    return Answer(_run_dict(ended), [words])
+
+
+def _doing(run: Run) -> str:
+    return f"{run.pipeline}: batch {run.batch}, {run.rows_per_s:,.0f} rows/s"
+
+
+@contextmanager
+def _until_told() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and a polite kill ask for an end after the batch. A second Ctrl-C does not wait."""
+    told = threading.Event()
+
+    def hear(number: int, frame: object) -> None:
+        if told.is_set():
+            raise KeyboardInterrupt
+        told.set()
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield told.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run_dict(run: Run) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(run)
+    return found
+
+
+# -- list
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """The pipelines of the configuration, and how each stands.
+
+    \b
+    Examples:
+      semel pipeline list
+      semel pipeline list --json
+    """
+    settings = _load(config)
+    url = find_store(context.obj, store, settings)
+    from semel.spark.pipeline import from_section
+
+    found = [from_section(section, url) for section in settings.pipelines]
+    if not found:
+        place = settings.file or "semel.toml"
+        return Answer([], [f"{place} has no pipelines; add [[pipeline]] with a name and from"])
+    with opened(url, settings, create=True) as opened_store:
+        rows = [(each, _status(opened_store, each, settings)) for each in found]
+    return Answer([_status_dict(each, status) for each, status in rows], [_table(rows)])
+
+
+def _status(store: Store, pipeline: Pipeline, settings: Config) -> RunStatus:
+    from semel.spark import runner
+
+    def head(url: str, stream: str) -> int | None:
+        if url == pipeline.store:
+            return store.head(stream).offset
+        try:
+            with opened(url, settings) as other:
+                return other.head(stream).offset
+        except SemelError:
+            return None
+
+    return runner.status(store, pipeline, head)
+
+
+def _status_dict(pipeline: Pipeline, status: RunStatus) -> dict[str, Any]:
+    return {
+        "name": pipeline.name,
+        "from": [{"store": shown(each.store), "stream": each.stream} for each in pipeline.inputs],
+        "output": pipeline.to or pipeline.table or pipeline.path or pipeline.output,
+        "store": shown(pipeline.store),
+        "state": _state(status),
+        **asdict(status),
+        "run": _run_dict(status.run) if status.run is not None else None,
+    }
+
+
+def _state(status: RunStatus) -> str:
+    if status.alive:
+        return "running"
+    if status.run is None:
+        return "never run"
+    return "killed" if status.run.state == "running" else status.run.state
+
+
+def _table(rows: list[tuple[Pipeline, RunStatus]]) -> Table:
+    from rich.table import Table
+
+    table = Table()
+    for column in ("pipeline", "from", "to", "state"):
+        table.add_column(column, overflow="fold")
+    for column in ("rows", "lag"):
+        table.add_column(column, justify="right")
+    for pipeline, status in rows:
+        table.add_row(
+            pipeline.name,
+            "\n".join(each.stream for each in pipeline.inputs),
+            pipeline.to or pipeline.table or pipeline.path or pipeline.output,
+            _state(status),
+            f"{status.landed:,}",
+            "\n".join("?" if lag is None else f"{lag:,}" for lag in status.lag.values()),
+        )
+    return table
+
+
+# -- status and stop
+
+
+@app.command("status")
+def status(
+    context: typer.Context,
+    name: NameArgument,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Who runs a pipeline, how far it is, and what it said last.
+
+    \b
+    Examples:
+      semel pipeline status orders
+      semel pipeline status orders --json
+    """
+    settings = _load(config)
+    found = _find(name, settings, find_store(context.obj, store, settings))
+    with opened(found.store, settings) as opened_store:
+        standing = _status(opened_store, found, settings)
+    return Answer(_status_dict(found, standing), _told(found, standing))
+
+
+def _told(pipeline: Pipeline, standing: RunStatus) -> list[Any]:
+    run = standing.run
+    lines = [f"{pipeline.name}: {_state(standing)}" + (f" by {standing.owner}" if standing.owner else "")]
+    if run is not None:
+        lines.append(f"  {run.rows:,} rows in {max(0, run.batch + 1):,} batches since {_moment(run.started)}")
+        lines.append(f"  checkpoint {run.checkpoint}")
+        if run.error:
+            lines.append(f"  it said: {run.error}")
+    for stream, lag in standing.lag.items():
+        lines.append(f"  {stream}: " + ("cannot be asked" if lag is None else f"{lag:,} records behind"))
+    return lines
+
+
+def _moment(at: int) -> str:
+    return datetime.fromtimestamp(at / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+@app.command("stop")
+def stop(
+    context: typer.Context,
+    name: NameArgument,
+    wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="How long to wait until it has ended.")] = "60s",
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Ask a running pipeline to end after its batch, from any machine that reaches its store.
+
+    \b
+    Examples:
+      semel pipeline stop orders
+      semel pipeline stop orders --wait 5m
+    """
+    from semel.spark import runner
+
+    terminal: Terminal = context.obj
+    settings = _load(config)
+    wait_s = parse_duration("--wait", wait)
+    found = _find(name, settings, find_store(terminal, store, settings))
+    with opened(found.store, settings) as opened_store, terminal.progress(f"stopping {found.name}"):
+        row = runner.ask_to_stop(opened_store, found.name)
+        if row is None:
+            return Answer({"name": found.name, "stopped": False}, [f"{found.name} is not running"])
+        if not runner.wait_for_end(opened_store, found.name, row.fence, wait_s):
+            raise PeerUnavailable(
+                f"{row.owner} has not ended {found.name} within {wait_s:g} s",
+                fix="it was told and ends after its batch; look again with: semel pipeline status",
+            )
+    return Answer({"name": found.name, "stopped": True, "owner": row.owner}, [f"{found.name} has ended"])

@@ -1,0 +1,126 @@
+"""One row per message and event: ranges of the ledger become messages again, by the index of stream records.
+
+A range names the records `first..last` of a stream. Ranges are cut at the borders of blocks as long as they are
+themselves, so that a record meets only ranges of its own block: as many as there are of them on its stream at that
+place, however many there are in all. `n` and `fold` say whether the records found are the ones that were meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+EVENT = (
+    "store string, epoch int, at timestamp, node string, pipeline string, hop string, kind short, message string, "
+    "session string, idx long, peer string, ord long, attempt int, cause string"
+)
+"""An event about one message. `ord` is where it stands among the events of its hop: its offset where it came out of a
+range, otherwise its number in the ledger. `epoch` is the epoch of the store that wrote it."""
+
+EVENT_COLUMNS = tuple(column.split()[0] for column in EVENT.split(", "))
+
+_SHIFT = 4
+"""Blocks have 1, 16, 256 ... records. A range is cut into blocks no longer than itself, so into 17 pieces at most."""
+_LEVELS_MAX = 15
+_BROADCAST_PIECES = 1_000_000
+_METERED = 0
+"""The epoch of what was counted by a meter. Those of stores begin at 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """What there is to expand: the lengths that occur, and how many pieces they make at most."""
+
+    levels: tuple[int, ...] = ()
+    ranges: int = 0
+
+    @property
+    def few(self) -> bool:
+        return self.ranges * (2**_SHIFT + 1) <= _BROADCAST_PIECES
+
+
+def singles(ledger: DataFrame) -> DataFrame:
+    """The events that are about one message from the start."""
+    rows = ledger.where(F.col("first").isNull() & F.col("message").isNotNull())
+    own = {"ord": F.col("seq"), "epoch": F.col("history")}
+    return rows.select(*(own.get(name, F.col(name)).alias(name) for name in EVENT_COLUMNS))
+
+
+def ranges(ledger: DataFrame) -> DataFrame:
+    """The events that are about a range of records."""
+    return ledger.where(F.col("first").isNotNull() & ~is_metered())
+
+
+def is_metered() -> Column:
+    """What a volatile worker counted: a range that names no records, because nobody kept them."""
+    return F.col("first").isNotNull() & (F.col("epoch") == _METERED)
+
+
+def expand(rows: DataFrame, index: DataFrame, about: Ranges) -> DataFrame:
+    """The events of ranges, one row for each record that is found."""
+    found = _matched(rows, index, about)
+    return found.select(
+        "store",
+        F.col("history").alias("epoch"),
+        *("at", "node", "pipeline", "hop", "kind"),
+        *(F.col(f"record.{name}") for name in ("message", "session", "idx")),
+        "peer",
+        F.col("record.offset").alias("ord"),
+        *("attempt", "cause"),
+    )
+
+
+def gaps(rows: DataFrame, index: DataFrame, about: Ranges) -> DataFrame:
+    """Ranges that do not fit the records that they name."""
+    key = ["store", "history", "seq"]
+    found = _matched(rows, index, about)
+    sums = found.groupBy(*key).agg(
+        F.count("*").alias("found"), F.bit_xor(F.xxhash64("record.message")).alias("found_fold")
+    )
+    judged = rows.join(sums, key, "left").withColumn("found", F.coalesce("found", F.lit(0)))
+    fold_fits = F.col("fold").isNull() | (F.coalesce("found_fold", F.lit(0)) == F.col("fold"))
+    return judged.where((F.col("found") != F.col("n")) | ~fold_fits)
+
+
+def level() -> Column:
+    """The largest block that is no longer than the range, as a power of 16. Null where there is no range."""
+    length = F.when(F.col("first").isNotNull(), F.col("last") - F.col("first") + 1)
+    bits = F.floor(F.log2(F.greatest(length, F.lit(1)).cast("double"))).cast("int")
+    return F.when(length.isNotNull(), F.least(F.floor(bits / _SHIFT), F.lit(_LEVELS_MAX)).cast("int"))
+
+
+def _block(offset: Column, level: Column) -> Column:
+    return F.floor(offset.cast("double") / F.pow(F.lit(float(2**_SHIFT)), level)).cast("long")
+
+
+def _matched(rows: DataFrame, index: DataFrame, about: Ranges) -> DataFrame:
+    """Each range beside each of its records, which is in the column `record`."""
+    pieces = rows.withColumn("level", level())
+    blocks = F.sequence(_block(F.col("first"), F.col("level")), _block(F.col("last"), F.col("level")))
+    pieces = pieces.withColumn("block", F.explode(blocks)).alias("piece")
+    records = _blocked(index, about.levels).alias("of")
+    same = [F.col(f"piece.{name}") == F.col(f"of.{name}") for name in ("store", "stream", "level", "block")]
+    offset = F.col("of.record.offset")
+    inside = (offset >= F.col("piece.first")) & (offset <= F.col("piece.last"))
+    # a sender that read on after a restore names the epoch of its first record
+    history = F.col("of.record.epoch") >= F.col("piece.epoch")
+    target, peer = F.col("of.record.target"), F.col("piece.peer")
+    due = (peer == "") | (target == "") | (target == peer)
+    meets = inside & history & due
+    for condition in same:
+        meets = meets & condition
+    hinted = pieces.hint("broadcast" if about.few else "shuffle_hash")
+    return records.join(hinted, meets).select("piece.*", "of.record")
+
+
+def _blocked(index: DataFrame, levels: Sequence[int]) -> DataFrame:
+    """The records, once for each length of block that occurs."""
+    record = F.struct("epoch", "offset", "message", "session", "idx", "target").alias("record")
+    each = index.select("store", "stream", record, F.explode(F.array(*map(F.lit, levels or (0,)))).alias("level"))
+    return each.withColumn("block", _block(F.col("record.offset"), F.col("level")))

@@ -1,0 +1,322 @@
+"""Where the evidence of an audit is: export folders and live stores, any number of them at once.
+
+Every row counts once. A store may be given both as a folder and live: then the live store adds what the folder does not
+have yet. A folder given twice, or a copy of it, adds nothing. Of a store that was restored, rows of the lost history do
+not count.
+
+Everything is looked at before Spark begins, so that a missing or foreign file is named here and not by a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from semel.errors import ConfigError, NotAStore, StoreError
+from semel.kernel.ledger import START, Mark
+from semel.runtime.export import (
+    DATASETS,
+    ID_FILE,
+    EpochStart,
+    Segment,
+    dataset_folder,
+    epoch_starts,
+    parse_mark,
+    segments,
+)
+from semel.stores.open import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+LEDGER = (
+    "seq long, xid long, at timestamp, node string, pipeline string, hop string, kind short, message string, "
+    "delivery string, session string, idx long, peer string, stream string, epoch int, first long, last long, n int, "
+    "fold long, attempt int, cause string, trace string"
+)
+INDEX = (
+    "stream string, epoch int, offset long, type string, message string, session string, idx long, target string, "
+    "at timestamp, bytes long"
+)
+SCHEMAS = {"ledger": LEDGER, "index": INDEX}
+
+_SCHEMES = ("sqlite", "postgresql", "postgres", "memory")
+_EPOCH = datetime(1970, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file that counts. Rows after `until` belong to a history that the store has lost. `oldest` and `newest` are
+    the times of its rows in microseconds, by its footer."""
+
+    folder: Path
+    dataset: str
+    segment: Segment
+    until: Mark | None = None
+    oldest: int | None = None
+    newest: int | None = None
+
+    @property
+    def path(self) -> Path:
+        return dataset_folder(self.folder, self.dataset) / self.segment.path
+
+    @property
+    def key(self) -> tuple[str, str, int, str, str, str]:
+        """The range determines the file, wherever it lies."""
+        segment = self.segment
+        return self.dataset, segment.store, segment.epoch, segment.first, segment.last, segment.day
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStore:
+    """A store as it is now. `after` says by dataset up to where a folder has it already."""
+
+    url: str
+    store: str
+    epoch: int
+    after: dict[str, Mark]
+    mark: dict[str, Mark]
+    """How far the store itself says that it is exported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that an audit reads. `folders` are those whose compacted days may be used."""
+
+    names: tuple[str, ...]
+    folders: tuple[Path, ...] = ()
+    parts: tuple[Part, ...] = ()
+    live: tuple[LiveStore, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def of(self, dataset: str) -> tuple[Part, ...]:
+        return tuple(part for part in self.parts if part.dataset == dataset)
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        found = {part.segment.store for part in self.parts} | {live.store for live in self.live}
+        return tuple(sorted(found))
+
+
+def find(sources: Sequence[str | Path]) -> Evidence:
+    """Look at every source. What cannot be read is named, with what to do about it."""
+    if not sources:
+        raise ConfigError("an audit needs a source", fix="name export folders or URLs of stores")
+    folders: dict[Path, None] = {}
+    urls: dict[str, None] = {}
+    for source in map(str, sources):
+        if source.partition(":")[0].lower() in _SCHEMES:
+            urls[source] = None
+        else:
+            folders[_folder(source)] = None
+    parts = _unique(part for folder in folders for part in _parts(folder))
+    live = _live_stores(urls, list(folders), parts)
+    parts = [part for part in (_bounded_by_live(part, live) for part in parts) if part is not None]
+    return Evidence(tuple(map(str, sources)), tuple(folders), tuple(map(_checked, parts)), tuple(live))
+
+
+# -- folders
+
+
+def _folder(source: str) -> Path:
+    path = Path(source).expanduser()
+    if not path.is_dir():
+        what = "is not a folder" if path.exists() else "does not exist"
+        fix = "give a folder that `semel store export` has written, or the URL of a store, such as sqlite:chat.db"
+        raise ConfigError(f"{source} {what}", fix=fix)
+    if not (path / ID_FILE).exists() and not any(dataset_folder(path, name).is_dir() for name in DATASETS):
+        raise ConfigError(f"{source} is no export", fix="give the folder that `semel store export --to` was given")
+    return path.resolve()
+
+
+def _parts(folder: Path) -> Iterator[Part]:
+    for dataset in DATASETS:
+        try:
+            listed, starts = segments(folder, dataset), epoch_starts(folder, dataset)
+        except msgspec.DecodeError as error:
+            raise StoreError(
+                f"the manifest of {folder} cannot be read: {error}", fix="copy the folder again from where it came"
+            ) from None
+        for segment in listed:
+            until = _until(segment, starts)
+            if until is None or parse_mark(segment.first) <= until:
+                yield Part(folder, dataset, segment, until if _straddles(segment, until) else None)
+
+
+def _until(segment: Segment, starts: Iterable[EpochStart]) -> Mark | None:
+    """Where the next epochs begin: what this one has beyond that was lost, or is exported again by them."""
+    later = [parse_mark(s.after) for s in starts if s.store == segment.store and s.epoch > segment.epoch]
+    return min(later, default=None)
+
+
+def _straddles(segment: Segment, until: Mark | None) -> bool:
+    return until is not None and parse_mark(segment.last) > until
+
+
+def _unique(parts: Iterable[Part]) -> list[Part]:
+    found: dict[tuple[Any, ...], Part] = {}
+    for part in parts:
+        found.setdefault(part.key, part)
+    return list(found.values())
+
+
+def _checked(part: Part) -> Part:
+    """The file is there, is what the manifest says, and is complete. Only its footer is read."""
+    path, segment = part.path, part.segment
+    again = "export the folder again, or copy it again from where it came"
+    if not path.exists():
+        raise StoreError(f"a segment is missing: {path}", fix=again)
+    try:
+        footer = pq.read_metadata(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        why = str(error).splitlines()[0]
+        raise StoreError(f"{path} cannot be read as Parquet: {why}", fix=again) from None
+    metadata = {
+        key.decode(): value.decode() for key, value in (footer.metadata or {}).items() if key != b"ARROW:schema"
+    }
+    expected = {"semel.dataset": f"{part.dataset}/v1", "semel.store": segment.store}
+    for key, value in expected.items():
+        if metadata.get(key) != value:
+            raise NotAStore(f"{path} is not the {part.dataset} of {segment.store}: it has no {key}={value}", fix=again)
+    if footer.num_rows != segment.rows:
+        raise StoreError(f"{path} has {footer.num_rows:,} rows, the manifest says {segment.rows:,}", fix=again)
+    if part.until is not None and part.dataset == "index":
+        raise StoreError(
+            f"{path} reaches beyond {part.until}, where the next epoch of its store begins",
+            fix="the folder was put together by hand: export the store again into a new one",
+        )
+    oldest, newest = _times(footer)
+    return replace(part, oldest=oldest, newest=newest)
+
+
+def _times(footer: Any) -> tuple[int | None, int | None]:
+    column = footer.schema.names.index("at")
+    found = [footer.row_group(group).column(column).statistics for group in range(footer.num_row_groups)]
+    known = [statistics for statistics in found if statistics is not None and statistics.has_min_max]
+    if not known:
+        return None, None
+    return min(_micros(s.min) for s in known), max(_micros(s.max) for s in known)
+
+
+def _micros(time: datetime) -> int:
+    delta = time.replace(tzinfo=None) - _EPOCH
+    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+
+
+# -- live stores
+
+
+def _live_stores(urls: Iterable[str], folders: Sequence[Path], parts: Sequence[Part]) -> list[LiveStore]:
+    found: dict[str, LiveStore] = {}
+    ids = {(folder / ID_FILE).read_text().strip() for folder in folders if (folder / ID_FILE).exists()}
+    for url in urls:
+        live = _look(url, ids, parts)
+        found.setdefault(live.store, live)
+    return list(found.values())
+
+
+def _look(url: str, folder_ids: set[str], parts: Sequence[Part]) -> LiveStore:
+    if url.partition(":")[0].lower() == "memory":
+        raise ConfigError("a memory store ends with its process, so nobody else can read it", fix="use sqlite:FILE")
+    store = open_store(url, node="audit", create=False)
+    try:
+        marks, after = {}, {}
+        for dataset in DATASETS:
+            marks[dataset] = _exported(store, dataset, folder_ids)
+            lasts = [
+                parse_mark(part.segment.last)
+                for part in parts
+                if part.dataset == dataset and part.segment.store == store.store_id
+                and part.segment.epoch == store.epoch
+            ]  # fmt: skip
+            after[dataset] = max([marks[dataset], *lasts])
+        return LiveStore(url, store.store_id, store.epoch, after, marks)
+    finally:
+        store.close()
+
+
+def _exported(store: Any, dataset: str, folder_ids: set[str]) -> Mark:
+    """How far the given folders have this store, by its own word. What another folder has is not here."""
+    mark, folder = store.state(f"export/{dataset}"), store.state(f"export/folder/{dataset}")
+    if mark is None or folder is None or folder.value.decode() not in folder_ids:
+        return START
+    return parse_mark(mark.value.split(b" ")[0].decode())
+
+
+def _bounded_by_live(part: Part, live: Iterable[LiveStore]) -> Part | None:
+    """A live store in a later epoch than its folder has lost what the folder has beyond its mark."""
+    segment = part.segment
+    for store in live:
+        if store.store == segment.store and store.epoch > segment.epoch:
+            until = store.mark[part.dataset]
+            if parse_mark(segment.first) > until:
+                return None
+            if _straddles(segment, until):
+                return replace(part, until=min(until, part.until or until))
+    return part
+
+
+# -- as DataFrames
+
+
+def ledger(spark: SparkSession, evidence: Evidence, parts: Sequence[Part] | None = None) -> DataFrame:
+    """The rows of the ledger, with `store` and `history`: the epoch of the store that wrote them down."""
+    return _rows(spark, "ledger", evidence, evidence.of("ledger") if parts is None else parts)
+
+
+def index(spark: SparkSession, evidence: Evidence, parts: Sequence[Part] | None = None) -> DataFrame:
+    """The rows of the index, with `store`."""
+    return _rows(spark, "index", evidence, evidence.of("index") if parts is None else parts)
+
+
+def _rows(spark: SparkSession, dataset: str, evidence: Evidence, parts: Sequence[Part]) -> DataFrame:
+    groups: dict[tuple[str, int, Mark | None], list[str]] = {}
+    for part in parts:
+        groups.setdefault((part.segment.store, part.segment.epoch, part.until), []).append(str(part.path))
+    frames = [_files(spark, dataset, paths, *of) for of, paths in groups.items()]
+    frames += [_live(spark, dataset, store) for store in evidence.live]
+    if not frames:
+        frames = [spark.createDataFrame([], f"{SCHEMAS[dataset]}, store string, history int")]
+    union = frames[0]
+    for frame in frames[1:]:
+        union = union.unionByName(frame)
+    return union
+
+
+def _files(
+    spark: SparkSession, dataset: str, paths: list[str], store: str, epoch: int, until: Mark | None
+) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    rows = spark.read.schema(SCHEMAS[dataset]).option("recursiveFileLookup", "true").parquet(*paths)
+    if until is not None:
+        rows = rows.where(~_after(until))
+    return rows.withColumn("store", F.lit(store)).withColumn("history", F.lit(epoch))
+
+
+def _after(mark: Mark) -> Column:
+    from pyspark.sql import functions as F
+
+    xid, seq = F.coalesce(F.col("xid"), F.lit(0)), F.col("seq")
+    return (xid > mark.xid) | ((xid == mark.xid) & (seq > mark.seq))
+
+
+def _live(spark: SparkSession, dataset: str, live: LiveStore) -> DataFrame:
+    """Read once and kept, because an audit looks at its evidence several times and a live store grows meanwhile."""
+    from pyspark.sql import functions as F
+
+    from semel.spark.session import register
+
+    register(spark)
+    rows = spark.read.format("semel").option("store", live.url).option("dataset", dataset).load()
+    if live.after[dataset] != START:
+        rows = rows.where(_after(live.after[dataset]))
+    rows = rows.select(*(column.split()[0] for column in SCHEMAS[dataset].split(", ")))
+    return rows.withColumn("store", F.lit(live.store)).withColumn("history", F.lit(live.epoch)).localCheckpoint()

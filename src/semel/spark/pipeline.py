@@ -1,0 +1,274 @@
+"""What a pipeline is: where messages come from, what happens to them on the way, and where they go.
+
+A definition is a plain value. It comes from `[[pipeline]]` in `semel.toml` or is built in Python; `build` turns it into
+a query, and `semel.spark.runner` runs that.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from semel.errors import ConfigError
+from semel.kernel.dedup import GapPolicy, OnGap
+from semel.kernel.text import check_stream, quote_part
+from semel.stores.open import absolute_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from semel.config import OrderSection, PipelineSection
+
+FORGET_S = 7 * 24 * 3600.0
+_GAP = GapPolicy(after_s=60.0)
+DEDUPE = ("id", "index")
+STARTS = ("earliest", "latest", "available")
+PYTHON_NAME = "pipeline"
+"""What a Python file with a pipeline calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A stream of a store."""
+
+    store: str
+    stream: str
+
+    def __post_init__(self) -> None:
+        check_stream(self.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Messages of a session pass in the order of their index.
+
+    When one does not come, the gap policy decides; `buffer` is how many of a session wait for it at most, and a session
+    that was silent for `forget_s` is forgotten.
+    """
+
+    gap: GapPolicy = _GAP
+    buffer: int = 10_000
+    forget_s: float = FORGET_S
+
+    def __post_init__(self) -> None:
+        if self.buffer < 1 or self.forget_s <= 0:
+            raise ConfigError("an order needs a buffer and a memory", fix="give buffer and forget_s positive numbers")
+        if self.gap.then is OnGap.ASK:
+            raise ConfigError(
+                "a pipeline cannot ask a sender again: it reads what is stored", fix='use gap = "wait" or "skip"'
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """One pipeline. Its output goes into the stream `spark/<name>` of `store`, and from there on to the stream `to`;
+    or into the user's own `table`, or into the Parquet folder `path`.
+
+    Duplicates are told by the id of the message, which the store remembers; with `dedupe="index"` also by the index
+    within the session, which never lets an older one pass. `order` does that as well, and loses none.
+
+    It begins at `start` and reads up to the offset `until`, or on and on. One that `replays` another pipeline makes the
+    same messages as that one, under its ids, into a stream of its own.
+    """
+
+    name: str
+    inputs: tuple[Input, ...]
+    store: str
+    dedupe: str = "id"
+    order: Order | None = None
+    transform: str | Callable[[DataFrame], DataFrame] | None = None
+    handler: str | Callable[..., Any] | None = None
+    to: str | None = None
+    table: str | None = None
+    key: str | None = None
+    path: str | None = None
+    start: str = "earliest"
+    until: int | None = None
+    replays: str | None = None
+    max_rows_per_batch: int = 100_000
+    every_s: float = 1.0
+    lease_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        quote_part(self.name)
+        if self.to is not None:
+            check_stream(self.to)
+        for problem, fix in self._problems():
+            raise ConfigError(f"pipeline {self.name!r}: {problem}", fix=fix)
+
+    def _problems(self) -> Iterable[tuple[str, str]]:
+        if not self.inputs:
+            yield "it reads from nowhere", 'name a stream: from = "outbox/orders"'
+        if len(set(self.inputs)) < len(self.inputs):
+            yield "it reads the same stream twice", "name each stream once"
+        if self.dedupe not in DEDUPE:
+            yield f"there is no dedupe {self.dedupe!r}", f"use one of: {', '.join(DEDUPE)}"
+        if self.start not in STARTS and not self.start.isdigit():
+            yield f"it cannot start at {self.start!r}", f"use one of: {', '.join(STARTS)}, or an offset"
+        if self.max_rows_per_batch < 1 or self.every_s < 0 or self.lease_s < 1:
+            yield "a number is too small", "max_rows_per_batch from 1, every_s from 0, lease_s from 1"
+        places = [name for name in ("to", "table", "path") if getattr(self, name) is not None]
+        if len(places) > 1:
+            yield f"its output has two places: {' and '.join(places)}", "keep one; make a second pipeline for the other"
+        if (self.table is None) != (self.key is None):
+            yield "a table and its key belong together", "give both, or neither"
+        if self.output in {each.stream for each in self.inputs if each.store == self.store}:
+            yield f"it would read its own output {self.output}", "read from another stream"
+
+    @property
+    def output(self) -> str:
+        """The stream that the sink writes."""
+        return f"spark/{quote_part(self.name)}"
+
+    @property
+    def makes_ids_as(self) -> str:
+        """The name from which the ids of new messages follow."""
+        return self.replays or self.name
+
+    @property
+    def hops(self) -> tuple[str, ...]:
+        """What the ledger calls the way into this pipeline, one for each input."""
+        return tuple(f"{each.stream}>{self.output}" for each in self.inputs)
+
+
+def build(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
+    """The query up to its sink: read, put together, ordered, handled."""
+    from semel.spark import handlers, transforms
+
+    frames = [_read(spark, pipeline, each) for each in pipeline.inputs]
+    order = pipeline.order
+    if order is not None:
+        frame = transforms.merge_regions(
+            *frames,
+            gap="skip" if order.gap.then is OnGap.SKIP else "wait",
+            after_s=order.gap.after_s,
+            buffer=order.buffer,
+            forget_s=order.forget_s,
+            verdicts=True,
+        )
+    else:
+        frame = frames[0]
+        for more in frames[1:]:
+            frame = frame.unionByName(more)
+        if pipeline.dedupe == "index":
+            frame = transforms.dedupe_by_index(frame, verdicts=True)
+    if pipeline.transform is not None:
+        frame = _transformed(frame, pipeline)
+    if pipeline.handler is not None:
+        frame = handlers.apply_handler(frame, pipeline.handler, pipeline=pipeline.makes_ids_as)
+    return frame
+
+
+def _read(spark: SparkSession, pipeline: Pipeline, each: Input) -> DataFrame:
+    options = {
+        "store": absolute_url(each.store),
+        "stream": each.stream,
+        "startingPosition": pipeline.start,
+        "maxRowsPerBatch": str(pipeline.max_rows_per_batch),
+    }
+    if pipeline.until is not None:
+        options["endingPosition"] = str(pipeline.until)
+    return spark.readStream.format("semel").options(**options).load()
+
+
+def _transformed(frame: DataFrame, pipeline: Pipeline) -> DataFrame:
+    from pyspark.sql import DataFrame as Frame
+
+    from semel.spark.handlers import load_function
+
+    spec = pipeline.transform
+    function = load_function(spec) if isinstance(spec, str) else spec
+    assert function is not None
+    changed = function(frame)
+    if not isinstance(changed, Frame):
+        raise ConfigError(
+            f"pipeline {pipeline.name!r}: its transform gave a {type(changed).__name__}, not a DataFrame",
+            fix="return the DataFrame that the query goes on with",
+        )
+    return changed
+
+
+def sink_options(pipeline: Pipeline, fence: int | None = None) -> dict[str, str]:
+    """What `writeStream.format("semel")` needs to know."""
+    given = {
+        "store": absolute_url(pipeline.store),
+        "pipeline": pipeline.name,
+        "to": pipeline.to,
+        "table": pipeline.table,
+        "key": pipeline.key,
+        "path": pipeline.path,
+        "fence": None if fence is None else str(fence),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def replay(
+    pipeline: Pipeline, name: str | None = None, *, start: str | None = None, until: int | None = None
+) -> Pipeline:
+    """The pipeline over a range of its inputs, under a name of its own: a backfill, or a check of what was made.
+
+    Once made it stays: the same replay again adds nothing. It writes to its own stream and nowhere else, unless it
+    keeps the name of the original; then what is there already is found to be there.
+    """
+    changed = replace(pipeline, start=start or pipeline.start, until=until)
+    if name is None or name == pipeline.name:
+        return changed
+    return replace(changed, name=name, replays=pipeline.makes_ids_as, to=None, table=None, key=None, path=None)
+
+
+# -- where definitions come from
+
+
+def from_section(section: PipelineSection, store: str) -> Pipeline:
+    """A `[[pipeline]]` of `semel.toml`. `store` is where its output goes, and where it reads unless told otherwise."""
+    inputs = tuple(Input(each.store or store, each.stream) for each in section.from_)
+    return Pipeline(
+        name=section.name,
+        inputs=inputs,
+        store=store,
+        dedupe=section.dedupe,
+        order=_order(section.order),
+        transform=section.transform,
+        handler=section.handler,
+        to=section.to,
+        table=section.table,
+        key=section.key,
+        path=section.path,
+        start=section.start,
+        max_rows_per_batch=section.max_rows_per_batch,
+        every_s=section.every_s,
+        lease_s=section.lease_s,
+    )
+
+
+def _order(given: OrderSection | None) -> Order | None:
+    if given is None:
+        return None
+    return Order(GapPolicy(OnGap(given.gap), given.after_s), given.buffer, given.forget_s)
+
+
+def from_file(path: Path) -> Pipeline:
+    """The value `pipeline` of a Python file, or what it gives when it is a function."""
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}", fix="name a Python file that defines `pipeline`")
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error}", fix="mend the file") from error
+    found = getattr(module, PYTHON_NAME, None)
+    found = found() if callable(found) else found
+    if not isinstance(found, Pipeline):
+        raise ConfigError(
+            f"{path} defines no pipeline", fix=f"add: {PYTHON_NAME} = Pipeline(name=…, inputs=…, store=…)"
+        )
+    return found

@@ -1,0 +1,166 @@
+"""`semel pipeline` without a JVM: which pipeline runs with what, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.errors import HandlerError
+from semel.kernel.envelope import Envelope
+from semel.kernel.ops import Append, Unit
+from semel.runtime.holding import Holder
+from semel.spark import runner, session
+from semel.spark.pipeline import Pipeline
+from semel.stores.open import open_store
+
+from .conftest import Semel
+
+CONFIG = """
+[store]
+url = "sqlite:///semel.db"
+
+[spark]
+master = "local[1]"
+checkpoints = "places"
+
+[[pipeline]]
+name = "orders"
+from = ["outbox/orders", {store = "sqlite:///west.db", stream = "queue/west/orders"}]
+order = {gap = "skip", after_s = 5}
+to = "inbox/orders"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "semel.toml").write_text(CONFIG)
+    store = open_store("sqlite:///semel.db")
+    store.commit([Unit((Append("outbox/orders", Envelope(id=f"m{n}")),)) for n in range(3)])
+    store.close()
+    return tmp_path
+
+
+class Spark:
+    """Stands for the session and the run."""
+
+    def __init__(self) -> None:
+        self.session: dict[str, Any] = {}
+        self.pipeline: Pipeline | None = None
+        self.options: runner.RunOptions | None = None
+        self.error: Exception | None = None
+
+    def spark_session(self, **settings: Any) -> str:
+        self.session = settings
+        return "spark"
+
+    def run(self, spark: str, pipeline: Pipeline, store: object, options: runner.RunOptions) -> runner.Run:
+        self.pipeline, self.options = pipeline, options
+        if self.error is not None:
+            raise self.error
+        run = runner.Run(pipeline.name, "finished", "me", 1, options.checkpoint, 0, 0, batch=1, rows=3, rows_per_s=9.0)
+        options.progress(run)
+        return run
+
+
+@pytest.fixture
+def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
+    spark = Spark()
+    monkeypatch.setattr(session, "spark_session", spark.spark_session)
+    monkeypatch.setattr(runner, "run", spark.run)
+    return spark
+
+
+def test_a_pipeline_of_the_configuration_runs(project: Path, spark: Spark, semel: Semel) -> None:
+    done = semel("pipeline", "run", "orders", "--once", "--json")
+    assert done.exit_code == 0
+    assert done.result["state"] == "finished"
+    assert spark.session["master"] == "local[1]"
+    assert spark.options is not None
+    assert spark.options.once
+    assert spark.options.checkpoint == str(project / "places" / "orders")
+    assert spark.pipeline is not None
+    assert [each.store for each in spark.pipeline.inputs] == ["sqlite:///semel.db", "sqlite:///west.db"]
+    assert spark.pipeline.order is not None
+    assert (spark.pipeline.order.gap.then.value, spark.pipeline.order.gap.after_s) == ("skip", 5)
+    assert spark.pipeline.to == "inbox/orders"
+
+
+def test_people_are_told_how_it_ended(project: Path, spark: Spark, semel: Semel) -> None:
+    done = semel("pipeline", "run", "orders", "--master", "local[2]", "--checkpoint", "elsewhere")
+    assert done.exit_code == 0
+    assert "orders: finished after 3 rows in 2 batches" in done.out
+    assert spark.session["master"] == "local[2]"
+    assert spark.options is not None
+    assert spark.options.checkpoint == str(project / "elsewhere" / "orders")
+
+
+def test_a_python_file_runs(project: Path, spark: Spark, semel: Semel) -> None:
+    (project / "mine.py").write_text(
+        "from semel.spark.pipeline import Input, Pipeline\n"
+        "pipeline = Pipeline('mine', (Input('sqlite:///semel.db', 'outbox/orders'),), 'sqlite:///semel.db')\n"
+    )
+    assert semel("pipeline", "run", "mine.py").exit_code == 0
+    assert spark.pipeline is not None
+    assert spark.pipeline.name == "mine"
+
+
+def test_an_unknown_name_names_the_known_ones(project: Path, spark: Spark, semel: Semel) -> None:
+    done = semel("pipeline", "run", "order")
+    assert done.exit_code == 2
+    assert "no pipeline 'order'" in done.err
+    assert "the pipelines are: orders" in done.err
+
+
+def test_what_went_wrong_is_told(project: Path, spark: Spark, semel: Semel) -> None:
+    spark.error = HandlerError("pipeline 'orders' failed", fix="mend it")
+    done = semel("pipeline", "run", "orders")
+    assert done.exit_code == 2
+    assert "pipeline 'orders' failed" in done.err
+
+
+def test_the_list_says_how_each_stands(project: Path, semel: Semel) -> None:
+    shown = semel("pipeline", "list", "--json")
+    assert shown.exit_code == 0
+    (orders,) = shown.result
+    assert (orders["name"], orders["state"], orders["output"]) == ("orders", "never run", "inbox/orders")
+    assert orders["lag"] == {"outbox/orders": 3, "queue/west/orders": None}
+    assert "never run" in semel("pipeline", "list").out
+
+
+def test_an_empty_list_says_how_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, semel: Semel) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "add [[pipeline]]" in semel("pipeline", "list").out
+
+
+class TestRunning:
+    @pytest.fixture
+    def holder(self, project: Path) -> Any:
+        store = open_store("sqlite:///semel.db")
+        holder = Holder(store, runner.state_key("orders"), job="running", owner="driver-1", lease_s=30.0)
+        holder.acquire()
+        yield holder
+        store.close()
+
+    def test_the_status_names_the_driver(self, holder: Holder, semel: Semel) -> None:
+        assert "orders: running by driver-1" in semel("pipeline", "status", "orders").out
+
+    def test_stopping_waits_for_its_end(self, holder: Holder, semel: Semel) -> None:
+        done = semel("pipeline", "stop", "orders", "--wait", "0s")
+        assert done.exit_code == 3
+        assert "driver-1 has not ended orders within 0 s" in done.err
+        holder.release()
+        assert "orders is not running" in semel("pipeline", "stop", "orders").out
+
+    def test_a_killed_one_is_told_from_one_that_ended(self, holder: Holder, project: Path, semel: Semel) -> None:
+        import msgspec
+
+        from semel.kernel.ops import Put
+
+        run = runner.Run("orders", "running", "driver-1", holder.fence, "/places/orders", 0, 0, batch=4, rows=500)
+        holder.commit(Put(runner.state_key("orders"), msgspec.json.encode(run)))
+        holder.release()
+        shown = semel("pipeline", "status", "orders", "--json").result
+        assert (shown["state"], shown["run"]["rows"]) == ("killed", 500)

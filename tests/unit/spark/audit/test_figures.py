@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from semel.kernel.ledger import Kind
+from semel.spark.audit.figures import Hop, Way, together, ways
+
+
+def hop(name: str, *kinds: Kind, pipeline: str = "p", code: int = 0) -> Hop:
+    return Hop(pipeline, name, code or hash((pipeline, name)), sum(1 << kind for kind in kinds), 1)
+
+
+def only(name: str, *kinds: Kind, streams: tuple[str, ...] = ()) -> Way:
+    [way] = ways([hop(name, *kinds)], streams)
+    return way
+
+
+def test_surveys_of_one_hop_add_up() -> None:
+    parts = [Hop("p", "a>b", 7, 1 << Kind.SENT, 3), Hop("p", "a>b", 7, 1 << Kind.ACCEPTED, 2)]
+    [whole] = together(parts)
+    assert whole == Hop("p", "a>b", 7, 1 << Kind.SENT | 1 << Kind.ACCEPTED, 5)
+    assert whole.has(Kind.SENT)
+    assert not whole.has(Kind.RESENT, Kind.HANDLED)
+
+
+def test_a_hop_has_a_point_at_each_end() -> None:
+    assert (hop("hub/in>worker").sender, hop("hub/in>worker").receiver) == ("hub/in", "worker")
+    assert (hop("store").sender, hop("store").receiver) == ("store", "")
+
+
+def test_records_stand_for_what_a_silent_stream_sent() -> None:
+    assert only("chat>w", Kind.ACCEPTED, streams=("chat",)) == Way(hop("chat>w", Kind.ACCEPTED), implied=True)
+    assert not only("chat>w", Kind.SENT, Kind.ACCEPTED, streams=("chat",)).implied
+
+
+def test_a_silent_sender_that_is_no_stream_is_unseen() -> None:
+    assert only("app>hub", Kind.ACCEPTED).unseen
+    assert not only("app>hub", Kind.RESENT, Kind.ACCEPTED).unseen
+
+
+def test_handled_is_acceptance_where_nobody_writes_accepted() -> None:
+    assert only("a>handler", Kind.HANDLED).taken
+    assert not only("a>handler", Kind.HANDLED, Kind.ACCEPTED).taken
+    assert not only("a>handler", Kind.EXPIRED).taken
+
+
+def test_two_hops_to_one_point_are_shared_within_a_pipeline() -> None:
+    found = ways([hop("n>d"), hop("s>d"), hop("x>d", pipeline="q")], ())
+    assert found == []
+    kinds = (Kind.SENT, Kind.ACCEPTED)
+    found = ways([hop("n>d", *kinds), hop("s>d", *kinds), hop("x>d", *kinds, pipeline="q")], ())
+    assert [way.shared for way in found] == [True, True, False]
+
+
+def test_actions_alone_make_no_hop() -> None:
+    assert ways([hop("store", Kind.ACTION)], ()) == []

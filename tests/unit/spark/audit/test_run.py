@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from semel.errors import InputError
+from semel.kernel.ledger import Kind
+from semel.spark.audit.figures import Hop, Survey, Way
+from semel.spark.audit.result import Figures, Latency, WindowState
+from semel.spark.audit.run import (
+    WINDOWS_FILLED_MAX,
+    Options,
+    _filled,
+    _metered,
+    _notes,
+    _skew_notes,
+    _window_us,
+)
+
+SECOND = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"deadline_s": -1}, "deadline of -1 s"),
+        ({"window_s": 0}, "window of 0 s"),
+        ({"examples_max": -1}, "-1 examples"),
+        ({"session_class": "("}, "no regular expression"),
+        ({"session_class": "vip"}, "has no group"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, float], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Options(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("span_s", "window_s"), [(0, 1), (120, 1), (121, 2), (86_400, 1800), (10**9, 604_800)])
+def test_a_window_is_chosen_that_gives_about_a_hundred_of_them(span_s: int, window_s: int) -> None:
+    assert _window_us(span_s * SECOND) == window_s * SECOND
+
+
+def cell(window: int, hop: str = "a>b") -> Figures:
+    return Figures("p", hop, "", window, WindowState.SETTLED, sent=1)
+
+
+def test_windows_without_anything_sent_are_filled_in_by_hop() -> None:
+    filled = _filled([cell(0), cell(30), cell(10, "b>c")], 10)
+    assert [(each.hop, each.window, each.state.value) for each in filled] == [
+        ("a>b", 0, "settled"),
+        ("a>b", 10, "empty"),
+        ("a>b", 20, "empty"),
+        ("a>b", 30, "settled"),
+        ("b>c", 10, "settled"),
+    ]
+
+
+def test_a_gap_of_years_is_not_filled_in() -> None:
+    cells = [cell(0), cell((WINDOWS_FILLED_MAX + 1) * 10)]
+    assert _filled(cells, 10) == cells
+
+
+def test_notes_say_what_nobody_wrote_down() -> None:
+    def hop(name: str, kind: Kind) -> Hop:
+        return Hop("p", name, 1, 1 << kind, 1)
+
+    notes = _notes([Way(hop("app>hub", Kind.ACCEPTED), unseen=True), Way(hop("hub>far", Kind.SENT))])
+    assert [note.split(":")[0] for note in notes] == ["app>hub", "hub>far"]
+    assert "is the receiver's ledger among the sources?" in notes[1]
+    assert _notes([Way(hop("chat>w", Kind.ACCEPTED), implied=True)]) == []
+
+
+def test_notes_say_what_was_only_counted_and_where_clocks_differ() -> None:
+    assert _metered(Survey(metered=(("a>b", Kind.SENT, 1200),))) == [
+        "a>b: 1,200 times sent was counted without ids and is not audited"
+    ]
+    skewed = Figures("p", "a>b", "", None, WindowState.SETTLED, latency=Latency(skewed=2, skew_ms=1.5))
+    [note] = _skew_notes([skewed, cell(0)])
+    assert "up to 1.5 ms before they were sent" in note

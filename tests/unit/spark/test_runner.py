@@ -1,0 +1,99 @@
+"""What a run leaves in the store, and how an error that crossed a JVM is told."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from semel.errors import EpochChanged, HandlerError, PeerUnavailable, StaleFence, StoreError
+from semel.kernel.ops import Put, Unit
+from semel.runtime.holding import Holder
+from semel.spark import runner
+from semel.spark.pipeline import Input, Pipeline
+from semel.stores.memory import MemoryStore
+
+
+def trace(error: str) -> Exception:
+    return RuntimeError(
+        "[STREAM_FAILED] Query terminated with exception: \n  File 'worker.py', line 1\n"
+        f"{error}\n at org.apache.spark.sql.execution.python\n"
+    )
+
+
+def test_an_error_of_ours_is_found_in_the_trace() -> None:
+    told = runner.explain(trace("semel.errors.StaleFence: a newer driver has taken over\n  fix: stop one"), "orders")
+    assert isinstance(told, StaleFence)
+    assert (told.message, told.fix) == ("a newer driver has taken over", "stop one")
+
+
+def test_one_that_wants_more_than_a_message_still_says_it() -> None:
+    told = runner.explain(trace("semel.errors.EpochChanged: the store was restored\n  fix: begin again"), "orders")
+    assert isinstance(told, EpochChanged | StoreError)
+    assert (told.message, told.fix) == ("the store was restored", "begin again")
+
+
+def test_others_are_told_by_their_first_line() -> None:
+    told = runner.explain(RuntimeError("\n\n[DIVIDE_BY_ZERO] Division by zero.\n at x"), "orders")
+    assert isinstance(told, HandlerError)
+    assert told.message == "pipeline 'orders' failed: [DIVIDE_BY_ZERO] Division by zero."
+    assert isinstance(
+        runner.explain(RuntimeError("java.net.ConnectException: Connection refused"), "x"), PeerUnavailable
+    )
+    bridged = RuntimeError("An error occurred while calling o1.start.\n: java.lang.IllegalStateException: no\n\tat x")
+    assert runner.explain(bridged, "x").message == "pipeline 'x' failed: java.lang.IllegalStateException: no"
+    original = StaleFence("mine", fix="")
+    assert runner.explain(original, "orders") is original
+
+
+def test_a_checkpoint_is_a_folder_of_its_own() -> None:
+    assert runner.checkpoint_of("orders", "s3://bucket/checkpoints/") == "s3://bucket/checkpoints/orders"
+    assert runner.checkpoint_of("orders", "checkpoints") == str(Path("checkpoints").resolve() / "orders")
+
+
+class TestFromOutside:
+    pipeline = Pipeline("orders", (Input("memory:", "outbox/orders"),), "memory:")
+
+    @pytest.fixture
+    def store(self) -> MemoryStore:
+        return MemoryStore()
+
+    def hold(self, store: MemoryStore) -> Holder:
+        holder = Holder(store, runner.state_key("orders"), job="running", owner="driver", lease_s=30.0)
+        holder.acquire()
+        return holder
+
+    def leave(self, store: MemoryStore, state: str) -> None:
+        now = time.time_ns() // 1000
+        run = runner.Run("orders", state, "driver", 1, "/checkpoints/orders", now, now, batch=4, rows=500)
+        store.commit([Unit((Put(runner.state_key("orders"), msgspec.json.encode(run)),))])
+
+    def test_one_that_never_ran(self, store: MemoryStore) -> None:
+        status = runner.status(store, self.pipeline, lambda url, stream: 12)
+        assert (status.run, status.alive, status.lag) == (None, False, {"outbox/orders": 12})
+
+    def test_one_that_runs(self, store: MemoryStore) -> None:
+        self.hold(store)
+        self.leave(store, "running")
+        status = runner.status(store, self.pipeline, lambda url, stream: None)
+        assert (status.alive, status.owner, status.lag) == (True, "driver", {"outbox/orders": None})
+        assert status.run is not None
+        assert status.run.rows == 500
+
+    def test_stopping_what_does_not_run(self, store: MemoryStore) -> None:
+        assert runner.ask_to_stop(store, "orders") is None
+        self.hold(store).release()
+        assert runner.ask_to_stop(store, "orders") is None
+
+    def test_a_request_to_stop_names_the_driver_that_it_is_for(self, store: MemoryStore) -> None:
+        holder = self.hold(store)
+        row = runner.ask_to_stop(store, "orders")
+        assert row is not None
+        state = store.state(runner.stop_key("orders"))
+        assert state is not None
+        assert state.value == str(holder.fence).encode()
+        assert not runner.wait_for_end(store, "orders", row.fence, 0.0)
+        holder.release()
+        assert runner.wait_for_end(store, "orders", row.fence, 0.0)
