@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 EXPECTED = {
     "append_once.py": ["attempt 1: Fresh", "attempt 2: Duplicate", "stored: hub/orders@1:1"],
+    "delivery_pipeline.py": ["queue/east/orders: 355 records", "queue/west/orders: 363 records"],
     "path_over_tcp.py": ["bills: ['bill-order-1', 'bill-order-2', 'bill-order-3']"],
     "worker.py": ["calls of the handler: 2", "reservations: ['reserved-order-7']", "the row: DONE"],
 }

@@ -16,12 +16,12 @@ import pytest
 
 from semel.errors import InputError, StoreBusy
 from semel.kernel.ledger import ENDS, Event, Kind
-from semel.kernel.ops import Log
+from semel.kernel.ops import Append, Log
 from semel.spark.audit import compact as compacting
 from semel.spark.audit import expand, figures
 from semel.spark.audit.compact import compact
 from semel.spark.audit.result import Audit, Figures, Finding, WindowState
-from semel.spark.audit.run import Options, audit, prepared
+from semel.spark.audit.run import NEWEST, Options, audit, prepared
 from semel.spark.session import spark_session
 from semel.testing.ledgers import (
     BEGIN_US,
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
+
+MINUTE = Options(deadline_s=60)
 
 FINDINGS = {
     "lost": Finding.LOST,
@@ -86,7 +88,7 @@ def _add(truth: Truth, more: Truth) -> None:
 @pytest.fixture(scope="module")
 def audited(spark: SparkSession, planted: tuple[list[Path], Truth]) -> tuple[Audit, list[Any]]:
     """The audit of all, and its table of findings."""
-    options = Options(window_s=1, examples_max=1000, session_class="^([a-z]+)-")
+    options = Options(deadline_s=60, window_s=1, examples_max=1000, session_class="^([a-z]+)-")
     with prepared(spark, planted[0], options) as case:
         return case.audit(), case.findings().collect()
 
@@ -168,7 +170,7 @@ def test_compacted_days_give_the_same_audit_without_moving_a_row(
     done = compact(spark, lakes[0])
     assert (done.days, done.left) == (("2026-01-01",), {})
     assert compact(spark, lakes[0]).days == ()
-    options = Options(window_s=1, examples_max=1000, session_class="^([a-z]+)-")
+    options = Options(deadline_s=60, window_s=1, examples_max=1000, session_class="^([a-z]+)-")
     assert same(audit(spark, lakes, options)) == same(audited[0])
     with prepared(spark, lakes[:1]) as case:
         assert not case.raw
@@ -223,7 +225,7 @@ def test_late_data_reopens_its_window_even_after_the_day_was_compacted(
     stage.at(BEGIN_US + 100 * SECOND_US)
     stage.hub.log(Kind.DUPLICATE, IN, one)
     stage.export()
-    result = audit(spark, [stage.folder])
+    result = audit(spark, [stage.folder], MINUTE)
     assert found(result, Finding.LOST) == {(IN, two.id)}
     assert found(result, Finding.DUPLICATE) == {(IN, one.id)}
     [window] = [cell for cell in result.windows if cell.sent]
@@ -244,7 +246,7 @@ def test_late_data_reopens_its_window_even_after_the_day_was_compacted(
     stage.at(BEGIN_US + 200 * SECOND_US)
     stage.hub.accept([two])
     stage.export()
-    later = audit(spark, [stage.folder])
+    later = audit(spark, [stage.folder], MINUTE)
     assert later.count(Finding.LOST) == 0
     [window] = [cell for cell in later.windows if cell.sent]
     assert (window.sent, window.accepted_unique, window.lost) == (2, 2, 0)
@@ -274,7 +276,7 @@ def test_a_restored_store_counts_without_what_it_lost(spark: SparkSession, tmp_p
     edge.export(lake)
     hub.store.close()
     edge.store.close()
-    result = audit(spark, [lake])
+    result = audit(spark, [lake], MINUTE)
     assert result.gaps == 0
     assert found(result, Finding.LOST) == {(IN, three.id)}
     assert (totals(result)[IN].accepted, totals(result)[IN].doubled) == (2, 0)
@@ -286,7 +288,7 @@ def test_a_range_without_its_records_is_a_gap(spark: SparkSession, stage: Scene)
     stage.hub.confirm(letters, places)
     stage.hub.confirm(letters[:3], places[1:4])
     stage.export()
-    result = audit(spark, [stage.folder])
+    result = audit(spark, [stage.folder], MINUTE)
     assert result.gaps == 1
     [example] = [example for example in result.examples if example.finding is Finding.GAP]
     assert (example.hop, example.message, example.count) == (IN, f"{STREAM}@1:2..4", 1)
@@ -344,7 +346,7 @@ def test_odd_hops_are_read_for_what_they_say(spark: SparkSession, stage: Scene) 
     stage.at(BEGIN_US + 100 * SECOND_US)
     stage.edge.log(Kind.CONFIRMED, "hub>far", one)
     stage.export()
-    result = audit(spark, [stage.folder])
+    result = audit(spark, [stage.folder], MINUTE)
     cells = totals(result)
     handler = cells[f"{STREAM}>handler"]
     assert (handler.sent, handler.accepted_unique, handler.given_up, handler.doubled) == (2, 1, 1, 1)
@@ -355,9 +357,74 @@ def test_odd_hops_are_read_for_what_they_say(spark: SparkSession, stage: Scene) 
     assert sorted(note.split(":")[0] for note in result.notes) == ["a>b", IN, "browser>edge", "hub>far"]
 
 
+def test_only_what_was_sent_in_time_counts_and_all_that_became_of_it(spark: SparkSession, stage: Scene) -> None:
+    """`until` leaves out what was sent later. What was sent before and arrived later has arrived."""
+    letters = [letter(number) for number in range(1, 5)]
+    for number, each in enumerate(letters):
+        stage.at(BEGIN_US + number * SECOND_US)
+        stage.edge.log(Kind.SENT, IN, each)
+    stage.at(BEGIN_US + 60 * SECOND_US)
+    stage.hub.accept([letters[1]])
+    stage.edge.log(Kind.ACCEPTED, OUT, letters[1])
+    stage.export()
+    within = Options(deadline_s=0, since=BEGIN_US + SECOND_US, until=BEGIN_US + 3 * SECOND_US)
+    result = audit(spark, [stage.folder], within)
+    assert (totals(result)[IN].sent, totals(result)[IN].accepted_unique) == (2, 1)
+    assert found(result, Finding.LOST) == {(IN, letters[2].id)}
+    [chain] = result.chains
+    assert (chain.sent, chain.arrived) == (2, 1)
+
+
+def test_what_a_worker_forwarded_and_nobody_saw_again_is_lost(spark: SparkSession, stage: Scene) -> None:
+    """Handled, dead or under other ids (a receipt): these have ended well. Too young: may still come."""
+    first, onward = "a>spark/p", "spark/p>b"
+    names = ("passed", "gone", "handled", "dead", "mapped", "expired")
+    letters = {name: Letter(name, "s", number) for number, name in enumerate(names, 1)}
+    ends = {"handled": Kind.HANDLED, "dead": Kind.DEAD_LETTERED}
+    for name, each in letters.items():
+        for kind in (Kind.SENT, Kind.ACCEPTED, ends.get(name, Kind.FORWARDED)):
+            stage.edge.log(kind, first, each)
+    for kind in (Kind.SENT, Kind.ACCEPTED, Kind.HANDLED):
+        stage.edge.log(kind, onward, letters["passed"])
+    stage.edge.log(Kind.EXPIRED, onward, letters["expired"])
+    stage.edge.commit(Append("spark/p/receipts", letters["mapped"].envelope))
+    stage.at(BEGIN_US + 100 * SECOND_US)
+    young = Letter("young", "s", 9)
+    for kind in (Kind.SENT, Kind.ACCEPTED, Kind.FORWARDED):
+        stage.edge.log(kind, first, young)
+    stage.export()
+    result = audit(spark, [stage.folder], MINUTE)
+    [inside] = result.inside
+    assert (inside.hop, inside.onward, inside.lost) == (first, (onward,), 1)
+    assert (result.count(Finding.LOST), found(result, Finding.LOST)) == (1, {(first, "gone")})
+    [example] = [example for example in result.examples if example.finding is Finding.LOST]
+    assert example.detail == f"between {first} and {onward}"
+    [chain] = result.chains
+    assert (chain.sent, chain.arrived, chain.inside) == (6, 1, 1)
+    assert totals(result)[first].lost == 0
+    compact(spark, stage.folder)
+    assert same(audit(spark, [stage.folder], MINUTE)) == same(result)
+
+
+def test_a_live_store_is_judged_by_the_clock_and_an_export_by_its_newest_event(
+    spark: SparkSession, stage: Scene
+) -> None:
+    """A receiver that is dead writes nothing; what was sent to it does not stay in flight for ever."""
+    stage.edge.log(Kind.SENT, IN, letter(1))
+    stage.export()
+    exported = audit(spark, [stage.folder])
+    assert (exported.now, totals(exported)[IN].in_flight) == (BEGIN_US, 1)
+    live = audit(spark, [stage.edge.url])
+    assert (totals(live)[IN].in_flight, totals(live)[IN].lost) == (0, 1)
+    assert live.now > BEGIN_US
+    assert live.window_s == 1
+    newest = audit(spark, [stage.edge.url], Options(now=NEWEST))
+    assert (newest.now, totals(newest)[IN].in_flight) == (BEGIN_US, 1)
+
+
 def test_an_export_of_nothing_and_windows_without_number(spark: SparkSession, stage: Scene) -> None:
     stage.edge.export(stage.folder)
-    empty = audit(spark, [stage.folder])
+    empty = audit(spark, [stage.folder], MINUTE)
     assert (empty.events, empty.totals, empty.windows, empty.settled) == (0, (), (), False)
     stage.edge.log(Kind.SENT, IN, letter(1))
     stage.at(BEGIN_US + 5000 * SECOND_US)

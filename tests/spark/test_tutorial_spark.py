@@ -31,6 +31,7 @@ def in_python(code: str, names: dict[str, object]) -> str:
     return printed.getvalue()
 
 
+@pytest.mark.timeout(900)  # it starts four JVMs, one after the other
 def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))

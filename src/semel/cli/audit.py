@@ -47,9 +47,23 @@ def audit(
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help="Only what was sent since: 2h, or 2026-01-31T09:00.")
     ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Only what was sent before: 1h, or 2026-01-31T17:00.")
+    ] = None,
     deadline: Annotated[
-        str, typer.Option("--deadline", metavar="TIME", help="How long a message may take before it counts as lost.")
-    ] = "5m",
+        str | None,
+        typer.Option(
+            "--deadline", metavar="TIME", help="How long a message may take before it counts as lost. Default: 5m."
+        ),
+    ] = None,
+    now: Annotated[
+        str | None,
+        typer.Option(
+            "--now",
+            metavar="TIME",
+            help="When it is judged; or newest, the newest event. Default: now with a live store, else newest.",
+        ),
+    ] = None,
     window: Annotated[
         str | None,
         typer.Option("--window", metavar="TIME", help="Figures over time in steps of this. Default: about 120 steps."),
@@ -111,7 +125,7 @@ def audit(
     places.check()
     points = _points(from_point, to_point)
     need_pyspark()
-    options = _options(pipeline, since, deadline, window, class_by)
+    options = _options(pipeline, (since, until, now), deadline, window, class_by)
     given = sources or [find_store(terminal, None, settings)]
     job = _Job(tuple(given), options, places, points, compact, master, settings)
     with _hidden_passwords(given), terminal.progress("looking at the sources", _STEPS) as update:
@@ -163,14 +177,25 @@ def _points(first: str | None, last: str | None) -> tuple[str, str] | None:
 
 
 def _options(
-    pipeline: str | None, since: str | None, deadline: str, window: str | None, class_by: str | None
+    pipeline: str | None,
+    times: tuple[str | None, str | None, str | None],
+    deadline: str | None,
+    window: str | None,
+    class_by: str | None,
 ) -> Options:
-    from semel.spark.audit.run import Options
+    from semel.spark.audit.run import DEADLINE_S, NEWEST, Options
 
+    clock = time.time_ns() // 1000
+    since, until, now = (
+        parse_time(option, text, clock) if text is not None and (option, text) != ("--now", NEWEST) else None
+        for option, text in zip(("--since", "--until", "--now"), times, strict=True)
+    )
     return Options(
-        deadline_s=parse_duration("--deadline", deadline),
+        deadline_s=parse_duration("--deadline", deadline) if deadline is not None else DEADLINE_S,
         window_s=parse_duration("--window", window) if window is not None else None,
-        since=parse_time("--since", since, time.time_ns() // 1000) if since is not None else None,
+        now=NEWEST if times[2] == NEWEST else now,
+        since=since,
+        until=until,
         pipelines=(pipeline,) if pipeline is not None else (),
         session_class=class_by,
     )

@@ -13,6 +13,7 @@ from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 
 if TYPE_CHECKING:
     from semel.bench.pipes import PipesResult
+    from semel.bench.spark import SparkResult
     from semel.bench.store import Result
 
 FolderOption = Annotated[
@@ -31,6 +32,7 @@ def bench_group(json: JsonOption = False, debug: DebugOption = False) -> None:
       semel bench store
       semel bench store --engine postgres --json
       semel bench pipes
+      semel bench spark
     """
 
 
@@ -138,6 +140,94 @@ def _pipes_answer(result: PipesResult) -> Answer:
         "fix": "run it again on an idle machine with two cores or more",
     }
     return Answer(result.as_dict(), [table(result)], EXIT_CLAIM_FALSE, error)
+
+
+@app.command("spark")
+def spark(
+    context: typer.Context,
+    events: Annotated[
+        str, typer.Option("--events", metavar="LIST", help="Sizes of the audit, in millions of events.")
+    ] = "5,20",
+    rows: Annotated[
+        int, typer.Option("--rows", min=1000, max=100_000_000, metavar="N", help="Rows of the other parts.")
+    ] = 1_000_000,
+    parts: Annotated[
+        str, typer.Option("--parts", metavar="LIST", help="audit, source, reorder, delivery: any of them.")
+    ] = "audit,source,reorder,delivery",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, metavar="N", help="Rounds of each figure.")] = 3,
+    threads: Annotated[int, typer.Option("--threads", min=1, max=1024, metavar="N", help="Of each engine.")] = 2,
+    memory: Annotated[
+        str | None, typer.Option("--memory", metavar="SIZE", help="The heap of Spark's JVM, such as 6g.")
+    ] = None,
+    postgres: Annotated[bool, typer.Option("--postgres", help="Read from PostgreSQL as well as from SQLite.")] = False,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="A PostgreSQL server. Default: a private one.")
+    ] = None,
+    folder: FolderOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """The audit beside DuckDB, Polars and a naive Spark query on the same files, and rows per second through Spark.
+
+    Exit code 1 when the engines do not agree on every count, or when something is slower than promised.
+
+    \b
+    Examples:
+      semel bench spark
+      semel bench spark --events 5,20,100 --memory 8g --json
+      semel bench spark --parts source --postgres
+    """
+    from semel.bench.spark import SparkOptions, run
+
+    terminal: Terminal = context.obj
+    options = SparkOptions(
+        events=parse_millions(events),
+        rows=rows,
+        parts=parse_parts(parts),
+        rounds=rounds,
+        threads=threads,
+        memory=memory,
+        postgres=postgres or url is not None,
+        url=url,
+        folder=_checked_folder(folder),
+    )
+    return _spark_answer(run(options, terminal.live))
+
+
+def _spark_answer(result: SparkResult) -> Answer:
+    from semel.bench.spark import tables
+
+    if result.holds:
+        return Answer(result.as_dict(), tables(result), EXIT_HOLDS)
+    error = {
+        "code": "claim-false",
+        "message": "; ".join(result.misses),
+        "fix": "run it again on an idle machine with two cores or more, and with enough memory for the heap",
+    }
+    return Answer(result.as_dict(), tables(result), EXIT_CLAIM_FALSE, error)
+
+
+def parse_millions(text: str) -> tuple[int, ...]:
+    """Sizes in millions of events, such as 5,20 or 0.1."""
+    from semel.bench.spark import EVENTS_MAX, EVENTS_MIN
+
+    try:
+        sizes = tuple(round(float(part) * 1_000_000) for part in text.split(","))
+    except (ValueError, OverflowError):
+        sizes = ()
+    if not sizes or list(sizes) != sorted(set(sizes)) or not EVENTS_MIN <= sizes[0] <= sizes[-1] <= EVENTS_MAX:
+        span = f"{EVENTS_MIN / 1_000_000:g} to {EVENTS_MAX / 1_000_000:g}"
+        raise ConfigError(f"--events {text!r} is not a rising list of millions from {span}", fix="write 5,20")
+    return sizes
+
+
+def parse_parts(text: str) -> tuple[str, ...]:
+    from semel.bench.spark import PARTS
+
+    asked = set(text.split(","))
+    if unknown := sorted(asked - set(PARTS)):
+        raise ConfigError(f"the bench has no part {unknown[0]!r}", fix=f"use: {', '.join(PARTS)}")
+    return tuple(part for part in PARTS if part in asked)
 
 
 def parse_scales(text: str) -> tuple[int, ...]:

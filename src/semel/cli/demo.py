@@ -27,6 +27,9 @@ def demo(
     folder: Annotated[
         Path | None, typer.Option("--folder", metavar="DIR", help="Put them here. Default: a temporary folder.")
     ] = None,
+    audit: Annotated[
+        bool, typer.Option("--audit/--no-audit", help="End with an audit of the ledgers by Spark.")
+    ] = True,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> Answer:
@@ -39,6 +42,7 @@ def demo(
       semel demo
       semel demo --messages 10000 --loss 0.2 --kills 6
       semel demo --plant no-dedup
+      semel demo --no-audit
       semel demo --json
     """
     from semel.demo import DemoOptions, run
@@ -55,6 +59,7 @@ def demo(
         plant=plant,
         keep=keep,
         folder=folder,
+        audit=audit,
     )
     result = run(options, terminal.story)
     if result.holds:

@@ -26,7 +26,8 @@ PLANTS = {
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """`loss`, `doubling`, `delay` and `cuts` are chances per frame. `folder` keeps the data there; None uses a
-    temporary folder, which is removed unless `keep` is set."""
+    temporary folder, which is removed unless `keep` is set. With `audit` it ends with an audit of both ledgers by
+    Spark."""
 
     messages: int = 2000
     loss: float = 0.05
@@ -38,6 +39,7 @@ class DemoOptions:
     keep: bool = False
     folder: Path | None = None
     plant: str | None = None
+    audit: bool = False
     stall_s: float = 20.0
     timeout_s: float = 300.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
@@ -15,6 +15,9 @@ from semel.demo.options import DemoOptions
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS
 from semel.testing.faults import Counts
 
+if TYPE_CHECKING:
+    from semel.spark.audit.result import Audit
+
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
@@ -24,11 +27,12 @@ class DemoResult:
     kills: tuple[str, ...]
     seconds: float
     folder: Path | None
+    audit: Audit | None = None
 
     @property
     def holds(self) -> bool:
-        """Nothing lost, nothing doubled, nothing out of order."""
-        return self.figures.holds
+        """Nothing lost, nothing doubled, nothing out of order; and the audit, if there was one, says the same."""
+        return self.figures.holds and (self.audit is None or self.audit.holds)
 
     @property
     def exit_code(self) -> int:
@@ -47,7 +51,15 @@ class DemoResult:
             "kills": list(self.kills),
             "options": options | {"folder": str(self.options.folder) if self.options.folder else None},
             "folder": str(self.folder) if self.folder else None,
+            "audit": self._audit_dict(),
         }
+
+    def _audit_dict(self) -> dict[str, Any] | None:
+        if self.audit is None:
+            return None
+        from semel.spark.audit.show import as_dict
+
+        return as_dict(self.audit)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._counts()

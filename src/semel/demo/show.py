@@ -13,13 +13,14 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from semel.demo import proof
 from semel.demo.audit import Figures, count
 from semel.demo.options import RECEIVER, SENDER, DemoOptions
 from semel.demo.report import DemoResult
@@ -42,7 +43,10 @@ def run(options: DemoOptions, console: Console | None = None) -> DemoResult:
             console.print(f"data in {folder}", style="dim", highlight=False)
         result = asyncio.run(_Show(options, folder, console).run())
         console.print(result)
-        return result
+        if not options.audit:
+            return result
+        stores = tuple(f"sqlite:///{folder / role}.db" for role in (SENDER, RECEIVER))
+        return replace(result, audit=proof.audit(stores, result.folder, console))
 
 
 @contextmanager

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from semel.bench import pipes
+from semel.bench import spark as bench_spark
 from semel.bench import store as bench
 from semel.bench.pipes import BenchOptions, Line, PipesResult
+from semel.bench.spark import (
+    DUCKDB,
+    POLARS,
+    SEMEL,
+    AuditLine,
+    DeliveryLine,
+    EngineTime,
+    ReorderLine,
+    SourceLine,
+    SparkOptions,
+    SparkResult,
+)
 from semel.bench.store import Measurement, Options, Result
-from semel.cli.bench import parse_scales
+from semel.cli.bench import parse_millions, parse_parts, parse_scales
 from semel.errors import ConfigError
 
 from .conftest import Semel
@@ -121,3 +136,109 @@ def test_a_backlog_that_slows_the_pipe_is_a_false_claim() -> None:
 @pytest.mark.parametrize("side", pipes.SIDES)
 def test_every_side_of_the_bench_moves_its_messages(side: str, tmp_path: Path) -> None:
     assert pipes.measure(side, 50, BenchOptions(window=8, folder=tmp_path)) > 0
+
+
+# -- spark
+
+
+def audit_line(size: int, seconds: float, duckdb: float = 4.0, **more: Any) -> AuditLine:
+    times = (EngineTime(SEMEL, seconds, seconds, 2**31), EngineTime(DUCKDB, duckdb, duckdb, 2**30, **more))
+    return AuditLine(size, size - 7, 2**28, 30.0, 2**27, 2 * seconds, (*times, EngineTime(POLARS, failed="no memory")))
+
+
+GOOD = SparkResult(
+    2,
+    "6g",
+    (audit_line(5_000_000, 2.5, 0.9), audit_line(20_000_000, 10.0)),
+    (SourceLine("sqlite", 1_000_000, 1_100_000.0, 1_700_000.0, agrees=True),),
+    ReorderLine(1_010_000, 500_000, 500_000, 110_000.0, 150_000.0, (100, 1_000, 1_100, 1_200)),
+    DeliveryLine(200_000, 99_000, 99_000, 60_000.0),
+)
+
+
+@pytest.fixture
+def asked_spark(monkeypatch: pytest.MonkeyPatch) -> list[SparkOptions]:
+    """A machine on which everything is as fast as promised, unless there is one thread."""
+    seen: list[SparkOptions] = []
+
+    def run(options: SparkOptions, console: Console) -> SparkResult:
+        seen.append(options)
+        return GOOD if options.threads > 1 else replace(GOOD, audit=(audit_line(20_000_000, 10.0, 3.9),))
+
+    monkeypatch.setattr(bench_spark, "run", run)
+    return seen
+
+
+def test_options_of_spark_arrive(semel: Semel, asked_spark: list[SparkOptions]) -> None:
+    Path("here").mkdir()
+    ran = semel(
+        "bench", "spark", "--events", "0.02,100", "--rows", "2000", "--parts", "source,audit", "--rounds", "5",
+        "--threads", "4", "--memory", "3g", "--postgres", "--url", "postgresql://h/d", "--folder", "here", "--json",
+    )  # fmt: skip
+    assert (ran.exit_code, ran.err) == (0, "")
+    assert asked_spark == [
+        SparkOptions(
+            (20_000, 100_000_000), 2000, ("audit", "source"), 5, 4, "3g", True, "postgresql://h/d", Path("here")
+        )
+    ]  # fmt: skip
+    assert ran.result["audit"][1]["ratio_to_duckdb"] == 2.5
+    assert ran.result["source"][0]["ratio"] == pytest.approx(0.647, abs=0.001)
+    assert ran.result["reorder"]["state_growth"] == pytest.approx(1.2)
+    assert (ran.result["growth"], ran.result["misses"]) == (pytest.approx(1.0, abs=0.001), [])
+
+
+def test_without_options_it_is_as_promised(semel: Semel, asked_spark: list[SparkOptions]) -> None:
+    ran = semel("bench", "spark")
+    assert ran.exit_code == 0
+    assert asked_spark == [SparkOptions(folder=Path.cwd())]
+    for text in ("heap 6g", "2.50", "no memory", "2.00 GiB", "256 to 128 MiB", "0.65", "150,000", "99,000"):
+        assert text in ran.out
+
+
+def test_a_slow_audit_is_a_false_claim(semel: Semel, asked_spark: list[SparkOptions]) -> None:
+    ran = semel("bench", "spark", "--threads", "1")
+    assert ran.exit_code == 1
+    assert "takes 2.56 times as long as DuckDB" in ran.err
+    assert semel("bench", "spark", "--threads", "1", "--json").error["code"] == "claim-false"
+
+
+@pytest.mark.parametrize(
+    ("change", "miss"),
+    [
+        (
+            {"audit": (audit_line(5_000_000, 2.0, 0.1), audit_line(20_000_000, 9.0))},
+            "1.12 times as long at the largest",
+        ),
+        ({"audit": (audit_line(20_000_000, 9.0, differs="lost is 1 and not 2"),)}, "lost is 1 and not 2"),
+        ({"audit": (audit_line(20_000_000, 9.0, 0.0, failed="killed"),)}, "DuckDB did not count"),
+        ({"source": (SourceLine("sqlite", 1, 59.0, 100.0, agrees=True),)}, "has 0.59 of the speed of Parquet"),
+        ({"source": (SourceLine("sqlite", 1, 100.0, 100.0, agrees=False),)}, "do not give the same rows"),
+        ({"reorder": ReorderLine(9, 4, 4, 1.0, 99_999.0, (1, 1))}, "99,999 rows/s"),
+        ({"reorder": ReorderLine(9, 4, 3, 1.0, 1e6, (1, 1))}, "3 of 4 messages came out in order"),
+        ({"reorder": ReorderLine(9, 4, 4, 1.0, 1e6, (50, 100, 126, 10))}, "grown 1.26 times"),
+        ({"delivery": DeliveryLine(9, 4, 5, 1.0)}, "5 of 4 messages were delivered"),
+    ],
+)
+def test_whatever_is_worse_than_promised_is_said(change: dict[str, Any], miss: str) -> None:
+    assert GOOD.holds
+    result = replace(GOOD, **change)
+    assert [text for text in result.misses if miss in text], result.misses
+    assert len(result.misses) == 1
+    assert not result.holds
+
+
+def test_what_was_not_asked_for_is_not_missed() -> None:
+    assert SparkResult(2, "6g").holds
+    assert bench_spark.tables(SparkResult(2, "6g")) == []
+
+
+@pytest.mark.parametrize("text", ["", "x", "20,5", "5,5", "0", "501", "nan", "inf", "-1"])
+def test_sizes_rise(text: str) -> None:
+    with pytest.raises(ConfigError, match="--events"):
+        parse_millions(text)
+
+
+def test_parts_come_in_their_own_order() -> None:
+    assert parse_parts("delivery,audit") == ("audit", "delivery")
+    with pytest.raises(ConfigError, match="no part 'sink'"):
+        parse_parts("audit,sink")

@@ -12,7 +12,7 @@ import typer
 from semel.cli import main
 from semel.config import LATER_SECTIONS, LedgerSection, OrderSection, PipelineSection, SparkSection, StoreSection
 from semel.kernel.ledger import Kind
-from semel.runtime.export import DATASETS, _schema
+from semel.runtime.export import DATASETS, dataset_schema
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 CLI = (REFERENCE / "cli.md").read_text()
@@ -75,7 +75,7 @@ def test_every_setting_is_in_the_reference_with_its_default() -> None:
 
 def test_every_column_and_kind_is_in_the_reference() -> None:
     for dataset in DATASETS:
-        for column in _schema(dataset):
+        for column in dataset_schema(dataset):
             assert f"`{column.name}`" in LEDGER
             assert str(column.type).split("[")[0] in LEDGER
     for kind in Kind:

@@ -1,12 +1,13 @@
 """Hops in a row, from the first sender to the last receiver; and any two points beside each other.
 
 The figures of the hops predict those of the whole: R is their product. What is measured end to end, by the ids of the
-messages, may be less. The rest was lost inside the workers between the hops, where no hop sees it.
+messages, may be less. The rest was lost inside the workers between the hops, where no hop sees it. What a worker
+says to have forwarded, and nobody saw again, is known by id (`lost_inside`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import mul
@@ -16,16 +17,16 @@ from pyspark.sql import functions as F
 
 from semel.calculus.mode import Counts, DeliveryMode
 from semel.errors import InputError
-from semel.kernel.ledger import Kind
-from semel.spark.audit.figures import Hop, Way
-from semel.spark.audit.result import Chain, Figures
+from semel.kernel.ledger import Kind, hash_id
+from semel.spark.audit.figures import Hop, Way, sent_within
+from semel.spark.audit.result import Chain, Figures, Inside
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 CHAINS_MAX = 64
 """A web of hops has more ways through it than anybody reads."""
-_BITS = 62
+BITS = 62
 
 
 def chains_of(hops: Sequence[Hop]) -> list[tuple[Hop, ...]]:
@@ -62,44 +63,167 @@ def predicted(chain: Sequence[Hop], totals: Iterable[Figures]) -> float | None:
     return reduce(mul, modes).reliability
 
 
-def measure(
-    rows: DataFrame, chains: Sequence[Sequence[Hop]], totals: Sequence[Figures], *, now: int, deadline_us: int
-) -> list[Chain]:
-    """From one row per message and hop. Messages whose time at the first hop is not over yet do not count, unless they
-    have come through already."""
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A worker between hops: what it took over `into` and says it has forwarded must be seen on one of `onward`, or
+    have a receipt. A receipt says that the worker gave its outputs ids of their own."""
+
+    into: Hop
+    onward: tuple[Hop, ...]
+    receipts: Way | None = None
+
+    def inside(self, lost: int) -> Inside:
+        return Inside(self.into.pipeline, self.into.hop, tuple(hop.hop for hop in self.onward), lost)
+
+
+def receipts_of(point: str) -> str:
+    """The stream in which a worker keeps the ids of inputs that left it under other ids."""
+    return f"{point}/receipts"
+
+
+def stays_of(chains: Sequence[Sequence[Hop]], hops: Sequence[Hop], streams: Collection[str]) -> list[Stay]:
+    """Where messages of these chains stay on their way: all hops that lead on count, not only those of one chain."""
+    into = {hop.code: hop for chain in chains for hop in chain[:-1] if hop.has(Kind.FORWARDED)}
     found = []
-    for first in range(0, len(chains), _BITS):
-        some = chains[first : first + _BITS]
-        counts = _counts(rows, some, now - deadline_us)
-        for at, chain in enumerate(some):
-            sent = sum(n for begun, done, n in counts if begun >> at & 1)
-            arrived = sum(n for begun, done, n in counts if begun & done & 1 << at)
-            measured = arrived / sent if sent else None
-            names = tuple(hop.hop for hop in chain)
-            found.append(Chain(chain[0].pipeline, names, sent, arrived, predicted(chain, totals), measured))
+    for hop in into.values():
+        onward = tuple(next for next in hops if (next.pipeline, next.sender) == (hop.pipeline, hop.receiver))
+        found.append(Stay(hop, onward, _receipts_way(hop) if receipts_of(hop.receiver) in streams else None))
     return found
 
 
-def _counts(rows: DataFrame, chains: Sequence[Sequence[Hop]], until: int) -> list[tuple[int, int, int]]:
-    """A bit for each chain: it was sent at its beginning, it was taken at its end. Few combinations occur."""
-    settled = F.col("first_sent") <= F.lit(until)
-    begun = [_mask(chains, 0, F.col("sends") > 0), _mask(chains, 0, (F.col("sends") > 0) & settled)]
-    done = _mask(chains, -1, F.col("held"))
-    ends = {chain[end].code for chain in chains for end in (0, -1)}
-    each = (
-        rows.where(F.col("code").isin(*ends))
-        .groupBy("session", "key")
-        .agg(F.bit_or(begun[0]).alias("sent"), F.bit_or(begun[1]).alias("settled"), F.bit_or(done).alias("done"))
-    )
+def _receipts_way(hop: Hop) -> Way:
+    """Receipts are records of a stream, so they are read like what is sent on a hop that begins there."""
+    stream = receipts_of(hop.receiver)
+    return Way(Hop(hop.pipeline, f"{stream}>", hash_id(f"{hop.pipeline}\n{hop.hop}\n{stream}"), 0, 0), implied=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When it is judged, and which messages count: by the time of their first send."""
+
+    now: int
+    deadline_us: int
+    since: int | None = None
+    until: int | None = None
+
+    @property
+    def settled_at(self) -> int:
+        return self.now - self.deadline_us
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Messages sent and arrived of each chain, and those lost in each stay, in the order that they were asked for."""
+
+    arrived: tuple[tuple[int, int], ...] = ()
+    lost: tuple[int, ...] = ()
+
+
+def measure(rows: DataFrame, chains: Sequence[Sequence[Hop]], stays: Sequence[Stay], span: Span) -> Paths:
+    """From one row per message and hop, of all times. Messages whose time at the first hop is not over yet do not
+    count, unless they have come through already."""
+    arrived: list[tuple[int, int]] = []
+    lost: list[int] = []
+    for first in range(0, max(len(chains), len(stays)), BITS):
+        some, of = chains[first : first + BITS], stays[first : first + BITS]
+        counts = _counts(rows, some, of, span)
+        arrived += [
+            (
+                sum(n for begun, _, _, n in counts if begun >> at & 1),
+                sum(n for begun, done, _, n in counts if begun & done & 1 << at),
+            )
+            for at in range(len(some))
+        ]
+        lost += [sum(n for _, _, gone, n in counts if gone >> at & 1) for at in range(len(of))]
+    return Paths(tuple(arrived), tuple(lost))
+
+
+def figures_of(
+    chains: Sequence[Sequence[Hop]], stays: Sequence[Stay], paths: Paths, totals: Sequence[Figures]
+) -> list[Chain]:
+    inside = {stay.into.code: lost for stay, lost in zip(stays, paths.lost, strict=True)}
+    return [
+        Chain(
+            chain[0].pipeline,
+            tuple(hop.hop for hop in chain),
+            sent,
+            arrived,
+            predicted(chain, totals),
+            arrived / sent if sent else None,
+            sum(inside.get(hop.code, 0) for hop in chain[:-1]),
+        )
+        for chain, (sent, arrived) in zip(chains, paths.arrived, strict=True)
+    ]
+
+
+def _counts(
+    rows: DataFrame, chains: Sequence[Sequence[Hop]], stays: Sequence[Stay], span: Span
+) -> list[tuple[int, int, int, int]]:
+    """A bit for each chain: it was sent at its beginning, it was taken at its end; and for each stay: it was lost
+    there. Few combinations occur."""
+    sent = (F.col("sends") > 0) & sent_within(F.col("when"), span.since, span.until)
+    first = [(chain[0].code, 1 << at) for at, chain in enumerate(chains)]
+    last = [(chain[-1].code, 1 << at) for at, chain in enumerate(chains)]
+    masks = {
+        "sent": _mask(first, sent),
+        "settled": _mask(first, sent & (F.col("first_sent") <= F.lit(span.settled_at))),
+        "done": _mask(last, F.col("held")),
+        **_stay_masks(stays, span),
+    }
+    ends = {code for code, _ in (*first, *last)} | _codes(stays)
     counted = F.col("settled").bitwiseOR(F.col("sent").bitwiseAND(F.col("done"))).alias("begun")
-    found = each.select(counted, "done").groupBy("begun", "done").agg(F.count("*").alias("n")).collect()
-    return [(row["begun"], row["done"], row["n"]) for row in found]
+    each = _by_message(rows, ends, masks).select(counted, "done", _gone().alias("gone"))
+    found = each.groupBy("begun", "done", "gone").agg(F.count("*").alias("n")).collect()
+    return [(row["begun"], row["done"], row["gone"], row["n"]) for row in found]
 
 
-def _mask(chains: Sequence[Sequence[Hop]], end: int, holds: Column) -> Column:
+def _by_message(rows: DataFrame, codes: Collection[int], masks: Mapping[str, Column]) -> DataFrame:
+    here = rows.where(F.col("code").isin(*codes)).groupBy("session", "key")
+    return here.agg(*(F.bit_or(mask).alias(name) for name, mask in masks.items()))
+
+
+def _codes(stays: Sequence[Stay]) -> set[int]:
+    hops = {hop.code for stay in stays for hop in (stay.into, *stay.onward)}
+    return hops | {stay.receipts.hop.code for stay in stays if stay.receipts is not None}
+
+
+def _stay_masks(stays: Sequence[Stay], span: Span) -> dict[str, Column]:
+    onward = [
+        (hop.code, 1 << at)
+        for at, stay in enumerate(stays)
+        for hop in (*stay.onward, *([stay.receipts.hop] if stay.receipts is not None else []))
+    ]
+    return {
+        "left": _mask([(stay.into.code, 1 << at) for at, stay in enumerate(stays)], _left(span)),
+        "seen": _mask(onward, F.lit(True)),
+    }
+
+
+def _left(span: Span) -> Column:
+    """The worker has let go of it as forwarded and in no other way, and it has had the time to be seen again."""
+    only = (F.col("forwarded") > 0) & (F.col("ended") <= F.col("forwarded")) & (F.col("dropped") == 0)
+    since = F.coalesce("first_accepted", "first_at")
+    return only & (since <= F.lit(span.settled_at)) & sent_within(F.col("when"), span.since, span.until)
+
+
+def _gone() -> Column:
+    return F.col("left").bitwiseAND(F.bitwise_not("seen"))
+
+
+def lost_inside(rows: DataFrame, stays: Sequence[Stay], span: Span) -> DataFrame:
+    """The rows of the messages lost in these stays, at the hop that brought them. At most 62 stays."""
+    gone = _by_message(rows, _codes(stays), _stay_masks(stays, span)).select("session", "key", _gone().alias("gone"))
+    gone = gone.where(F.col("gone") != 0)
+    into = rows.where(F.col("code").isin(*(stay.into.code for stay in stays)))
+    own = _mask([(stay.into.code, 1 << at) for at, stay in enumerate(stays)], F.lit(True))
+    return into.join(gone, ["session", "key"]).where(own.bitwiseAND(F.col("gone")) != 0)
+
+
+def _mask(bits: Sequence[tuple[int, int]], holds: Column) -> Column:
+    """The bits of a row's hop, where `holds`."""
     masks: dict[int, int] = {}
-    for at, chain in enumerate(chains):
-        masks[chain[end].code] = masks.get(chain[end].code, 0) | 1 << at
+    for code, bit in bits:
+        masks[code] = masks.get(code, 0) | bit
     column: Column = F.lit(0).cast("long")
     for code, mask in masks.items():
         column = F.when(holds & (F.col("code") == code), F.lit(mask).cast("long")).otherwise(column)

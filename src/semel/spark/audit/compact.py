@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +47,7 @@ class HopOf(msgspec.Struct, frozen=True):
     code: int
     kinds: int
     events: int
+    lanes: tuple[str, ...] = ()
 
 
 class File(msgspec.Struct, frozen=True):
@@ -290,7 +291,7 @@ def _listed(spark: SparkSession, top: Path, generation: str, parts: dict[str, li
             continue
         rows = written.where(F.col("day") == day)
         streams = rows.where(F.col("kind") == figures.RECORD).select("hop").distinct().collect()
-        hops = [HopOf(hop.pipeline, hop.hop, hop.code, hop.kinds, hop.events) for hop in figures.survey(rows).hops]
+        hops = [HopOf(*astuple(hop)) for hop in figures.survey(rows).hops]
         files = tuple(File(path.name, path.stat().st_size) for path in sorted((top / path).glob("part-*.parquet")))
         for file in files:
             _sync(top / path / file.name)

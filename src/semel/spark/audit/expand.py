@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 EVENT = (
     "store string, epoch int, at timestamp, node string, pipeline string, hop string, kind short, message string, "
-    "session string, idx long, peer string, ord long, attempt int, cause string"
+    "session string, idx long, peer string, ord long, attempt int, cause string, stream string"
 )
-"""An event about one message. `ord` is where it stands among the events of its hop: its offset where it came out of a
-range, otherwise its number in the ledger. `epoch` is the epoch of the store that wrote it."""
+"""An event about one message. `ord` is where it stands among the events of its hop: its offset in `stream` where it
+came out of a range, otherwise its number in the ledger. `epoch` is the epoch of the store that wrote it."""
 
 EVENT_COLUMNS = tuple(column.split()[0] for column in EVENT.split(", "))
 
@@ -72,7 +72,7 @@ def expand(rows: DataFrame, index: DataFrame, about: Ranges) -> DataFrame:
         *(F.col(f"record.{name}") for name in ("message", "session", "idx")),
         "peer",
         F.col("record.offset").alias("ord"),
-        *("attempt", "cause"),
+        *("attempt", "cause", "stream"),
     )
 
 

@@ -24,13 +24,13 @@ from semel.spark.audit.expand import Ranges
 from semel.spark.audit.result import Figures, Latency, WindowState
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, Row
 
 RECORD = 0
 """The kind of a stream's own record, where compacted days keep the index among the events. Its hop is the stream."""
 
 _SENT = (Kind.SENT, Kind.RESENT)
-_TAKEN = (Kind.HANDLED, Kind.FORWARDED, Kind.MIRRORED)
+TAKEN = (Kind.HANDLED, Kind.FORWARDED, Kind.MIRRORED)
 """What a receiver that writes no `accepted` has written instead."""
 _ENDED = frozenset(ENDS - {Kind.DROPPED})
 _RANKS = (0.5, 0.9, 0.99, 0.999)
@@ -39,13 +39,16 @@ _NEVER = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A hop as the ledger knows it. `code` stands for it in the rows; `kinds` has a bit for each kind of event."""
+    """A hop as the ledger knows it. `code` stands for it in the rows; `kinds` has a bit for each kind of event.
+    `lanes` are the streams that its acceptances stand in, two of them at most, and "" for the ledger itself. Offsets of
+    two streams have no order among each other."""
 
     pipeline: str
     hop: str
     code: int
     kinds: int
     events: int
+    lanes: tuple[str, ...] = ()
 
     def has(self, *kinds: Kind) -> bool:
         return any(self.kinds >> kind & 1 for kind in kinds)
@@ -101,11 +104,19 @@ def survey(rows: DataFrame) -> Survey:
             metered.alias("metered"),
             level.alias("level"),
         )
-        .agg(F.count("*").alias("rows"), (F.sum("n") if of_ledger else F.count("*")).alias("n"))
+        .agg(
+            F.count("*").alias("rows"),
+            (F.sum("n") if of_ledger else F.count("*")).alias("n"),
+            F.min(F.coalesce("stream", F.lit(""))).alias("lane"),
+            F.max(F.coalesce("stream", F.lit(""))).alias("last_lane"),
+        )
         .collect()
     )
     known = [cell for cell in cells if not cell["metered"]]
-    hops = [Hop(cell["pipeline"], cell["hop"], cell["code"], 1 << cell["kind"], cell["n"]) for cell in known]
+    hops = [
+        Hop(cell["pipeline"], cell["hop"], cell["code"], 1 << cell["kind"], cell["n"], _lanes_of(cell))
+        for cell in known
+    ]
     in_ranges = [cell for cell in known if cell["level"] is not None]
     levels = sorted({cell["level"] for cell in in_ranges})
     counted: dict[tuple[str, Kind], int] = {}
@@ -120,13 +131,19 @@ def survey(rows: DataFrame) -> Survey:
     )
 
 
+def _lanes_of(cell: Row) -> tuple[str, ...]:
+    is_acceptance = cell["kind"] in (Kind.ACCEPTED, *TAKEN)
+    return tuple(sorted({cell["lane"], cell["last_lane"]})) if is_acceptance else ()
+
+
 def together(hops: Iterable[Hop]) -> list[Hop]:
     """Several surveys as one."""
     found: dict[int, Hop] = {}
     for hop in hops:
         known = found.get(hop.code)
-        kinds, events = (known.kinds, known.events) if known else (0, 0)
-        found[hop.code] = Hop(hop.pipeline, hop.hop, hop.code, kinds | hop.kinds, events + hop.events)
+        kinds, events, lanes = (known.kinds, known.events, known.lanes) if known else (0, 0, ())
+        both = tuple(sorted({*lanes, *hop.lanes})[:2])
+        found[hop.code] = Hop(hop.pipeline, hop.hop, hop.code, kinds | hop.kinds, events + hop.events, both)
     return sorted(found.values(), key=lambda hop: (hop.pipeline, hop.hop))
 
 
@@ -145,7 +162,7 @@ def ways(hops: Sequence[Hop], streams: Iterable[str]) -> list[Way]:
                 hop,
                 implied=silent and hop.sender in known,
                 unseen=silent and hop.sender not in known,
-                taken=not hop.has(Kind.ACCEPTED) and hop.has(*_TAKEN),
+                taken=not hop.has(Kind.ACCEPTED) and hop.has(*TAKEN),
                 shared=ends[hop.pipeline, hop.receiver] > 1,
             )
         )
@@ -196,13 +213,13 @@ def _facts(events: DataFrame, silent: dict[str, int], exact: bool, stores: int) 
         "idx",
         "ord",
         F.unix_micros("at").alias("at"),
-        *([F.xxhash64("store").alias("store")] if stores > 1 else []),
+        *([F.xxhash64("store", "stream").alias("store")] if stores > 1 else []),
     )
 
 
-_COUNTS = ("sends", "accepted", "duplicates", "rejected", "ended", "dropped", "replayed", "confirmed")
+COUNTS = ("sends", "accepted", "duplicates", "rejected", "ended", "forwarded", "dropped", "replayed", "confirmed")
 _FIRSTS = ("first_sent", "first_accepted", "first_at", "ord")
-MESSAGE = ("code", "session", "key", *_COUNTS, *_FIRSTS, "idx", "store")
+MESSAGE = ("code", "session", "key", *COUNTS, *_FIRSTS, "idx", "store")
 
 
 def messages(rows: DataFrame, ways: Sequence[Way], stores: int = 1) -> DataFrame:
@@ -211,7 +228,7 @@ def messages(rows: DataFrame, ways: Sequence[Way], stores: int = 1) -> DataFrame
     accepted = kind == int(Kind.ACCEPTED)
     taken = [way.hop.code for way in ways if way.taken]
     if taken:
-        accepted = accepted | (F.col("code").isin(*taken) & kind.isin(*map(int, _TAKEN)))
+        accepted = accepted | (F.col("code").isin(*taken) & kind.isin(*map(int, TAKEN)))
     sent = kind.isin(*map(int, _SENT))
     place = F.when(accepted, F.col("ord"))
     kinds = {kind for kind in Kind for way in ways if way.hop.has(kind)}
@@ -221,6 +238,7 @@ def messages(rows: DataFrame, ways: Sequence[Way], stores: int = 1) -> DataFrame
         "duplicates": _count(kind == int(Kind.DUPLICATE)) if Kind.DUPLICATE in kinds else None,
         "rejected": _count(kind == int(Kind.REJECTED)) if Kind.REJECTED in kinds else None,
         "ended": _count(kind.isin(*map(int, sorted(_ENDED)))) if kinds & _ENDED else None,
+        "forwarded": _count(kind == int(Kind.FORWARDED)) if Kind.FORWARDED in kinds else None,
         "dropped": _count(kind == int(Kind.DROPPED)) if Kind.DROPPED in kinds else None,
         "replayed": _count(kind == int(Kind.REPLAYED)) if Kind.REPLAYED in kinds else None,
         "confirmed": _count(kind == int(Kind.CONFIRMED)) if Kind.CONFIRMED in kinds else None,
@@ -242,7 +260,7 @@ def messages(rows: DataFrame, ways: Sequence[Way], stores: int = 1) -> DataFrame
 def merged(rows: DataFrame) -> DataFrame:
     """Rows of messages from several parts of the events, put together."""
     return rows.groupBy("code", "session", "key").agg(
-        *(F.sum(name).alias(name) for name in _COUNTS),
+        *(F.sum(name).alias(name) for name in COUNTS),
         *(F.min(name).alias(name) for name in _FIRSTS),
         F.max("idx").alias("idx"),
         F.min_by("store", "ord").alias("store"),
@@ -257,9 +275,17 @@ def _count(condition: Column) -> Column:
 
 
 def judged(
-    rows: DataFrame, ways: Sequence[Way], *, now: int, deadline_us: int, since: int | None = None, stores: int = 1
+    rows: DataFrame,
+    ways: Sequence[Way],
+    *,
+    now: int,
+    deadline_us: int,
+    since: int | None = None,
+    until: int | None = None,
+    stores: int = 1,
 ) -> DataFrame:
-    """Each message with its verdicts: the columns that the sums and the findings are made of."""
+    """Each message with its verdicts: the columns that the sums and the findings are made of. `since` and `until`
+    choose among the messages by when they were sent; what became of them is looked for in all events."""
     rows = _among_hops(rows, ways)
     rows = _in_order(rows, stores)
     sent, held = F.col("sends") > 0, F.col("held")
@@ -283,7 +309,17 @@ def judged(
             | ((F.col("confirmed") > 0) & settled & ~answered)
         ).alias("unbalanced"),
     )
-    return rows if since is None else rows.where(F.col("when") >= F.lit(since))
+    return rows.where(sent_within(F.col("when"), since, until))
+
+
+def sent_within(when: Column, since: int | None, until: int | None) -> Column:
+    """`until` itself is the first moment that does not count, so that stretches of time can be put side by side."""
+    within: Column = F.lit(True)
+    if since is not None:
+        within = within & (when >= F.lit(since))
+    if until is not None:
+        within = within & (when < F.lit(until))
+    return within
 
 
 def _among_hops(rows: DataFrame, ways: Sequence[Way]) -> DataFrame:

@@ -14,6 +14,8 @@ from semel.spark.audit.result import Example, Finding
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from semel.spark.audit.chains import Stay
+
 FINDING = (
     "finding string, pipeline string, hop string, session_class string, window long, message string, session string, "
     "idx long, count long, detail string"
@@ -57,6 +59,25 @@ def findings(rows: DataFrame, ways: Sequence[Way], *, window_us: int, session_cl
         "idx",
         "_found.count",
         "_found.detail",
+    )
+
+
+def inside_findings(rows: DataFrame, stays: Sequence[Stay], *, window_us: int, session_class: str | None) -> DataFrame:
+    """From the rows of `chains.lost_inside`, in the same columns."""
+    of_class = F.regexp_extract("session", session_class, 1) if session_class else F.lit("")
+    ways = [Way(stay.into) for stay in stays]
+    pairs = [F.lit(value) for stay in stays for value in (stay.into.code, stay.inside(0).where)]
+    return rows.select(
+        F.lit(Finding.LOST.value).alias("finding"),
+        _name(ways, "pipeline").alias("pipeline"),
+        _name(ways, "hop").alias("hop"),
+        of_class.alias("session_class"),
+        (F.col("when") - F.pmod(F.col("when"), F.lit(window_us).cast("long"))).alias("window"),
+        F.col("key").alias("message"),
+        "session",
+        "idx",
+        F.lit(1).cast("long").alias("count"),
+        F.create_map(*pairs)[F.col("code")].alias("detail"),
     )
 
 

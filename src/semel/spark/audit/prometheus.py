@@ -98,6 +98,8 @@ def _chains(audit: Audit) -> Iterator[str]:
     }
     for name, text in words.items():
         yield _family(f"chain_{name}", "gauge", text, [(labels, getattr(chain, name)) for labels, chain in chains])
+    inside: list[Sample] = [({"pipeline": each.pipeline, "hop": each.hop}, each.lost) for each in audit.inside]
+    yield _family("inside_lost_total", "counter", "Messages that a worker forwarded and nobody saw again.", inside)
 
 
 def _family(name: str, kind: str, words: str, samples: Iterable[Sample]) -> str:

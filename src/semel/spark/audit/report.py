@@ -45,7 +45,8 @@ WORDS = {
     Finding.GAP: "ledger gaps",
 }
 EXPLAINED = {
-    Finding.LOST: "sent, given all the time it had, and never seen to arrive or to be given up",
+    Finding.LOST: "sent, given all the time it had, and never seen to arrive or to be given up; or forwarded by a "
+    "worker and never seen again",
     Finding.DUPLICATE: "accepted more than once: dedup let a copy through",
     Finding.ORDER: "accepted after a later message of its session",
     Finding.PHANTOM: "arrived, though nobody is on record as having sent it",
@@ -94,8 +95,10 @@ def _failing_sentence(audit: Audit, failing: tuple[Finding, ...]) -> str:
     all_hops = hops(audit)
     bad = sum(any(hop.found(finding) for finding in failing) for hop in all_hops)
     of = f" of {len(all_hops):,} hops" if len(all_hops) > 1 else " hop"
+    inside = sum(each.lost for each in audit.inside) if Finding.LOST in failing else 0
     where = f" on {bad:,}{of}" if bad else ""
-    return f"It does not hold: {counts}{where}."
+    within = f", {inside:,} of the lost inside workers" if inside else ""
+    return f"It does not hold: {counts}{where}{within}."
 
 
 def _no_data_sentence(audit: Audit) -> str:
@@ -437,18 +440,29 @@ def groups(audit: Audit, spots_max: int = 50) -> list[Group]:
         at.setdefault(example.window, []).append(example)
     found = []
     all_hops = {(hop.pipeline, hop.name): hop for hop in hops(audit)}
+    inside = {(each.pipeline, each.hop): each.lost for each in audit.inside}
     for finding in Finding:
-        places = [place for place, hop in all_hops.items() if hop.found(finding)]
+        beyond = inside if finding is Finding.LOST else {}
+        places = [place for place, hop in all_hops.items() if hop.found(finding) or place in beyond]
         places += [key[1:] for key in known if key[0] is finding and key[1:] not in places]
         found += [
-            _group(finding, place, all_hops.get(place), known.get((finding, *place), {}), spots_max) for place in places
+            _group(
+                finding, place, all_hops.get(place), known.get((finding, *place), {}), spots_max, beyond.get(place, 0)
+            )
+            for place in places
         ]
     return found
 
 
 def _group(
-    finding: Finding, place: tuple[str, str], hop: Hop | None, known: dict[int | None, list[Example]], spots_max: int
+    finding: Finding,
+    place: tuple[str, str],
+    hop: Hop | None,
+    known: dict[int | None, list[Example]],
+    spots_max: int,
+    beyond: int,
 ) -> Group:
+    """`beyond` are those that the hop brought to its end, to be lost after it."""
     counts: dict[int | None, int] = {window: len(examples) for window, examples in known.items()}
     for figures in hop.windows if hop is not None and finding in COLUMNS else ():
         count = getattr(figures, COLUMNS[finding])
@@ -458,7 +472,7 @@ def _group(
     order = sorted(counts, key=lambda window: (window not in known, window is None, window or 0))
     shown = sorted(order[:spots_max], key=lambda window: (window is None, window or 0))
     spots = tuple(Spot(window, counts[window], tuple(known.get(window, ()))) for window in shown)
-    total = max(hop.found(finding) if hop is not None else 0, sum(counts.values()))
+    total = max((hop.found(finding) if hop is not None else 0) + beyond, sum(counts.values()))
     return Group(finding, *place, total, spots, total - sum(spot.count for spot in spots), len(order) - len(spots))
 
 

@@ -411,7 +411,7 @@ def _chain_table(audit: Audit) -> str:
         return '<p class="soft">No two hops follow each other in one pipeline.</p>'
     head = "".join(
         f'<th scope="col">{name}</th>'
-        for name in ("hops", "sent", "arrived", "predicted R", "measured R", "measured / predicted")
+        for name in ("hops", "sent", "arrived", "predicted R", "measured R", "measured / predicted", "lost inside")
     )
     rows = []
     for chain in audit.chains:
@@ -420,11 +420,15 @@ def _chain_table(audit: Audit) -> str:
         cells = (*counts, ratio(chain.predicted), ratio(chain.measured))
         low = chain.worker is not None and chain.worker < 1
         worker = f"<td{' class=bad' if low else ''}>{_ratio_or_more(chain.worker)}</td>"
+        worker += f"<td{' class=bad' if chain.inside else ''}>{chain.inside:,}</td>"
         rows.append(
             f'<tr><th scope="row" class="name">{_text(chain_name(chain))}{pipeline}</th>'
             f"{''.join(f'<td>{cell}</td>' for cell in cells)}{worker}</tr>"
         )
-    caption = "Predicted: the product of the hops. Measured / predicted below 1: lost inside the workers between them."
+    caption = (
+        "Predicted: the product of the hops. Measured / predicted below 1: lost inside the workers between them, or "
+        "ended there. Lost inside: forwarded by a worker, and never seen again."
+    )
     table = (
         f'<table><caption>{caption}</caption><thead><tr><th scope="col" class="name">chain</th>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table>"

@@ -108,7 +108,7 @@ class Chain:
     """Hops one after the other, and what became of the messages from the first sender to the last receiver.
 
     `predicted` is the product of the hops' own figures. `worker` is measured / predicted: below 1, messages were lost
-    inside the workers between the hops.
+    inside the workers between the hops, or ended there. `inside` are those of them that are known to be lost.
     """
 
     pipeline: str
@@ -117,10 +117,25 @@ class Chain:
     arrived: int
     predicted: float | None
     measured: float | None
+    inside: int = 0
 
     @property
     def worker(self) -> float | None:
         return self.measured / self.predicted if self.measured is not None and self.predicted else None
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """Lost inside a worker: accepted over `hop`, said to be forwarded, and never seen on any hop that goes on."""
+
+    pipeline: str
+    hop: str
+    onward: tuple[str, ...]
+    lost: int
+
+    @property
+    def where(self) -> str:
+        return f"between {self.hop} and {' or '.join(self.onward)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +172,12 @@ class Audit:
     gaps: int = 0
     notes: tuple[str, ...] = field(default=())
     seconds: float = 0.0
+    inside: tuple[Inside, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing at all is wrong."""
+        return not any(self.count(finding) for finding in Finding)
 
     @property
     def settled(self) -> bool:
@@ -164,6 +185,7 @@ class Audit:
         return any(figures.sent > figures.in_flight or figures.phantoms for figures in self.totals)
 
     def count(self, finding: Finding) -> int:
+        """On the hops and between them."""
         column = {
             Finding.LOST: "lost",
             Finding.DUPLICATE: "doubled",
@@ -171,4 +193,7 @@ class Audit:
             Finding.PHANTOM: "phantoms",
             Finding.UNBALANCED: "unbalanced",
         }.get(finding)
-        return self.gaps if column is None else sum(getattr(figures, column) for figures in self.totals)
+        if column is None:
+            return self.gaps
+        between = sum(inside.lost for inside in self.inside) if finding is Finding.LOST else 0
+        return between + sum(getattr(figures, column) for figures in self.totals)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from pyspark.sql import DataFrame as Frame
 from pyspark.sql import functions as F
 
@@ -23,13 +24,14 @@ from semel.errors import InputError
 from semel.kernel.ledger import Kind
 from semel.spark.audit import chains, compact, expand, figures, findings, sources
 from semel.spark.audit.chains import Comparison, Point
-from semel.spark.audit.figures import Way
-from semel.spark.audit.result import Audit, Chain, Figures, Finding, WindowState
+from semel.spark.audit.figures import Hop, Way
+from semel.spark.audit.result import Audit, Chain, Figures, Finding, Inside, WindowState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
+NEWEST: Literal["newest"] = "newest"
 WINDOWS_AIM = 120
 WINDOWS_FILLED_MAX = 10_000
 WINDOWS_MAX = 1_000_000
@@ -41,13 +43,16 @@ _SETTINGS = {"spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "10000
 @dataclass(frozen=True, slots=True)
 class Options:
     """`deadline_s` is the time that a message may take; only after that is it lost. `window_s` None chooses one that
-    gives about a hundred windows. `now` and `since` are in microseconds; `now` None is the time of the newest event.
+    gives about a hundred windows. Times are in microseconds. `now` is when it is judged: None is the clock where there
+    is a live store, and the newest event where there are folders only, which "newest" asks for in any case. Messages
+    count that were sent from `since` on and before `until`.
     `session_class` is a regular expression: what its first group finds in the session is its class."""
 
     deadline_s: float = DEADLINE_S
     window_s: float | None = None
-    now: int | None = None
+    now: int | Literal["newest"] | None = None
     since: int | None = None
+    until: int | None = None
     pipelines: tuple[str, ...] = ()
     session_class: str | None = None
     examples_max: int = 20
@@ -57,6 +62,8 @@ class Options:
             raise InputError(f"a deadline of {self.deadline_s:g} s is in the past", fix="give 0 or more")
         if self.window_s is not None and self.window_s < 0.001:
             raise InputError(f"a window of {self.window_s:g} s holds nothing", fix="give 0.001 or more")
+        if self.since is not None and self.until is not None and self.until <= self.since:
+            raise InputError("the time ends before it begins", fix="give an end that is later than the beginning")
         if self.examples_max < 0:
             raise InputError(f"{self.examples_max} examples cannot be", fix="give 0 or more")
         if self.session_class is not None:
@@ -90,8 +97,11 @@ class Case:
     raw: bool
     ranges: expand.Ranges
     ways: tuple[Way, ...]
+    streams: frozenset[str]
     events: int
     now: int
+    times: tuple[int, int] | None
+    """Of the oldest and the newest event."""
     notes: tuple[str, ...]
     progress: Callable[[str, float], None]
     began: float
@@ -100,7 +110,8 @@ class Case:
 
     @property
     def stores(self) -> int:
-        return len(self.evidence.stores)
+        """How many orders there are side by side: offsets of two stores, or of two streams, cannot be compared."""
+        return max(len(self.evidence.stores), *(len(way.hop.lanes) for way in self.ways), 1)
 
     def all_events(self) -> DataFrame:
         """Every event about one message, in the columns of `expand.EVENT`."""
@@ -127,35 +138,41 @@ class Case:
             frames.append(compact.records(self.index))
         return _union([frame.select(*columns) for frame in frames])
 
-    def facts(self, *, exact: bool = False) -> DataFrame:
+    def facts(self, ways: Sequence[Way], *, exact: bool = False) -> DataFrame:
         """What the figures need, with the events of a session side by side. Rows that lie in buckets stay there."""
-        frames = [self._facts(rows, exact) for rows in self.compacted]
+        frames = [self._facts(rows, ways, exact) for rows in self.compacted]
         if self.raw:
             rows = self._raw_events()
-            if any(way.implied for way in self.ways):
+            if any(way.implied for way in ways):
                 rows.append(compact.as_events(compact.records(self.index)))
-            rest = self._facts(_union(rows), exact)
+            rest = self._facts(_union(rows), ways, exact)
             frames.append(rest.repartition(compact.BUCKETS, "session") if frames else rest.repartition("session"))
         return _union(frames)
 
-    def _facts(self, rows: DataFrame, exact: bool) -> DataFrame:
-        return self._chosen(figures.facts(rows, self.ways, exact=exact, stores=self.stores))
-
-    def _chosen(self, rows: DataFrame) -> DataFrame:
-        if not self.options.pipelines:
-            return rows
-        return rows.where(F.col("code").isin(*(way.hop.code for way in self.ways)))
+    def _facts(self, rows: DataFrame, ways: Sequence[Way], exact: bool) -> DataFrame:
+        found = figures.facts(rows, ways, exact=exact, stores=self.stores)
+        return found.where(F.col("code").isin(*(way.hop.code for way in ways))) if self.options.pipelines else found
 
     # -- one row per message
 
+    def counted(self, ways: Sequence[Way], *, exact: bool) -> DataFrame:
+        """One row per message and hop, with what was counted and without verdicts."""
+        return figures.messages(self.facts(ways, exact=exact), ways, self.stores)
+
     def messages(self, *, exact: bool = False) -> DataFrame:
-        rows = figures.messages(self.facts(exact=exact), self.ways, self.stores)
+        """With verdicts: those that were sent in the time that was asked for."""
+        return self._judged(self.ways, exact=exact, since=self.options.since, until=self.options.until)
+
+    def _judged(
+        self, ways: Sequence[Way], *, exact: bool, since: int | None = None, until: int | None = None
+    ) -> DataFrame:
         return figures.judged(
-            rows,
-            self.ways,
+            self.counted(ways, exact=exact),
+            ways,
             now=self.now,
             deadline_us=self.options.deadline_us,
-            since=self.options.since,
+            since=since,
+            until=until,
             stores=self.stores,
         )
 
@@ -173,14 +190,12 @@ class Case:
         return window
 
     def _span(self) -> int:
-        """How much time the evidence is about, as far as it can be told without reading it."""
-        if self.options.since is not None:
-            return max(0, self.now - self.options.since)
-        oldest = [part.oldest for part in self.evidence.of("ledger") if part.oldest is not None]
-        if self.evidence.live:
-            row = self.ledger.agg(F.min(F.unix_micros("at")).alias("at")).first()
-            oldest += [row["at"]] if row is not None and row["at"] is not None else []
-        return max(0, self.now - min(oldest, default=self.now))
+        """How much time the evidence is about, of the time that was asked for."""
+        if self.times is None:
+            return 0
+        oldest, newest = self.times
+        since, until = self.options.since, self.options.until
+        return max(0, min(newest, until or newest) - max(oldest, since or oldest))
 
     @cached_property
     def _windows(self) -> DataFrame:
@@ -192,7 +207,7 @@ class Case:
             now=self.now,
             session_class=self.options.session_class,
         )
-        with _settings(self.spark):
+        with with_settings(self.spark):
             return self.spark.createDataFrame(found.toArrow(), found.schema)
 
     def figures(self) -> list[Figures]:
@@ -215,15 +230,51 @@ class Case:
             self.messages(exact=True), self.ways, window_us=self.window_us, session_class=self.options.session_class
         )
         gaps = self.gaps()
-        return rows if gaps is None else rows.unionByName(findings.gap_findings(gaps))
+        found = [rows, *self._inside_findings(), *([] if gaps is None else [findings.gap_findings(gaps)])]
+        return _union(found)
+
+    def _inside_findings(self) -> Iterator[DataFrame]:
+        """Only where something was lost inside a worker are the events looked through for which."""
+        where = [stay for stay, lost in zip(self._stays, self._paths.lost, strict=True) if lost]
+        for first in range(0, len(where), chains.BITS):
+            stays = where[first : first + chains.BITS]
+            rows = chains.lost_inside(self._judged(self._with_receipts, exact=True), stays, self._path_span)
+            yield findings.inside_findings(
+                rows, stays, window_us=self.window_us, session_class=self.options.session_class
+            )
+
+    # -- from end to end
+
+    @cached_property
+    def _chains(self) -> list[tuple[Hop, ...]]:
+        return chains.chains_of([way.hop for way in self.ways])
+
+    @cached_property
+    def _stays(self) -> list[chains.Stay]:
+        return chains.stays_of(self._chains, [way.hop for way in self.ways], self.streams)
+
+    @property
+    def _with_receipts(self) -> tuple[Way, ...]:
+        return (*self.ways, *(stay.receipts for stay in self._stays if stay.receipts is not None))
+
+    @property
+    def _path_span(self) -> chains.Span:
+        return chains.Span(self.now, self.options.deadline_us, self.options.since, self.options.until)
+
+    @cached_property
+    def _paths(self) -> chains.Paths:
+        """Whatever was sent on the first hop in the time asked for is followed for as long as the evidence goes."""
+        if not self._chains:
+            return chains.Paths()
+        rows = self._judged(self._with_receipts, exact=False)
+        return chains.measure(rows, self._chains, self._stays, self._path_span)
 
     def chains(self, totals: Sequence[Figures]) -> list[Chain]:
-        ways = chains.chains_of([way.hop for way in self.ways])
-        if not ways:
-            return []
-        return chains.measure(
-            self.messages(), ways, totals, now=self.now, deadline_us=self.options.deadline_us
-        )  # fmt: skip
+        return chains.figures_of(self._chains, self._stays, self._paths, totals)
+
+    def inside(self) -> list[Inside]:
+        """What was lost inside workers, by the hop that brought it."""
+        return [stay.inside(lost) for stay, lost in zip(self._stays, self._paths.lost, strict=True) if lost]
 
     def compare(self, sender: str, receiver: str) -> Comparison:
         """Any two points by the ids of the messages seen there."""
@@ -254,20 +305,24 @@ class Case:
             notes=(*self.notes, *_skew_notes(totals)),
         )
         self.progress("following chains", 0.7)
-        result = replace(result, chains=tuple(self.chains(totals)))
+        result = replace(result, chains=tuple(self.chains(totals)), inside=tuple(self.inside()))
         self.progress("listing what is wrong", 0.85)
         if self.options.examples_max and any(result.count(finding) for finding in Finding):
             result = replace(result, examples=tuple(findings.examples(self.findings(), self.options.examples_max)))
         self.progress("done", 1.0)
         return replace(result, seconds=time.monotonic() - self.began)
 
+    def _window_rows(self) -> DataFrame:
+        return self._windows
+
     def tables(self) -> dict[str, DataFrame]:
         """The result as tables, for notebooks and for other tools."""
         names = _names(self.spark, self.ways)
-        windows = figures.with_ranks(self._windows).join(names, "code")
+        windows = figures.with_ranks(self._window_rows()).join(names, "code")
         cells = windows.select(
             "pipeline", "hop", "session_class", F.timestamp_micros("window").alias("window"), *figures.SUMS,
             "latencies", F.col("ranks").alias("latency_us_p50_p90_p99_p999"), "latency_max", "skewed", "skew", "sketch",
+            *(name for name in windows.columns if name == "revision"),
         )  # fmt: skip
         messages = self.messages(exact=True).withColumnRenamed("key", "message").join(F.broadcast(names), "code")
         messages = messages.select(
@@ -315,9 +370,8 @@ def prepared(
         known = {stream for found in days for day in found.days for stream in day.streams}
         if raw:
             known |= _streams(index, hops)
-        found = figures.ways(hops, known)
-        chosen = [way for way in found if not options.pipelines or way.hop.pipeline in options.pipelines]
-        _check_pipelines(options, hops)
+        chosen = choose(options, hops, known)
+        times = _times(evidence, ledger)
         yield Case(
             spark=spark,
             options=options,
@@ -328,28 +382,39 @@ def prepared(
             raw=raw,
             ranges=survey.ranges,
             ways=tuple(chosen),
+            streams=frozenset(known),
             events=sum(way.hop.events for way in chosen),
-            now=options.now if options.now is not None else _newest(evidence, ledger),
-            notes=(*_notes(chosen), *_metered(survey)),
+            now=judged_at(options, times, live=bool(evidence.live)),
+            times=times,
+            notes=notes_of(chosen, survey),
             progress=progress,
             began=began,
         )
 
 
-def _fields(hop: compact.HopOf) -> tuple[str, str, int, int, int]:
-    return hop.pipeline, hop.hop, hop.code, hop.kinds, hop.events
+def _fields(hop: compact.HopOf) -> tuple[Any, ...]:
+    return msgspec.structs.astuple(hop)
 
 
-def _streams(index: DataFrame, hops: Sequence[figures.Hop]) -> set[str]:
-    """Which senders are streams. Only asked about hops on which nobody writes down what was sent."""
-    senders = {hop.sender for hop in hops if not hop.has(Kind.SENT, Kind.RESENT)}
-    if not senders:
+def _streams(index: DataFrame, hops: Sequence[Hop]) -> set[str]:
+    """Which senders are streams, and which workers keep receipts. Senders are only asked about on hops where nobody
+    writes down what was sent."""
+    names = {hop.sender for hop in hops if not hop.has(Kind.SENT, Kind.RESENT)}
+    names |= {chains.receipts_of(hop.receiver) for hop in hops if hop.has(Kind.FORWARDED)}
+    if not names:
         return set()
-    rows = compact.records(index).where(F.col("stream").isin(*senders))
+    rows = compact.records(index).where(F.col("stream").isin(*names))
     return {row["stream"] for row in rows.select("stream").distinct().collect()}
 
 
-def _check_pipelines(options: Options, hops: Sequence[figures.Hop]) -> None:
+def choose(options: Options, hops: Sequence[Hop], streams: Iterable[str]) -> list[Way]:
+    """How the hops of the pipelines that were asked for are to be read."""
+    _check_pipelines(options, hops)
+    found = figures.ways(hops, streams)
+    return [way for way in found if not options.pipelines or way.hop.pipeline in options.pipelines]
+
+
+def _check_pipelines(options: Options, hops: Sequence[Hop]) -> None:
     known = {hop.pipeline for hop in hops}
     for pipeline in options.pipelines:
         if pipeline not in known:
@@ -357,13 +422,25 @@ def _check_pipelines(options: Options, hops: Sequence[figures.Hop]) -> None:
             raise InputError(f"there is no pipeline {pipeline!r} in these sources", fix=f"the pipelines are: {names}")
 
 
-def _newest(evidence: sources.Evidence, ledger: DataFrame) -> int:
-    """The time of the newest event: files say it in their footers, live stores are asked."""
-    times = [part.newest for part in evidence.of("ledger") if part.newest is not None]
+def _times(evidence: sources.Evidence, ledger: DataFrame) -> tuple[int, int] | None:
+    """Of the oldest and the newest event: files say it in their footers, live stores are asked."""
+    parts = evidence.of("ledger")
+    times = [time for part in parts for time in (part.oldest, part.newest) if time is not None]
     if evidence.live:
-        row = ledger.agg(F.max(F.unix_micros("at")).alias("at")).first()
-        times += [row["at"]] if row is not None and row["at"] is not None else []
-    return max(times, default=0)
+        at = F.unix_micros("at")
+        row = ledger.agg(F.min(at).alias("oldest"), F.max(at).alias("newest")).first()
+        times += [time for time in row or () if time is not None]
+    return (min(times), max(times)) if times else None
+
+
+def judged_at(options: Options, times: tuple[int, int] | None, *, live: bool) -> int:
+    """What a live store does not say by now, its receiver does not do: its silence counts. An export speaks of the
+    past, and is judged as of then."""
+    if isinstance(options.now, int):
+        return options.now
+    if live and options.now is None:
+        return time.time_ns() // 1000
+    return times[1] if times is not None else 0
 
 
 def _window_us(span_us: int) -> int:
@@ -386,6 +463,10 @@ def _filled(cells: Sequence[Figures], window_us: int) -> list[Figures]:
         for window in range(first, last + 1, window_us):
             filled.append(known.get(window) or Figures(*name, window, WindowState.EMPTY))
     return filled
+
+
+def notes_of(ways: Sequence[Way], survey: figures.Survey) -> tuple[str, ...]:
+    return (*_notes(ways), *_metered(survey))
 
 
 def _notes(ways: Sequence[Way]) -> list[str]:
@@ -425,7 +506,7 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 @contextmanager
-def _settings(spark: SparkSession) -> Iterator[None]:
+def with_settings(spark: SparkSession) -> Iterator[None]:
     before = {key: spark.conf.get(key, None) for key in _SETTINGS}
     for key, value in _SETTINGS.items():
         spark.conf.set(key, value)

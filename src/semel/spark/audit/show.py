@@ -28,7 +28,7 @@ from semel.spark.audit.report import (
     ratio,
     spelled,
 )
-from semel.spark.audit.result import Audit, Chain, Example, Figures, Finding
+from semel.spark.audit.result import Audit, Chain, Example, Figures, Finding, Inside
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -127,7 +127,7 @@ def _chain_table(chains: tuple[Chain, ...]) -> Table:
     from rich.text import Text
 
     table = _table("chain")
-    for name in ("sent", "arrived", "predicted R", "measured R", "measured / predicted"):
+    for name in ("sent", "arrived", "predicted R", "measured R", "measured / predicted", "lost inside"):
         table.add_column(name, justify="right", no_wrap=True)
     for chain in chains[:CHAINS_MAX]:
         worker = "–" if chain.worker is None else ratio(chain.worker) if chain.worker <= 1 else f"{chain.worker:.6g}"
@@ -139,6 +139,7 @@ def _chain_table(chains: tuple[Chain, ...]) -> Table:
             ratio(chain.predicted),
             ratio(chain.measured),
             Text(worker, "yellow" if low else ""),
+            _count(chain.inside),
         )
     if len(chains) > CHAINS_MAX:
         table.caption, table.caption_justify = f"and {len(chains) - CHAINS_MAX:,} more chains", "left"
@@ -248,6 +249,7 @@ def as_dict(audit: Audit, fail_on: Iterable[Finding] = tuple(Finding)) -> dict[s
         "totals": [_figures_dict(figures) for figures in audit.totals],
         "windows": [_figures_dict(figures) for figures in audit.windows],
         "chains": [_chain_dict(chain) for chain in audit.chains],
+        "inside": [_inside_dict(inside) for inside in audit.inside],
         "examples": [_example_dict(example) for example in audit.examples],
     }
 
@@ -301,6 +303,16 @@ def _chain_dict(chain: Chain) -> dict[str, Any]:
         "predicted": chain.predicted,
         "measured": chain.measured,
         "worker": chain.worker,
+        "inside": chain.inside,
+    }
+
+
+def _inside_dict(inside: Inside) -> dict[str, Any]:
+    return {
+        "pipeline": inside.pipeline,
+        "hop": inside.hop,
+        "onward": list(inside.onward),
+        "lost": inside.lost,
     }
 
 

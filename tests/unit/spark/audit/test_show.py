@@ -85,7 +85,7 @@ def test_the_keys_are_stable() -> None:
     made = as_dict(samples.bad())
     assert list(made) == [
         "verdict", "sources", "now", "deadline_s", "window_s", "events", "settled", "seconds", "gaps", "notes",
-        "totals", "windows", "chains", "examples",
+        "totals", "windows", "chains", "inside", "examples",
     ]  # fmt: skip
     assert list(made["verdict"]) == ["outcome", "sentence", "found", "fail_on", "failing"]
     assert made["verdict"]["found"] == {
