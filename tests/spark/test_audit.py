@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,16 @@ import pytest
 
 from semel.errors import InputError, StoreBusy
 from semel.kernel.ledger import ENDS, Event, Kind
-from semel.kernel.ops import Append, Log
+from semel.kernel.ops import Append, Log, Unit
+from semel.runtime.export import DATASETS, ExportOptions, export
 from semel.spark.audit import compact as compacting
 from semel.spark.audit import expand, figures
 from semel.spark.audit.compact import compact
+from semel.spark.audit.follow import FollowOptions, opened
 from semel.spark.audit.result import Audit, Figures, Finding, WindowState
 from semel.spark.audit.run import NEWEST, Options, audit, prepared
 from semel.spark.session import spark_session
+from semel.stores.open import open_store
 from semel.testing.ledgers import (
     BEGIN_US,
     CHAT,
@@ -308,6 +312,28 @@ def test_a_live_store_beside_its_folder_counts_nothing_twice(spark: SparkSession
     cell = totals(result)[IN]
     assert (cell.sent, cell.accepted, cell.lost, cell.doubled, result.gaps) == (3, 3, 0, 0, 0)
     assert (result.events, found(result, Finding.LOST)) == (6, set())
+
+
+def test_a_store_in_postgresql_counts_live_exported_and_followed(
+    spark: SparkSession, postgres_url: str, tmp_path: Path
+) -> None:
+    options = Options(deadline_s=0, now=NEWEST, window_s=60)
+    letters = [letter(number) for number in range(1, 5)]
+    taken = Event(Kind.ACCEPTED, IN, CHAT)
+    with closing(open_store(postgres_url, node="hub")) as store:
+        sent = [Log(Event(Kind.SENT, IN, CHAT, each.id, session=each.session, idx=each.index)) for each in letters]
+        store.commit([Unit(tuple(sent))])
+        store.commit([Unit(tuple(Append(STREAM, each.envelope, on_fresh=taken) for each in letters[:2]))])
+        for dataset in DATASETS:
+            export(store, tmp_path / "lake", dataset, ExportOptions())
+        store.commit([Unit((Append(STREAM, letters[2].envelope, on_fresh=taken),))])
+    exported = audit(spark, [tmp_path / "lake"], options)
+    assert found(exported, Finding.LOST) == {(IN, letters[2].id), (IN, letters[3].id)}
+    live = audit(spark, [postgres_url], options)
+    assert (found(live, Finding.LOST), totals(live)[IN].accepted, live.gaps) == ({(IN, letters[3].id)}, 3, 0)
+    assert same(audit(spark, [tmp_path / "lake", postgres_url], options)) == same(live)
+    with opened(spark, [postgres_url], options, FollowOptions(tmp_path / "state")) as follower:
+        assert same(follower.step()[0]) == same(live)
 
 
 def test_any_two_points_can_be_compared(spark: SparkSession, stage: Scene) -> None:

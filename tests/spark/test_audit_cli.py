@@ -48,7 +48,7 @@ def fill(name: str, *logged: Iterator[Event]) -> None:
 
 def stores(*, lost: Collection[int] = (), doubled: Collection[int] = (), inside: Collection[int] = ()) -> None:
     """The shop sends, the office accepts and sends on, the depot accepts; the office keeps the ledger of the depot.
-    `lost` and `doubled` on the first hop; `inside` are handled by the office and never sent on."""
+    `lost` and `doubled` on the first hop; `inside` are forwarded by the office, as it says, and never sent on."""
     fill("shop", events(FIRST, (Kind.SENT,)))
     fill(
         "office",
@@ -90,16 +90,20 @@ def test_what_was_planted_is_found_and_shown_everywhere(folder: Path, capsys: py
     result = said["result"]
     assert result["verdict"]["failing"][:2] == ["lost", "duplicate"]
     found = {(example["finding"], example["hop"], example["message"]) for example in result["examples"]}
-    assert {("lost", FIRST, "m07"), ("duplicate", FIRST, "m20")} <= found
+    assert {("lost", FIRST, "m07"), ("lost", FIRST, "m31"), ("duplicate", FIRST, "m20")} <= found
+    [inside] = [example for example in result["examples"] if example["message"] == "m31"]
+    assert inside["detail"] == f"between {FIRST} and {SECOND}"
+    assert result["verdict"]["found"]["lost"] == 2
     [chain] = result["chains"]
     assert (chain["sent"], chain["arrived"]) == (MESSAGES, MESSAGES - 2)
     assert chain["worker"] < 1
+    assert chain["inside"] == 1
     assert result["comparison"]["missing_ids"] == ["m07", "m31"]
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert all(message in page for message in ("m07", "m20", "m31"))
-    assert f'semel_audit_lost_total{{pipeline="orders",hop="{FIRST}",session_class=""}} 1\n' in (
-        folder / "semel.prom"
-    ).read_text(encoding="utf-8")
+    metrics = (folder / "semel.prom").read_text(encoding="utf-8")
+    assert f'semel_audit_lost_total{{pipeline="orders",hop="{FIRST}",session_class=""}} 1\n' in metrics
+    assert f'semel_audit_inside_lost_total{{pipeline="orders",hop="{FIRST}"}} 1\n' in metrics
     [program] = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     capsys.readouterr()
     exec(compile(program, "audit.md", "exec"), {})

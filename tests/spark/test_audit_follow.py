@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from semel.errors import ConfigError, StoreBusy, StoreError
 from semel.kernel.ledger import Kind
 from semel.spark.audit import follow as following
-from semel.spark.audit.follow import Follower, FollowOptions, opened
+from semel.spark.audit.follow import Follower, FollowOptions, follow, opened
 from semel.spark.audit.result import Audit, Finding
 from semel.spark.audit.run import NEWEST, Options, audit
-from semel.testing.ledgers import BEGIN_US, IN, OUT, Letter, Scene, plant, scene
+from semel.testing.ledgers import BEGIN_US, IN, OUT, SECOND_US, Letter, Scene, plant, scene
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +52,7 @@ def test_in_parts_it_says_what_the_audit_of_all_says(
     spark: SparkSession, stage: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five parts and as many runs. One dies before its batch counts, one after Spark did not get to know of it."""
-    late = [Letter(f"late-{number}", "std-late", number) for number in range(1, 4)]
+    late = [Letter(f"tardy-{number}", "std-tardy", number) for number in range(1, 4)]
     for each in late:
         stage.edge.log(Kind.SENT, IN, each)
     plant(stage, 1, sessions=3, each=6)
@@ -74,9 +75,8 @@ def test_in_parts_it_says_what_the_audit_of_all_says(
     stage.hub.confirm(late[:2], places)
     third, later, _ = step(spark, stage)
     assert later[window] > revisions[window]
-    assert {late[2].id} == {
-        e.message for e in third.examples if e.finding is Finding.LOST and e.message.startswith("late-") and e.hop == IN
-    }
+    lost = {e.message for e in third.examples if (e.finding, e.hop) == (Finding.LOST, IN)}
+    assert lost & {each.id for each in late} == {late[2].id}
 
     plant(stage, 3, sessions=2, each=6)
     step(spark, stage)
@@ -94,3 +94,55 @@ def test_in_parts_it_says_what_the_audit_of_all_says(
     assert len(follower.state.parts) == 1
     assert same(last) == same(audit(spark, sources(stage), OPTIONS))
     assert len({cell.hop for cell in last.windows}) == 4
+
+
+def test_what_has_been_settled_for_long_is_let_go_of_and_its_windows_stay(spark: SparkSession, stage: Scene) -> None:
+    options = Options(deadline_s=10, window_s=10, now=NEWEST)
+    one, two, three = (Letter(f"m{number}", "s", number) for number in (1, 2, 3))
+    for each in (one, two):
+        stage.edge.log(Kind.SENT, IN, each)
+    stage.hub.accept([one])
+    stage.at(BEGIN_US + 1000 * SECOND_US)
+    stage.edge.log(Kind.SENT, IN, three)
+    stage.hub.accept([three])
+    first, _, follower = step(spark, stage, options, keep_s=100)
+    assert follower.state.horizon == BEGIN_US + 890 * SECOND_US
+    kept = spark.read.parquet(str(follower.folder / "parts" / follower.state.parts[0].name / "messages"))
+    assert {row["key"] for row in kept.collect()} == {three.id}
+
+    stage.edge.log(Kind.CONFIRMED, IN, three)
+    second, revisions, _ = step(spark, stage, options, keep_s=100)
+    assert [(cell.window, cell.sent, cell.lost) for cell in second.windows if cell.hop == IN and cell.sent] == [
+        (BEGIN_US, 2, 1), (BEGIN_US + 1000 * SECOND_US, 1, 0),
+    ]  # fmt: skip
+    assert revisions[IN, "", BEGIN_US] == 1
+    assert [e.message for e in second.examples] == [e.message for e in first.examples] == [two.id]
+    assert "are closed" in " ".join(second.notes)
+
+
+def test_it_goes_on_until_it_is_told_to_stop(spark: SparkSession, stage: Scene, tmp_path: Path) -> None:
+    """And silence counts: nothing new comes in, and what was sent is lost by the clock."""
+    stage.edge.log(Kind.SENT, IN, Letter("m", "s", 1))
+    heard: list[Audit] = []
+    wanted = FollowOptions(tmp_path / "state", every_s=0.01, stop=lambda: len(heard) > 1)
+    follow(spark, [stage.edge.url], Options(), wanted, lambda found, tables: heard.append(found))
+    assert [found.count(Finding.LOST) for found in heard] == [1, 1]
+    assert heard[0].now < heard[1].now
+
+
+def test_what_cannot_be_followed_is_refused(spark: SparkSession, stage: Scene, tmp_path: Path) -> None:
+    stage.export()
+    wanted = FollowOptions(tmp_path / "state")
+    with (
+        pytest.raises(ConfigError, match="only stores can be followed"),
+        opened(spark, [stage.folder], OPTIONS, wanted),
+    ):
+        pass
+    again = opened(spark, [stage.edge.url], OPTIONS, wanted)
+    with opened(spark, [stage.edge.url], OPTIONS, wanted), pytest.raises(StoreBusy), again:
+        pass
+    with pytest.raises(ConfigError, match="follows other stores"), opened(spark, sources(stage), OPTIONS, wanted):
+        pass
+    (tmp_path / "state" / "_state.json").write_text("{")
+    with pytest.raises(StoreError, match="cannot be read"), opened(spark, [stage.edge.url], OPTIONS, wanted):
+        pass

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
-from semel.errors import HandlerError, SemelError, StaleFence, StoreBusy
+from semel.errors import HandlerError, SemelError, StaleFence, StoreBusy, StoreError
 from semel.kernel.dedup import StrictIndex
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import START, Kind
@@ -232,3 +233,28 @@ def test_a_replay_makes_the_same_messages_again(spark: SparkSession, regions: Re
     assert 0 < len(records(regions.store, "spark/part")) < len(made)
     regions.run(spark, replay(pipeline, "part"), "part-again")
     assert by_session(records(regions.store, "spark/part")) == by_session(made)
+
+
+def test_a_store_that_has_forgotten_batches_is_noticed(spark: SparkSession, regions: Regions, tmp_path: Path) -> None:
+    """The output is put back to what it was before the first run; the checkpoint is not."""
+    output = f"sqlite:///{tmp_path}/output.db"
+    open_store(output).close()
+    backup = (tmp_path / "output.db").read_bytes()
+    pipeline = regions.pipeline(store=output)
+    chosen = runner.RunOptions(checkpoint=str(tmp_path / "place"), once=True)
+    for attempt in range(2):
+        store = open_store(output)
+        try:
+            if not attempt:
+                runner.run(spark, pipeline, store, chosen)
+                continue
+            regions.store.commit([Unit((Append(EAST, Envelope(id="late", session="s0", index=99)),))])
+            with pytest.raises(StoreError, match=r"lacks the batches 0\.\.\d+"):
+                runner.run(spark, pipeline, store, chosen)
+            runner.run(spark, pipeline, store, replace(chosen, checkpoint=str(tmp_path / "new-place")))
+            assert by_session(records(store, "spark/delivery")) == kernel_says(*regions.logs)
+        finally:
+            store.close()
+            for path in tmp_path.glob("output.db*"):
+                path.unlink()
+            (tmp_path / "output.db").write_bytes(backup)

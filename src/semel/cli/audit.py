@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,15 +18,18 @@ from semel.cli.terminal import Answer, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_NO_DATA, ConfigError, PeerUnavailable, SemelError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from semel.config import Config
     from semel.spark.audit.chains import Comparison
+    from semel.spark.audit.follow import FollowOptions
     from semel.spark.audit.result import Audit, Finding
     from semel.spark.audit.run import Case, Options
 
 Say = Callable[..., None]
 
+FOLLOW_FOLDER = "_follow"
+"""Below the tables. Readers of Parquet leave out what begins with an underscore."""
 FAIL_ON = "lost,duplicate,order,phantom,unbalanced,gap"
 _DURATION_LIKE = re.compile(r"\s*\d+(?:\.\d+)?\s*(?:ms|s|m|h|d|w)\s*\Z")
 _STEPS = 100
@@ -89,6 +92,18 @@ def audit(
     compact: Annotated[
         bool, typer.Option("--compact", help="First sort the export folders, so that audits are faster from now on.")
     ] = False,
+    follow: Annotated[
+        str | None,
+        typer.Option("--follow", metavar="TIME", help="Go on, and judge again every so often; stores only. Try 30s."),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", metavar="DIR", help="Where --follow keeps its place. Default: below --tables."),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option("--keep", metavar="TIME", help="How late anything may be with --follow. Default: 7d."),
+    ] = None,
     master: Annotated[
         str | None,
         typer.Option("--master", metavar="URL", help="Where Spark runs. Default: [spark] master, else here."),
@@ -104,7 +119,8 @@ def audit(
 
     \b
     Exit codes: 0 it holds, 1 something in --fail-on was found, 3 a store or
-    the master cannot be reached, 4 nothing has settled yet.
+    the master cannot be reached, 4 nothing has settled yet. With --follow they
+    speak of the last judgement before Ctrl-C.
 
     \b
     Examples:
@@ -114,6 +130,7 @@ def audit(
       semel audit lake --out report.html --prometheus semel.prom
       semel audit lake --fail-on lost,duplicate,order --json
       semel audit lake --from "shop>office" --to "office>depot"
+      semel audit sqlite:///shop.db --follow 30s --tables tables
     """
     from semel.config import load_config
     from semel.spark.session import need_pyspark
@@ -128,6 +145,11 @@ def audit(
     options = _options(pipeline, (since, until, now), deadline, window, class_by)
     given = sources or [find_store(terminal, None, settings)]
     job = _Job(tuple(given), options, places, points, compact, master, settings)
+    if follow is not None:
+        following = _follow_options(follow, state, keep, places, job)
+        with _hidden_passwords(given):
+            return _answer(job.follow(following, wanted, terminal), wanted, places, terminal)
+    _check_follows(state, keep)
     with _hidden_passwords(given), terminal.progress("looking at the sources", _STEPS) as update:
         found = job.run(lambda what, part=0.0: update(part * _STEPS, what=what))
         places.write(found, wanted)
@@ -199,6 +221,28 @@ def _options(
         pipelines=(pipeline,) if pipeline is not None else (),
         session_class=class_by,
     )
+
+
+def _follow_options(every: str, state: Path | None, keep: str | None, places: _Places, job: _Job) -> FollowOptions:
+    from semel.spark.audit.follow import KEEP_S, FollowOptions
+
+    for option, given in (("--compact", job.compact), ("--from", job.points)):
+        if given:
+            raise ConfigError(f"{option} does not go with --follow", fix="leave one of them out")
+    folder = state or (places.tables / FOLLOW_FOLDER if places.tables is not None else None)
+    if folder is None:
+        raise ConfigError("--follow needs a folder to keep its place in", fix="add --tables DIR, or --state DIR")
+    return FollowOptions(
+        folder,
+        parse_duration("--follow", every),
+        parse_duration("--keep", keep) if keep is not None else KEEP_S,
+    )
+
+
+def _check_follows(state: Path | None, keep: str | None) -> None:
+    for option, given in (("--state", state), ("--keep", keep)):
+        if given is not None:
+            raise ConfigError(f"{option} without --follow", fix=f"add --follow 30s, or leave {option} out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +319,27 @@ class _Job:
                 self._write_tables(case, say)
         return _Found(replace(audit, sources=tuple(map(shown, audit.sources))), comparison, compacted)
 
+    def follow(self, following: FollowOptions, wanted: tuple[Finding, ...], terminal: Terminal) -> _Found:
+        """Until Ctrl-C or a polite kill. Every judgement is told in a line, and written where asked."""
+        from semel.cli.pipeline import _until_told
+        from semel.spark.audit import sources
+        from semel.spark.audit.follow import follow
+
+        sources.find(self.sources)
+        spark = self._spark()
+        last: list[_Found] = []
+
+        def tell(audit: Audit, tables: Mapping[str, DataFrame]) -> None:
+            found = _Found(replace(audit, sources=tuple(map(shown, audit.sources))), None, ())
+            last[:] = [found]
+            self.places.write(found, wanted)
+            self._put_tables(tables)
+            _say_judgement(found.audit, wanted, terminal)
+
+        with _spark_failures(), _until_told() as told:
+            follow(spark, self.sources, self.options, replace(following, stop=told), tell)
+        return last[0]
+
     @property
     def _folders(self) -> list[str]:
         return [source for source in self.sources if Path(source).expanduser().is_dir()]
@@ -289,6 +354,7 @@ class _Job:
             memory=spark.memory,
             partitions=spark.partitions,
             settings=spark.settings,
+            start_from_cache=spark.start_cache,
         )
 
     def _compacted(self, spark: SparkSession, say: Say) -> Iterator[dict[str, Any]]:
@@ -305,12 +371,22 @@ class _Job:
         return case.compare(*self.points)
 
     def _write_tables(self, case: Case, say: Say) -> None:
-        if self.places.tables is None:
-            return
-        from semel.spark.audit.files import write_tables
+        if self.places.tables is not None:
+            say("writing tables", 0.97)
+            self._put_tables(case.tables())
 
-        say("writing tables", 0.97)
-        write_tables(case.tables(), self.places.tables)
+    def _put_tables(self, tables: Mapping[str, DataFrame]) -> None:
+        if self.places.tables is not None:
+            from semel.spark.audit.files import write_tables
+
+            write_tables(tables, self.places.tables)
+
+
+def _say_judgement(audit: Audit, wanted: tuple[Finding, ...], terminal: Terminal) -> None:
+    from semel.spark.audit.report import judge, moment, spelled
+
+    line = f"{moment(audit.now)}  {spelled(judge(audit, wanted).sentence)}"
+    terminal.story.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager

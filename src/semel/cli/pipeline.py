@@ -64,15 +64,15 @@ def _load(file: Path | None) -> Config:
     return load_config(file)
 
 
-def _find(name: str, config: Config, store: str) -> Pipeline:
-    """A pipeline by its name in the configuration, or from a Python file."""
+def _find(name: str, config: Config, terminal: Terminal, store: str | None) -> Pipeline:
+    """A pipeline by its name in the configuration, or from a Python file, which names its own store."""
     from semel.spark.pipeline import from_file, from_section
 
     if name.endswith(".py"):
         return from_file(Path(name))
     for section in config.pipelines:
         if section.name == name:
-            return from_section(section, store)
+            return from_section(section, find_store(terminal, store, config))
     known = ", ".join(section.name for section in config.pipelines)
     place = config.file or "semel.toml"
     raise ConfigError(
@@ -109,7 +109,7 @@ def run(
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> Answer:
-    """Run a pipeline from where it stopped. Ctrl-C ends it after the batch; nothing is lost or done twice.
+    """Run a pipeline from where it stopped. Ctrl-C ends it: a batch that was cut short runs again the next time.
 
     \b
     Examples:
@@ -120,12 +120,12 @@ def run(
     """
     from semel.spark import runner
     from semel.spark.pipeline import replay
-    from semel.spark.session import spark_session
+    from semel.spark.session import check_executors, spark_session
 
     terminal: Terminal = context.obj
     settings = _load(config)
     wait_s = parse_duration("--wait", wait)
-    found = replay(_find(name, settings, find_store(terminal, store, settings)), as_name, start=start, until=until)
+    found = replay(_find(name, settings, terminal, store), as_name, start=start, until=until)
     options = runner.RunOptions(
         checkpoint=runner.checkpoint_of(found.name, checkpoint or settings.spark.checkpoints),
         once=once or until is not None,
@@ -139,7 +139,9 @@ def run(
             memory=settings.spark.memory,
             partitions=settings.spark.partitions,
             settings=settings.spark.settings,
+            start_from_cache=settings.spark.start_cache,
         )
+        check_executors(spark)
         update(what=f"running {found.name}")
         with _until_told() as told:
             options.stop = told
@@ -154,7 +156,7 @@ def _doing(run: Run) -> str:
 
 @contextmanager
 def _until_told() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and a polite kill ask for an end after the batch. A second Ctrl-C does not wait."""
+    """Ctrl-C and a polite kill ask for an end. A second Ctrl-C does not wait for it."""
     told = threading.Event()
 
     def hear(number: int, frame: object) -> None:
@@ -283,7 +285,7 @@ def status(
       semel pipeline status orders --json
     """
     settings = _load(config)
-    found = _find(name, settings, find_store(context.obj, store, settings))
+    found = _find(name, settings, context.obj, store)
     with opened(found.store, settings) as opened_store:
         standing = _status(opened_store, found, settings)
     return Answer(_status_dict(found, standing), _told(found, standing))
@@ -316,7 +318,7 @@ def stop(
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> Answer:
-    """Ask a running pipeline to end after its batch, from any machine that reaches its store.
+    """Ask a running pipeline to end, from any machine that reaches its store.
 
     \b
     Examples:
@@ -328,7 +330,7 @@ def stop(
     terminal: Terminal = context.obj
     settings = _load(config)
     wait_s = parse_duration("--wait", wait)
-    found = _find(name, settings, find_store(terminal, store, settings))
+    found = _find(name, settings, terminal, store)
     with opened(found.store, settings) as opened_store, terminal.progress(f"stopping {found.name}"):
         row = runner.ask_to_stop(opened_store, found.name)
         if row is None:
@@ -336,6 +338,6 @@ def stop(
         if not runner.wait_for_end(opened_store, found.name, row.fence, wait_s):
             raise PeerUnavailable(
                 f"{row.owner} has not ended {found.name} within {wait_s:g} s",
-                fix="it was told and ends after its batch; look again with: semel pipeline status",
+                fix="it was told, and ends as soon as it can; look again with: semel pipeline status",
             )
     return Answer({"name": found.name, "stopped": True, "owner": row.owner}, [f"{found.name} has ended"])

@@ -101,6 +101,10 @@ class SinkState(msgspec.Struct, frozen=True):
     def has(self, query: str, batch: int) -> bool:
         return batch <= self.landed.get(query, -1)
 
+    def missing(self, query: str, batch: int) -> range:
+        """The batches of a query that should have landed before this one, and have not."""
+        return range(self.landed.get(query, -1) + 1, batch)
+
     def after(self, query: str, batch: int, sources: dict[str, SourceRange]) -> SinkState:
         others = {name: number for name, number in self.landed.items() if name != query}
         kept = dict(list(others.items())[-QUERIES_KEPT:])

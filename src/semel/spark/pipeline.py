@@ -181,8 +181,7 @@ def _transformed(frame: DataFrame, pipeline: Pipeline) -> DataFrame:
     from semel.spark.handlers import load_function
 
     spec = pipeline.transform
-    function = load_function(spec) if isinstance(spec, str) else spec
-    assert function is not None
+    function: Any = load_function(spec) if isinstance(spec, str) else spec
     changed = function(frame)
     if not isinstance(changed, Frame):
         raise ConfigError(

@@ -13,6 +13,7 @@ import re
 import shlex
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -296,13 +297,59 @@ def _started(app: str, settings: Mapping[str, str]) -> SparkSession:
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
-        return builder.getOrCreate()
+        with _filtered_stderr():
+            return builder.getOrCreate()
     except Exception as error:
         _clear_away()
         raise ConfigError(
             f"Spark does not start: {_last_cause(error)}",
             fix=f"see what it wrote above; `semel doctor` says what it runs with; a cluster is set by {MASTER_NAMES}",
         ) from error
+
+
+_NOISE = (
+    b"Warning: Java versions > Java 11 can only operate in restricted mode",
+    b"Starting Streaming TransformWithStateInPandas Python worker",
+    b"Streaming TransformWithStateInPandas Python worker ",
+)
+"""What a library for sketches and the workers of stateful queries print past all settings for logs."""
+
+
+@contextmanager
+def _filtered_stderr() -> Iterator[None]:
+    """A JVM that is started now writes to a pipe instead of stderr, and all but the noise is passed on from there. Its
+    Python workers write to its stderr too. What ends with this process is the pipe, and then nobody listens anyway."""
+    try:
+        sys.stderr.flush()
+        real = os.dup(2)
+    except (AttributeError, OSError, ValueError):  # a program without a stderr
+        yield
+        return
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    listener = threading.Thread(target=_pass_on, args=(reading, os.dup(real)), name="stderr-of-spark", daemon=True)
+    listener.start()
+    try:
+        yield
+    except BaseException:
+        os.dup2(real, 2)
+        listener.join(1.0)  # a JVM that could not start is gone, and what it said comes before what is said about it
+        raise
+    finally:
+        os.dup2(real, 2)
+        os.close(real)
+
+
+def _pass_on(reading: int, to: int) -> None:
+    """Line by line, without the noise and the empty lines that follow it."""
+    with open(reading, "rb") as lines, open(to, "wb", buffering=0) as out:
+        was_noise = False
+        for line in lines:
+            was_noise = line.startswith(_NOISE) or (was_noise and not line.strip())
+            if not was_noise:
+                with suppress(OSError):
+                    out.write(line)
 
 
 def _clear_away() -> None:

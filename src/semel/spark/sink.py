@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from semel.errors import ConfigError, InputError, SemelError, StaleFence, StoreBusy
+from semel.errors import ConfigError, InputError, SemelError, StaleFence, StoreBusy, StoreError
 from semel.kernel.envelope import Blob
 from semel.kernel.lease import Guard
 from semel.kernel.ledger import HOP_CHARS_MAX
@@ -333,6 +333,7 @@ def land(store: Store, job: Job, options: SinkOptions, ops: Callable[[], list[Op
         state = read_state(state_key(job.pipeline), known)
         if state.has(job.query, job.batch):
             return state
+        check_complete(job, options, state)
         batch = ops() if batch is None else batch
         head, following = progress_ops(store, job, options, state, known.version if known is not None else 0)
         outcome = commit_unit(store, (*head, *batch))
@@ -340,6 +341,18 @@ def land(store: Store, job: Job, options: SinkOptions, ops: Callable[[], list[Op
             return following
         check_refusal(job, outcome)
     raise StoreBusy(f"others write for pipeline {job.pipeline!r} all the time", fix="run it in one place")
+
+
+def check_complete(job: Job, options: SinkOptions, state: SinkState) -> None:
+    """Spark lands every batch, one after the other. If the store lacks some, it has forgotten them: it was put back to
+    an older state, or it is another store. To go on would leave a hole."""
+    missing = state.missing(job.query, job.batch)
+    if missing and options.checkpoint and query_of(options.checkpoint) == job.query:
+        raise StoreError(
+            f"the store lacks the batches {missing[0]}..{missing[-1]} that this query has landed: it was restored from"
+            " a backup, or it is another store",
+            fix="start the query with a new checkpoint folder: it reads everything again, and what is there stays",
+        )
 
 
 def progress_ops(

@@ -32,6 +32,7 @@ from semel.spark.rows import ARROW_TRAVEL, Outcome, Row
 from semel.spark.sink import (
     SinkOptions,
     body_keeper,
+    check_complete,
     clean_up,
     message_rows,
     no_body,
@@ -171,6 +172,7 @@ class TableTarget:
             if state.has(job.query, job.batch):
                 self.options.staged.sweep(state.landed)
                 return
+            check_complete(job, self.options, state)
             if shape is None:
                 shape = self._fitted(store)
                 batch = self._read(job, shape, staged)

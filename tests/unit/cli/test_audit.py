@@ -19,7 +19,7 @@ from semel.cli.audit import parse_findings, parse_time
 from semel.cli.terminal import Terminal
 from semel.errors import ConfigError, PeerUnavailable, SemelError, StoreUnavailable
 from semel.spark import session
-from semel.spark.audit import compact, files, run, sources
+from semel.spark.audit import compact, files, follow, run, sources
 from semel.spark.audit.chains import Comparison, Point
 from semel.spark.audit.result import Audit, Finding
 from unit.spark.audit import samples
@@ -172,6 +172,16 @@ def test_3_when_spark_gives_up_and_our_own_words_are_found_in_its(semel: Semel, 
         (("--prometheus", "."), "--prometheus . is a folder"),
         (("--tables", "file"), "--tables file is a file"),
         (("--compact",), "--compact without an export folder"),
+        (("--until", "tomorrow"), "--until 'tomorrow' is neither a duration nor a time"),
+        (("--since", "1h", "--until", "2h"), "the time ends before it begins"),
+        (("--now", "later"), "--now 'later' is neither a duration nor a time"),
+        (("--state", "s"), "--state without --follow"),
+        (("--keep", "7d"), "--keep without --follow"),
+        (("--follow", "30s"), "--follow needs a folder to keep its place in"),
+        (("--follow", "0s", "--state", "s"), "every 0 s is not often"),
+        (("--follow", "1s", "--state", "s", "--keep", "0s"), "keeping 0 s keeps nothing"),
+        (("--follow", "1s", "--state", "s", "--compact"), "--compact does not go with --follow"),
+        (("--follow", "1s", "--state", "s", "--from", "a", "--to", "b"), "--from does not go with --follow"),
     ],
 )
 def test_2_for_a_mistake_before_spark_is_started(
@@ -221,6 +231,44 @@ def test_options_reach_the_audit(semel: Semel, world: World) -> None:
         "^(a|b)",
     )
     assert asked.since == datetime(2026, 1, 31, tzinfo=UTC).timestamp() * 1_000_000
+
+
+def test_the_end_and_the_moment_of_judgement_reach_the_audit(semel: Semel, world: World) -> None:
+    semel("audit", "lake")
+    assert (world.asked["options"].until, world.asked["options"].now) == (None, None)
+    semel("audit", "lake", "--until", "2026-01-31", "--now", "2026-02-01")
+    moments = [datetime(2026, *day, tzinfo=UTC).timestamp() * 1_000_000 for day in ((1, 31), (2, 1))]
+    assert [world.asked["options"].until, world.asked["options"].now] == moments
+    semel("audit", "lake", "--now", "newest")
+    assert world.asked["options"].now == run.NEWEST
+
+
+# -- going on
+
+
+def test_following_tells_every_judgement_and_ends_with_the_last(
+    semel: Semel, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[follow.FollowOptions] = []
+
+    def follows(spark: str, given: Any, options: Any, following: follow.FollowOptions, tell: Any) -> None:
+        asked.append(following)
+        tell(replace(samples.good(), sources=given), {"windows": None})
+        tell(replace(samples.bad(), sources=given), {"windows": None})
+
+    monkeypatch.setattr(follow, "follow", follows)
+    args = ("audit", "sqlite:///s.db", "--follow", "5s", "--tables", "t", "--prometheus", "s.prom")
+    ran = semel(*args)
+    assert ran.exit_code == 1
+    lines = ran.out.splitlines()
+    assert "It holds" in lines[0]
+    assert "It does not hold" in lines[1]
+    assert (asked[0].folder, asked[0].every_s, asked[0].keep_s) == (Path("t/_follow"), 5.0, follow.KEEP_S)
+    assert set(world.tables["t"]) == {"windows"}
+    assert "semel_audit_holds 0" in (tmp_path / "s.prom").read_text()
+    ran = semel(*args, "--state", "s", "--keep", "1d", "--json")
+    assert (asked[1].folder, asked[1].keep_s) == (Path("s"), 86_400.0)
+    assert ran.error["code"] == "claim-false"
 
 
 def test_the_configured_store_is_the_source_when_none_is_named(
@@ -311,10 +359,11 @@ def test_the_commands_of_the_guide_are_commands(
 ) -> None:
     (tmp_path / "lake").mkdir()
     monkeypatch.setattr(compact, "compact", lambda spark, folder, progress: compact.Compacted((), 0, 0))
+    monkeypatch.setattr(follow, "follow", lambda spark, given, options, how, tell: tell(samples.good(), {}))
     world.comparison = compared(10, 10, 10)
     blocks = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines() if line.startswith("semel audit")]
-    assert len(commands) == 8
+    assert len(commands) == 9
     for command in commands:
         _, *args = shlex.split(command.partition(" > ")[0])
         assert semel(*args).exit_code == 0, command

@@ -69,6 +69,7 @@ class Spark:
 def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
     spark = Spark()
     monkeypatch.setattr(session, "spark_session", spark.spark_session)
+    monkeypatch.setattr(session, "check_executors", lambda spark: None)
     monkeypatch.setattr(runner, "run", spark.run)
     return spark
 

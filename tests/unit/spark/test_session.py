@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -336,3 +339,34 @@ def test_every_executor_with_another_version_is_named() -> None:
         check(Cluster(3, semel.__version__, "0.0.1", None))
     assert caught.value.message.endswith(": host-1 has 0.0.1; host-2 has none")
     assert caught.value.fix == f"on every worker: pip install 'semel[spark]=={semel.__version__}'"
+
+
+# -- what the JVM says
+
+
+def test_what_says_nothing_is_left_out_and_all_else_is_passed_on(capfd: pytest.CaptureFixture[str]) -> None:
+    said = (
+        "Warning: Java versions > Java 11 can only operate in restricted mode where no off-heap operations are allowed",
+        "ERROR Executor: out of memory",
+        "Starting Streaming TransformWithStateInPandas Python worker.",
+        "",
+        "Streaming TransformWithStateInPandas Python worker received parameters",
+        "",
+        "Traceback",
+        "",
+        "the end",
+    )
+    with module._filtered_stderr():
+        subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write(sys.argv[1])", "\n".join(said)], check=True)
+    for thread in threading.enumerate():
+        if thread.name == "stderr-of-spark":
+            thread.join(10)
+    assert capfd.readouterr().err == "ERROR Executor: out of memory\nTraceback\n\nthe end"
+    os.write(2, b"direct again")
+    assert capfd.readouterr().err == "direct again"
+
+
+def test_what_was_said_before_a_failure_is_told_before_it(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(subprocess.CalledProcessError), module._filtered_stderr():
+        subprocess.run(["sh", "-c", "echo no such option >&2; exit 1"], check=True)
+    assert capfd.readouterr().err == "no such option\n"

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from semel.spark.audit.chains import CHAINS_MAX, Point, chains_of, predicted
+from semel.kernel.ledger import Kind
+from semel.spark.audit.chains import CHAINS_MAX, Paths, Point, chains_of, figures_of, predicted, stays_of
 from semel.spark.audit.figures import Hop
 from semel.spark.audit.result import Figures, WindowState
 
@@ -38,6 +39,29 @@ def test_a_way_back_ends_a_chain() -> None:
 def test_a_web_of_hops_is_cut_off() -> None:
     layers = [f"{a}{x}>{b}{y}" for a, b in ("ab", "bc", "cd", "de") for x in range(5) for y in range(5)]
     assert len(chains_of(hops(*layers))) == CHAINS_MAX
+
+
+def forwarding(*names: str) -> list[Hop]:
+    return [Hop("p", name, hash(name), 1 << Kind.FORWARDED, 1) for name in names]
+
+
+def test_messages_stay_in_workers_between_hops() -> None:
+    """Every hop that leads on from there counts, and a receipt, where the worker keeps a stream of them."""
+    found = [*forwarding("a>b", "b>c", "b>d"), *hops("c>e")]
+    stays = stays_of(chains_of(found), found, {"c/receipts"})
+    assert {(stay.into.hop, tuple(hop.hop for hop in stay.onward)) for stay in stays} == {
+        ("a>b", ("b>c", "b>d")), ("b>c", ("c>e",)),
+    }  # fmt: skip
+    assert {stay.into.hop: stay.receipts.hop.sender for stay in stays if stay.receipts} == {"b>c": "c/receipts"}
+    assert stays[0].inside(3).where == "between a>b and b>c or b>d"
+    assert stays_of(chains_of(hops("a>b", "b>c")), hops("a>b", "b>c"), ()) == []
+
+
+def test_a_chain_knows_what_was_lost_inside_its_workers() -> None:
+    found = forwarding("a>b", "b>c")
+    chains = chains_of(found)
+    [chain] = figures_of(chains, stays_of(chains, found, ()), Paths(((10, 7),), (2,)), [cell("a>b", 10, 9)])
+    assert (chain.sent, chain.arrived, chain.measured, chain.inside) == (10, 7, 0.7, 2)
 
 
 def cell(hop: str, sent: int, accepted: int, *, session_class: str = "") -> Figures:

@@ -36,7 +36,7 @@ from semel.spark.audit.report import (
 )
 from semel.spark.audit.report_graph import compact, draw_graph
 from semel.spark.audit.report_html import COURSES_MAX, page, write_report
-from semel.spark.audit.result import Audit, Chain, Example, Figures, Finding, Latency, WindowState
+from semel.spark.audit.result import Audit, Chain, Example, Figures, Finding, Inside, Latency, WindowState
 
 from . import samples
 from .samples import HOSTILE, MINUTE, START, audit, cell
@@ -469,3 +469,20 @@ def test_a_place_is_checked_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no folder"):
         check_place("--out", tmp_path / "missing" / "report.html")
     check_place("--out", tmp_path / "report.html")
+
+
+# -- lost inside a worker
+
+
+def test_what_was_lost_inside_a_worker_decides_and_is_listed_by_the_hop_that_brought_it() -> None:
+    hop, example = "shop>office", Example(Finding.LOST, "orders", "shop>office", samples.START, "m1", detail="between")
+    inside = Inside("orders", hop, ("office>depot",), 3)
+    made = replace(samples.audit([samples.cell(hop, lost=2)], examples=[example]), inside=(inside,))
+    judgement = judge(made)
+    assert (judgement.outcome, judgement.found[Finding.LOST]) == (Outcome.FAILS, 5)
+    assert judgement.sentence == "It does not hold: 5 lost on 1 hop, 3 of the lost inside workers."
+    [group] = groups(made)
+    assert (group.hop, group.count, [spot.count for spot in group.spots], group.rest) == (hop, 5, [2], 3)
+    alone = replace(samples.audit([samples.cell(hop)], examples=[example]), inside=(inside,))
+    assert judge(alone).sentence == "It does not hold: 3 lost, 3 of the lost inside workers."
+    assert [(group.hop, group.count) for group in groups(alone)] == [(hop, 3)]

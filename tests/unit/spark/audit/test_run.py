@@ -7,6 +7,7 @@ from semel.kernel.ledger import Kind
 from semel.spark.audit.figures import Hop, Survey, Way
 from semel.spark.audit.result import Figures, Latency, WindowState
 from semel.spark.audit.run import (
+    NEWEST,
     WINDOWS_FILLED_MAX,
     Options,
     _filled,
@@ -14,6 +15,7 @@ from semel.spark.audit.run import (
     _notes,
     _skew_notes,
     _window_us,
+    judged_at,
 )
 
 SECOND = 1_000_000
@@ -25,6 +27,7 @@ SECOND = 1_000_000
         ({"deadline_s": -1}, "deadline of -1 s"),
         ({"window_s": 0}, "window of 0 s"),
         ({"examples_max": -1}, "-1 examples"),
+        ({"since": 5, "until": 5}, "ends before it begins"),
         ({"session_class": "("}, "no regular expression"),
         ({"session_class": "vip"}, "has no group"),
     ],
@@ -37,6 +40,15 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, float], says:
 @pytest.mark.parametrize(("span_s", "window_s"), [(0, 1), (120, 1), (121, 2), (86_400, 1800), (10**9, 604_800)])
 def test_a_window_is_chosen_that_gives_about_a_hundred_of_them(span_s: int, window_s: int) -> None:
     assert _window_us(span_s * SECOND) == window_s * SECOND
+
+
+def test_when_it_is_judged() -> None:
+    """Silence of a live store counts; an export is judged as of its newest event."""
+    assert judged_at(Options(now=7), (1, 5), live=True) == 7
+    assert judged_at(Options(), (1, 5), live=False) == 5
+    assert judged_at(Options(now=NEWEST), (1, 5), live=True) == 5
+    assert judged_at(Options(), None, live=False) == 0
+    assert judged_at(Options(), (1, 5), live=True) > 1_700_000_000 * SECOND
 
 
 def cell(window: int, hop: str = "a>b") -> Figures:

@@ -98,7 +98,9 @@ def test_the_keys_are_stable() -> None:
     assert list(total["delivery"]) == [
         "reliability", "reliability_interval", "uniqueness", "uniqueness_interval", "duplication_rate", "mode", "words",
     ]  # fmt: skip
-    assert list(made["chains"][0]) == ["pipeline", "hops", "sent", "arrived", "predicted", "measured", "worker"]
+    assert list(made["chains"][0]) == [
+        "pipeline", "hops", "sent", "arrived", "predicted", "measured", "worker", "inside",
+    ]  # fmt: skip
     assert list(made["examples"][0]) == [
         "finding", "pipeline", "hop", "window", "message", "session", "idx", "count", "detail",
     ]  # fmt: skip

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from semel.errors import ConfigError
+from semel.kernel.ledger import Kind
+from semel.spark.audit.compact import HopOf
+from semel.spark.audit.follow import FollowOptions, Part, _one_part, revised
+
+
+def windows(*cells: tuple[int, int, int], revisions: tuple[int, ...] = ()) -> pa.Table:
+    rows: list[dict[str, Any]] = [
+        {"code": code, "session_class": "", "window": window, "sent": sent, "sketch": bytes([number])}
+        for number, (code, window, sent) in enumerate(cells)
+    ]
+    for row, revision in zip(rows, revisions, strict=False):
+        row["revision"] = revision
+    return pa.Table.from_pylist(rows)
+
+
+def said(table: pa.Table) -> list[tuple[int, int, int, int]]:
+    return [(row["code"], row["window"], row["sent"], row["revision"]) for row in table.to_pylist()]
+
+
+def test_only_what_says_something_else_gets_a_new_number() -> None:
+    first = revised(None, windows((1, 10, 5), (2, 10, 7)), 0)
+    assert said(first) == [(1, 10, 5, 1), (2, 10, 7, 1)]
+    second = revised(first, windows((3, 20, 1), (2, 10, 8), (1, 10, 5)), 0)
+    assert said(second) == [(1, 10, 5, 1), (2, 10, 8, 2), (3, 20, 1, 1)]
+
+
+def test_a_window_that_is_closed_stays_and_one_that_emptied_goes() -> None:
+    old = revised(None, windows((1, 10, 5), (1, 20, 6), (1, 30, 7)), 0)
+    assert said(revised(old, windows((1, 30, 7)), 20)) == [(1, 10, 5, 1), (1, 30, 7, 1)]
+    assert said(revised(old, windows((1, 30, 7)).slice(0, 0), 0)) == []
+
+
+def test_parts_become_one() -> None:
+    hop = HopOf("p", "a>b", 7, 1 << Kind.SENT, 3)
+    more = HopOf("p", "a>b", 7, 1 << Kind.ACCEPTED, 2)
+    parts = [
+        Part("0", (hop,), ("chat",), (("m>n", int(Kind.SENT), 4),), (5, 9)),
+        Part("1"),
+        Part("2", (more,), ("chat", "room"), (("m>n", int(Kind.SENT), 6),), (3, 4)),
+    ]
+    whole = _one_part("all", parts)
+    assert whole.hops == (HopOf("p", "a>b", 7, 1 << Kind.SENT | 1 << Kind.ACCEPTED, 5),)
+    assert (whole.streams, whole.metered, whole.times) == (("chat", "room"), (("m>n", int(Kind.SENT), 10),), (3, 9))
+
+
+@pytest.mark.parametrize("given", [{"every_s": 0}, {"keep_s": -1}])
+def test_times_that_make_no_sense_are_refused(given: dict[str, float], tmp_path: Any) -> None:
+    with pytest.raises(ConfigError):
+        FollowOptions(tmp_path, **given)  # type: ignore[arg-type]
