@@ -10,8 +10,19 @@ from rich.console import Console
 from semel.testing import soak
 
 
-@pytest.mark.parametrize("part", sorted(set(soak.PARTS) - {"sim"}))
+@pytest.mark.parametrize("part", sorted(set(soak.PARTS) - {"sim", "spark"}))
 def test_campaign_holds(part):
+    check_twentieth(part)
+
+
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(900)
+def test_spark_campaign_holds():
+    check_twentieth("spark")
+
+
+def check_twentieth(part):
     figures = soak.run(part, soak.TWENTIETH, Console(quiet=True))
     assert figures["holds"], figures
     assert figures["size"] == soak.PARTS[part].size * soak.TWENTIETH

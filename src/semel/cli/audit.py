@@ -321,7 +321,7 @@ class _Job:
 
     def follow(self, following: FollowOptions, wanted: tuple[Finding, ...], terminal: Terminal) -> _Found:
         """Until Ctrl-C or a polite kill. Every judgement is told in a line, and written where asked."""
-        from semel.cli.pipeline import _until_told
+        from semel.cli.signals import until_told
         from semel.spark.audit import sources
         from semel.spark.audit.follow import follow
 
@@ -336,7 +336,7 @@ class _Job:
             self._put_tables(tables)
             _say_judgement(found.audit, wanted, terminal)
 
-        with _spark_failures(), _until_told() as told:
+        with _spark_failures(), until_told() as told:
             follow(spark, self.sources, self.options, replace(following, stop=told), tell)
         return last[0]
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +19,7 @@ from semel.cli.options import (
     parse_duration,
     shown,
 )
+from semel.cli.signals import until_told
 from semel.cli.terminal import Answer, Terminal
 from semel.errors import ConfigError, PeerUnavailable, SemelError
 
@@ -143,7 +140,7 @@ def run(
         )
         check_executors(spark)
         update(what=f"running {found.name}")
-        with _until_told() as told:
+        with until_told() as told:
             options.stop = told
             ended = runner.run(spark, found, output, options)
     words = f"{found.name}: {ended.state} after {ended.rows:,} rows in {max(0, ended.batch + 1):,} batches"
@@ -152,24 +149,6 @@ def run(
 
 def _doing(run: Run) -> str:
     return f"{run.pipeline}: batch {run.batch}, {run.rows_per_s:,.0f} rows/s"
-
-
-@contextmanager
-def _until_told() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and a polite kill ask for an end. A second Ctrl-C does not wait for it."""
-    told = threading.Event()
-
-    def hear(number: int, frame: object) -> None:
-        if told.is_set():
-            raise KeyboardInterrupt
-        told.set()
-
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield told.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _run_dict(run: Run) -> dict[str, Any]:

@@ -35,7 +35,6 @@ EAST, WEST = "queue/east/orders", "queue/west/orders"
 SESSIONS = 500
 LOST, TWICE = 0.01, 0.02
 SHUFFLE = 200
-BATCHES = 20
 UNIT_ROWS = 5_000
 ATTEMPTS = 60
 RUN_S = 1_800.0
@@ -53,6 +52,13 @@ class Faults:
     commits_deleted: int = 2
     checkpoints_deleted: int = 1
     failing: float = 0.3
+    batches: int = 20
+    """So many batches make a run from the start to the end, at most."""
+
+
+FEW = Faults(kills=1, kills_after_landing=1, commits_deleted=1, checkpoints_deleted=1, batches=6)
+"""For a campaign that must be over soon: every kind of fault once."""
+MANY_ROWS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +191,7 @@ class Campaign:
             "name": NAME,
             "failing": self.faults.failing,
             "seed": self.chance.randrange(2**31),
-            "rows_per_batch": max(1_000, self.rows // 2 // BATCHES),
+            "rows_per_batch": max(1_000, self.rows // 2 // self.faults.batches),
             "master": self.place.master,
             "memory": "2g",
             "settings": self.place.settings,
@@ -298,4 +304,5 @@ def spark(size: int, seed: int, step: Step) -> dict[str, Any]:
 
 def _in(folder: Path, place: Place, rows: int, seed: int, step: Step) -> dict[str, Any]:
     folder.mkdir()
-    return Campaign(place, folder, rows, seed, Faults()).run(step)
+    faults = Faults() if rows >= MANY_ROWS else FEW
+    return Campaign(place, folder, rows, seed, faults).run(step)

@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ from semel.kernel.ledger import Kind
 from semel.spark.audit import compact, expand, figures, findings, sources
 from semel.spark.audit.compact import HopOf
 from semel.spark.audit.figures import Hop, Way
+from semel.spark.audit.report import COLUMNS, moment
 from semel.spark.audit.result import Audit
 from semel.spark.audit.run import Case, Options, choose, judged_at, notes_of, with_settings
 from semel.spark.session import checkpoint_settings, register
@@ -76,6 +77,7 @@ class Asked(msgspec.Struct, frozen=True):
     stores: tuple[str, ...]
     window_us: int
     session_class: str | None
+    pipelines: tuple[str, ...]
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -163,8 +165,9 @@ class Follower:
         self.spark, self.evidence, self.options = spark, evidence, options
         self.folder, self.keep_us = folder, round(following.keep_s * _SECOND_US)
         window_us = round((options.window_s or WINDOW_S) * _SECOND_US)
-        self.asked = Asked(evidence.stores, window_us, options.session_class)
+        self.asked = Asked(evidence.stores, window_us, options.session_class, options.pipelines)
         self.rows_max = following.rows_max
+        self.last: tuple[int, int, int] | None = None
         self.state = self._found()
 
     def step(self) -> tuple[Audit, dict[str, DataFrame]]:
@@ -193,7 +196,7 @@ class Follower:
             return self._start_over(fresh)
         if state.asked != self.asked:
             raise ConfigError(
-                f"{self.folder} follows other stores, or with another window or class of sessions",
+                f"{self.folder} follows other stores or pipelines, or with another window or class of sessions",
                 fix="name another folder with --state, or remove this one",
             )
         return state
@@ -304,7 +307,9 @@ class Follower:
         )
 
     def _write(self, rows: DataFrame, name: str, dataset: str) -> None:
-        rows.coalesce(4).write.mode("overwrite").parquet(str(self.folder / "parts" / name / dataset))
+        folder = self.folder / "parts" / name / dataset
+        rows.coalesce(4).write.mode("overwrite").parquet(str(folder))
+        _sync(folder)
 
     def _expanded(self, ledger: DataFrame, name: str) -> list[DataFrame]:
         """The events of all ranges whose records are there by now. The others wait."""
@@ -356,9 +361,19 @@ class Follower:
             judged=self.folder / "judged" / uuid.uuid4().hex[:12],
             before=self.folder / "judged" / state.judged if state.judged else None,
         )
-        case.write()
-        self._put(msgspec.structs.replace(state, judged=case.judged.name))
+        if case.before is not None and self._says_the_same(times):
+            case = replace(case, judged=case.before)
+        else:
+            case.write()
+            self._put(msgspec.structs.replace(state, judged=case.judged.name))
+        self.last = state.batch, state.horizon, case.now
         return case
+
+    def _says_the_same(self, times: tuple[int, int] | None) -> bool:
+        """Nothing is new since this process judged last, and everything had settled by then."""
+        if self.last is None or self.last[:2] != (self.state.batch, self.state.horizon):
+            return False
+        return times is None or times[1] <= self.last[2] - self.options.deadline_us
 
     # -- no more than is needed
 
@@ -390,6 +405,16 @@ class Follower:
 
 
 _RANGE_KEY = ("store", "history", "seq")
+
+
+def _sync(folder: Path) -> None:
+    """What is named must be there after a power failure as well."""
+    for path in (*folder.glob("*.parquet"), folder):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def _columns(schema: str) -> list[str]:
@@ -453,11 +478,8 @@ def _one_part(name: str, parts: Sequence[Part]) -> Part:
 
 
 def _kept_notes(horizon: int) -> list[str]:
-    if not horizon:
-        return []
-    from semel.spark.audit.report import moment
-
-    return [f"Windows before {moment(horizon)} are closed: what comes in late for them is not counted."]
+    closed = f"Windows before {moment(horizon)} are closed: what comes in late for them is not counted."
+    return [closed] if horizon else []
 
 
 @contextmanager
@@ -518,12 +540,21 @@ class Followed(Case):
     def write(self) -> None:
         """Judge, and keep it: the sums of the windows, each with its revision, and the findings."""
         self.judged.mkdir(parents=True)
-        pq.write_table(self._summed(), self.judged / "windows.parquet")
-        found = super().findings().where(F.col("window").isNull() | (F.col("window") >= F.lit(self.horizon)))
+        sums = self._summed()
+        pq.write_table(sums, self.judged / "windows.parquet")
+        found = super().findings() if self._is_wrong(sums) else self.spark.createDataFrame([], findings.FINDING)
+        found = found.where(F.col("window").isNull() | (F.col("window") >= F.lit(self.horizon)))
         closed = self._before("findings", findings.FINDING)
         if closed is not None:
             found = found.unionByName(closed.where(F.col("window") < F.lit(self.horizon)))
         found.coalesce(1).write.parquet(str(self.judged / "findings"))
+        _sync(self.judged)
+        _sync(self.judged / "findings")
+
+    def _is_wrong(self, sums: pa.Table) -> bool:
+        """Only then are the messages looked through for which."""
+        counted = any(pc.sum(sums[name]).as_py() for name in COLUMNS.values())
+        return counted or bool(self.ranges.ranges) or any(self._paths.lost)
 
     def findings(self) -> DataFrame:
         return self.spark.read.schema(findings.FINDING).parquet(str(self.judged / "findings"))

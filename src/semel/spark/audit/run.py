@@ -370,6 +370,7 @@ def prepared(
         known = {stream for found in days for day in found.days for stream in day.streams}
         if raw:
             known |= _streams(index, hops)
+        _check_pipelines(options, hops)
         chosen = choose(options, hops, known)
         times = _times(evidence, ledger)
         yield Case(
@@ -409,7 +410,6 @@ def _streams(index: DataFrame, hops: Sequence[Hop]) -> set[str]:
 
 def choose(options: Options, hops: Sequence[Hop], streams: Iterable[str]) -> list[Way]:
     """How the hops of the pipelines that were asked for are to be read."""
-    _check_pipelines(options, hops)
     found = figures.ways(hops, streams)
     return [way for way in found if not options.pipelines or way.hop.pipeline in options.pipelines]
 
