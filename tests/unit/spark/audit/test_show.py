@@ -17,6 +17,12 @@ from . import samples
 from .samples import HOSTILE, audit, cell
 
 
+@pytest.fixture(autouse=True)
+def _nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(variable, raising=False)
+
+
 def shown(made: Audit, capsys: pytest.CaptureFixture[str]) -> str:
     Terminal().show("audit", Answer(None, view(made)))
     return capsys.readouterr().out
