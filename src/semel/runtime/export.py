@@ -47,7 +47,7 @@ from semel.kernel.store import IndexEntry, Store
 from semel.kernel.text import quote_part
 from semel.runtime.files import make_folder as _make_folder
 from semel.runtime.files import rename_unless_there as _rename_unless_there
-from semel.runtime.files import sync_folder as _sync_folder
+from semel.runtime.files import sync as _sync
 from semel.runtime.files import write_synced as _write_synced
 from semel.runtime.holding import Holder
 from semel.stores.points import reach
@@ -533,7 +533,7 @@ class _Exporter:
             temporary.replace(path)
         except FileNotFoundError:
             raise self.holder.taken_over() from None
-        _sync_folder(path.parent)
+        _sync(path.parent)
 
 
 def _ledger_columns(entries: Sequence[Entry]) -> Columns:

@@ -18,11 +18,11 @@ def make_folder(path: Path) -> None:
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        sync_folder(path.parent)
+        sync(path.parent)
 
 
-def sync_folder(path: Path) -> None:
-    """A rename is only durable when the folder is."""
+def sync(path: Path) -> None:
+    """A file that somebody else wrote, or a folder: a rename is only durable when the folder is."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -39,4 +39,4 @@ def rename_unless_there(temporary: Path, path: Path) -> None:
     except OSError:
         temporary.rename(path)
     temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync(path.parent)

@@ -19,7 +19,6 @@ see some of them; a reader of the manifest (`listed`) never does.
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -36,7 +35,7 @@ from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Op
 from semel.kernel.text import quote_part
-from semel.runtime.files import make_folder, rename_unless_there, sync_folder, write_synced
+from semel.runtime.files import make_folder, rename_unless_there, sync, write_synced
 from semel.spark.landing import Job, Landing
 from semel.spark.rows import ARROW_TRAVEL
 from semel.spark.sink import SinkOptions, body_keeper, land, message_rows, open_sink_store
@@ -185,7 +184,7 @@ class FolderTarget:
                 for number, each in enumerate(parts)
             )
             plan = Listed(job.query, job.batch, sum(file.rows for file in files), files)
-            sync_folder(self.folder / "_tmp")
+            sync(self.folder / "_tmp")
             self._put_once(path, msgspec.json.encode(plan))
         return msgspec.json.decode(path.read_bytes(), type=Listed)
 
@@ -195,7 +194,7 @@ class FolderTarget:
                 (self.folder / "_tmp" / file.staged).rename(self.folder / file.name)
         for file in plan.files:
             self._check(file)
-        sync_folder(self.folder)
+        sync(self.folder)
         self._put_once(self._entry(job.batch), msgspec.json.encode(plan))
 
     def _check(self, file: Part) -> None:
@@ -267,14 +266,9 @@ class _PartWriter:
         if self._writer is not None:
             self._writer.close()
             if kind is None:
-                _sync(self.path)
+                sync(self.path)
             else:
                 self.path.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _passed(batch: pa.RecordBatch) -> pa.RecordBatch:

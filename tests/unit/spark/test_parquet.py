@@ -154,7 +154,7 @@ def test_a_driver_that_dies_before_its_plan_leaves_nothing_to_see(
     def die(*_: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(module, "sync_folder", die)
+    monkeypatch.setattr(module, "sync", die)
     monkeypatch.setattr(FolderTarget, "_claim", lambda self, job: None)
     with pytest.raises(Killed):
         folder.commit(0, staged)

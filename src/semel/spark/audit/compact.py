@@ -12,13 +12,12 @@ compacted again. Where the ranges of a day do not fit the index yet, the day is 
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,9 @@ from pyspark.sql import functions as F
 
 from semel.errors import InputError, StoreBusy, StoreError
 from semel.runtime.export import mark_text
+from semel.runtime.files import sync
 from semel.spark.audit import expand, figures, sources
+from semel.spark.audit.figures import Hop
 from semel.spark.audit.sources import Evidence, Part
 
 if TYPE_CHECKING:
@@ -37,17 +38,6 @@ BUCKETS = 32
 VERSION = 1
 EVENTS = f"{expand.EVENT}, code long, key long"
 _DAY_US = 86_400_000_000
-
-
-class HopOf(msgspec.Struct, frozen=True):
-    """A hop in the events of a day, as `figures.Hop`."""
-
-    pipeline: str
-    hop: str
-    code: int
-    kinds: int
-    events: int
-    lanes: tuple[str, ...] = ()
 
 
 class File(msgspec.Struct, frozen=True):
@@ -63,7 +53,7 @@ class Day(msgspec.Struct, frozen=True):
     rows: int
     files: tuple[File, ...]
     covers: tuple[str, ...]
-    hops: tuple[HopOf, ...]
+    hops: tuple[Hop, ...]
     streams: tuple[str, ...]
 
 
@@ -291,10 +281,10 @@ def _listed(spark: SparkSession, top: Path, generation: str, parts: dict[str, li
             continue
         rows = written.where(F.col("day") == day)
         streams = rows.where(F.col("kind") == figures.RECORD).select("hop").distinct().collect()
-        hops = [HopOf(*astuple(hop)) for hop in figures.survey(rows).hops]
+        hops = figures.survey(rows).hops
         files = tuple(File(path.name, path.stat().st_size) for path in sorted((top / path).glob("part-*.parquet")))
         for file in files:
-            _sync(top / path / file.name)
+            sync(top / path / file.name)
         found.append(
             Day(
                 day, path, rows.count(), files, tuple(sorted(map(token, covers))), tuple(hops),
@@ -310,17 +300,9 @@ def _put_manifest(folder: Path, manifest: Manifest) -> None:
     top.mkdir(parents=True, exist_ok=True)
     temporary = top / f"_manifest.{uuid.uuid4().hex}.tmp"
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
-    _sync(temporary)
+    sync(temporary)
     temporary.replace(top / "_manifest.json")
-    _sync(top)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync(top)
 
 
 def _remove_leftovers(folder: Path, manifest: Manifest) -> None:

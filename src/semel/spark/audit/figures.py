@@ -15,11 +15,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from semel.kernel.ledger import ENDS, Kind
-from semel.spark.audit import expand
+from semel.spark.audit import expand, sketch
 from semel.spark.audit.expand import Ranges
 from semel.spark.audit.result import Figures, Latency, WindowState
 
@@ -37,8 +38,7 @@ _RANKS = (0.5, 0.9, 0.99, 0.999)
 _NEVER = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
+class Hop(msgspec.Struct, frozen=True):
     """A hop as the ledger knows it. `code` stands for it in the rows; `kinds` has a bit for each kind of event.
     `lanes` are the streams that its acceptances stand in, two of them at most, and "" for the ledger itself. Offsets of
     two streams have no order among each other."""
@@ -375,7 +375,10 @@ SUMS = (
 
 
 def windows(rows: DataFrame, *, window_us: int, deadline_us: int, now: int, session_class: str | None) -> DataFrame:
-    """Sums per hop, session class and window. `sketch` holds the latencies in microseconds and can be merged."""
+    """Sums per hop, session class and window. `sketch` counts the latencies by bin: see `semel.spark.audit.sketch`.
+
+    First by bin of latency as well, so that all rows are summed up in compiled code; then the little that is left.
+    """
     sent, held = F.col("sends") > 0, F.col("held")
     counted = sent & ~F.col("in_flight")
     took = F.greatest(F.col("accepted"), held.cast("long"))
@@ -399,39 +402,56 @@ def windows(rows: DataFrame, *, window_us: int, deadline_us: int, now: int, sess
     }  # fmt: skip
     of_class = F.regexp_extract("session", session_class, 1) if session_class else F.lit("")
     start = F.col("when") - F.pmod(F.col("when"), F.lit(window_us).cast("long"))
-    grouped = rows.groupBy("code", of_class.alias("session_class"), start.alias("window"))
-    return grouped.agg(
+    binned = rows.groupBy(
+        "code", of_class.alias("session_class"), start.alias("window"), _bin(forward).alias("bin")
+    ).agg(
         *(F.coalesce(F.sum(column.cast("long")), F.lit(0)).alias(name) for name, column in sums.items()),
         F.count(forward).alias("latencies"),
         F.max(forward).alias("latency_max"),
         F.count(backward).alias("skewed"),
         F.max(backward).alias("skew"),
-        F.kll_sketch_agg_bigint(forward).alias("sketch"),
+    )
+    entry = F.when(F.col("bin").isNotNull(), F.struct("bin", "latencies"))
+    return binned.groupBy("code", "session_class", "window").agg(
+        *(F.sum(name).alias(name) for name in (*SUMS, "latencies", "skewed")),
+        F.max("latency_max").alias("latency_max"),
+        F.max("skew").alias("skew"),
+        F.map_from_entries(F.collect_list(entry)).alias("sketch"),
     )
 
 
-def with_totals(rows: DataFrame) -> DataFrame:
-    """The windows, and with `window` null those of each hop and session class as one."""
-    return rows.unionByName(
-        rows.groupBy("code", "session_class").agg(
-            F.lit(None).cast("long").alias("window"),
-            *(F.sum(name).alias(name) for name in (*SUMS, "latencies", "skewed")),
-            F.max("latency_max").alias("latency_max"),
-            F.max("skew").alias("skew"),
-            F.kll_merge_agg_bigint("sketch").alias("sketch"),
-        )
-    )
+def _bin(latency: Column) -> Column:
+    """As `sketch.bin_of`."""
+    above = F.floor(F.ln(latency.cast("double")) / F.lit(sketch.LOG_RATIO)) + 1
+    return F.when(latency >= 1, above).when(latency == 0, F.lit(0)).cast("int")
+
+
+def totals(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The windows of each hop and session class as one, with `window` None."""
+    of: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        of.setdefault((row["code"], row["session_class"]), []).append(row)
+    return [
+        {
+            "code": code,
+            "session_class": session_class,
+            "window": None,
+            **{name: sum(row[name] for row in found) for name in (*SUMS, "latencies", "skewed")},
+            **{name: max((row[name] or 0 for row in found), default=0) for name in ("latency_max", "skew")},
+            "sketch": sketch.merged(row["sketch"] for row in found),
+        }
+        for (code, session_class), found in of.items()
+    ]
 
 
 def with_ranks(rows: DataFrame) -> DataFrame:
-    """The sketches as percentiles."""
-    ranks = F.array(*map(F.lit, _RANKS))
-    some = F.col("latencies") > 0
-    return rows.withColumn("ranks", F.when(some, F.kll_sketch_get_quantile_bigint("sketch", ranks)))
+    """The sketches as percentiles, for tables."""
+    ranks = F.udf(lambda counts: sketch.percentiles(counts, _RANKS), "array<long>")
+    return rows.withColumn("ranks", ranks("sketch"))
 
 
 def figures(row: dict[str, Any], ways: dict[int, Way]) -> Figures:
-    """One row of `with_totals` as a value."""
+    """One row of `windows` or `totals` as a value."""
     hop = ways[row["code"]].hop
     state = WindowState.OPEN if row["unsettled"] else WindowState.SETTLED if row["sent"] else WindowState.EMPTY
     counts = {name: row[name] for name in SUMS if name != "unsettled"}
@@ -442,5 +462,5 @@ def _latency(row: dict[str, Any]) -> Latency:
     skew = {"skewed": row["skewed"], "skew_ms": (row["skew"] or 0) / 1000}
     if not row["latencies"]:
         return Latency(**skew)
-    p50, p90, p99, p999 = (value / 1000 for value in row["ranks"])
+    p50, p90, p99, p999 = (value / 1000 for value in sketch.percentiles(row["sketch"], _RANKS) or ())
     return Latency(row["latencies"], p50, p90, p99, p999, row["latency_max"] / 1000, **skew)

@@ -38,8 +38,8 @@ from pyspark.sql import functions as F
 
 from semel.errors import ConfigError, StoreBusy, StoreError
 from semel.kernel.ledger import Kind
+from semel.runtime.files import sync
 from semel.spark.audit import compact, expand, figures, findings, sources
-from semel.spark.audit.compact import HopOf
 from semel.spark.audit.figures import Hop, Way
 from semel.spark.audit.report import COLUMNS, moment
 from semel.spark.audit.result import Audit
@@ -84,7 +84,7 @@ class Part(msgspec.Struct, frozen=True):
     """What one batch brought, or several of them put together."""
 
     name: str
-    hops: tuple[HopOf, ...] = ()
+    hops: tuple[Hop, ...] = ()
     streams: tuple[str, ...] = ()
     metered: tuple[tuple[str, int, int], ...] = ()
     times: tuple[int, int] | None = None
@@ -300,7 +300,7 @@ class Follower:
         streams = compact.records(index).select("stream").distinct().collect()
         return Part(
             name,
-            tuple(HopOf(hop.pipeline, hop.hop, hop.code, hop.kinds, hop.events) for hop in survey.hops),
+            survey.hops,
             tuple(sorted(row["stream"] for row in streams)),
             tuple((hop, int(kind), n) for hop, kind, n in survey.metered),
             (times[0], times[1]) if times is not None and times[0] is not None else None,
@@ -309,7 +309,7 @@ class Follower:
     def _write(self, rows: DataFrame, name: str, dataset: str) -> None:
         folder = self.folder / "parts" / name / dataset
         rows.coalesce(4).write.mode("overwrite").parquet(str(folder))
-        _sync(folder)
+        _sync_files(folder)
 
     def _expanded(self, ledger: DataFrame, name: str) -> list[DataFrame]:
         """The events of all ranges whose records are there by now. The others wait."""
@@ -329,7 +329,7 @@ class Follower:
 
     def _judge(self) -> Followed:
         state = self.state
-        hops = figures.together(Hop(h.pipeline, h.hop, h.code, h.kinds, h.events) for p in state.parts for h in p.hops)
+        hops = figures.together(hop for part in state.parts for hop in part.hops)
         streams = {stream for part in state.parts for stream in part.streams}
         survey = figures.Survey(tuple(hops), metered=tuple(_metered(state.parts)))
         ways = choose(self.options, hops, streams)
@@ -407,14 +407,10 @@ class Follower:
 _RANGE_KEY = ("store", "history", "seq")
 
 
-def _sync(folder: Path) -> None:
+def _sync_files(folder: Path) -> None:
     """What is named must be there after a power failure as well."""
     for path in (*folder.glob("*.parquet"), folder):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(path)
 
 
 def _columns(schema: str) -> list[str]:
@@ -466,11 +462,11 @@ def _metered(parts: Sequence[Part]) -> Iterator[tuple[str, Kind, int]]:
 
 
 def _one_part(name: str, parts: Sequence[Part]) -> Part:
-    hops = figures.together(Hop(h.pipeline, h.hop, h.code, h.kinds, h.events) for part in parts for h in part.hops)
+    hops = figures.together(hop for part in parts for hop in part.hops)
     times = [time for part in parts if part.times is not None for time in part.times]
     return Part(
         name,
-        tuple(HopOf(hop.pipeline, hop.hop, hop.code, hop.kinds, hop.events) for hop in hops),
+        tuple(hops),
         tuple(sorted({stream for part in parts for stream in part.streams})),
         tuple((hop, int(kind), n) for hop, kind, n in _metered(parts)),
         (min(times), max(times)) if times else None,
@@ -548,8 +544,8 @@ class Followed(Case):
         if closed is not None:
             found = found.unionByName(closed.where(F.col("window") < F.lit(self.horizon)))
         found.coalesce(1).write.parquet(str(self.judged / "findings"))
-        _sync(self.judged)
-        _sync(self.judged / "findings")
+        _sync_files(self.judged)
+        _sync_files(self.judged / "findings")
 
     def _is_wrong(self, sums: pa.Table) -> bool:
         """Only then are the messages looked through for which."""

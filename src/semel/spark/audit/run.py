@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import msgspec
 from pyspark.sql import DataFrame as Frame
 from pyspark.sql import functions as F
 
@@ -213,8 +212,8 @@ class Case:
     def figures(self) -> list[Figures]:
         """Of every window, and with `window` None of the whole time, by hop and session class."""
         ways = {way.hop.code: way for way in self.ways}
-        rows = figures.with_ranks(figures.with_totals(self._windows)).collect()
-        found = [figures.figures(row.asDict(), ways) for row in rows]
+        rows = [row.asDict() for row in self._windows.collect()]
+        found = [figures.figures(row, ways) for row in (*rows, *figures.totals(rows))]
         return sorted(found, key=lambda cell: (cell.pipeline, cell.hop, cell.session_class, cell.window or 0))
 
     # -- what is wrong
@@ -364,7 +363,7 @@ def prepared(
         raw = bool(rest or evidence.live or not days)
         ledger = sources.ledger(spark, evidence, [part for part in rest if part.dataset == "ledger"])
         index = sources.index(spark, evidence, [part for part in rest if part.dataset == "index"])
-        hops = [figures.Hop(*_fields(hop)) for found in days for day in found.days for hop in day.hops]
+        hops = [hop for found in days for day in found.days for hop in day.hops]
         survey = figures.survey(ledger) if raw else figures.Survey()
         hops = figures.together([*hops, *survey.hops])
         known = {stream for found in days for day in found.days for stream in day.streams}
@@ -391,10 +390,6 @@ def prepared(
             progress=progress,
             began=began,
         )
-
-
-def _fields(hop: compact.HopOf) -> tuple[Any, ...]:
-    return msgspec.structs.astuple(hop)
 
 
 def _streams(index: DataFrame, hops: Sequence[Hop]) -> set[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from semel.errors import ConfigError
 from semel.kernel.ledger import Kind
-from semel.spark.audit.compact import HopOf
+from semel.spark.audit.figures import Hop
 from semel.spark.audit.follow import FollowOptions, Part, _one_part, revised
 
 
@@ -39,15 +39,15 @@ def test_a_window_that_is_closed_stays_and_one_that_emptied_goes() -> None:
 
 
 def test_parts_become_one() -> None:
-    hop = HopOf("p", "a>b", 7, 1 << Kind.SENT, 3)
-    more = HopOf("p", "a>b", 7, 1 << Kind.ACCEPTED, 2)
+    hop = Hop("p", "a>b", 7, 1 << Kind.SENT, 3)
+    more = Hop("p", "a>b", 7, 1 << Kind.ACCEPTED, 2)
     parts = [
         Part("0", (hop,), ("chat",), (("m>n", int(Kind.SENT), 4),), (5, 9)),
         Part("1"),
         Part("2", (more,), ("chat", "room"), (("m>n", int(Kind.SENT), 6),), (3, 4)),
     ]
     whole = _one_part("all", parts)
-    assert whole.hops == (HopOf("p", "a>b", 7, 1 << Kind.SENT | 1 << Kind.ACCEPTED, 5),)
+    assert whole.hops == (Hop("p", "a>b", 7, 1 << Kind.SENT | 1 << Kind.ACCEPTED, 5),)
     assert (whole.streams, whole.metered, whole.times) == (("chat", "room"), (("m>n", int(Kind.SENT), 10),), (3, 9))
 
 
