@@ -133,7 +133,9 @@ class PipelineSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(
-        max_length=128, pattern=r"^[a-z0-9._~-]+$", description="the pipeline's name: up to 128 of a-z 0-9 . _ ~ -"
+        max_length=128,
+        pattern=r"^[a-z0-9_~-][a-z0-9._~-]*$",
+        description="the pipeline's name: up to 128 of a-z 0-9 . _ ~ -",
     )
     from_: Inputs = Field(alias="from", description="a stream, or a list of streams and of tables {store, stream}")
     dedupe: Literal["id", "index"] = Field(

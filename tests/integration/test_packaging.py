@@ -23,7 +23,8 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 def test_every_group_has_a_lock() -> None:
-    assert {path.stem for path in LOCKS} == {"main", "constraints", *PROJECT["dependency-groups"]}
+    """Spark is an extra of the package, and has a lock of its own because the demo needs no more than that."""
+    assert {path.stem for path in LOCKS} == {"main", "spark", "constraints", *PROJECT["dependency-groups"]}
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)

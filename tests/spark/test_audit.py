@@ -25,7 +25,6 @@ from semel.spark.audit.compact import compact
 from semel.spark.audit.follow import FollowOptions, opened
 from semel.spark.audit.result import Audit, Figures, Finding, WindowState
 from semel.spark.audit.run import NEWEST, Options, audit, prepared
-from semel.spark.session import spark_session
 from semel.stores.open import open_store
 from semel.testing.ledgers import (
     BEGIN_US,
@@ -61,8 +60,9 @@ FINDINGS = {
 
 
 @pytest.fixture(scope="module")
-def spark() -> SparkSession:
-    return spark_session(fast=True)
+def spark(_spark: SparkSession) -> SparkSession:
+    """For the whole module, because what is planted is audited once. Nothing here changes its settings."""
+    return _spark
 
 
 # -- what was planted is found

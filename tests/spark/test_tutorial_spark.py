@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from semel.spark.session import FAST
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "tutorial" / "a-pipeline-and-its-audit.md"
@@ -35,6 +38,8 @@ def in_python(code: str, names: dict[str, object]) -> str:
 def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    quick = {name: FAST[name] for name in ("spark.driver.extraJavaOptions", "spark.sql.shuffle.partitions")}
+    monkeypatch.setenv("SEMEL_SPARK__SETTINGS", json.dumps(quick))
     (_, install, _), (_, program, _), *blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
     assert install.startswith("pip install")  # what it installs runs this test
     assert program == (REPOSITORY / "examples" / PROGRAM).read_text(encoding="utf-8")

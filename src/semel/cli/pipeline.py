@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,7 @@ from semel.cli.options import (
 )
 from semel.cli.signals import until_told
 from semel.cli.terminal import Answer, Terminal
-from semel.errors import ConfigError, PeerUnavailable, SemelError
+from semel.errors import ConfigError, NotAStore, PeerUnavailable, SemelError, StoreUnavailable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -129,6 +130,7 @@ def run(
         wait_s=wait_s,
     )
     with opened(found.store, settings, create=True) as output, terminal.progress("starting Spark") as update:
+        _note_missing(terminal, output, found, settings)
         options.progress = lambda run: update(run.rows, what=_doing(run))
         spark = spark_session(
             app=f"semel-{found.name}",
@@ -145,6 +147,13 @@ def run(
             ended = runner.run(spark, found, output, options)
     words = f"{found.name}: {ended.state} after {ended.rows:,} rows in {max(0, ended.batch + 1):,} batches"
     return Answer(_run_dict(ended), [words])
+
+
+def _note_missing(terminal: Terminal, output: Store, pipeline: Pipeline, settings: Config) -> None:
+    """A misspelt stream is one that stays empty. It may also be one that nobody has written yet, so it is no error."""
+    for each in pipeline.inputs:
+        if _head(output, pipeline, settings, each.store, each.stream) == 0:
+            terminal.note(f"there is no stream {each.stream} in {shown(each.store)} yet")
 
 
 def _doing(run: Run) -> str:
@@ -184,24 +193,45 @@ def list_(
     if not found:
         place = settings.file or "semel.toml"
         return Answer([], [f"{place} has no pipelines; add [[pipeline]] with a name and from"])
-    with opened(url, settings, create=True) as opened_store:
-        rows = [(each, _status(opened_store, each, settings)) for each in found]
+    try:
+        with opened(url, settings) as opened_store:
+            rows = [(each, _status(opened_store, each, settings)) for each in found]
+    except (NotAStore, StoreUnavailable) as error:
+        if not _is_missing(url, error):
+            raise
+        rows = [(each, _never_run(each, settings)) for each in found]
     return Answer([_status_dict(each, status) for each, status in rows], [_table(rows)])
+
+
+def _is_missing(url: str, error: SemelError) -> bool:
+    """Whether there is no store yet, which a server that does not answer does not say."""
+    from semel.stores.sqlite import path_of
+
+    return isinstance(error, NotAStore) or (url.lower().startswith("sqlite:") and not path_of(url).exists())
+
+
+def _never_run(pipeline: Pipeline, settings: Config) -> RunStatus:
+    from semel.spark.runner import RunStatus
+
+    lag = {each.stream: _head(None, pipeline, settings, each.store, each.stream) for each in pipeline.inputs}
+    return RunStatus(run=None, alive=False, owner="", lag=lag, landed=0)
 
 
 def _status(store: Store, pipeline: Pipeline, settings: Config) -> RunStatus:
     from semel.spark import runner
 
-    def head(url: str, stream: str) -> int | None:
-        if url == pipeline.store:
-            return store.head(stream).offset
-        try:
-            with opened(url, settings) as other:
-                return other.head(stream).offset
-        except SemelError:
-            return None
+    return runner.status(store, pipeline, partial(_head, store, pipeline, settings))
 
-    return runner.status(store, pipeline, head)
+
+def _head(store: Store | None, pipeline: Pipeline, settings: Config, url: str, stream: str) -> int | None:
+    """The head of an input; `store` is the open one of the pipeline. None when the store cannot be asked."""
+    if store is not None and url == pipeline.store:
+        return store.head(stream).offset
+    try:
+        with opened(url, settings) as other:
+            return other.head(stream).offset
+    except SemelError:
+        return None
 
 
 def _status_dict(pipeline: Pipeline, status: RunStatus) -> dict[str, Any]:

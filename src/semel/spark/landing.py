@@ -86,16 +86,22 @@ class SourceRange(msgspec.Struct, frozen=True):
 
 class SinkState(msgspec.Struct, frozen=True):
     """Which batch of which query has landed last. `sources` is how far that one went, by stream, with the id of its
-    store in front when that is another one. `earlier` are the queries before this one."""
+    store in front when that is another one. `earlier` are the queries before this one. `job` is the last batch job: it
+    has no place to go on from, so it neither takes the place of a query nor pushes out an earlier one."""
 
     query: str = ""
     batch: int = -1
     sources: dict[str, SourceRange] = {}
     earlier: dict[str, int] = {}
+    job: str = ""
 
     @property
     def landed(self) -> dict[str, int]:
-        """The last batch of each query that is known."""
+        """The last batch of each query that is known, and of the last job."""
+        return {**self._queries, self.job: 0} if self.job else self._queries
+
+    @property
+    def _queries(self) -> dict[str, int]:
         return {**self.earlier, self.query: self.batch} if self.query else self.earlier
 
     def has(self, query: str, batch: int) -> bool:
@@ -106,9 +112,12 @@ class SinkState(msgspec.Struct, frozen=True):
         return range(self.landed.get(query, -1) + 1, batch)
 
     def after(self, query: str, batch: int, sources: dict[str, SourceRange]) -> SinkState:
-        others = {name: number for name, number in self.landed.items() if name != query}
+        others = {name: number for name, number in self._queries.items() if name != query}
         kept = dict(list(others.items())[-QUERIES_KEPT:])
-        return SinkState(query, batch, sources, kept)
+        return SinkState(query, batch, sources, kept, self.job)
+
+    def after_job(self, job: str) -> SinkState:
+        return msgspec.structs.replace(self, job=job)
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -181,11 +190,14 @@ def _position(values: Values) -> Position | None:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One batch of one query of a pipeline."""
+    """One batch of one query of a pipeline. `once` is a query that never comes again, with this batch only; `ids_as` is
+    the name from which derived ids follow, if it is not the pipeline's."""
 
     pipeline: str
     query: str
     batch: int
+    once: bool = False
+    ids_as: str = ""
 
 
 @dataclass(slots=True)

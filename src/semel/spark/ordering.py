@@ -45,8 +45,9 @@ class Rules:
     """What a bucket does with its sessions.
 
     `buffer` is how many early rows one session may have. `forget_s`: a session that has no early rows and has been
-    quiet for so long is forgotten, None for never. `ids` is how many ids are remembered to tell copies of rows without
-    a session apart; 0 lets all of them pass.
+    quiet for so long is forgotten, None for never; one that waits for gaps keeps its place all the same, because behind
+    a forgotten place it would wait for index 1 for ever. `ids` is how many ids are remembered to tell copies of rows
+    without a session apart; 0 lets all of them pass. `unplaced` is the outcome of a row with a session and no index.
     """
 
     order: Order = "strict"
@@ -54,6 +55,12 @@ class Rules:
     buffer: int = 1000
     forget_s: float | None = WEEK_S
     ids: int = 0
+    unplaced: Outcome = Outcome.REJECTED
+
+    @property
+    def keeps_places(self) -> bool:
+        """Whether a session goes on where it was, however long it was quiet."""
+        return self.order == "strict" and self.gap.then is OnGap.WAIT
 
     def __post_init__(self) -> None:
         if self.buffer < 1:
@@ -171,7 +178,7 @@ class Bucket:
         self, session: str, machine: StrictIndex[int], index: int | None, row: int, now: float, to: Decided
     ) -> None:
         if index is None or index < 1:
-            to.verdicts.append(_rejected(row))
+            to.verdicts.append(self._unplaced(row))
             return
         match machine.offer(index, row, now):
             case Passed(items=items):
@@ -184,11 +191,14 @@ class Bucket:
 
     def _offer_monotonic(self, machine: MonotonicIndex, index: int | None, row: int, to: Decided) -> None:
         if index is None or index < 1:
-            to.verdicts.append(_rejected(row))
+            to.verdicts.append(self._unplaced(row))
         elif machine.is_new(index):
             to.passed.append(row)
         else:
             to.verdicts.append(_repeated(machine, index, row))
+
+    def _unplaced(self, row: int) -> Verdict:
+        return Verdict(row, self.rules.unplaced, "it has no index, and this order goes by the index within a session")
 
     def _make_room(self, session: str, machine: StrictIndex[int], index: int, now: float, to: Decided) -> None:
         """The buffer is full. Nothing is sent again in a pipeline, so the row cannot be turned away."""
@@ -201,7 +211,7 @@ class Bucket:
         _skipped(session, machine.skip_gap(now, arrived=index), to)
 
     def on_timer(self, now: float) -> Decided:
-        """Give up the gaps whose time has come, and forget the sessions that have been quiet for too long."""
+        """Give up the gaps whose time has come, and forget what can be forgotten of sessions that were quiet."""
         decided = Decided()
         for session, machine in self._machines.items():
             if not isinstance(machine, StrictIndex):
@@ -228,15 +238,21 @@ class Bucket:
         return decided
 
     def _forget(self, before: float) -> None:
-        quiet = [session for session, seen in self._seen.items() if seen <= before and not self._waits(session)]
+        quiet = [session for session, seen in self._seen.items() if seen <= before and self._forgettable(session)]
         for session in quiet:
+            machine = self._machines.pop(session, None)
+            if machine is not None and self.rules.keeps_places:
+                self._resting[session] = machine.snapshot()
+                continue
             del self._seen[session]
             self._resting.pop(session, None)
-            self._machines.pop(session, None)
 
-    def _waits(self, session: str) -> bool:
+    def _forgettable(self, session: str) -> bool:
+        """Whether it has what may be forgotten: nothing while rows wait, and of a place that is kept only the rest."""
         machine = self._machines.get(session)
-        return isinstance(machine, StrictIndex) and len(machine) > 0
+        if isinstance(machine, StrictIndex) and len(machine) > 0:
+            return False
+        return not self.rules.keeps_places or (machine is not None and bool(machine.given_up.snapshot()))
 
     def next_deadline(self) -> float | None:
         """When `on_timer` has something to do, if nothing comes before."""
@@ -246,7 +262,7 @@ class Bucket:
             if isinstance(machine, StrictIndex) and (deadline := machine.next_deadline()) is not None
         ]
         if self.rules.forget_s is not None:
-            oldest = min((seen for session, seen in self._seen.items() if not self._waits(session)), default=None)
+            oldest = min((seen for session, seen in self._seen.items() if self._forgettable(session)), default=None)
             deadlines += [oldest + self.rules.forget_s] if oldest is not None else []
         return min(deadlines, default=None)
 
@@ -332,10 +348,6 @@ def _read(data: bytes) -> _State:
         f"this is Semel {__version__}, which knows up to version {STATE_VERSION}",
         fix=f"run the query with Semel {head.by} or newer",
     )
-
-
-def _rejected(row: int) -> Verdict:
-    return Verdict(row, Outcome.REJECTED, "it has no index, and this order goes by the index within a session")
 
 
 def _repeated(machine: Machine, index: int, row: int) -> Verdict:

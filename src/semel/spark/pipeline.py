@@ -7,6 +7,7 @@ a query, and `semel.spark.runner` runs that.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
 FORGET_S = 7 * 24 * 3600.0
 _GAP = GapPolicy(after_s=60.0)
 DEDUPE = ("id", "index")
-STARTS = ("earliest", "latest", "available")
+EARLIEST = "earliest"
+STARTS = (EARLIEST, "latest", "available")
+_NAME = re.compile(r"[a-z0-9_~-][a-z0-9._~-]{0,127}")
 PYTHON_NAME = "pipeline"
 """What a Python file with a pipeline calls it."""
 
@@ -46,8 +49,9 @@ class Input:
 class Order:
     """Messages of a session pass in the order of their index.
 
-    When one does not come, the gap policy decides; `buffer` is how many of a session wait for it at most, and a session
-    that was silent for `forget_s` is forgotten.
+    When one does not come, the gap policy decides; `buffer` is how many of a session wait for it at most. Where gaps
+    are skipped, a session that was silent for `forget_s` is forgotten; where they are waited for it keeps its place.
+    Ids of messages without a session are remembered for `forget_s` either way.
     """
 
     gap: GapPolicy = _GAP
@@ -86,7 +90,7 @@ class Pipeline:
     table: str | None = None
     key: str | None = None
     path: str | None = None
-    start: str = "earliest"
+    start: str = EARLIEST
     until: int | None = None
     replays: str | None = None
     max_rows_per_batch: int = 100_000
@@ -94,7 +98,10 @@ class Pipeline:
     lease_s: float = 30.0
 
     def __post_init__(self) -> None:
-        quote_part(self.name)
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"{self.name!r} cannot be the name of a pipeline", fix="use a-z 0-9 . _ ~ - and at most 128 of them"
+            )
         if self.to is not None:
             check_stream(self.to)
         for problem, fix in self._problems():
@@ -109,11 +116,21 @@ class Pipeline:
             yield f"there is no dedupe {self.dedupe!r}", f"use one of: {', '.join(DEDUPE)}"
         if self.start not in STARTS and not self.start.isdigit():
             yield f"it cannot start at {self.start!r}", f"use one of: {', '.join(STARTS)}, or an offset"
+        if self.order is not None and self.start != EARLIEST:
+            yield (
+                f"it has an order and starts at {self.start!r}, but an order begins with index 1 of each session",
+                f"let it start at {EARLIEST!r}, or leave the order out",
+            )
         if self.max_rows_per_batch < 1 or self.every_s < 0 or self.lease_s < 1:
             yield "a number is too small", "max_rows_per_batch from 1, every_s from 0, lease_s from 1"
         places = [name for name in ("to", "table", "path") if getattr(self, name) is not None]
         if len(places) > 1:
             yield f"its output has two places: {' and '.join(places)}", "keep one; make a second pipeline for the other"
+        if self.path is not None and len(self.inputs) > 1 and self.order is None and self.dedupe == "id":
+            yield (
+                "Parquet files have no ids to tell by, so a message that two of its inputs hold would be there twice",
+                "give it an order, which tells copies apart, or read from one stream",
+            )
         if (self.table is None) != (self.key is None):
             yield "a table and its key belong together", "give both, or neither"
         if self.output in {each.stream for each in self.inputs if each.store == self.store}:
@@ -200,6 +217,7 @@ def sink_options(pipeline: Pipeline, fence: int | None = None) -> dict[str, str]
         "table": pipeline.table,
         "key": pipeline.key,
         "path": pipeline.path,
+        "idsAs": pipeline.makes_ids_as if pipeline.makes_ids_as != pipeline.name else None,
         "fence": None if fence is None else str(fence),
     }
     return {name: value for name, value in given.items() if value is not None}

@@ -253,7 +253,7 @@ def _no_rejected(decided: Decided, table: pa.Table) -> None:
             raise InputError(
                 f"{name} cannot be put in order: {verdict.cause}",
                 fix="number the rows of a session from 1, take these rows out before, or use verdicts=True, "
-                "which lets them out with outcome 'rejected'",
+                "which lets them out with outcome 'dead'",
             )
 
 

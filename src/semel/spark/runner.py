@@ -9,6 +9,7 @@ it. So `semel pipeline status` and `stop` work from any machine that reaches the
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from semel import errors
-from semel.errors import HandlerError, PeerUnavailable, SemelError, StaleFence
+from semel.errors import EpochChanged, HandlerError, PeerUnavailable, SemelError, StaleFence
 from semel.kernel.ops import Put, WorkRow, WorkState
 from semel.kernel.store import Store
 from semel.runtime.holding import LEASE_QUEUE, Holder
@@ -30,6 +31,8 @@ from semel.spark.session import EVOLVING_STATE, checkpoint_settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 REPORT_S = 1.0
@@ -117,8 +120,8 @@ class _Driver:
 
     def run(self) -> Run:
         self._say(self.now)
-        self._relay()
         try:
+            self._relay()
             query = self._start()
             self._watch(query)
         except SemelError as error:
@@ -219,9 +222,16 @@ class _Driver:
             rows=self.now.rows + sum(each["numInputRows"] for each in recent),
             rows_per_s=round(float(progress.get("processedRowsPerSecond") or 0.0), 1),
         )
-        self.options.progress(self.now)
+        self._tell_progress()
         if not last:
             self._say(self.now)
+
+    def _tell_progress(self) -> None:
+        """Whoever listens is not part of the run: what goes wrong there must not cost the lease."""
+        try:
+            self.options.progress(self.now)
+        except Exception:
+            log.warning("nobody heard how far pipeline %s is", self.pipeline.name, exc_info=True)
 
     def _say(self, run: Run) -> None:
         key = state_key(self.pipeline.name)
@@ -319,6 +329,9 @@ def explain(error: Exception, name: str) -> SemelError:
 
 
 def _again(kind: type[SemelError], message: str, fix: str) -> SemelError:
+    if issubclass(kind, EpochChanged):
+        named = re.findall(r"epoch (\d+)", message)
+        return kind(message, current=int(named[-1]) if named else 0, fix=fix)
     try:
         return kind(message, fix=fix)
     except TypeError:

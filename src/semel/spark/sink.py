@@ -54,7 +54,9 @@ log = logging.getLogger(__name__)
 
 NODE = "spark"
 TRIES_MAX = 20
-_KNOWN = ("store", "pipeline", "to", "fence", "staging", "table", "key", "path", "checkpointLocation", "queryName")
+_KNOWN = (
+    "store", "pipeline", "to", "fence", "staging", "table", "key", "path", "idsAs", "checkpointLocation", "queryName",
+)  # fmt: skip
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _TEXT = ("string", "varchar", "char")
 _TYPES: dict[str, tuple[str, ...]] = {
@@ -84,6 +86,7 @@ class SinkOptions:
     key: tuple[str, ...] = ()
     path: str | None = None
     checkpoint: str | None = None
+    ids_as: str = ""
 
     @property
     def guard(self) -> Guard | None:
@@ -115,6 +118,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         key=tuple(name.strip() for name in given.get("key", "").split(",") if name.strip()),
         path=given.get("path"),
         checkpoint=given.get("checkpointlocation"),
+        ids_as=given.get("idsas", ""),
     )
     _check_together(found)
     return found
@@ -194,13 +198,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         staged = _staged(messages)
         query = self._query(staged)
         if query is not None:
-            self.target.commit(Job(self.options.pipeline, query, batchId), staged)
+            self.target.commit(self._job(query, batchId), staged)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         staged = _staged(messages)
         query = self._query(staged)
         if query is not None:
-            _abort(self.target, Job(self.options.pipeline, query, batchId), staged)
+            _abort(self.target, self._job(query, batchId), staged)
+
+    def _job(self, query: str, batch: int) -> Job:
+        return Job(self.options.pipeline, query, batch, ids_as=self.options.ids_as)
 
     def _query(self, staged: Sequence[Staged]) -> str | None:
         """A batch without tasks has no messages; without rows there is nothing to land either way."""
@@ -217,7 +224,7 @@ class BatchWriter(DataSourceArrowWriter):
         self.options = options
         self.target = target
         self.own_folder = own_folder
-        self.job = Job(options.pipeline, uuid.uuid4().hex, 0)
+        self.job = Job(options.pipeline, uuid.uuid4().hex, 0, once=True, ids_as=options.ids_as)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self.target.stage(iterator, current_task(self.job.query, self.job.batch))
@@ -359,8 +366,9 @@ def progress_ops(
     store: Store, job: Job, options: SinkOptions, state: SinkState, version: int
 ) -> tuple[list[Op], SinkState]:
     """What says that the batch has landed, and keeps of its sources what a replay of it would need."""
-    ranges = source_ranges(options.checkpoint, job.batch) if options.checkpoint else []
-    following = state.after(job.query, job.batch, {_source_name(store, each): each for each in ranges})
+    ranges = source_ranges(options.checkpoint, job.batch) if options.checkpoint and not job.once else []
+    sources = {_source_name(store, each): each for each in ranges}
+    following = state.after_job(job.query) if job.once else state.after(job.query, job.batch, sources)
     ops: list[Op] = [Put(state_key(job.pipeline), following.encode(), expected=version, guard=options.guard)]
     ops += [
         Advance(f"{output_stream(job.pipeline)}/{each.stream}", Position(each.stream, each.epoch, each.after))
@@ -432,7 +440,7 @@ class _RowNamer:
     partition: int
 
     def derive(self, input: str, ordinal: int) -> str:
-        return derived_id(self.job.pipeline, input, ordinal)
+        return derived_id(self.job.ids_as or self.job.pipeline, input, ordinal)
 
     def refuse(self, values: Values, error: InputError) -> Row:
         try:

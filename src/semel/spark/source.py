@@ -346,8 +346,12 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset_of(self._place(bounds, Span(bounds.head, bounds.head)))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The batch is what its end says. Before the first one Spark keeps no offset and asks for the start anew: by
+        then that may be another place, `latest` for instance."""
         before, place = place_of(start, self.options.subject), place_of(end, self.options.subject)
-        place = place.moved(before.span.to, place.span.to)
+        if place == before:
+            # nothing new since the batch before, which is what this end still describes
+            place = place.moved(place.span.to, place.span.to)
         bounds = self._bounds()
         check_place(place, bounds)
         return self.source.plan(place.moved(max(place.span.after, bounds.origin), place.span.to))

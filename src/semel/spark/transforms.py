@@ -13,6 +13,7 @@ needs Python, the state is kept by bucket of sessions (`processors.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from pyspark.sql import Column, DataFrame
@@ -36,6 +37,7 @@ from semel.spark.processors import (
     Unpack,
     window_key,
 )
+from semel.spark.rows import Outcome
 
 BUCKETS = 32
 IDS_KEPT = 100_000
@@ -97,14 +99,16 @@ def in_session_order(
     `spark.sql.streaming.noDataMicroBatches.enabled` is false when the query starts. A query keeps the policy that it
     began with; another one needs a new checkpoint.
 
-    A session that is quiet for `forget_s` is forgotten, unless rows of it wait; None remembers for ever. One that comes
-    back after that begins at 1 again: old copies would pass once more, and a row with a higher index waits as behind a
-    gap. State is kept in `buckets` parts; a query keeps the number that it began with.
+    With `gap="skip"` a session that is quiet for `forget_s` is forgotten, unless rows of it wait; None remembers for
+    ever. One that comes back after that begins at 1 again: old copies would pass once more, and a row with a higher
+    index waits as behind a gap. With `gap="wait"` a session keeps its place for ever, a name and a number: else it
+    would wait for an index that has passed. State is kept in `buckets` parts; a query keeps the number that it began
+    with.
 
     With `verdicts` the columns `outcome` and `cause` are added, and rows that do not pass come out with an outcome,
-    which the sink writes to the ledger: 'duplicate', 'skipped' (one row for each index that was given up), 'dead' (it
-    came after its place was given up) and 'rejected' (it has a session and no index from 1). Without `verdicts` they
-    are left out; a row to be rejected then stops the query.
+    which the sink writes to the ledger: 'duplicate', 'skipped' (one row for each index that was given up) and 'dead'
+    (it came after its place was given up, or it has a session and no index from 1). Without `verdicts` they are left
+    out; but a row with a session and no index stops the query, because nobody would hear of it.
 
     In a batch nothing more can come: gaps are skipped, or with `gap="wait"` an error names the first. `buffer` does not
     limit a batch.
@@ -207,6 +211,7 @@ def _ordered(df: DataFrame, rules: Rules, buckets: int, verdicts: bool) -> DataF
     _check_columns(df, "session", "index")
     if buckets < 1:
         raise ConfigError(f"{buckets} buckets hold nothing", fix="use buckets=1 or more")
+    rules = _with_unplaced(rules, verdicts)
     schema = _out_schema(df.schema, verdicts)
     keyed = df.withColumn(BUCKET, F.pmod(F.xxhash64(_key_of(df)), F.lit(buckets)).cast("int"))
     if not df.isStreaming:
@@ -221,6 +226,12 @@ def _ordered(df: DataFrame, rules: Rules, buckets: int, verdicts: bool) -> DataF
         .transformWithStateInPandas(processor, PASSED_ON, outputMode="Append", timeMode=processor.time_mode)
         .mapInArrow(Unpack(to_arrow_schema(schema, timezone="UTC")), schema)
     )
+
+
+def _with_unplaced(rules: Rules, verdicts: bool) -> Rules:
+    """A row with a session and no index is kept as a dead letter. Where no verdicts come out nobody would keep it, and
+    as a rejected one it stops the query."""
+    return replace(rules, unplaced=Outcome.DEAD if verdicts else Outcome.REJECTED)
 
 
 def _key_of(df: DataFrame) -> Column:

@@ -131,6 +131,29 @@ def test_the_list_says_how_each_stands(project: Path, semel: Semel) -> None:
     assert "never run" in semel("pipeline", "list").out
 
 
+def test_the_list_makes_no_store(project: Path, semel: Semel) -> None:
+    shown = semel("pipeline", "list", "--json", "--store", "sqlite:///none.db")
+    assert shown.exit_code == 0
+    (orders,) = shown.result
+    assert (orders["state"], orders["landed"]) == ("never run", 0)
+    assert orders["lag"] == {"outbox/orders": None, "queue/west/orders": None}
+    assert not (project / "none.db").exists()
+
+
+def test_a_store_that_cannot_be_read_is_no_pipeline_that_never_ran(project: Path, semel: Semel) -> None:
+    shown = semel("pipeline", "list", "--store", "postgresql://127.0.0.1:1/none")
+    assert shown.exit_code != 0
+    assert "never run" not in shown.out
+
+
+def test_an_input_that_is_not_there_yet_is_noted(project: Path, spark: Spark, semel: Semel) -> None:
+    open_store("sqlite:///west.db").close()
+    done = semel("pipeline", "run", "orders", "--once")
+    assert done.exit_code == 0
+    assert "there is no stream queue/west/orders in sqlite:///west.db yet" in done.err
+    assert "outbox/orders" not in done.err
+
+
 def test_an_empty_list_says_how_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, semel: Semel) -> None:
     monkeypatch.chdir(tmp_path)
     assert "add [[pipeline]]" in semel("pipeline", "list").out

@@ -293,6 +293,18 @@ def test_the_state_knows_what_has_landed_of_this_query_and_the_ones_before() -> 
     assert state.has("more19", 0)
 
 
+def test_batch_jobs_push_out_no_query_and_take_nothing_of_its_place() -> None:
+    sources = {"hub/chat": SourceRange("s", "hub/chat", 1, 0, 9)}
+    state = SinkState().after("q1", 5, {}).after("q2", 0, sources)
+    for n in range(20):
+        state = state.after_job(f"job{n}")
+    assert state.landed == {"q1": 5, "q2": 0, "job19": 0}
+    assert state.has("job19", 0)
+    assert state.sources == sources
+    following = state.after("q2", 1, {})
+    assert following.landed == {"q1": 5, "q2": 1, "job19": 0}
+
+
 def test_a_state_of_somebody_else_is_named() -> None:
     with pytest.raises(StoreError, match="sink/orders"):
         read_state("sink/orders", State(b"[]", 1))

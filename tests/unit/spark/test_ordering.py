@@ -175,10 +175,12 @@ def test_a_copy_is_named_with_its_index() -> None:
 
 
 @pytest.mark.parametrize("order", ["strict", "monotonic"])
-def test_a_row_without_a_place_is_rejected_and_the_rest_passes(order: Order) -> None:
-    decided = offered(Bucket(Rules(order)), "s", [None, 0, 1, None, 2])
+@pytest.mark.parametrize("unplaced", [Outcome.REJECTED, Outcome.DEAD])
+def test_a_row_without_a_place_gets_its_outcome_and_the_rest_passes(order: Order, unplaced: Outcome) -> None:
+    decided = offered(Bucket(Rules(order, unplaced=unplaced)), "s", [None, 0, 1, None, 2])
     assert decided.passed == [2, 4]
-    assert [(v.row, v.outcome) for v in decided.verdicts] == [(row, Outcome.REJECTED) for row in (0, 1, 3)]
+    assert [(v.row, v.outcome) for v in decided.verdicts] == [(row, unplaced) for row in (0, 1, 3)]
+    assert all("it has no index" in verdict.cause for verdict in decided.verdicts)
 
 
 def test_what_comes_after_its_place_was_given_up_is_no_duplicate() -> None:
@@ -218,7 +220,7 @@ def test_the_end_of_a_batch_skips_gaps_or_names_the_first() -> None:
 
 
 def test_a_quiet_session_is_forgotten_and_one_that_waits_is_not() -> None:
-    bucket = Bucket(Rules(forget_s=100.0))
+    bucket = Bucket(Rules(gap=GapPolicy(OnGap.SKIP, 1000.0), forget_s=100.0))
     offered(bucket, "done", [1, 2], now=0.0)
     offered(bucket, "waits", [1, 3], now=0.0)
     offered(bucket, "busy", [1], now=50.0)
@@ -230,8 +232,33 @@ def test_a_quiet_session_is_forgotten_and_one_that_waits_is_not() -> None:
     assert offered(bucket, "done", [1], now=101.0).passed == [0]
 
 
+def test_a_session_whose_gaps_are_waited_for_goes_on_where_it_was_however_quiet() -> None:
+    bucket = Bucket(Rules(forget_s=100.0))
+    offered(bucket, "s", [1, 2], now=0.0)
+    assert bucket.next_deadline() is None
+    bucket.on_timer(1e9)
+    bucket, _ = Bucket.decode(bucket.encode(lambda rows: b""), bucket.rules, 1e9)
+    decided = offered(bucket, "s", [2, 3], now=1e9)
+    assert decided.passed == [1]
+    assert [verdict.outcome for verdict in decided.verdicts] == [Outcome.DUPLICATE]
+
+
+def test_what_a_session_gave_up_before_its_gaps_were_waited_for_is_forgotten_without_its_place() -> None:
+    skipping = Keeper(Bucket(Rules(gap=SKIP, forget_s=100.0)))
+    skipping.offer([("s", 3)], 0.0)
+    skipping.on_timer(3.0)
+    skipping.bucket.rules = Rules(forget_s=100.0)
+    waiting = skipping.restarted(now=10.0)
+    assert waiting.bucket.next_deadline() == 100.0
+    waiting.on_timer(100.0)
+    assert waiting.bucket.next_deadline() is None
+    passed, decided = waiting.offer([("s", 2), ("s", 4)], 101.0)
+    assert passed == [("s", 4)]
+    assert [verdict.outcome for verdict in decided.verdicts] == [Outcome.DUPLICATE]
+
+
 def test_a_bucket_that_never_forgets_has_no_deadline() -> None:
-    bucket = Bucket(Rules(forget_s=None))
+    bucket = Bucket(Rules("monotonic", forget_s=None))
     offered(bucket, "s", [1])
     assert bucket.next_deadline() is None
     bucket.on_timer(1e12)

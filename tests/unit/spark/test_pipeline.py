@@ -10,10 +10,11 @@ import pytest
 from semel.errors import ConfigError, InputError
 from semel.kernel.dedup import GapPolicy, OnGap
 from semel.spark.delivery import delivery
-from semel.spark.pipeline import Input, Order, Pipeline, from_file, sink_options
+from semel.spark.pipeline import Input, Order, Pipeline, from_file, replay, sink_options
 
 STORE = "sqlite:///semel.db"
 ORDERS = Input(STORE, "outbox/orders")
+WEST = Input("sqlite:///west.db", "queue/west/orders")
 
 
 def make(**settings: Any) -> Pipeline:
@@ -21,9 +22,15 @@ def make(**settings: Any) -> Pipeline:
 
 
 def test_it_names_its_output_and_its_hops() -> None:
-    pipeline = make(name="Orders EU")
-    assert pipeline.output == "spark/%4Frders%20%45%55"
-    assert pipeline.hops == ("outbox/orders>spark/%4Frders%20%45%55",)
+    pipeline = make(name="orders.eu-1_a~")
+    assert pipeline.output == "spark/orders.eu-1_a~"
+    assert pipeline.hops == ("outbox/orders>spark/orders.eu-1_a~",)
+
+
+@pytest.mark.parametrize("name", ["", "Orders", "a/b", "a b", "orders\n", "x" * 129])
+def test_a_name_is_one_that_the_configuration_would_take(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be the name of a pipeline"):
+        make(name=name)
 
 
 @pytest.mark.parametrize(
@@ -33,8 +40,11 @@ def test_it_names_its_output_and_its_hops() -> None:
         ({"inputs": (ORDERS, ORDERS)}, "same stream twice"),
         ({"dedupe": "hash"}, "no dedupe 'hash'"),
         ({"start": "yesterday"}, "cannot start at 'yesterday'"),
+        ({"start": "available", "order": Order()}, "order and starts at 'available'"),
+        ({"start": "7", "order": Order()}, "begins with index 1 of each session"),
         ({"max_rows_per_batch": 0}, "too small"),
         ({"to": "hub/a", "path": "lake"}, "two places: to and path"),
+        ({"path": "lake", "inputs": (ORDERS, WEST)}, "would be there twice"),
         ({"table": "orders"}, "belong together"),
         ({"key": "id"}, "belong together"),
         ({"inputs": (Input(STORE, "spark/orders"),)}, "its own output spark/orders"),
@@ -45,6 +55,21 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], problem: str) -> 
         make(**settings)
     assert refused.value.message.startswith("pipeline 'orders': ")
     assert refused.value.fix
+
+
+def test_copies_in_several_inputs_of_a_folder_need_something_that_tells_them_apart() -> None:
+    assert make(path="lake", inputs=(ORDERS, WEST), order=Order()).path == "lake"
+    assert make(path="lake", inputs=(ORDERS, WEST), dedupe="index").path == "lake"
+    assert make(path="lake").path == "lake"
+
+
+def test_a_replay_of_an_ordered_pipeline_begins_where_its_sessions_begin() -> None:
+    ordered = make(order=Order())
+    assert replay(ordered, "again", until=9).start == "earliest"
+    with pytest.raises(ConfigError, match="order and starts at '5'") as refused:
+        replay(ordered, "again", start="5", until=9)
+    assert "earliest" in refused.value.fix
+    assert replay(make(), "again", start="5").start == "5"
 
 
 def test_names_follow_the_grammar_of_streams() -> None:
@@ -71,12 +96,13 @@ def test_the_sink_learns_what_it_needs_and_no_more(tmp_path: Path, monkeypatch: 
         "fence": "7",
     }
     assert sink_options(make()) == {"store": place, "pipeline": "orders"}
+    again = replay(make(), "again")
+    assert sink_options(again) == {"store": place, "pipeline": "again", "idsAs": "orders"}
 
 
 def test_the_delivery_pipeline_merges_in_order() -> None:
-    west = Input("sqlite:///west.db", "queue/west/orders")
-    pipeline = delivery(ORDERS, west, store=STORE, to="inbox/orders")
-    assert pipeline.inputs == (ORDERS, west)
+    pipeline = delivery(ORDERS, WEST, store=STORE, to="inbox/orders")
+    assert pipeline.inputs == (ORDERS, WEST)
     assert pipeline.order == Order()
     assert pipeline.name == "delivery"
 

@@ -36,7 +36,8 @@ from semel.spark.processors import (
     given,
     to_bytes,
 )
-from semel.spark.rows import ARROW
+from semel.spark.rows import ARROW, Outcome
+from semel.spark.transforms import _with_unplaced
 
 SKIP = Rules(gap=GapPolicy(OnGap.SKIP, 10.0))
 KEY = 7
@@ -158,13 +159,14 @@ def test_quiet_sessions_are_forgotten_and_leave_no_state() -> None:
     assert query.batch(rows([("s", 1, "east")])) == passing("s-1")
 
 
-def test_without_timers_quiet_sessions_are_forgotten_when_others_come() -> None:
-    query = Query(Rules(forget_s=60.0))
-    assert InOrder(Rules(), verdicts=True).time_mode == "None"
-    query.batch(rows([("s", 1, "east")]))
-    query.now_ms = 60_000
-    query.batch(rows([("other", 1, "east")]))
-    assert query.batch(rows([("s", 1, "east")])) == passing("s-1")
+def test_without_timers_quiet_sessions_are_forgotten_when_others_come_unless_gaps_are_waited_for() -> None:
+    for order, again in (("monotonic", None), ("strict", "duplicate")):
+        query = Query(Rules(order, forget_s=60.0))
+        assert InOrder(Rules(order), verdicts=True).time_mode == "None"
+        query.batch(rows([("s", 1, "east")]))
+        query.now_ms = 60_000
+        query.batch(rows([("other", 1, "east")]))
+        assert query.batch(rows([("s", 1, "east")])) == [("s-1", again)]
 
 
 def test_without_verdicts_only_what_passes_comes_out_with_its_own_columns() -> None:
@@ -178,7 +180,13 @@ def test_without_verdicts_only_what_passes_comes_out_with_its_own_columns() -> N
 def test_without_verdicts_a_row_without_a_place_stops_the_query_instead_of_vanishing() -> None:
     with pytest.raises(InputError, match="s-None cannot be put in order: it has no index"):
         Query(verdicts=False).batch(rows([("s", None, "a")]))
-    assert Query().batch(rows([("s", None, "a")])) == [("s-None", "rejected")]
+    query = Query(Rules(unplaced=Outcome.DEAD))
+    assert query.batch(rows([("s", None, "a")])) == [("s-None", "dead")]
+
+
+def test_a_row_without_a_place_is_only_dead_where_its_verdict_comes_out() -> None:
+    assert _with_unplaced(Rules(buffer=7), verdicts=True) == Rules(buffer=7, unplaced=Outcome.DEAD)
+    assert _with_unplaced(Rules(), verdicts=False).unplaced is Outcome.REJECTED
 
 
 def test_rows_with_an_outcome_travel_on_and_the_dead_keep_their_place() -> None:

@@ -641,6 +641,26 @@ def test_a_stream_is_read_in_steps_and_each_step_again(url: str, store: Any) -> 
     reader.stop()
 
 
+@pytest.mark.parametrize("more", [0, 2])
+def test_the_first_batch_is_the_same_again_although_its_start_is_asked_for_anew(
+    url: str, store: Any, more: int
+) -> None:
+    append(store, "m1", "m2")
+    given = source(url, startingPosition="latest")
+    reader: Any = given.streamReader(given.schema())
+    start = reader.initialOffset()
+    append(store, "m3", "m4")
+    end = reader.latestOffset(start, ReadAllAvailable())
+    append(store, *(f"later{n}" for n in range(more)))
+    again: Any = given.streamReader(given.schema())
+    assert read_all(again, again.partitions(again.initialOffset(), end)) == ["m3", "m4"]
+    commit(store, Trim("hub/chat", 4))
+    with pytest.raises(StoreError, match="trimmed"):
+        again.partitions(again.initialOffset(), end)
+    reader.stop()
+    again.stop()
+
+
 def test_available_now_ends_where_the_stream_ended_at_the_start(url: str, store: Any) -> None:
     append(store, "m1", "m2")
     given = source(url)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -29,10 +31,19 @@ def test_an_error_of_ours_is_found_in_the_trace() -> None:
     assert (told.message, told.fix) == ("a newer driver has taken over", "stop one")
 
 
+@pytest.mark.parametrize(
+    ("said", "current"), [("it was read in epoch 1, the store is in epoch 2: restored", 2), ("it is another store", 0)]
+)
+def test_a_changed_epoch_keeps_its_class(said: str, current: int) -> None:
+    told = runner.explain(trace(f"semel.errors.EpochChanged: {said}\n  fix: begin again"), "orders")
+    assert isinstance(told, EpochChanged)
+    assert (told.message, told.fix, told.current) == (said, "begin again", current)
+
+
 def test_one_that_wants_more_than_a_message_still_says_it() -> None:
-    told = runner.explain(trace("semel.errors.EpochChanged: the store was restored\n  fix: begin again"), "orders")
-    assert isinstance(told, EpochChanged | StoreError)
-    assert (told.message, told.fix) == ("the store was restored", "begin again")
+    told = runner.explain(trace("semel.errors.CommitInDoubt: it may have landed\n  fix: look"), "orders")
+    assert isinstance(told, StoreError)
+    assert (told.message, told.fix) == ("it may have landed", "look")
 
 
 def test_others_are_told_by_their_first_line() -> None:
@@ -51,6 +62,73 @@ def test_others_are_told_by_their_first_line() -> None:
 def test_a_checkpoint_is_a_folder_of_its_own() -> None:
     assert runner.checkpoint_of("orders", "s3://bucket/checkpoints/") == "s3://bucket/checkpoints/orders"
     assert runner.checkpoint_of("orders", "checkpoints") == str(Path("checkpoints").resolve() / "orders")
+
+
+class Query:
+    """A query that makes a batch each time it is looked at."""
+
+    id = "q1"
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.recentProgress: list[dict[str, int]] = []
+
+    @property
+    def isActive(self) -> bool:
+        return not self.ended.is_set()
+
+    @property
+    def lastProgress(self) -> dict[str, int]:
+        self.recentProgress.append({"batchId": len(self.recentProgress), "numInputRows": 10})
+        return self.recentProgress[-1]
+
+    def awaitTermination(self) -> None:
+        assert self.ended.wait(30.0)
+
+    def stop(self) -> None:
+        self.ended.set()
+
+
+class TestDriver:
+    pipeline = Pipeline("orders", (Input("memory:", "outbox/orders"),), "memory:", to="hub/orders")
+
+    def driver(self, store: MemoryStore, options: runner.RunOptions) -> runner._Driver:
+        holder = Holder(store, runner.state_key("orders"), job="running", owner="driver", lease_s=30.0)
+        holder.acquire()
+        return runner._Driver(None, self.pipeline, store, options, holder)  # type: ignore[arg-type]
+
+    def test_the_lease_is_kept_although_whoever_listens_fails(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(runner, "LOOK_S", 0.0)
+        monkeypatch.setattr(runner, "REPORT_S", 0.0)
+        heard: list[int] = []
+        renewed: list[int] = []
+
+        def progress(run: runner.Run) -> None:
+            heard.append(run.batch)
+            raise OSError("the terminal is gone")
+
+        options = runner.RunOptions("/checkpoints/orders", progress=progress, stop=lambda: len(renewed) >= 4)
+        driver = self.driver(MemoryStore(), options)
+        monkeypatch.setattr(driver.holder, "renew", lambda: renewed.append(len(heard)))
+        query: Any = Query()
+        driver._watch(query)
+        assert renewed == [0, 1, 2, 3]
+        assert heard == [0, 1, 2, 3]
+        assert "nobody heard how far pipeline orders is" in caplog.text
+
+    def test_a_relay_that_fails_is_told_like_any_other_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*args: object, **more: object) -> None:
+            raise StoreError("hub/orders cannot be written", fix="look")
+
+        monkeypatch.setattr("semel.spark.relay.relay", fail)
+        store = MemoryStore()
+        with pytest.raises(StoreError, match="cannot be written"):
+            self.driver(store, runner.RunOptions("/checkpoints/orders")).run()
+        left = runner.last_run(store, "orders")
+        assert left is not None
+        assert (left.state, left.error) == ("failed", "hub/orders cannot be written")
 
 
 class TestFromOutside:

@@ -465,6 +465,18 @@ def test_a_job_that_is_run_again_adds_nothing(store: Store, tmp_path: Path, monk
     assert list((tmp_path / "staging").rglob("*.arrow")) == []
 
 
+def test_jobs_leave_the_place_of_a_query_alone(sqlite: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Query(tmp_path, sqlite).run(0, row("a"))
+    options = {"store": sqlite.url, "pipeline": "orders", "staging": str(tmp_path / "staging")}
+    monkeypatch.setattr(module, "current_task", lambda query, batch: Task(query, batch, 0, 0, 0))
+    writers = [make_writer(options, SCHEMA, overwrite=False) for _ in range(10)]
+    for n, writer in enumerate(writers):
+        writer.commit([writer.write(iter([raw(id=[f"job{n}"])]))])
+    state = read_state("", sqlite.state("sink/orders"))
+    assert (state.query, state.batch) == ("q1", 0)
+    assert state.landed == {"q1": 0, writers[-1].job.query: 0}
+
+
 def test_a_job_that_fails_leaves_nothing(sqlite: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"store": sqlite.url, "pipeline": "orders", "staging": str(tmp_path / "staging")}
     writer = make_writer(options, SCHEMA, overwrite=False)
@@ -530,6 +542,19 @@ def test_options_that_make_no_sense_are_refused(change: dict[str, str | None], m
     options = {name: value for name, value in {**GOOD, **change}.items() if value is not None}
     with pytest.raises((ConfigError, InputError), match=message):
         make_stream_writer(options, SCHEMA, overwrite=False)
+
+
+def test_ids_may_follow_from_the_name_of_another_pipeline(
+    sqlite: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"store": sqlite.url, "pipeline": "again", "staging": str(tmp_path / "staging"), "idsAs": "orders"}
+    stream = make_stream_writer(options, SCHEMA, overwrite=False)
+    staged = stream.options.staged.write(iter([raw(id=[None], input=["m"])]), Task("q1", 0, 0, 0, 0))
+    stream.commit([staged], 0)
+    job = make_writer(options, SCHEMA, overwrite=False)
+    monkeypatch.setattr(module, "current_task", lambda query, batch: Task(query, batch, 0, 0, 0))
+    job.commit([job.write(iter([raw(id=[None], input=["n"])]))])
+    assert ids(sqlite, "spark/again") == [derived_id("orders", "m", 0), derived_id("orders", "n", 0)]
 
 
 def test_names_of_options_are_understood_in_any_case() -> None:

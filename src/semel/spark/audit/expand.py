@@ -88,6 +88,16 @@ def gaps(rows: DataFrame, index: DataFrame, about: Ranges) -> DataFrame:
     return judged.where((F.col("found") != F.col("n")) | ~fold_fits)
 
 
+def with_trimmed(rows: DataFrame, firsts: Sequence[tuple[str, str, int]]) -> DataFrame:
+    """With `trimmed`: all records of the range were removed from their stream. `firsts` are store, stream and the first
+    offset that is left."""
+    if not firsts:
+        return rows.withColumn("trimmed", F.lit(False))
+    marks = rows.sparkSession.createDataFrame(list(firsts), "store string, stream string, _first long")
+    below = F.coalesce(F.col("last") < F.col("_first"), F.lit(False))
+    return rows.join(F.broadcast(marks), ["store", "stream"], "left").withColumn("trimmed", below).drop("_first")
+
+
 def level() -> Column:
     """The largest block that is no longer than the range, as a power of 16. Null where there is no range."""
     length = F.when(F.col("first").isNotNull(), F.col("last") - F.col("first") + 1)

@@ -70,6 +70,7 @@ class Way:
     `unseen`: nobody writes down what is sent, and nothing stands for it. What arrives there is no phantom.
     `taken`: the receiver writes down only what it has handled, so that is its acceptance.
     `shared`: other hops end at the same receiver, which may have a message from any of them.
+    `waits_from`: the receiver has yet to take what was sent from this time on, so that is in flight.
     """
 
     hop: Hop
@@ -77,6 +78,7 @@ class Way:
     unseen: bool = False
     taken: bool = False
     shared: bool = False
+    waits_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +293,9 @@ def judged(
     sent, held = F.col("sends") > 0, F.col("held")
     when = F.coalesce("first_sent", "first_at")
     settled = when <= F.lit(now - deadline_us)
+    for way in ways:
+        if way.waits_from is not None:
+            settled = settled & ((F.col("code") != way.hop.code) | (when < F.lit(way.waits_from)))
     ended = (F.col("ended") > 0) | (F.col("dropped") > 0)
     arrivals = F.col("accepted") + F.col("duplicates") + F.col("rejected")
     unseen = [way.hop.code for way in ways if way.unseen]
@@ -453,7 +458,8 @@ def with_ranks(rows: DataFrame) -> DataFrame:
 def figures(row: dict[str, Any], ways: dict[int, Way]) -> Figures:
     """One row of `windows` or `totals` as a value."""
     hop = ways[row["code"]].hop
-    state = WindowState.OPEN if row["unsettled"] else WindowState.SETTLED if row["sent"] else WindowState.EMPTY
+    is_open = row["unsettled"] or row["in_flight"]
+    state = WindowState.OPEN if is_open else WindowState.SETTLED if row["sent"] else WindowState.EMPTY
     counts = {name: row[name] for name in SUMS if name != "unsettled"}
     return Figures(hop.pipeline, hop.hop, row["session_class"], row["window"], state, **counts, latency=_latency(row))
 

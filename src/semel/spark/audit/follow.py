@@ -43,7 +43,7 @@ from semel.spark.audit import compact, expand, figures, findings, sources
 from semel.spark.audit.figures import Hop, Way
 from semel.spark.audit.report import COLUMNS, moment
 from semel.spark.audit.result import Audit
-from semel.spark.audit.run import Case, Options, choose, judged_at, notes_of, with_settings
+from semel.spark.audit.run import Case, Options, choose, clock_us, judged_at, notes_of, with_settings
 from semel.spark.session import checkpoint_settings, register
 from semel.spark.source import MAX_ROWS_PER_BATCH
 
@@ -91,7 +91,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """`horizon`: the windows before it are closed for good."""
+    """`horizon`: the windows before it are closed for good. `notes` are what was to be said when it began."""
 
     asked: Asked
     query: str = ""
@@ -100,6 +100,7 @@ class State(msgspec.Struct, frozen=True):
     pending: str | None = None
     judged: str | None = None
     horizon: int = 0
+    notes: tuple[str, ...] = ()
     version: int = VERSION
 
 
@@ -167,14 +168,16 @@ class Follower:
         window_us = round((options.window_s or WINDOW_S) * _SECOND_US)
         self.asked = Asked(evidence.stores, window_us, options.session_class, options.pipelines)
         self.rows_max = following.rows_max
-        self.last: tuple[int, int, int] | None = None
+        self.last: tuple[int, int, tuple[sources.LiveStore, ...], int] | None = None
         self.state = self._found()
 
     def step(self) -> tuple[Audit, dict[str, DataFrame]]:
         """The tables are good until the next step."""
         self._remove_leftovers()
+        clock = clock_us()
+        self.evidence = sources.find(self.evidence.names)
         self._drain()
-        case = self._judge()
+        case = self._judge(clock)
         self._settle(case.now)
         return case.audit(), case.tables()
 
@@ -183,7 +186,7 @@ class Follower:
     def _found(self) -> State:
         """A state and the checkpoint that it belongs to go together. One without the other is no use: all is read
         again."""
-        fresh = State(self.asked)
+        fresh = State(self.asked, notes=self.evidence.notes)
         path = self.folder / STATE_FILE
         if not path.exists():
             return self._start_over(fresh)
@@ -327,7 +330,7 @@ class Follower:
 
     # -- what it means
 
-    def _judge(self) -> Followed:
+    def _judge(self, clock: int) -> Followed:
         state = self.state
         hops = figures.together(hop for part in state.parts for hop in part.hops)
         streams = {stream for part in state.parts for stream in part.streams}
@@ -350,9 +353,9 @@ class Follower:
             ways=tuple(ways),
             streams=frozenset(streams),
             events=sum(way.hop.events for way in ways),
-            now=judged_at(self.options, times, live=True),
+            now=judged_at(self.options, times, clock),
             times=times,
-            notes=(*notes_of(ways, survey), *_kept_notes(state.horizon)),
+            notes=(*state.notes, *notes_of(ways, survey), *_kept_notes(state.horizon)),
             progress=lambda what, part: None,
             began=time.monotonic(),
             rows=self._read("messages", names, _MESSAGES),
@@ -360,20 +363,20 @@ class Follower:
             horizon=state.horizon,
             judged=self.folder / "judged" / uuid.uuid4().hex[:12],
             before=self.folder / "judged" / state.judged if state.judged else None,
-        )
+        ).waiting()
         if case.before is not None and self._says_the_same(times):
             case = replace(case, judged=case.before)
         else:
             case.write()
             self._put(msgspec.structs.replace(state, judged=case.judged.name))
-        self.last = state.batch, state.horizon, case.now
+        self.last = state.batch, state.horizon, self.evidence.live, case.now
         return case
 
     def _says_the_same(self, times: tuple[int, int] | None) -> bool:
         """Nothing is new since this process judged last, and everything had settled by then."""
-        if self.last is None or self.last[:2] != (self.state.batch, self.state.horizon):
+        if self.last is None or self.last[:3] != (self.state.batch, self.state.horizon, self.evidence.live):
             return False
-        return times is None or times[1] <= self.last[2] - self.options.deadline_us
+        return times is None or times[1] <= self.last[3] - self.options.deadline_us
 
     # -- no more than is needed
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from pyspark.sql import DataFrame as Frame
 from pyspark.sql import functions as F
@@ -24,6 +24,7 @@ from semel.kernel.ledger import Kind
 from semel.spark.audit import chains, compact, expand, figures, findings, sources
 from semel.spark.audit.chains import Comparison, Point
 from semel.spark.audit.figures import Hop, Way
+from semel.spark.audit.report import moment
 from semel.spark.audit.result import Audit, Chain, Figures, Finding, Inside, WindowState
 
 if TYPE_CHECKING:
@@ -137,6 +138,25 @@ class Case:
             frames.append(compact.records(self.index))
         return _union([frame.select(*columns) for frame in frames])
 
+    def waiting(self) -> Self:
+        """With what the pipelines on Spark say about how far they are. The records behind that are in flight."""
+        at = F.unix_micros("at")
+        codes = {way.hop.hop: way.hop.code for way in self.ways if way.implied}
+        taken = [each for each in self.evidence.taken if each.hop in codes]
+        if not taken:
+            return self
+        ahead = [
+            (F.col("store") == each.store) & (F.col("stream") == each.stream) & (F.col("offset") > each.offset)
+            for each in taken
+        ]
+        row = self.all_records().agg(*(F.min(F.when(is_ahead, at)) for is_ahead in ahead)).first()
+        since: dict[int, int] = {}
+        for each, first in zip(taken, row or (), strict=True):
+            if first is not None:
+                since[codes[each.hop]] = min(first, since.get(codes[each.hop], first))
+        ways = tuple(replace(way, waits_from=since.get(way.hop.code)) for way in self.ways)
+        return replace(self, ways=ways, notes=(*self.notes, *_waiting_notes(ways, self._path_span.settled_at)))
+
     def facts(self, ways: Sequence[Way], *, exact: bool = False) -> DataFrame:
         """What the figures need, with the events of a session side by side. Rows that lie in buckets stay there."""
         frames = [self._facts(rows, ways, exact) for rows in self.compacted]
@@ -219,10 +239,21 @@ class Case:
     # -- what is wrong
 
     def gaps(self) -> DataFrame | None:
-        """Ranges that do not fit the index. Compacted days have none."""
+        """Ranges that do not fit the index, though their records were not trimmed. Compacted days have none."""
+        found = self._misfits()
+        return None if found is None else found.where(~F.col("trimmed"))
+
+    def _misfits(self) -> DataFrame | None:
         if not self.raw or not self.ranges.ranges:
             return None
-        return expand.gaps(expand.ranges(self.ledger), self._whole_index(), self.ranges)
+        rows = expand.gaps(expand.ranges(self.ledger), self._whole_index(), self.ranges)
+        return expand.with_trimmed(rows, self.evidence.firsts)
+
+    def _count_misfits(self) -> tuple[int, int]:
+        """Gaps, and ranges whose records were trimmed."""
+        found = self._misfits()
+        row = found.agg(F.count_if(~F.col("trimmed")), F.count_if("trimmed")).first() if found is not None else None
+        return (row[0], row[1]) if row is not None else (0, 0)
 
     def findings(self) -> DataFrame:
         rows = findings.findings(
@@ -266,6 +297,10 @@ class Case:
         if not self._chains:
             return chains.Paths()
         rows = self._judged(self._with_receipts, exact=False)
+        waiting = [way.hop.code for way in self.ways if way.waits_from is not None]
+        if waiting:
+            ahead = F.col("in_flight") & F.col("code").isin(*waiting)
+            rows = rows.withColumn("sends", F.when(ahead, F.lit(0)).otherwise(F.col("sends")))
         return chains.measure(rows, self._chains, self._stays, self._path_span)
 
     def chains(self, totals: Sequence[Figures]) -> list[Chain]:
@@ -290,8 +325,7 @@ class Case:
         totals = [cell for cell in cells if cell.window is None]
         windows = _filled([cell for cell in cells if cell.window is not None], self.window_us)
         self.progress("checking ranges", 0.6)
-        gaps = self.gaps()
-        gap_count = gaps.count() if gaps is not None else 0
+        gaps, trimmed = self._count_misfits()
         result = Audit(
             sources=self.evidence.names,
             now=self.now,
@@ -300,8 +334,8 @@ class Case:
             events=self.events,
             totals=tuple(totals),
             windows=tuple(windows),
-            gaps=gap_count,
-            notes=(*self.notes, *_skew_notes(totals)),
+            gaps=gaps,
+            notes=(*self.notes, *_skew_notes(totals), *_trimmed_notes(trimmed)),
         )
         self.progress("following chains", 0.7)
         result = replace(result, chains=tuple(self.chains(totals)), inside=tuple(self.inside()))
@@ -355,6 +389,7 @@ def prepared(
 ) -> Iterator[Case]:
     """Look through the sources. What the case gives is good until the block ends."""
     began, options = time.monotonic(), options or Options()
+    clock = clock_us()
     progress("looking at the sources", 0.0)
     evidence = sources.find(given)
     days, rest = compact.split(evidence)
@@ -372,7 +407,7 @@ def prepared(
         _check_pipelines(options, hops)
         chosen = choose(options, hops, known)
         times = _times(evidence, ledger)
-        yield Case(
+        case = Case(
             spark=spark,
             options=options,
             evidence=evidence,
@@ -384,12 +419,13 @@ def prepared(
             ways=tuple(chosen),
             streams=frozenset(known),
             events=sum(way.hop.events for way in chosen),
-            now=judged_at(options, times, live=bool(evidence.live)),
+            now=judged_at(options, times, clock if evidence.live else None),
             times=times,
-            notes=notes_of(chosen, survey),
+            notes=(*evidence.notes, *notes_of(chosen, survey)),
             progress=progress,
             began=began,
         )
+        yield case.waiting()
 
 
 def _streams(index: DataFrame, hops: Sequence[Hop]) -> set[str]:
@@ -428,13 +464,18 @@ def _times(evidence: sources.Evidence, ledger: DataFrame) -> tuple[int, int] | N
     return (min(times), max(times)) if times else None
 
 
-def judged_at(options: Options, times: tuple[int, int] | None, *, live: bool) -> int:
-    """What a live store does not say by now, its receiver does not do: its silence counts. An export speaks of the
-    past, and is judged as of then."""
+def clock_us() -> int:
+    return time.time_ns() // 1000
+
+
+def judged_at(options: Options, times: tuple[int, int] | None, clock: int | None) -> int:
+    """What a live store does not say by now, its receiver does not do: its silence counts. `clock` is the time before
+    the stores were looked at, since none of them can tell of what came after. Without a live store it is None: an
+    export speaks of the past, and is judged as of then."""
     if isinstance(options.now, int):
         return options.now
-    if live and options.now is None:
-        return time.time_ns() // 1000
+    if clock is not None and options.now is None:
+        return clock
     return times[1] if times is not None else 0
 
 
@@ -475,6 +516,16 @@ def _notes(ways: Sequence[Way]) -> list[str]:
     return notes
 
 
+def _waiting_notes(ways: Iterable[Way], settled_at: int) -> list[str]:
+    """Of pipelines that are further behind than a message may take."""
+    return [
+        f"{way.hop.hop}: the pipeline has yet to take what was written from {moment(way.waits_from)} on; that is in"
+        " flight, whatever the deadline"
+        for way in ways
+        if way.waits_from is not None and way.waits_from <= settled_at
+    ]
+
+
 def _metered(survey: figures.Survey) -> list[str]:
     return [
         f"{hop}: {n:,} times {kind.name.lower()} was counted without ids and is not audited"
@@ -489,6 +540,11 @@ def _skew_notes(totals: Sequence[Figures]) -> list[str]:
         for cell in totals
         if cell.latency.skewed
     ]
+
+
+def _trimmed_notes(ranges: int) -> list[str]:
+    said = "of the ledger are about records that were trimmed, so their messages cannot be told: name the folder that"
+    return [f"{ranges:,} ranges {said} the index was exported to"] if ranges else []
 
 
 def _names(spark: SparkSession, ways: Sequence[Way]) -> DataFrame:

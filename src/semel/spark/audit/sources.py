@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
@@ -28,13 +29,19 @@ from semel.runtime.export import (
     Segment,
     dataset_folder,
     epoch_starts,
+    mark_text,
     parse_mark,
     segments,
 )
+from semel.spark.landing import output_stream, read_state, state_key
+from semel.spark.offsets import AVAILABLE
 from semel.stores.open import open_store
+from semel.stores.shared import exported_mark
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from semel.kernel.store import Store
 
 LEDGER = (
     "seq long, xid long, at timestamp, node string, pipeline string, hop string, kind short, message string, "
@@ -75,6 +82,16 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """How far a pipeline on Spark has come in one of its streams."""
+
+    hop: str
+    store: str
+    stream: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class LiveStore:
     """A store as it is now. `after` says by dataset up to where a folder has it already."""
 
@@ -84,6 +101,23 @@ class LiveStore:
     after: dict[str, Mark]
     mark: dict[str, Mark]
     """How far the store itself says that it is exported."""
+    swept: Mark = START
+    """Up to where rows of the ledger may have been removed. They were exported before, to whichever folder."""
+    firsts: dict[str, int] = field(default_factory=dict)
+    """The streams that were trimmed, with the first offset that is left."""
+    taken: tuple[Taken, ...] = ()
+
+    @property
+    def is_short(self) -> bool:
+        """Something was swept that no folder among the sources has."""
+        return self.after["ledger"] < self.swept
+
+    def start(self, dataset: str) -> str:
+        """The `startingPosition` of what is needed from the store itself."""
+        after = self.after[dataset]
+        if after == START or (dataset == "ledger" and self.is_short):
+            return AVAILABLE
+        return mark_text(Mark(after.xid, after.seq + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +132,15 @@ class Evidence:
 
     def of(self, dataset: str) -> tuple[Part, ...]:
         return tuple(part for part in self.parts if part.dataset == dataset)
+
+    @property
+    def taken(self) -> tuple[Taken, ...]:
+        return tuple(taken for live in self.live for taken in live.taken)
+
+    @property
+    def firsts(self) -> list[tuple[str, str, int]]:
+        """Store, stream and first offset of what was trimmed in live stores."""
+        return [(live.store, stream, first) for live in self.live for stream, first in live.firsts.items()]
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -116,10 +159,14 @@ def find(sources: Sequence[str | Path]) -> Evidence:
             urls[source] = None
         else:
             folders[_folder(source)] = None
+    # An export writes into the folder first and moves the mark of the store then. Looked at in the other order, all
+    # that is below the mark is in the folder.
+    stores = _live_stores(urls, list(folders))
     parts = _unique(part for folder in folders for part in _parts(folder))
-    live = _live_stores(urls, list(folders), parts)
+    live = [_beside(store, parts) for store in stores]
     parts = [part for part in (_bounded_by_live(part, live) for part in parts) if part is not None]
-    return Evidence(tuple(map(str, sources)), tuple(folders), tuple(map(_checked, parts)), tuple(live))
+    checked = tuple(map(_checked, parts))
+    return Evidence(tuple(map(str, sources)), tuple(folders), checked, tuple(live), tuple(_swept_notes(live)))
 
 
 # -- folders
@@ -213,41 +260,72 @@ def _micros(time: datetime) -> int:
 # -- live stores
 
 
-def _live_stores(urls: Iterable[str], folders: Sequence[Path], parts: Sequence[Part]) -> list[LiveStore]:
+def _live_stores(urls: Iterable[str], folders: Sequence[Path]) -> list[LiveStore]:
     found: dict[str, LiveStore] = {}
     ids = {(folder / ID_FILE).read_text().strip() for folder in folders if (folder / ID_FILE).exists()}
     for url in urls:
-        live = _look(url, ids, parts)
+        live = _look(url, ids)
         found.setdefault(live.store, live)
     return list(found.values())
 
 
-def _look(url: str, folder_ids: set[str], parts: Sequence[Part]) -> LiveStore:
+def _look(url: str, folder_ids: set[str]) -> LiveStore:
     if url.partition(":")[0].lower() == "memory":
         raise ConfigError("a memory store ends with its process, so nobody else can read it", fix="use sqlite:FILE")
     store = open_store(url, node="audit", create=False)
     try:
-        marks, after = {}, {}
-        for dataset in DATASETS:
-            marks[dataset] = _exported(store, dataset, folder_ids)
-            lasts = [
-                parse_mark(part.segment.last)
-                for part in parts
-                if part.dataset == dataset and part.segment.store == store.store_id
-                and part.segment.epoch == store.epoch
-            ]  # fmt: skip
-            after[dataset] = max([marks[dataset], *lasts])
-        return LiveStore(url, store.store_id, store.epoch, after, marks)
+        marks = {dataset: _exported(store, dataset, folder_ids) for dataset in DATASETS}
+        streams = store.status().streams
+        firsts = {stream.name: stream.first for stream in streams if stream.first > 1}
+        taken = tuple(_taken(store, (stream.name for stream in streams)))
+        return LiveStore(url, store.store_id, store.epoch, marks, marks, _swept(store), firsts, taken)
     finally:
         store.close()
 
 
-def _exported(store: Any, dataset: str, folder_ids: set[str]) -> Mark:
+def _taken(store: Store, streams: Iterable[str]) -> Iterator[Taken]:
+    """A sink says it in the commit that writes the ledger. The ledger is read after this, so it tells of all that was
+    taken."""
+    outputs = {stream.split("/")[1] for stream in streams if stream.startswith("spark/")}
+    for pipeline in sorted(map(unquote, outputs)):
+        key = state_key(pipeline)
+        for each in read_state(key, store.state(key)).sources.values():
+            yield Taken(f"{each.stream}>{output_stream(pipeline)}", each.store, each.stream, each.offset)
+
+
+def _beside(live: LiveStore, parts: Sequence[Part]) -> LiveStore:
+    """What the folders have of it is not read from it once more."""
+    after = dict(live.mark)
+    for part in parts:
+        segment = part.segment
+        if segment.store == live.store and segment.epoch == live.epoch:
+            after[part.dataset] = max(after[part.dataset], parse_mark(segment.last))
+    return replace(live, after=after)
+
+
+def _swept(store: Store) -> Mark:
+    """Only what is exported is removed, the lowest first. Marks have holes, so unless the very first row is there,
+    something may have stood before it."""
+    exported = exported_mark(store.state("export/ledger")) or START
+    first = next((entry.mark for entry in store.ledger(START, 1)), None)
+    return exported if first is None else min(exported, Mark(first.xid, first.seq - 1)) if first.seq > 1 else START
+
+
+def _swept_notes(stores: Iterable[LiveStore]) -> Iterator[str]:
+    for live in stores:
+        if live.is_short:
+            yield (
+                f"store {live.store}: its ledger up to {live.swept} was exported and is no longer in it, and none of"
+                f" these sources has it after {live.after['ledger']}: name the folder that it was exported to"
+            )
+
+
+def _exported(store: Store, dataset: str, folder_ids: set[str]) -> Mark:
     """How far the given folders have this store, by its own word. What another folder has is not here."""
     mark, folder = store.state(f"export/{dataset}"), store.state(f"export/folder/{dataset}")
     if mark is None or folder is None or folder.value.decode() not in folder_ids:
         return START
-    return parse_mark(mark.value.split(b" ")[0].decode())
+    return exported_mark(mark) or START
 
 
 def _bounded_by_live(part: Part, live: Iterable[LiveStore]) -> Part | None:
@@ -315,7 +393,8 @@ def _live(spark: SparkSession, dataset: str, live: LiveStore) -> DataFrame:
     from semel.spark.session import register
 
     register(spark)
-    rows = spark.read.format("semel").option("store", live.url).option("dataset", dataset).load()
+    source = spark.read.format("semel").options(store=live.url, dataset=dataset, startingPosition=live.start(dataset))
+    rows = source.load()
     if live.after[dataset] != START:
         rows = rows.where(_after(live.after[dataset]))
     rows = rows.select(*(column.split()[0] for column in SCHEMAS[dataset].split(", ")))

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import pytest
+
 from semel.kernel.ledger import Kind
-from semel.spark.audit.figures import Hop, Way, together, ways
+from semel.spark.audit.figures import SUMS, Hop, Way, figures, together, ways
+from semel.spark.audit.result import WindowState
 
 
 def hop(name: str, *kinds: Kind, pipeline: str = "p", code: int = 0) -> Hop:
@@ -52,3 +55,20 @@ def test_two_hops_to_one_point_are_shared_within_a_pipeline() -> None:
 
 def test_actions_alone_make_no_hop() -> None:
     assert ways([hop("store", Kind.ACTION)], ()) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "state"),
+    [
+        ({}, WindowState.EMPTY),
+        ({"sent": 2}, WindowState.SETTLED),
+        ({"sent": 2, "unsettled": 1}, WindowState.OPEN),
+        ({"sent": 2, "in_flight": 1}, WindowState.OPEN),
+    ],
+)
+def test_a_window_is_open_while_anything_of_it_is_under_way(counts: dict[str, int], state: WindowState) -> None:
+    """What waits for its receiver is under way for as long as that takes."""
+    way = Way(hop("chat>spark/p", Kind.ACCEPTED, code=7), implied=True)
+    none = {**dict.fromkeys(SUMS, 0), "latencies": 0, "skewed": 0, "skew": None}
+    row = {"code": 7, "session_class": "", "window": 0, **none, **counts}
+    assert figures(row, {7: way}).state is state

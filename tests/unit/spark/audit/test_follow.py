@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock, call
 
 import pyarrow as pa
 import pytest
 
 from semel.errors import ConfigError
 from semel.kernel.ledger import Kind
+from semel.spark.audit import follow, sources
 from semel.spark.audit.figures import Hop
-from semel.spark.audit.follow import FollowOptions, Part, _one_part, revised
+from semel.spark.audit.follow import Follower, FollowOptions, Part, _one_part, revised
+from semel.spark.audit.sources import Evidence
 
 
 def windows(*cells: tuple[int, int, int], revisions: tuple[int, ...] = ()) -> pa.Table:
@@ -49,6 +52,16 @@ def test_parts_become_one() -> None:
     whole = _one_part("all", parts)
     assert whole.hops == (Hop("p", "a>b", 7, 1 << Kind.SENT | 1 << Kind.ACCEPTED, 5),)
     assert (whole.streams, whole.metered, whole.times) == (("chat", "room"), (("m>n", int(Kind.SENT), 10),), (3, 9))
+
+
+def test_the_clock_is_read_before_the_stores_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Mock()
+    calls.clock.return_value = 7
+    follower = Mock(spec=Follower, evidence=Evidence(("sqlite:hub.db",)), _drain=calls.drain, _judge=calls.judge)
+    monkeypatch.setattr(follow, "clock_us", calls.clock)
+    monkeypatch.setattr(sources, "find", calls.find)
+    Follower.step(follower)
+    assert calls.mock_calls[:4] == [call.clock(), call.find(("sqlite:hub.db",)), call.drain(), call.judge(7)]
 
 
 @pytest.mark.parametrize("given", [{"every_s": 0}, {"keep_s": -1}])

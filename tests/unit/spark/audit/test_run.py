@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from unittest.mock import Mock, call
+
 import pytest
 
 from semel.errors import InputError
 from semel.kernel.ledger import Kind
+from semel.spark.audit import run, sources
 from semel.spark.audit.figures import Hop, Survey, Way
 from semel.spark.audit.result import Figures, Latency, WindowState
 from semel.spark.audit.run import (
@@ -14,6 +17,8 @@ from semel.spark.audit.run import (
     _metered,
     _notes,
     _skew_notes,
+    _trimmed_notes,
+    _waiting_notes,
     _window_us,
     judged_at,
 )
@@ -44,11 +49,22 @@ def test_a_window_is_chosen_that_gives_about_a_hundred_of_them(span_s: int, wind
 
 def test_when_it_is_judged() -> None:
     """Silence of a live store counts; an export is judged as of its newest event."""
-    assert judged_at(Options(now=7), (1, 5), live=True) == 7
-    assert judged_at(Options(), (1, 5), live=False) == 5
-    assert judged_at(Options(now=NEWEST), (1, 5), live=True) == 5
-    assert judged_at(Options(), None, live=False) == 0
-    assert judged_at(Options(), (1, 5), live=True) > 1_700_000_000 * SECOND
+    assert judged_at(Options(now=7), (1, 5), 9) == 7
+    assert judged_at(Options(), (1, 5), None) == 5
+    assert judged_at(Options(now=NEWEST), (1, 5), 9) == 5
+    assert judged_at(Options(), None, None) == 0
+    assert judged_at(Options(), (1, 5), 4) == 4
+
+
+def test_the_clock_is_read_before_the_sources_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise what was sent before and accepted after they were looked at would have had its time."""
+    calls = Mock()
+    calls.find.side_effect = LookupError
+    monkeypatch.setattr(run, "clock_us", calls.clock)
+    monkeypatch.setattr(sources, "find", calls.find)
+    with pytest.raises(LookupError), run.prepared(Mock(), ["lake"]):
+        pass
+    assert calls.mock_calls == [call.clock(), call.find(["lake"])]
 
 
 def cell(window: int, hop: str = "a>b") -> Figures:
@@ -79,6 +95,18 @@ def test_notes_say_what_nobody_wrote_down() -> None:
     assert [note.split(":")[0] for note in notes] == ["app>hub", "hub>far"]
     assert "is the receiver's ledger among the sources?" in notes[1]
     assert _notes([Way(hop("chat>w", Kind.ACCEPTED), implied=True)]) == []
+
+
+def test_notes_say_which_pipelines_are_behind_for_longer_than_a_message_may_take() -> None:
+    hop = Hop("p", "chat>spark/p", 1, 1 << Kind.ACCEPTED, 1)
+    ways = [Way(hop, implied=True, waits_from=time) for time in (None, 5 * SECOND, 6 * SECOND)]
+    [note] = _waiting_notes(ways, 5 * SECOND)
+    assert note.startswith("chat>spark/p: the pipeline has yet to take what was written from 1970-01-01 00:00:05")
+
+
+def test_notes_say_how_many_ranges_are_about_trimmed_records() -> None:
+    assert _trimmed_notes(0) == []
+    assert _trimmed_notes(1200)[0].startswith("1,200 ranges of the ledger are about records that were trimmed")
 
 
 def test_notes_say_what_was_only_counted_and_where_clocks_differ() -> None:

@@ -10,9 +10,12 @@ import pytest
 
 from semel.errors import ConfigError, NotAStore, StoreError, StoreUnavailable
 from semel.kernel.ledger import START, Kind, Mark
-from semel.runtime.export import segments
+from semel.kernel.ops import Append, Put, Trim
+from semel.runtime.export import ID_FILE, Segment, segments
 from semel.spark.audit import sources
-from semel.testing.ledgers import BEGIN_US, IN, Book, Letter
+from semel.spark.audit.sources import Taken
+from semel.spark.landing import SinkState, SourceRange, state_key
+from semel.testing.ledgers import BEGIN_US, IN, STREAM, Book, Letter
 
 ONE, TWO, THREE = (Letter(f"m{number}", "s", number) for number in (1, 2, 3))
 
@@ -145,6 +148,76 @@ def test_what_is_exported_to_another_folder_is_read_live(book: Book, tmp_path: P
     other.store.close()
     evidence = sources.find([tmp_path / "elsewhere", book.url])
     assert [live.after["ledger"] for live in evidence.live] == [START]
+
+
+def test_an_export_while_the_sources_are_looked_at_leaves_nothing_out(
+    book: Book, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book.accept([THREE])
+
+    def listed(folder: Path, dataset: str) -> list[Segment]:
+        found = segments(folder, dataset)
+        book.export(lake)
+        return found
+
+    monkeypatch.setattr(sources, "segments", listed)
+    evidence = sources.find([lake, book.url])
+    [live] = evidence.live
+    assert [part.segment.last for part in evidence.of("ledger")] == ["0.1"]
+    assert live.after["ledger"] == Mark(0, 1)
+
+
+def test_what_was_swept_is_not_asked_of_the_store_again(book: Book, lake: Path) -> None:
+    book.accept([THREE])
+    assert book.store.sweep(book.now).ledger == 1
+    evidence = sources.find([lake, book.url])
+    [live] = evidence.live
+    assert {dataset: live.start(dataset) for dataset in live.after} == {"ledger": "0.2", "index": "0.3"}
+    assert (live.swept, evidence.notes) == (Mark(0, 1), ())
+
+
+@pytest.mark.parametrize("more", [[], [THREE]])
+def test_what_was_swept_and_is_in_no_folder_is_told(book: Book, more: list[Letter]) -> None:
+    for letter in more:
+        book.accept([letter])
+    book.store.sweep(book.now)
+    evidence = sources.find([book.url])
+    [live] = evidence.live
+    assert (live.start("ledger"), live.start("index")) == ("available", "available")
+    [note] = evidence.notes
+    assert f"store {book.store.store_id}: its ledger up to 1 was exported and is no longer in it" in note
+
+
+def test_what_was_swept_after_the_folder_at_hand_ended_is_told(book: Book, lake: Path, tmp_path: Path) -> None:
+    old = shutil.copytree(lake, tmp_path / "old")
+    (old / ID_FILE).unlink()
+    book.accept([THREE])
+    book.export(lake)
+    book.store.sweep(book.now)
+    evidence = sources.find([old, book.url])
+    assert [live.start("ledger") for live in evidence.live] == ["available"]
+    assert "up to 2 was exported" in evidence.notes[0]
+    assert "has it after 1" in evidence.notes[0]
+
+
+def test_a_store_that_nothing_was_swept_from_has_no_note(book: Book) -> None:
+    evidence = sources.find([book.url])
+    assert [(live.start("ledger"), live.swept) for live in evidence.live] == [("available", START)]
+    assert evidence.notes == ()
+
+
+def test_streams_that_were_trimmed_say_where_they_begin(book: Book) -> None:
+    assert sources.find([book.url]).firsts == []
+    book.commit(Trim(STREAM, 2))
+    assert sources.find([book.url]).firsts == [(book.store.store_id, STREAM, 2)]
+
+
+def test_pipelines_on_spark_say_how_far_they_are(book: Book) -> None:
+    came = SourceRange("other", "chat", 1, 3, 7)
+    state = SinkState().after("q", 0, {"other/chat": came})
+    book.commit(Append("spark/%41ll", ONE.envelope), Put(state_key("All"), state.encode()))
+    book.commit(Append("spark", TWO.envelope), Append("spark/idle/receipts", TWO.envelope))
+    assert sources.find([book.url]).taken == (Taken("chat>spark/%41ll", "other", "chat", 7),)
 
 
 # -- epochs

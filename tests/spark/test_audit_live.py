@@ -1,0 +1,86 @@
+"""Live stores as they are in production: swept, trimmed, and with a pipeline that is behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from semel.kernel.ledger import Event, Kind
+from semel.kernel.ops import Append, Put, Trim
+from semel.runtime.export import export
+from semel.spark.audit.follow import FollowOptions, opened
+from semel.spark.audit.result import Audit, Figures, WindowState
+from semel.spark.audit.run import Options, audit
+from semel.spark.landing import SinkState, SourceRange, state_key
+from semel.testing.ledgers import IN, STREAM, Letter, scene
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+AT_ONCE = Options(deadline_s=0)
+YEAR_S = 366 * 86_400.0
+
+
+def letter(number: int) -> Letter:
+    return Letter(f"m{number}", "s", number)
+
+
+def of_hop(result: Audit, hop: str) -> Figures:
+    return next(cell for cell in result.totals if cell.hop == hop)
+
+
+def test_what_was_exported_and_swept_is_counted_once_with_its_folder(spark: SparkSession, tmp_path: Path) -> None:
+    with scene(tmp_path) as stage:
+        for number in (1, 2):
+            stage.edge.log(Kind.SENT, IN, letter(number))
+        stage.hub.accept([letter(1), letter(2)])
+        stage.export()
+        assert stage.edge.store.sweep(stage.edge.now).ledger == 2
+        assert stage.hub.store.sweep(stage.hub.now).ledger == 1
+        stage.edge.log(Kind.SENT, IN, letter(3))
+        stage.hub.accept([letter(3)])
+        both = audit(spark, [stage.folder, stage.edge.url, stage.hub.url], AT_ONCE)
+        cell = of_hop(both, IN)
+        assert (cell.sent, cell.accepted, cell.lost, both.gaps, both.notes) == (3, 3, 0, 0, ())
+        alone = audit(spark, [stage.edge.url, stage.hub.url], AT_ONCE)
+        assert of_hop(alone, IN).sent == 1
+        assert len(alone.notes) == 2
+
+
+def test_ranges_of_trimmed_records_are_no_gaps(spark: SparkSession, tmp_path: Path) -> None:
+    with scene(tmp_path) as stage:
+        stage.hub.accept([letter(1), letter(2)])
+        stage.hub.accept([letter(3), letter(4)])
+        export(stage.hub.store, tmp_path / "elsewhere", "index")
+        stage.hub.commit(Trim(STREAM, 3))
+        stage.hub.store.sweep(stage.hub.now + 10**15)
+        result = audit(spark, [stage.hub.url], AT_ONCE)
+        assert result.gaps == 0
+        assert any("records that were trimmed" in note for note in result.notes)
+
+
+def test_what_a_pipeline_has_yet_to_take_is_in_flight(spark: SparkSession, tmp_path: Path) -> None:
+    """At once and followed. Of what it took, one message did not arrive: that one is lost."""
+    with scene(tmp_path) as stage:
+        hop, hub = "chat>spark/p", stage.hub
+
+        def land(number: int, taken: int, batch: int) -> None:
+            state = SinkState("q", batch, {"chat": SourceRange(hub.store.store_id, "chat", 1, 0, taken)})
+            record = Append("spark/p", letter(number).envelope, on_fresh=Event(Kind.ACCEPTED, hop, "p"))
+            hub.commit(record, Put(state_key("p"), state.encode()))
+
+        for number in (1, 2, 3, 4):
+            hub.now += 1_000_000
+            hub.commit(Append("chat", letter(number).envelope))
+        land(1, taken=2, batch=0)
+        once = audit(spark, [hub.url], AT_ONCE)
+        cell = of_hop(once, hop)
+        assert (cell.sent, cell.accepted, cell.lost, cell.in_flight, cell.state) == (4, 1, 1, 2, WindowState.OPEN)
+        assert any("yet to take" in note for note in once.notes)
+        options = FollowOptions(tmp_path / "state", keep_s=YEAR_S)
+        with opened(spark, [hub.url], Options(deadline_s=0, window_s=60), options) as follower:
+            cell = of_hop(follower.step()[0], hop)
+            assert (cell.sent, cell.accepted, cell.lost, cell.in_flight) == (4, 1, 1, 2)
+            land(3, taken=4, batch=1)
+            cell = of_hop(follower.step()[0], hop)
+            assert (cell.sent, cell.accepted, cell.lost, cell.in_flight) == (4, 2, 2, 0)
