@@ -33,7 +33,6 @@ FOLLOW_FOLDER = "_follow"
 FAIL_ON = "lost,duplicate,order,phantom,unbalanced,gap"
 _DURATION_LIKE = re.compile(r"\s*\d+(?:\.\d+)?\s*(?:ms|s|m|h|d|w)\s*\Z")
 _STEPS = 100
-_OURS = re.compile(r"semel\.errors\.\w+: (.+)")
 
 
 def audit(
@@ -407,13 +406,14 @@ def _spark_failures() -> Iterator[None]:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
+    from semel.spark.failures import first_line, ours_in
+
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        text = str(error)
-        ours = _OURS.search(text)
-        why = (ours[1] if ours else next(iter(text.strip().splitlines()), type(error).__name__)).strip()
-        fix = "look at what it names, and try again; --debug shows all that Spark said"
+        ours = ours_in(str(error))
+        why = ours.message if ours is not None else first_line(str(error))
+        fix = (ours.fix if ours is not None else "") or "look at what it names; --debug shows all that Spark said"
         raise PeerUnavailable(f"Spark could not finish the audit: {why}", fix=fix) from error
 
 

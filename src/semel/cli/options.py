@@ -41,6 +41,12 @@ def parse_duration(option: str, text: str) -> float:
     return float(found[1]) * _SECONDS[found[2] or "s"]
 
 
+def load(file: Path | None) -> Config:
+    from semel.config import load_config
+
+    return load_config(file)
+
+
 def find_store(terminal: Terminal, given: str | None, config: Config) -> str:
     """The URL of the store. When nobody chose one, say which it is."""
     url, source = config.resolve_store(given)

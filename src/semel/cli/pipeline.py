@@ -16,6 +16,7 @@ from semel.cli.options import (
     JsonOption,
     StoreOption,
     find_store,
+    load,
     opened,
     parse_duration,
     shown,
@@ -54,12 +55,6 @@ def pipeline_group(json: JsonOption = False, debug: DebugOption = False) -> None
       semel pipeline status orders
       semel pipeline stop orders
     """
-
-
-def _load(file: Path | None) -> Config:
-    from semel.config import load_config
-
-    return load_config(file)
 
 
 def _find(name: str, config: Config, terminal: Terminal, store: str | None) -> Pipeline:
@@ -121,7 +116,7 @@ def run(
     from semel.spark.session import check_executors, spark_session
 
     terminal: Terminal = context.obj
-    settings = _load(config)
+    settings = load(config)
     wait_s = parse_duration("--wait", wait)
     found = replay(_find(name, settings, terminal, store), as_name, start=start, until=until)
     options = runner.RunOptions(
@@ -185,7 +180,7 @@ def list_(
       semel pipeline list
       semel pipeline list --json
     """
-    settings = _load(config)
+    settings = load(config)
     url = find_store(context.obj, store, settings)
     from semel.spark.pipeline import from_section
 
@@ -293,7 +288,7 @@ def status(
       semel pipeline status orders
       semel pipeline status orders --json
     """
-    settings = _load(config)
+    settings = load(config)
     found = _find(name, settings, context.obj, store)
     with opened(found.store, settings) as opened_store:
         standing = _status(opened_store, found, settings)
@@ -337,7 +332,7 @@ def stop(
     from semel.spark import runner
 
     terminal: Terminal = context.obj
-    settings = _load(config)
+    settings = load(config)
     wait_s = parse_duration("--wait", wait)
     found = _find(name, settings, terminal, store)
     with opened(found.store, settings) as opened_store, terminal.progress(f"stopping {found.name}"):

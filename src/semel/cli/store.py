@@ -21,6 +21,7 @@ from semel.cli.options import (
     JsonOption,
     StoreOption,
     find_store,
+    load,
     opened,
     parse_duration,
     shown,
@@ -64,12 +65,6 @@ def store_group(json: JsonOption = False, debug: DebugOption = False) -> None:
     """
 
 
-def _load(file: Path | None) -> Config:
-    from semel.config import load_config
-
-    return load_config(file)
-
-
 # -- init
 
 
@@ -92,7 +87,7 @@ def init(
     """
     if url and store and url != store:
         raise ConfigError(f"two stores are named: {shown(url)} and {shown(store)}", fix="name one")
-    settings = _load(config)
+    settings = load(config)
     found = find_store(context.obj, url or store, settings)
     created = not _exists(found, settings)
     with opened(found, settings, create=True) as opened_store:
@@ -140,7 +135,7 @@ def status(
       semel store status
       semel store status --store postgresql://user@host/database --json
     """
-    settings = _load(config)
+    settings = load(config)
     with opened(find_store(context.obj, store, settings), settings) as found:
         seen = found.status()
         exported = {name: _exported(found, name) for name in ("ledger", "index")}
@@ -242,7 +237,7 @@ def migrate(
       semel store migrate
       semel store migrate --store postgresql://user@host/database
     """
-    settings = _load(config)
+    settings = load(config)
     url = find_store(context.obj, store, settings)
     with opened(url, settings) as found:
         before, after = found.migrate()
@@ -278,7 +273,7 @@ def new_epoch(
     """
     if not reason.strip():
         raise ConfigError("--reason is empty", fix="say in a few words why: it is kept in the ledger")
-    settings = _load(config)
+    settings = load(config)
     url = find_store(context.obj, store, settings)
     with opened(url, settings) as found:
         epoch = found.raise_epoch(reason)
@@ -313,7 +308,7 @@ def ledger(
       semel store ledger --last 100 --json
       semel store ledger --message order-7
     """
-    settings = _load(config)
+    settings = load(config)
     url = find_store(context.obj, store, settings)
     with opened(url, settings) as found:
         is_wanted = _about(found, message) if message is not None else lambda event: True
@@ -389,7 +384,7 @@ def sweep(
     """
     terminal: Terminal = context.obj
     age_s = parse_duration("--older-than", older_than) if older_than is not None else None
-    settings = _load(config)
+    settings = load(config)
     url = find_store(terminal, store, settings)
     with opened(url, settings) as found:
         trimmed = _trim(found, age_s, terminal) if age_s is not None else []
@@ -514,7 +509,7 @@ def export(
       semel store export --forget
     """
     terminal: Terminal = context.obj
-    settings = _load(config)
+    settings = load(config)
     if forget:
         return _forget(find_store(terminal, store, settings), settings, _datasets(dataset), wait)
     folder = to or settings.ledger.export_to

@@ -10,7 +10,6 @@ it. So `semel pipeline status` and `stop` work from any machine that reaches the
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -20,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from semel import errors
-from semel.errors import EpochChanged, HandlerError, PeerUnavailable, SemelError, StaleFence
+from semel.errors import HandlerError, PeerUnavailable, SemelError, StaleFence
 from semel.kernel.ops import Put, WorkRow, WorkState
 from semel.kernel.store import Store
 from semel.runtime.holding import LEASE_QUEUE, Holder
+from semel.spark.failures import first_line, ours_in
 from semel.spark.pipeline import Pipeline, build, sink_options
 from semel.spark.session import EVOLVING_STATE, checkpoint_settings
 
@@ -115,6 +114,7 @@ class _Driver:
         self.options = options
         self.holder = holder
         self.lost: StaleFence | None = None
+        self.ended = threading.Event()
         now = _now()
         self.now = Run(pipeline.name, "running", holder.owner, holder.fence, options.checkpoint, now, now)
 
@@ -178,12 +178,12 @@ class _Driver:
                 raise explain(error, self.pipeline.name) from error
         finally:
             query.stop()
+            self.ended.set()
             minder.join()
             self._report(query, last=True)
 
     def _mind(self, query: StreamingQuery) -> None:
         """Beside the query: a batch may take longer than the lease."""
-        ended = threading.Event()
         reported = 0.0
         while query.isActive:
             try:
@@ -201,7 +201,7 @@ class _Driver:
             except SemelError:
                 # the store does not answer for a moment; if it does not come back the sink will say so
                 pass
-            ended.wait(LOOK_S)
+            self.ended.wait(LOOK_S)
 
     def _told_to_stop(self) -> bool:
         state = self.store.state(stop_key(self.pipeline.name))
@@ -309,41 +309,19 @@ def wait_for_end(store: Store, name: str, fence: int, wait_s: float) -> bool:
 
 # -- what went wrong, in our words
 
-_SAID = re.compile(r"semel\.errors\.(\w+): (.+?)(?:\n\s+fix: (.+?))?(?:\n|\Z)")
-
 
 def explain(error: Exception, name: str) -> SemelError:
     """The error that the query ended with. One of ours that crossed two processes and a JVM is found in its text."""
     if isinstance(error, SemelError):
         return error
     text = str(error)
-    for said in _SAID.finditer(text):
-        kind = getattr(errors, said[1], None)
-        if isinstance(kind, type) and issubclass(kind, SemelError):
-            return _again(kind, said[2], said[3] or "")
+    if (ours := ours_in(text)) is not None:
+        return ours
     if "Connection refused" in text or "UnknownHostException" in text:
-        return PeerUnavailable(f"pipeline {name!r}: Spark lost a connection: {_first_line(text)}", fix="see --debug")
+        return PeerUnavailable(f"pipeline {name!r}: Spark lost a connection: {first_line(text)}", fix="see --debug")
     return HandlerError(
-        f"pipeline {name!r} failed: {_first_line(text)}", fix="mend it and run it again: it goes on where it stopped"
+        f"pipeline {name!r} failed: {first_line(text)}", fix="mend it and run it again: it goes on where it stopped"
     )
-
-
-def _again(kind: type[SemelError], message: str, fix: str) -> SemelError:
-    if issubclass(kind, EpochChanged):
-        named = re.findall(r"epoch (\d+)", message)
-        return kind(message, current=int(named[-1]) if named else 0, fix=fix)
-    try:
-        return kind(message, fix=fix)
-    except TypeError:
-        # some kinds want more than a message; what they say is what matters here
-        return errors.StoreError(message, fix=fix)
-
-
-def _first_line(text: str) -> str:
-    """The bridge to the JVM puts a line of its own in front."""
-    lines = [line.strip(" :\t") for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith("An error occurred while calling")]
-    return said[0][:300] if said else "no reason was given"
 
 
 def _now() -> int:

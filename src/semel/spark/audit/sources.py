@@ -176,7 +176,7 @@ def _folder(source: str) -> Path:
     path = Path(source).expanduser()
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
-        fix = "give a folder that `semel store export` has written, or the URL of a store, such as sqlite:chat.db"
+        fix = "give a folder that `semel store export` has written, or the URL of a store, such as sqlite:///semel.db"
         raise ConfigError(f"{source} {what}", fix=fix)
     if not (path / ID_FILE).exists() and not any(dataset_folder(path, name).is_dir() for name in DATASETS):
         raise ConfigError(f"{source} is no export", fix="give the folder that `semel store export --to` was given")
