@@ -199,6 +199,7 @@ def test_a_handler_works_in_a_query_and_its_refusals_travel_on(spark: SparkSessi
     assert [(row.outcome, row.cause, row.input, row.ordinal) for row in out] == [
         ("dead", "ValueError: not this one", None, None),
         ("handled", None, None, None),
+        ("handled", None, None, None),  # s-3 itself, before its outputs, because they have another place
         (None, None, "s-3", 0),
         (None, None, "s-3", 1),
         (None, None, None, None),
@@ -224,3 +225,20 @@ def test_what_cannot_work_is_said_before_the_query_runs(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         step(batch(spark, [message("a", 1, "s", 1)]))
+
+
+def test_lists_and_maps_that_are_null_stay_so_on_a_stream_and_in_a_batch(
+    spark: SparkSession, log: Callable[..., Log]
+) -> None:
+    rows = [message("east", at, "s", at) for at in (1, 2, 3)]
+    extra = "CASE index WHEN 1 THEN headers WHEN 2 THEN map() END"
+    lists = "CASE index WHEN 1 THEN array(index) WHEN 3 THEN array() END"
+
+    def step(df: DataFrame) -> DataFrame:
+        return in_session_order(df.selectExpr("session", "index", f"{extra} AS maps", f"{lists} AS lists"), buckets=1)
+
+    stream = log(step)
+    stream.write(*rows)
+    wanted = [(1, {"at": "1"}, [1]), (2, {}, None), (3, None, [])]
+    for found in (stream.run(), step(batch(spark, rows)).collect()):
+        assert sorted((row["index"], row["maps"], row["lists"]) for row in found) == wanted

@@ -39,7 +39,9 @@ BODY = b'{"text": "a message of the usual size, which is not long"}'
 BEGIN_US = 1_767_225_600_000_000
 UNIT_ROWS = 5_000
 SESSIONS = 20_000
-BATCHES = 10
+BATCHES, FILES = 5, 2
+"""How many batches the reorder takes, and how many files each of them has: as many as there are regions, and so as many
+tasks."""
 LOST, TWICE, SHUFFLE = 0.01, 0.02, 2_000
 """Shares of each regional copy, and by how many places a row may come too late."""
 QUERY_S = 3_600
@@ -119,7 +121,7 @@ def measure_reorder(spark: SparkSession, options: SparkOptions, folder: Path, st
     copies, checkpoint = folder / "copies", folder / "reorder"
     rows, messages = write_copies(copies, options.rows)
     session = _session_for(spark, checkpoint)
-    source = session.readStream.schema(MESSAGE).option("maxFilesPerTrigger", 1).parquet(str(copies))
+    source = session.readStream.schema(MESSAGE).option("maxFilesPerTrigger", FILES).parquet(str(copies))
     counted = in_session_order(source).observe("passed", F.count(F.lit(1)).alias("n"))
     step(f"reorder: {rows:,} rows")
     began = time.perf_counter()
@@ -169,7 +171,7 @@ def write_copies(folder: Path, rows: int, sessions: int = SESSIONS) -> tuple[int
     order = np.argsort(number + rng.uniform(0, SHUFFLE, len(number)), kind="stable")
     folder.mkdir()
     sessions = min(sessions, max(1, messages // 10))
-    for at, chosen in enumerate(np.array_split(order, BATCHES)):
+    for at, chosen in enumerate(np.array_split(order, BATCHES * FILES)):
         file = folder / f"{at:03d}.parquet"
         pq.write_table(_rows(number[chosen], region[chosen], sessions), file, compression="zstd")
         # Spark takes the oldest file first

@@ -68,18 +68,25 @@ class GivenUp:
     """The indexes whose place was given up before they came, so that a late one is not taken for a duplicate.
 
     It holds `RANGES_MAX` ranges, the newest: long after, a message that comes late cannot be told from a second copy
-    and counts as a duplicate. The same is true after a restart, unless its owner saves it.
+    and counts as a duplicate. The same is true after a restart, unless its owner saves it. With `keep_all` the two
+    lowest ranges become one instead, with all between them: then a second copy of what passed there is taken for a late
+    one, which is for those who know copies by their ids as well.
     """
 
     RANGES_MAX = 100
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep_all: bool = False) -> None:
         self._ranges: list[tuple[int, int]] = []
+        self._keep_all = keep_all
 
     def add(self, first: int, last: int) -> None:
-        if first <= last:
-            self._ranges.append((first, last))
-            del self._ranges[: -self.RANGES_MAX]
+        if first > last:
+            return
+        if self._keep_all and len(self._ranges) >= self.RANGES_MAX:
+            (lowest, _), (_, highest), *others = sorted(self._ranges)
+            self._ranges = [(lowest, highest), *others]
+        self._ranges.append((first, last))
+        del self._ranges[: -self.RANGES_MAX]
 
     def take(self, index: int) -> bool:
         """Whether this is a late one. True once: what comes after it is its copy."""
@@ -103,9 +110,9 @@ class GivenUp:
 class MonotonicIndex:
     """Passes an index above the last one that passed; an equal or lower one is a duplicate, or came too late."""
 
-    def __init__(self, last: int = 0) -> None:
+    def __init__(self, last: int = 0, given_up: GivenUp | None = None) -> None:
         self.last = last
-        self.given_up = GivenUp()
+        self.given_up = given_up or GivenUp()
 
     def is_new(self, index: int) -> bool:
         if index <= self.last:

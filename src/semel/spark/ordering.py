@@ -23,6 +23,7 @@ from semel.kernel.dedup import (
     GapAsked,
     GapPolicy,
     GapSkipped,
+    GivenUp,
     IdWindow,
     MonotonicIndex,
     OnGap,
@@ -273,9 +274,10 @@ class Bucket:
         return machine
 
     def _made(self, value: int | None) -> Machine:
+        given_up = GivenUp(keep_all=True)
         if self.rules.order == "monotonic":
-            return MonotonicIndex(value or 0)
-        return StrictIndex(next=value or 1, buffer_max=self.rules.buffer, gap=self.rules.gap)
+            return MonotonicIndex(value or 0, given_up)
+        return StrictIndex(next=value or 1, buffer_max=self.rules.buffer, gap=self.rules.gap, given_up=given_up)
 
     def encode(self, keep: Callable[[list[int]], bytes]) -> bytes:
         """The whole state. `keep` turns the numbers of the early rows, in this order, into bytes that hold the rows.

@@ -28,6 +28,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from semel.errors import ConfigError, InputError
 from semel.kernel.dedup import OnGap
 from semel.kernel.text import ID_CHARS_MAX
+from semel.spark.nulls import emptied
 from semel.spark.ordering import Bucket, Decided, Gap, Rules
 from semel.spark.rows import Outcome
 
@@ -79,7 +80,7 @@ def _packed(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     buckets = table.column(BUCKET).to_numpy()
     by_bucket = np.argsort(buckets, kind="stable")
     now = table.column(NOW)[0].as_py()
-    table = table.drop_columns([BUCKET, NOW]).take(pa.array(by_bucket))
+    table = emptied(table.drop_columns([BUCKET, NOW])).take(pa.array(by_bucket))
     starts = _starts(buckets[by_bucket])
     ends = [*starts[1:], len(buckets)]
     return pa.record_batch(
@@ -384,7 +385,7 @@ class BatchInOrder:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         bucket = Bucket(self.rules)
-        table = table.drop_columns([BUCKET]).combine_chunks()
+        table = emptied(table.drop_columns([BUCKET])).combine_chunks()
         decided, table = decide(bucket, None, table, now=0.0)
         rest = bucket.finish()
         decided.passed += rest.passed

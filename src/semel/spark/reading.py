@@ -2,7 +2,10 @@
 
 A range is read page by page. Each page is a short transaction of its own, in which the store, its epoch and the trim
 mark are looked at before the rows: rows never change, so the pages are one whole, and a slow consumer holds up neither
-a checkpoint nor a vacuum. A page is one Arrow batch, bounded in rows and in bytes.
+a checkpoint nor a vacuum. A page is fetched as one Arrow batch, bounded in rows and in bytes.
+
+What a value costs is fetching it, so what is the same in a whole page is not fetched (`Shape`). A survey of the page
+finds that out; the next page is then asked for as one of the same shape, and surveyed only if it turns out not to be.
 
 That a page comes as one batch also decides the types: the SQLite driver infers a column's type from the first batch of
 a result, and where that holds only NULLs it guesses. In a result of one batch there is no later row to contradict it.
@@ -11,6 +14,7 @@ a result, and where that holds only NULLs it guesses. In a result of one batch t
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +25,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from semel.errors import (
@@ -46,12 +51,15 @@ from semel.stores.sqlite import path_of
 
 PAGE_ROWS = 65_536
 PAGE_BYTES = 32 * 1024 * 1024
+BATCH_ROWS = 8_192
+"""A page travels in parts that fit into the caches of a processor: both sides are a fifth faster than with whole
+pages."""
 CHUNK_PARTS = 256
 BODY_BYTES_MAX = 2**31 - 1
 BUSY_MS = 30_000
 OPEN_FILES = "/proc/self/fd"
-SETTINGS_OFF = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit")
-"""What would make PostgreSQL read a whole table for a range of it."""
+SETTINGS_OFF = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin", "jit")
+"""What would make PostgreSQL read a whole table for a range of it, or the whole range for a page of it."""
 
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
@@ -79,6 +87,9 @@ _EXPRESSIONS = {
 
 _SPARSE = ("subject", "datacontenttype", "headers", "blob")
 """Columns of a message that are NULL in most streams."""
+
+_REPEATED = ("source", "type")
+"""Columns of a message that often have one value throughout a stream."""
 
 _CONSTANTS = frozenset({"store", "stream", "epoch"})
 """What is the same for every row of a range: `stream` and `epoch` only where a stream is read."""
@@ -280,11 +291,26 @@ def _driver(package: str) -> Any:
     from importlib import import_module
 
     try:
-        return import_module(f"{package}.dbapi")
+        with _without("polars"):
+            return import_module(f"{package}.dbapi")
     except ModuleNotFoundError:
         raise ConfigError(
             f"reading with Spark needs the package {package.replace('_', '-')}", fix="pip install 'semel[spark]'"
         ) from None
+
+
+@contextmanager
+def _without(module: str) -> Iterator[None]:
+    """The drivers import Polars if it is installed, which takes half a second in every process, and use it for nothing
+    that is asked of them here."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
 
 
 def _is_driver_error(error: Exception) -> bool:
@@ -348,6 +374,30 @@ class Rows:
 
     def where(self, sql: str, *values: int | str) -> Rows:
         return Rows(f"{self.source} AND {sql}", self.order, (*self.values, *values))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the rows of a page have in common: how many make a page, how large the largest of them is, which columns are
+    NULL in all of them, and which have the same value in all, with that value. `largest` is
+    None where nobody had to look."""
+
+    limit: int
+    largest: int | None = None
+    unused: frozenset[str] = frozenset()
+    same: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def likely_limit(self) -> int:
+        """How many rows make a page, if none is larger than the largest of these."""
+        return max(1, min(PAGE_ROWS, PAGE_BYTES // max(1, self.largest or 0)))
+
+    def conditions(self) -> Iterator[tuple[str, tuple[int | str, ...]]]:
+        """What a row fulfils that is like these, in SQL."""
+        yield from ((f"r.{name} IS NULL", ()) for name in sorted(self.unused))
+        yield from ((f"r.{name} = {{}}", (value,)) for name, value in self.same)
+        size = "r.size" if "headers" in self.unused else "r.size + coalesce(length(r.headers), 0)"
+        yield f"{size} <= {{}}", (max(self.largest or 0, PAGE_BYTES // self.likely_limit),)
 
 
 class Reading:
@@ -528,20 +578,42 @@ class Reading:
         """The rows of a range in order, with the columns of `schema`."""
         check_columns(place.subject, schema)
         after, limit = place.span.after, PAGE_ROWS
+        likely: Shape | None = None
         while after < place.span.to:
             rest = place.moved(after, place.span.to)
             with self.snapshot():
                 check_place(rest, self._bounds(place.subject))
-                rows = self._filtered(rest, conditions)
-                limit, unused = self._survey(rows, schema, limit)
-                page = self._page(rows, place.subject, _wanted(schema, unused), limit)
-                batch = self._batch(page, place, schema)
-            if page.num_rows:
-                yield batch
-            if page.num_rows < limit:
+                found = self._likely(rest, schema, likely) if likely is not None and not conditions else None
+                is_other = found is None and likely is not None
+                shape, page = found or self._surveyed(rest, schema, conditions, limit)
+                batch = self._batch(page, place, schema, shape)
+            yield from (batch.slice(at, BATCH_ROWS) for at in range(0, page.num_rows, BATCH_ROWS))
+            if found is None and page.num_rows < shape.limit:
                 return
-            after = rows.mark_of(page)
-            limit = min(PAGE_ROWS, limit * 4)
+            after = self._rows(place.subject, rest.span).mark_of(page)
+            limit = min(PAGE_ROWS, shape.limit * 4)
+            # a stream that changes its shape would cost a query in vain for every page
+            likely = None if is_other else shape
+
+    def _likely(self, place: Place, schema: pa.Schema, shape: Shape) -> tuple[Shape, pa.Table] | None:
+        """The next page, if its rows are like those of the last one. The offsets of a stream have no holes, so a page
+        with fewer rows than offsets has some that are not."""
+        if place.subject.stream is None or shape.largest is None:
+            return None
+        limit = shape.likely_limit
+        span = Span(place.span.after, min(place.span.to, Mark(0, place.span.after.seq + limit)))
+        rows = self._filtered(place.moved(span.after, span.to), ())
+        for condition, values in shape.conditions():
+            rows = rows.where(condition, *values)
+        page = self._page(rows, place.subject, _wanted(schema, shape), limit)
+        return (shape, page) if page.num_rows == span.to.seq - span.after.seq else None
+
+    def _surveyed(
+        self, place: Place, schema: pa.Schema, conditions: Sequence[Condition], limit: int
+    ) -> tuple[Shape, pa.Table]:
+        rows = self._filtered(place, conditions)
+        shape = self._survey(rows, schema, limit)
+        return shape, self._page(rows, place.subject, _wanted(schema, shape), shape.limit)
 
     def _filtered(self, place: Place, conditions: Sequence[Condition]) -> Rows:
         rows = self._rows(place.subject, place.span)
@@ -553,25 +625,31 @@ class Reading:
             rows = rows.where(_condition(place.subject, condition), *condition.values)
         return rows
 
-    def _survey(self, rows: Rows, schema: pa.Schema, limit: int) -> tuple[int, frozenset[str]]:
-        """How many rows make no more than `PAGE_BYTES` (one, if need be), and which columns are NULL in all of them.
-
-        Only a message can be large. It also has attributes that few messages use, and not to fetch those saves more
-        than this look costs."""
+    def _survey(self, rows: Rows, schema: pa.Schema, limit: int) -> Shape:
+        """How many rows make no more than `PAGE_BYTES` (one, if need be), and what they have in common. Only a message
+        can be large."""
         if not {"data", "headers"} & set(schema.names):
-            return limit, frozenset()
-        columns = ", ".join(f"r.{name}" for name in ("size", *_SPARSE))
+            return Shape(limit)
+        repeated = [name for name in _REPEATED if name in schema.names]
+        columns = ", ".join(f"r.{name}" for name in ("size", *_SPARSE, *repeated))
         sample = f"SELECT {columns} FROM {rows.source} ORDER BY {rows.order} LIMIT {{}}"
-        counts = ", ".join(f"count({name})" for name in _SPARSE)
-        look = f"SELECT CAST(sum(size + coalesce(length(headers), 0)) AS bigint), {counts} FROM ({sample}) t"
+        counts = ", ".join([f"count({name})" for name in _SPARSE] + [f"min({n}), max({n})" for n in repeated])
+        size = "size + coalesce(length(headers), 0)"
+        look = f"SELECT CAST(sum({size}) AS bigint), max({size}), {counts} FROM ({sample}) t"
         while True:
             found = self._one(look, *rows.values, limit)
             assert found is not None
-            size = found[0] or 0
-            if size <= PAGE_BYTES or limit == 1:
+            total, largest, *rest = found
+            if (total or 0) <= PAGE_BYTES or limit == 1:
                 break
-            limit = max(1, min(limit // 2, limit * PAGE_BYTES // size))
-        return limit, frozenset(name for name, count in zip(_SPARSE, found[1:], strict=True) if not count)
+            limit = max(1, min(limit // 2, limit * PAGE_BYTES // total))
+        used, bounds = rest[: len(_SPARSE)], rest[len(_SPARSE) :]
+        return Shape(
+            limit,
+            largest,
+            frozenset(name for name, count in zip(_SPARSE, used, strict=True) if not count),
+            tuple((n, low) for n, low, high in zip(repeated, bounds[::2], bounds[1::2], strict=True) if low == high),
+        )
 
     def _page(self, rows: Rows, subject: Subject, names: Sequence[str], limit: int) -> pa.Table:
         """With the columns of the mark, which tell where the next page begins."""
@@ -585,11 +663,11 @@ class Reading:
             return "NULL"
         return expression_of(subject, name)
 
-    def _batch(self, page: pa.Table, place: Place, schema: pa.Schema) -> pa.RecordBatch:
-        constants = {"store": place.store, "stream": place.subject.stream, "epoch": place.epoch}
+    def _batch(self, page: pa.Table, place: Place, schema: pa.Schema, shape: Shape) -> pa.RecordBatch:
+        constants = {"store": place.store, "stream": place.subject.stream, "epoch": place.epoch, **dict(shape.same)}
         arrays = []
         for field in schema:
-            if _is_constant(place.subject, field.name):
+            if _is_constant(place.subject, field.name) or field.name in dict(shape.same):
                 arrays.append(pa.repeat(pa.scalar(constants[field.name], field.type), page.num_rows))
             elif field.name == "headers":
                 arrays.append(_headers(_column(page, "headers", pa.string()), field.type))
@@ -650,10 +728,11 @@ def _condition(subject: Subject, condition: Condition) -> str:
     return f"{column} {condition.op} {{}}"
 
 
-def _wanted(schema: pa.Schema, unused: frozenset[str]) -> list[str]:
+def _wanted(schema: pa.Schema, shape: Shape) -> list[str]:
     """The columns to fetch. A body may be in chunks: then its row names them."""
-    bodies = ["blob", "size"] if "data" in schema.names and "blob" not in unused else []
-    return [name for name in (*schema.names, *bodies) if name not in unused]
+    bodies = ["blob", "size"] if "data" in schema.names and "blob" not in shape.unused else []
+    left_out = shape.unused | {name for name, _ in shape.same}
+    return [name for name in (*schema.names, *bodies) if name not in left_out]
 
 
 def _column(page: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
@@ -661,15 +740,23 @@ def _column(page: pa.Table, name: str, kind: pa.DataType) -> pa.Array:
     at = page.schema.names.index(name) if name in page.schema.names else -1
     if at < 0 or page.column(at).null_count == page.num_rows:
         return pa.nulls(page.num_rows, kind)
-    values = page.column(at).combine_chunks()
+    values = _whole(page.column(at))
     return values if values.type.equals(kind) else values.cast(kind)
 
 
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """Without a copy, which `combine_chunks` makes even of one chunk."""
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def _headers(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """JSON as a map, and NULL where there are none. Most messages have none, or the same ones as many others."""
+    """JSON as a map, an empty one where there are none: Spark takes very long to hand many NULL maps to Python (see
+    `nulls.py`). Most messages have none, or the same ones as many others."""
     if column.null_count == len(column):
-        return pa.nulls(len(column), kind)
-    found = column.dictionary_encode()
+        return pa.MapArray.from_arrays(
+            np.zeros(len(column) + 1, np.int32), pa.array([], kind.key_type), pa.array([], kind.item_type)
+        )
+    found = column.fill_null("{}").dictionary_encode()
     maps = [list(_decode_headers(text).items()) for text in found.dictionary.to_pylist()]
     return pa.array(maps, kind).take(found.indices)
 

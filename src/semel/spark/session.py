@@ -59,6 +59,8 @@ EVOLVING_STATE = {"spark.sql.streaming.stateStore.encodingFormat": "avro"}
 TUNED = {
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "1000000",
     "spark.ui.showConsoleProgress": "false",
+    # else PySpark asks the JVM several times for each column where in the program it was written: a third of an audit
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 
 LOCAL = {

@@ -23,6 +23,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from semel.errors import ConfigError
 from semel.kernel.dedup import GapPolicy, OnGap
+from semel.spark.nulls import filled
 from semel.spark.ordering import WEEK_S, Rules
 from semel.spark.processors import (
     BUCKET,
@@ -213,7 +214,7 @@ def _ordered(df: DataFrame, rules: Rules, buckets: int, verdicts: bool) -> DataF
         raise ConfigError(f"{buckets} buckets hold nothing", fix="use buckets=1 or more")
     rules = _with_unplaced(rules, verdicts)
     schema = _out_schema(df.schema, verdicts)
-    keyed = df.withColumn(BUCKET, F.pmod(F.xxhash64(_key_of(df)), F.lit(buckets)).cast("int"))
+    keyed = filled(df).withColumn(BUCKET, F.pmod(F.xxhash64(_key_of(df)), F.lit(buckets)).cast("int"))
     if not df.isStreaming:
         in_order = BatchInOrder(rules, verdicts)
         # Spark counts the parameters of what it gets, and would count `self`

@@ -207,6 +207,16 @@ def test_an_index_that_was_given_up_is_known_once() -> None:
     ]  # fmt: skip
 
 
+def test_a_memory_that_keeps_all_joins_its_lowest_ranges_and_forgets_none() -> None:
+    given_up = GivenUp(keep_all=True)
+    odd = range(1, 6 * GivenUp.RANGES_MAX, 2)
+    for index in odd:
+        given_up.add(index, index)
+    assert len(given_up.snapshot()) == GivenUp.RANGES_MAX
+    assert all(given_up.take(index) for index in reversed(odd))
+    assert len(given_up.snapshot()) <= GivenUp.RANGES_MAX
+
+
 def test_the_memory_of_what_was_given_up_is_bounded_and_keeps_the_newest() -> None:
     given_up = GivenUp()
     for index in range(2, 2 * GivenUp.RANGES_MAX + 4, 2):

@@ -336,3 +336,15 @@ def test_a_state_of_another_order_is_refused() -> None:
 def test_rules_that_make_no_sense_are_refused(make: object) -> None:
     with pytest.raises(ConfigError):
         make()  # type: ignore[operator]
+
+
+def test_however_many_gaps_are_given_up_a_late_row_is_never_taken_for_a_copy() -> None:
+    bucket, even, odd = Bucket(Rules(order="monotonic")), range(2, 602, 2), range(1, 601, 2)
+    for index in even:
+        bucket.offer("s", [index], [index], 0.0, Decided())
+    bucket, _ = Bucket.decode(bucket.encode(lambda rows: b""), bucket.rules, 0.0)
+    late = Decided()
+    for index in odd:
+        bucket.offer("s", [index], [index], 0.0, late)
+    assert [verdict.outcome for verdict in late.verdicts] == [Outcome.DEAD] * len(odd)
+    assert not late.passed

@@ -218,6 +218,49 @@ def test_large_rows_come_in_small_pages(store: Any, reading: Reading, monkeypatc
     assert all(sum(len(row["data"]) for row in page) <= 10_000 or len(page) == 1 for page in pages)
 
 
+def test_pages_of_one_shape_are_surveyed_once(store: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_module, "PAGE_ROWS", 10)
+    for n in range(95):
+        append(store, f"m{n}", data=b"x" * (n % 7), session="s", index=n + 1)
+    surveys = counted(reading, "_survey", monkeypatch)
+    pages = list(reading.batches(whole(reading, CHAT), ARROW))
+    assert [row.envelope.id for page in pages for row in rows_of(page)] == [f"m{n}" for n in range(95)]
+    assert pa.Table.from_batches(pages)["offset"].to_pylist() == list(range(1, 96))
+    assert surveys == [1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"source": "elsewhere"}, {"type": "order"}, {"subject": "s"}, {"headers": {"a": "b"}}, {"data": b"x" * 9_000}],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_page_that_looks_different_is_read_as_it_is(
+    store: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(reading_module, "PAGE_ROWS", 10)
+    monkeypatch.setattr(reading_module, "PAGE_BYTES", 20_000)
+    for n in range(60):
+        append(store, f"m{n}", **({"data": b"x"} | (other if n in (34, 35, 47) else {})))
+    surveys = counted(reading, "_survey", monkeypatch)
+    found = [row.envelope for page in reading.batches(whole(reading, CHAT), ARROW) for row in rows_of(page)]
+    assert [each.id for each in found] == [f"m{n}" for n in range(60)]
+    name, value = next(iter(other.items()))
+    assert [n for n, each in enumerate(found) if getattr(each, name) == value] == [34, 35, 47]
+    assert surveys[0] > 1
+
+
+def counted(reading: Reading, name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How often a method is called from now on."""
+    calls, method = [0], getattr(reading, name)
+
+    def call(*given: Any) -> Any:
+        calls[0] += 1
+        return method(*given)
+
+    monkeypatch.setattr(reading, name, call)
+    return calls
+
+
 def test_only_messages_are_read(store: Any, reading: Reading) -> None:
     append(store, "m1")
     commit(store, Append("hub/chat", Envelope(id="who"), kind=RecordKind.JOIN))
