@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,12 @@ from semel.errors import HandlerError, SemelError, StaleFence, StoreBusy, StoreE
 from semel.kernel.dedup import StrictIndex
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import START, Kind
-from semel.kernel.ops import Append, Unit
+from semel.kernel.ops import Append, Trim, Unit
 from semel.kernel.store import Records, Store
 from semel.runtime.holding import Holder
 from semel.spark import runner
 from semel.spark.delivery import delivery
-from semel.spark.pipeline import Input, Pipeline, replay
+from semel.spark.pipeline import Input, Pipeline, from_file, replay
 from semel.stores.open import open_store
 from semel.testing.spark_campaign import EAST, WEST, fill, regional_logs
 
@@ -211,12 +212,76 @@ def test_a_transform_that_breaks_says_so_and_loses_nothing(spark: SparkSession, 
     assert by_session(records(regions.store, "spark/delivery")) == kernel_says(*regions.logs)
 
 
+FILE = """
+from semel.spark.delivery import delivery
+from semel.spark.pipeline import Input
+
+PASSING = ({passing})
+
+def helper(data):
+    return int(data) % 10 in PASSING
+
+def choose(envelope):
+    if not helper(envelope.data):
+        raise ValueError("not now")
+    return envelope
+
+pipeline = delivery({inputs}, store={store!r}, handler=choose)
+"""
+
+
+def test_a_file_elsewhere_runs_with_its_helpers_and_a_mended_one_replays_its_dead_letters(
+    spark: SparkSession, regions: Regions, tmp_path: Path
+) -> None:
+    inputs = ", ".join(f"Input({url!r}, {stream!r})" for url, stream in ((regions.east, EAST), (regions.west, WEST)))
+    before = dict(spark.conf.getAll)
+    for number, passing in enumerate(("0, 1, 2, 3, 4", "0, 1, 2, 3, 4, 5, 6, 7, 8, 9")):
+        file = tmp_path / f"folder{number}" / "chosen.py"
+        file.parent.mkdir()
+        file.write_text(FILE.format(passing=passing, inputs=inputs, store=regions.east))
+        regions.run(spark, from_file(file), f"place{number}")
+        assert dict(spark.conf.getAll) == before
+        assert (
+            '"spark.sql.streaming.stateStore.encodingFormat":"avro"'
+            in (regions.folder / f"place{number}" / "offsets" / "0").read_text()
+        )
+    expected = kernel_says(*regions.logs)
+    assert by_session(records(regions.store, "spark/delivery")).keys() == expected.keys()
+    messages = sum(map(len, expected.values()))
+    dead = len(records(regions.store, f"dead/{EAST}")) + len(records(regions.store, f"dead/{WEST}"))
+    counts = counted(regions.store, ">spark/delivery")
+    assert 0 < counts[Kind.DEAD_LETTERED] == counts[Kind.REPLAYED] == dead < messages
+    assert counts[Kind.ACCEPTED] == counts[Kind.FORWARDED] == messages
+
+
 def test_later_messages_come_in_the_next_run(spark: SparkSession, regions: Regions) -> None:
     regions.run(spark, regions.pipeline())
     late = Envelope(id="late", session="s0", index=MESSAGES // 20 + 1)
     regions.store.commit([Unit((Append(EAST, late),))])
     regions.run(spark, regions.pipeline())
     assert records(regions.store, "spark/delivery")[-1] == late
+
+
+def test_rows_that_wait_for_a_gap_outlive_their_input(spark: SparkSession, tmp_path: Path) -> None:
+    """They wait whole in Spark's state, so the stream that they came from may be trimmed."""
+    url = f"sqlite:///{tmp_path}/semel.db"
+    pipeline = delivery(Input(url, "hub/in"), store=url)
+    options = runner.RunOptions(checkpoint=str(tmp_path / "place"), once=True)
+    one, two, three = (Envelope(f"m{n}", session="s", index=n, data=b"%d" % n) for n in (1, 2, 3))
+    store = open_store(url)
+    try:
+        for envelopes in ([one, three], [Envelope("other")]):
+            store.commit([Unit(tuple(Append("hub/in", envelope) for envelope in envelopes))])
+            runner.run(spark, pipeline, store, options)
+        store.commit([Unit((Trim("hub/in", 99),))])
+        while store.sweep(time.time_ns() // 1000).more:
+            pass
+        assert next(each.first for each in store.status().streams if each.name == "hub/in") == 3
+        store.commit([Unit((Append("hub/in", two),))])
+        runner.run(spark, pipeline, store, options)
+        assert [each for each in records(store, "spark/delivery") if each.session == "s"] == [one, two, three]
+    finally:
+        store.close()
 
 
 def test_a_replay_makes_the_same_messages_again(spark: SparkSession, regions: Regions) -> None:

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from semel.errors import ConfigError, HandlerError
 from semel.kernel.envelope import Blob, Envelope
 from semel.kernel.text import clean_cause
 from semel.spark.landing import dead_row, derived_id
+from semel.spark.nulls import with_headers
 from semel.spark.rows import MESSAGE, TRAVEL, Outcome, Row, batch_of, rows_of
 
 Handler = Callable[[Envelope], Envelope | Iterable[Envelope] | None]
@@ -37,6 +39,8 @@ def apply_handler(df: DataFrame, spec: str | Handler, *, pipeline: str) -> DataF
     - The same id goes on as the same message. Another id is a new message: `input` names the one it was made of, and
       `ordinal` counts. Session and index are those of the input unless the function sets them; of several outputs none
       gets the index, because an index is taken once.
+    - Where the first output has another session or index than the input, the input itself stands before it, without
+      its body and with outcome 'handled': so the sink can tell of it as it came.
     - None, or nothing at all: outcome 'handled'.
     - An exception: outcome 'dead', and nothing of what the function gave before it goes on.
     - A row that has an outcome already travels on untouched. One that is no message by Semel's rules becomes 'dead'.
@@ -45,7 +49,7 @@ def apply_handler(df: DataFrame, spec: str | Handler, *, pipeline: str) -> DataF
     """
     if isinstance(spec, str):
         load_function(spec)
-    return df.mapInArrow(Handling(spec, pipeline), f"{MESSAGE}, {TRAVEL}")
+    return with_headers(df).mapInArrow(Handling(spec, pipeline), f"{MESSAGE}, {TRAVEL}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +62,11 @@ class Handling:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         handler = load_function(self.spec) if isinstance(self.spec, str) else self.spec
         for batch in batches:
-            yield batch_of(
-                [out for row in rows_of(batch, refuse=dead_row) for out in handle(row, handler, self.pipeline)]
-            )
+            yield batch_of([out for row in self._rows(batch) for out in handle(row, handler, self.pipeline)])
+
+    def _rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
+        derive = partial(derived_id, self.pipeline)
+        return rows_of(batch, refuse=partial(dead_row, derive=derive), derive=derive)
 
 
 def handle(row: Row, handler: Handler, pipeline: str) -> list[Row]:
@@ -76,7 +82,8 @@ def handle(row: Row, handler: Handler, pipeline: str) -> list[Row]:
         _at_work.reset(token)
     if not outputs:
         return [replace(row, outcome=Outcome.HANDLED)]
-    return [_output(row, output, ordinal, single=len(outputs) == 1) for ordinal, output in enumerate(outputs)]
+    made = [_output(row, output, place, single=len(outputs) == 1) for place, output in enumerate(outputs)]
+    return made if row.input is not None or _is_placed_like(row, made[0]) else _behind_input(row, made)
 
 
 def derived(envelope: Envelope, ordinal: int = 0, **changes: Any) -> Envelope:
@@ -135,7 +142,7 @@ def _outputs(result: Any) -> list[Envelope]:
     return outputs
 
 
-def _output(row: Row, output: Envelope, ordinal: int, *, single: bool) -> Row:
+def _output(row: Row, output: Envelope, place: int, *, single: bool) -> Row:
     given = row.envelope
     same = output.id == given.id
     large = row.large if output.blob is not None else None
@@ -147,7 +154,22 @@ def _output(row: Row, output: Envelope, ordinal: int, *, single: bool) -> Row:
     envelope = replace(output, **kept) if kept else output
     if same:
         return replace(row, envelope=envelope, large=large)
-    return replace(row, envelope=envelope, large=large, input=row.input or given.id, ordinal=ordinal)
+    if row.input is not None:
+        # it was an output already: the first one made of it takes its number, and the others are none that answer
+        return replace(row, envelope=envelope, large=large, ordinal=place or row.ordinal)
+    return replace(row, envelope=envelope, large=large, input=given.id, ordinal=place)
+
+
+def _is_placed_like(row: Row, output: Row) -> bool:
+    return (row.envelope.session, row.envelope.index) == (output.envelope.session, output.envelope.index)
+
+
+def _behind_input(row: Row, outputs: list[Row]) -> list[Row]:
+    """The input, of which only the name and the place are needed, and its outputs."""
+    given = row.envelope
+    bare = Envelope(given.id, session=given.session, index=given.index)
+    named = [replace(output, input=given.id, ordinal=place) for place, output in enumerate(outputs)]
+    return [replace(row, envelope=bare, large=None, outcome=Outcome.HANDLED), *named]
 
 
 def _cause(error: Exception) -> str:

@@ -3,8 +3,12 @@
     a row that passes under its own id       a record of spark/<pipeline>; accepted and forwarded
     an output of another id                  a record of spark/<pipeline>; its input has a receipt, once
     handled, with nothing to pass on         a receipt
-    dead                                     a record of dead/<stream>, with its cause
+    dead                                     a record of dead/<stream>, with its cause; its input has a receipt of that
     duplicate, rejected, skipped             an event, and nothing else
+
+An input is accepted once, whatever became of it. So whoever lands a batch looks up first which of its inputs have been
+answered for (`questions`). What took effect before is a duplicate. What died before and passes now was
+replayed.
 
 The ledger tells of consecutive records in one row. A range has to be exact, so each run of records that came by the
 same hop has a template of its own, told apart by its `delivery`: query / batch / run.
@@ -12,21 +16,21 @@ same hop has a template of its own, told apart by its `delivery`: query / batch 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from semel.errors import InputError, LimitExceeded, StoreError
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob, Envelope
-from semel.kernel.ledger import Event, Kind, message_event
+from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, Log, Op
 from semel.kernel.position import Position
 from semel.kernel.store import State
 from semel.kernel.text import ID_CHARS_MAX, check_id, check_stream, clean_cause, stream_name
-from semel.spark.rows import Outcome, Row, Values
+from semel.spark.rows import Derive, Outcome, Row, Values
 from semel.stores.bodies import BODY_BYTES_MAX
 
 QUERIES_KEPT = 8
@@ -55,6 +59,16 @@ def output_stream(pipeline: str) -> str:
             fix="give the pipeline a shorter name, of a-z 0-9 . _ ~ -",
         )
     return stream
+
+
+def receipts_stream(pipeline: str) -> str:
+    """A receipt for each input that took effect without a record of its own."""
+    return f"{output_stream(pipeline)}/receipts"
+
+
+def died_stream(pipeline: str) -> str:
+    """A receipt for each input that became a dead letter."""
+    return f"{output_stream(pipeline)}/dead"
 
 
 def state_key(pipeline: str) -> str:
@@ -137,9 +151,11 @@ def read_state(key: str, state: State | None) -> SinkState:
 # -- rows that no store would take
 
 
-def dead_row(values: Values, error: InputError) -> Row:
+def dead_row(values: Values, error: InputError, derive: Derive | None = None) -> Row:
     """What can be kept of a row that breaks a rule: as a dead letter it does not hold up the rows behind it. Raises
     when there is nothing to call it by."""
+    if values["id"] is None and values["input"] is not None and derive is not None:
+        values = {**values, "id": derive(values["input"], values["ordinal"] or 0)}
     id = _made_id(values, error)
     given = {**values, "headers": dict(values["headers"] or ())}
     kept = {name: given[name] for name in _ATTRIBUTES if given[name] is not None and _is_good({name: given[name]})}
@@ -148,7 +164,8 @@ def dead_row(values: Values, error: InputError) -> Row:
     data = values["data"] or b""
     is_large = len(data) > DATA_INLINE_BYTES_MAX
     envelope = Envelope(id, data=b"" if is_large else data, **kept)
-    return Row(envelope, _position(values), Outcome.DEAD, error.message, large=data if is_large else None)
+    large = data if is_large else None
+    return Row(envelope, _position(values), Outcome.DEAD, error.message, values["input"], values["ordinal"], large)
 
 
 _ATTRIBUTES = ("source", "type", "subject", "time", "session", "index", "datacontenttype", "headers")
@@ -201,6 +218,45 @@ class Job:
 
 
 @dataclass(slots=True)
+class Inputs:
+    """Ids of inputs by how they are answered for: `kept` by a record under their own id, by a receipt in `receipts`,
+    as `dead`."""
+
+    kept: set[str] = field(default_factory=set)
+    receipts: set[str] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)
+
+
+def questions(rows: Iterable[Row], *, elsewhere: bool = False) -> Inputs:
+    """Which inputs have to be looked for before a batch can land. A record or receipt of the same sort the store finds
+    by itself, when it is appended. What passes has a record, or a receipt if its place is `elsewhere`."""
+    asked = Inputs()
+    for row in map(_with_good_input, rows):
+        input = input_of(row)
+        passes = row.outcome is None
+        if row.outcome is Outcome.DEAD or (passes and not elsewhere):
+            asked.receipts.add(input)
+        if row.outcome is Outcome.HANDLED or passes:
+            asked.dead.add(input)
+        if row.outcome in (Outcome.DEAD, Outcome.HANDLED) or (passes and row.input is not None):
+            asked.kept.add(input)
+    return asked
+
+
+def input_of(row: Row) -> str:
+    """The id of the message that a row is or was made of."""
+    return row.input if row.input is not None else row.envelope.id
+
+
+class _Input(NamedTuple):
+    """The message that a row answers for."""
+
+    id: str
+    session: str | None
+    idx: int | None
+
+
+@dataclass(slots=True)
 class _Run:
     """The templates of the records that come next in one stream, for as long as they come by the same hop."""
 
@@ -210,97 +266,164 @@ class _Run:
 
 
 _FORWARDED = (Kind.ACCEPTED, Kind.FORWARDED)
-_HANDLED = (Kind.ACCEPTED, Kind.HANDLED)
-_DEAD = (Kind.ACCEPTED,)
 _NO_EVENTS: tuple[Kind, ...] = ()
 
 
 @dataclass(slots=True)
 class Landing:
-    """Gathers the ops of one batch. Rows are added in the order in which their records shall stand."""
+    """Gathers the ops of one batch. Rows are added in the order in which their records shall stand. `answered` are the
+    inputs that were answered for before; those of the batch are added to it."""
 
     job: Job
     keep_body: KeepBody
+    answered: Inputs = field(default_factory=Inputs)
     ops: list[Op] = field(default_factory=list)
     _stream: str = ""
     _receipts: str = ""
+    _died: str = ""
     _runs: dict[str, _Run] = field(default_factory=dict)
     _run_count: int = 0
     _hops: dict[str | None, str] = field(default_factory=dict)
     _kept: str | None = None
     _receipted: str | None = None
+    _handled: tuple[_Input, str] | None = None
+    _answered_by: str | None = None
     _gap: tuple[str, str | None, int, int] | None = None
 
     def __post_init__(self) -> None:
         self._stream = output_stream(self.job.pipeline)
-        self._receipts = f"{self._stream}/receipts"
+        self._receipts = receipts_stream(self.job.pipeline)
+        self._died = died_stream(self.job.pipeline)
 
     def add(self, row: Row) -> None:
-        if self._gap is not None and row.outcome is not Outcome.SKIPPED:
-            self._end_gap()
+        if self._gap is not None or self._handled is not None:
+            self._turn_to(row)
         try:
             self._add(row, self._hop(row))
         except InputError as error:
             self._add_dead(row, error.message)
 
-    def tell(self, row: Row, kinds: tuple[Kind, ...]) -> None:
-        """Events about a row that has its place elsewhere, told of its input. The first output answers for it."""
-        envelope = row.envelope
-        message = row.input if row.input is not None else envelope.id
-        if self._answers_for_input(row, message == envelope.id):
-            hop = self._hop(row, strict=False)
-            self.ops += [
-                Log(Event(kind, hop, self.job.pipeline, message, session=envelope.session, idx=envelope.index))
-                for kind in kinds
-            ]
+    def add_elsewhere(self, row: Row, *, fresh: bool = True) -> None:
+        """A row that has its place outside of the store: its input has a receipt. One that was there is told of."""
+        self._turn_to(row)
+        hop = self._hop(row, strict=False)
+        row = _with_good_input(row)
+        input = self._answers_for(row, stands_for_input=input_of(row) == row.envelope.id)
+        if input is None:
+            return
+        if fresh:
+            self._receipt(input, hop, Kind.HANDLED)
+        else:
+            self._tell(Kind.DUPLICATE, input, hop)
 
     def end(self) -> list[Op]:
         """All ops of the batch."""
         self._end_gap()
+        self._end_handled()
         return self.ops
 
+    def _turn_to(self, row: Row) -> None:
+        """End what this row does not belong to."""
+        if self._gap is not None and row.outcome is not Outcome.SKIPPED:
+            self._end_gap()
+        if self._handled is not None and not self._is_output_of(self._handled[0], row):
+            self._end_handled()
+
     def _add(self, row: Row, hop: str) -> None:
+        if row.outcome is None:
+            self._pass(row, hop)
+            return
         match row.outcome:
-            case None:
-                self._pass(row, hop)
             case Outcome.HANDLED:
-                self._receipt(row, hop, _HANDLED)
+                self._handle(row, hop)
             case Outcome.DEAD:
                 self._add_dead(row, row.cause or "no cause was given")
             case Outcome.SKIPPED:
                 self._skip(row, hop)
             case Outcome.DUPLICATE:
-                self._log(Kind.DUPLICATE, row, hop)
+                self._tell(Kind.DUPLICATE, _checked(_named(row)), hop, row.cause)
             case Outcome.REJECTED:
-                self._log(Kind.REJECTED, row, hop)
+                self._tell(Kind.REJECTED, _checked(_named(row)), hop, row.cause)
+
+    def _handle(self, row: Row, hop: str) -> None:
+        """Told when it is known whether outputs stand behind it. One that is itself an output has none."""
+        input = _checked(_named(row))
+        if row.input is None:
+            self._handled = (input, hop)
+        elif self._answers_for(row, stands_for_input=False) is not None:
+            self._receipt(input, hop, Kind.HANDLED)
 
     def _pass(self, row: Row, hop: str) -> None:
-        """The first output of an input answers for it: by its own record if it kept the id, else by a receipt."""
+        """The first output of an input answers for it: by its own record if that is the input's, else by a receipt."""
         envelope = self._whole(row)
-        keeps_id = row.input is None or row.input == envelope.id
-        answers = self._answers_for_input(row, keeps_id)
-        if answers and not keeps_id:
-            self._receipt(row, hop, _FORWARDED)
-        self._append(self._stream, envelope, envelope.id, hop, _FORWARDED if answers and keeps_id else _NO_EVENTS)
+        if row.input is None and row.ordinal is None and self._is_new(envelope.id):
+            # the commonest row by far
+            self._kept, self._receipted, self._answered_by = envelope.id, None, None
+            self.answered.kept.add(envelope.id)
+            self._append(self._stream, envelope, envelope.id, hop, _FORWARDED)
+            return
+        stands = self._handled is None and (row.input is None or row.input == envelope.id)
+        input = self._answers_for(row, stands)
+        if input is None:
+            kinds = _NO_EVENTS
+        elif not stands:
+            self._receipt(_checked(input), hop, Kind.FORWARDED)
+            kinds = _NO_EVENTS
+        elif input.id in self.answered.receipts:
+            self._tell(Kind.DUPLICATE, input, hop)
+            kinds = _NO_EVENTS
+        else:
+            kinds = (self._opening(input.id), Kind.FORWARDED)
+            self.answered.kept.add(input.id)
+        self._append(self._stream, envelope, envelope.id, hop, kinds)
 
-    def _answers_for_input(self, row: Row, keeps_id: bool) -> bool:
-        """Outputs of one input stand together. Where they are not numbered, the one before tells whether its input has
+    def _is_new(self, id: str) -> bool:
+        """Whether nothing is known of a message, but perhaps its record."""
+        return id not in self.answered.receipts and id not in self.answered.dead and id != self._receipted
+
+    # -- who answers for an input
+
+    def _is_output_of(self, input: _Input, row: Row) -> bool:
+        return row.input == input.id and row.outcome in (None, Outcome.DEAD)
+
+    def _answers_for(self, row: Row, stands_for_input: bool) -> _Input | None:
+        """The input that this row answers for. Outputs of one input stand together. Behind one that was handled, the
+        first answers, in the name of that one. Where they are not numbered, the one before tells whether its input has
         been answered for; but the same message twice is two arrivals."""
-        input = row.input if row.input is not None else row.envelope.id
+        if self._handled is not None:
+            handled, self._handled = self._handled[0], None
+            self._answered_by = handled.id
+            return handled
+        if row.input is not None and row.input == self._answered_by:
+            return None
+        self._answered_by = None
+        input = input_of(row)
         if row.ordinal is not None:
             answers = row.ordinal == 0
         else:
-            answers = input != self._receipted and (keeps_id or input != self._kept)
-        if answers:
-            self._kept, self._receipted = (input, None) if keeps_id else (None, input)
-        return answers
+            answers = input != self._receipted and (stands_for_input or input != self._kept)
+        if not answers:
+            return None
+        self._kept, self._receipted = (input, None) if stands_for_input else (None, input)
+        return _named(row)
 
-    def _receipt(self, row: Row, hop: str, kinds: tuple[Kind, ...]) -> None:
-        envelope = row.envelope
-        id = row.input if row.input is not None else envelope.id
-        check_id("input", id)
-        receipt = Envelope(id, type=RECEIPT_TYPE, session=envelope.session, index=envelope.index)
-        self._append(self._receipts, receipt, id, hop, kinds)
+    def _end_handled(self) -> None:
+        if self._handled is not None:
+            (input, hop), self._handled = self._handled, None
+            self._receipt(input, hop, Kind.HANDLED)
+
+    # -- what is written
+
+    def _opening(self, input: str) -> Kind:
+        """What died and passes now is not accepted a second time."""
+        return Kind.REPLAYED if input in self.answered.dead else Kind.ACCEPTED
+
+    def _receipt(self, input: _Input, hop: str, end: Kind) -> None:
+        if input.id in self.answered.kept:
+            self._tell(Kind.DUPLICATE, input, hop)
+            return
+        self._append(self._receipts, _receipt_of(input), input.id, hop, (self._opening(input.id), end))
+        self.answered.receipts.add(input.id)
 
     def _append(self, stream: str, envelope: Envelope, identity: str, hop: str, kinds: tuple[Kind, ...]) -> None:
         run = self._run(stream, hop, kinds)
@@ -322,20 +445,44 @@ class Landing:
         self._run_count += 1
         return f"{self.job.query}/{self.job.batch}/{self._run_count}"
 
+    def _tell(self, kind: Kind, input: _Input, hop: str, cause: str | None = None) -> None:
+        cause = clean_cause(cause) if cause is not None else None
+        self.ops.append(Log(self._event(kind, input, hop, cause)))
+
+    def _event(self, kind: Kind, input: _Input, hop: str, cause: str | None) -> Event:
+        return Event(kind, hop, self.job.pipeline, input.id, session=input.session, idx=input.idx, cause=cause)
+
     def _add_dead(self, row: Row, cause: str) -> None:
-        """Its cause is its own, so the event of its end is about this one message."""
+        """Its input hears of it. An output that died beside others which passed is no end of its input; its letter is
+        kept like any other."""
         cause = clean_cause(cause)
         hop = self._hop(row, strict=False)
-        stream = f"dead/{hop.partition('>')[0]}"
+        row = _with_good_input(row)
+        is_input = input_of(row) == row.envelope.id
+        input = self._answers_for(row, stands_for_input=is_input)
+        if input is None:
+            self._tell(Kind.FAILED, _named(row), hop, f"output {row.envelope.id}: {cause}")
+        elif input.id in self.answered.kept or input.id in self.answered.receipts:
+            self._tell(Kind.DUPLICATE, input, hop, cause)
+            if is_input:
+                return
+        else:
+            run = self._run(self._died, hop, (Kind.ACCEPTED,))
+            end = self._event(Kind.DEAD_LETTERED, input, hop, cause)
+            receipt = _receipt_of(input)
+            fresh = (*run.fresh, end)
+            self.ops.append(Append(self._died, receipt, input.id, on_fresh=fresh, on_duplicate=run.duplicate))
+            self.answered.dead.add(input.id)
+        self._append_dead(row, hop, cause)
+
+    def _append_dead(self, row: Row, hop: str, cause: str) -> None:
         if row.large is not None and len(row.large) > BODY_BYTES_MAX:
             row = msgspec.structs.replace(row, large=None)
         envelope = self._whole(row, {"semel-cause": cause, "semel-pipeline": self.job.pipeline})
         identity = f"{self.job.pipeline}:{envelope.id}"
         if len(identity) > ID_CHARS_MAX:
             identity = _digest(identity.encode())
-        run = self._run(stream, hop, _DEAD)
-        end = message_event(Kind.DEAD_LETTERED, hop, self.job.pipeline, envelope, cause=cause)
-        self.ops.append(Append(stream, envelope, identity, on_fresh=(*run.fresh, end), on_duplicate=run.duplicate))
+        self._append(f"dead/{hop.partition('>')[0]}", envelope, identity, hop, _NO_EVENTS)
 
     def _whole(self, row: Row, more_headers: dict[str, str] | None = None) -> Envelope:
         """The envelope as it is stored: a large body becomes chunks, and what Semel has to say is in the headers."""
@@ -348,10 +495,6 @@ class Landing:
             return msgspec.structs.replace(envelope, headers=headers, blob=blob)
         except LimitExceeded:
             return msgspec.structs.replace(envelope, headers=more_headers, blob=blob)
-
-    def _log(self, kind: Kind, row: Row, hop: str) -> None:
-        cause = clean_cause(row.cause) if row.cause is not None else None
-        self.ops.append(Log(message_event(kind, hop, self.job.pipeline, row.envelope, cause=cause)))
 
     # -- gaps
 
@@ -394,6 +537,25 @@ class Landing:
                 raise InputError(f"stream {source[:80]!r} is not the name of a stream", fix="leave the column as it is")
             return f"input>{self._stream}"
         return self._hops.setdefault(source, f"{_short(source or 'input')}>{self._stream}")
+
+
+def _named(row: Row) -> _Input:
+    """The input as far as the row knows it: an output has a session and an index of its own."""
+    return _Input(input_of(row), row.envelope.session, row.envelope.index)
+
+
+def _checked(input: _Input) -> _Input:
+    check_id("input", input.id)
+    return input
+
+
+def _with_good_input(row: Row) -> Row:
+    """A row whose input is no id at all can only be told of by its own."""
+    return row if row.input is None or _is_id(row.input) else msgspec.structs.replace(row, input=None, ordinal=None)
+
+
+def _receipt_of(input: _Input) -> Envelope:
+    return Envelope(input.id, type=RECEIPT_TYPE, session=input.session, index=input.idx)
 
 
 def _is_stream(name: str) -> bool:

@@ -12,15 +12,17 @@ A batch goes through three steps, and the driver may die after any of them:
 
 A replay may cut the same rows into other files. So whoever finds a plan carries it out as it stands, with the files
 that it names, and leaves the new ones alone. There is one plan for a batch, for ever: a driver that slept through all
-of it must not find room for another. While the files of a batch are being renamed a reader of the folder may
-see some of them; a reader of the manifest (`listed`) never does.
+of it must not find room for another. So whatever a driver does that was taken for dead, what becomes visible is the one
+plan of the batch; and it is stopped by its fence before it plans and again before it renames, where there is a store to
+tell. While the files of a batch are being renamed a reader of the folder may see some of them; a reader of the manifest
+(`listed`) never does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -32,13 +34,14 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from semel.errors import ConfigError, StoreError, StoreUnavailable
-from semel.kernel.ledger import Kind
 from semel.kernel.ops import Op
+from semel.kernel.store import Store
 from semel.kernel.text import quote_part
 from semel.runtime.files import make_folder, rename_unless_there, sync, write_synced
+from semel.spark.answers import answered
 from semel.spark.landing import Job, Landing
 from semel.spark.rows import ARROW_TRAVEL
-from semel.spark.sink import SinkOptions, body_keeper, land, message_rows, open_sink_store
+from semel.spark.sink import SinkOptions, body_keeper, check_fence, land, message_rows, open_sink_store
 from semel.spark.staging import Staged, Task, filesystem_of
 
 TRAVEL_NAMES = ("outcome", "cause", "input", "ordinal")
@@ -121,38 +124,52 @@ class FolderTarget:
     # -- in the driver
 
     def commit(self, job: Job, staged: Sequence[Staged]) -> None:
+        if self.options.store is None:
+            self._write(job, staged, lambda: None)
+            return
+        with closing(open_sink_store(self.options)) as store:
+            self._write(job, staged, lambda: check_fence(store, job, self.options))
+            state = land(store, job, self.options, lambda: self._ops(store, job, staged))
+        self.options.staged.sweep(state.landed)
+
+    def _write(self, job: Job, staged: Sequence[Staged], check: Callable[[], None]) -> None:
+        """`check` raises when another driver has taken over."""
         with _folder_errors(self.folder):
+            check()
             self._claim(job)
             if not self._entry(job.batch).exists():
-                self._carry_out(job, self._plan(job, staged))
+                plan = self._plan(job, staged)
+                check()
+                self._carry_out(job, plan)
             self._sweep(job)
-        if self.options.store is not None:
-            with closing(open_sink_store(self.options)) as store:
-                keeper = body_keeper(store, job)
-                landing = Landing(job, keeper)
-                state = land(store, job, self.options, lambda: self._events(job, landing, staged))
-            self.options.staged.sweep(state.landed)
 
     def abort(self, job: Job, staged: Sequence[Staged]) -> None:
         """Files that no plan names are not needed. A plan is carried out by whoever comes next."""
         with _folder_errors(self.folder):
-            if self._entry(job.batch).exists():
-                self._sweep(job)
-            elif not self._plan_path(job.batch).exists():
-                for each in staged:
-                    if each.part:
-                        (self.folder / "_tmp" / each.part).unlink(missing_ok=True)
+            planned = self._planned(job.batch)
+            for each in staged:
+                if each.part and each.part not in planned:
+                    (self.folder / "_tmp" / each.part).unlink(missing_ok=True)
         self.options.staged.remove(staged)
 
-    def _events(self, job: Job, landing: Landing, staged: Sequence[Staged]) -> list[Op]:
-        for each, batch in self.options.staged.read(staged):
-            for row in message_rows(job, each.partition, batch):
-                if row is None:
-                    continue
-                if row.outcome is None:
-                    landing.tell(row, (Kind.ACCEPTED, Kind.HANDLED))
-                else:
-                    landing.add(row)
+    def _planned(self, batch: int) -> set[str]:
+        """The staged files that the plan of a batch names."""
+        path = self._plan_path(batch)
+        if not path.exists():
+            return set()
+        return {file.staged for file in msgspec.json.decode(path.read_bytes(), type=Listed).files}
+
+    def _ops(self, store: Store, job: Job, staged: Sequence[Staged]) -> list[Op]:
+        """What the store hears of the rows, if they have ids."""
+        read = self.options.staged.read(staged)
+        found = (row for each, batch in read for row in message_rows(job, each.partition, batch))
+        rows = [row for row in found if row is not None]
+        landing = Landing(job, body_keeper(store, job), answered(store, job.pipeline, rows, elsewhere=True))
+        for row in rows:
+            if row.outcome is None:
+                landing.add_elsewhere(row)
+            else:
+                landing.add(row)
         return landing.end()
 
     def _claim(self, job: Job) -> None:
@@ -166,7 +183,7 @@ class FolderTarget:
                 raise ConfigError(
                     f"{self.folder} holds Parquet files that no query of Semel wrote", fix="give `path` an empty folder"
                 )
-            self._put_once(path, msgspec.json.encode(Owner(job.pipeline, job.query)))
+            self._put_once(job, path, msgspec.json.encode(Owner(job.pipeline, job.query)))
         owner = msgspec.json.decode(path.read_bytes(), type=Owner)
         if owner.query != job.query:
             raise ConfigError(
@@ -185,7 +202,7 @@ class FolderTarget:
             )
             plan = Listed(job.query, job.batch, sum(file.rows for file in files), files)
             sync(self.folder / "_tmp")
-            self._put_once(path, msgspec.json.encode(plan))
+            self._put_once(job, path, msgspec.json.encode(plan))
         return msgspec.json.decode(path.read_bytes(), type=Listed)
 
     def _carry_out(self, job: Job, plan: Listed) -> None:
@@ -195,7 +212,7 @@ class FolderTarget:
         for file in plan.files:
             self._check(file)
         sync(self.folder)
-        self._put_once(self._entry(job.batch), msgspec.json.encode(plan))
+        self._put_once(job, self._entry(job.batch), msgspec.json.encode(plan))
 
     def _check(self, file: Part) -> None:
         try:
@@ -212,7 +229,8 @@ class FolderTarget:
             )
 
     def _sweep(self, job: Job) -> None:
-        """What was staged for batches up to this one, which are all listed."""
+        """What was staged for batches up to this one, which are all listed, and by queries that the folder does not
+        belong to."""
         for path in (self.folder / "_tmp").iterdir():
             if _batch_of(path.name, job.query) <= job.batch:
                 path.unlink(missing_ok=True)
@@ -223,9 +241,10 @@ class FolderTarget:
     def _plan_path(self, batch: int) -> Path:
         return self.folder / "_plan" / f"{batch:08}.json"
 
-    def _put_once(self, path: Path, content: bytes) -> None:
+    def _put_once(self, job: Job, path: Path, content: bytes) -> None:
         """Whoever comes first decides what stands there."""
-        temporary = self.folder / "_tmp" / f"{uuid.uuid4().hex}@{path.parent.name}-{path.name}"
+        name = f"{quote_part(job.query)}@{job.batch}@{path.parent.name}-{uuid.uuid4().hex}-{path.name}"
+        temporary = self.folder / "_tmp" / name
         write_synced(temporary, content + b"\n")
         rename_unless_there(temporary, path)
 
@@ -234,11 +253,11 @@ def _name(task: Task) -> str:
     return f"{quote_part(task.query)}@{task.batch}@{task.partition}-{task.attempt}-{task.task}"
 
 
-def _batch_of(name: str, query: str) -> float:
-    """The batch that a staged file belongs to; of another query's, or of a file of another kind, nothing is known."""
+def _batch_of(name: str, query: str) -> int:
+    """The batch of this query that a staged file belongs to. One of another query belongs to none that could land."""
     given, _, rest = name.partition("@")
     number = rest.partition("@")[0]
-    return int(number) if given == quote_part(query) and number.isdigit() else float("inf")
+    return int(number) if given == quote_part(query) and number.isdigit() else -1
 
 
 class _PartWriter:

@@ -11,7 +11,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import ConfigError
@@ -156,6 +158,7 @@ def build(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     """The query up to its sink: read, put together, ordered, handled."""
     from semel.spark import handlers, transforms
 
+    send_files_along()
     frames = [_read(spark, pipeline, each) for each in pipeline.inputs]
     order = pipeline.order
     if order is not None:
@@ -269,23 +272,64 @@ def _order(given: OrderSection | None) -> Order | None:
 
 
 def from_file(path: Path) -> Pipeline:
-    """The value `pipeline` of a Python file, or what it gives when it is a function."""
+    """The value `pipeline` of a Python file, or what it gives when it is a function. Its own functions may be named
+    "<file>:function" as well: both mean the function itself, which travels to the tasks with all that it uses of the
+    file and of others in its folder."""
     if not path.is_file():
         raise ConfigError(f"there is no file {path}", fix="name a Python file that defines `pipeline`")
-    sys.path.insert(0, str(path.parent.resolve()))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error}", fix="mend the file") from error
+    module = _run_file(path)
     found = getattr(module, PYTHON_NAME, None)
     found = found() if callable(found) else found
     if not isinstance(found, Pipeline):
         raise ConfigError(
             f"{path} defines no pipeline", fix=f"add: {PYTHON_NAME} = Pipeline(name=…, inputs=…, store=…)"
         )
-    return found
+    return replace(
+        found,
+        handler=_own_function(module, path, found.handler),
+        transform=_own_function(module, path, found.transform),
+    )
+
+
+_FROM_FILES: set[str] = set()
+"""Modules that the tasks of Spark may not be able to import."""
+
+
+def _run_file(path: Path) -> ModuleType:
+    """As a module under a name that no other has: there may be two files of one name, or a package called like it."""
+    folder = path.parent.resolve()
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    name = f"semel_pipeline_{sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error}", fix="mend the file") from error
+    _FROM_FILES.update(each for each, found in list(sys.modules.items()) if _is_in(folder, found))
+    return module
+
+
+def _is_in(folder: Path, module: ModuleType) -> bool:
+    """Whether it is a file of the folder itself. What was installed stands deeper, and is there for the tasks too."""
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and module.__name__ != "__main__" and Path(file).resolve().parent == folder
+
+
+def _own_function(module: ModuleType, path: Path, spec: Any) -> Any:
+    """A function of the file, given by its name, as itself."""
+    owner, _, name = spec.partition(":") if isinstance(spec, str) else ("", "", "")
+    return getattr(module, name) if owner == path.stem and hasattr(module, name) else spec
+
+
+def send_files_along() -> None:
+    """Let functions of files travel as what they are, and not as a name to import."""
+    from pyspark.cloudpickle import register_pickle_by_value
+
+    for name in _FROM_FILES:
+        register_pickle_by_value(sys.modules[name])

@@ -12,18 +12,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from semel.errors import HandlerError, PeerUnavailable, SemelError, StaleFence
+from semel.errors import HandlerError, PeerUnavailable, SemelError, StaleFence, StoreBusy
 from semel.kernel.ops import Put, WorkRow, WorkState
 from semel.kernel.store import Store
-from semel.runtime.holding import LEASE_QUEUE, Holder
+from semel.runtime.holding import LEASE_QUEUE, Holder, commit_unit
 from semel.spark.failures import first_line, ours_in
+from semel.spark.nulls import with_headers
 from semel.spark.pipeline import Pipeline, build, sink_options
 from semel.spark.session import EVOLVING_STATE, checkpoint_settings
 
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 REPORT_S = 1.0
+STOP_LEASE_S = 1.0
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -102,6 +105,27 @@ def run(spark: SparkSession, pipeline: Pipeline, store: Store, options: RunOptio
         holder.release()
 
 
+_STARTING = threading.Lock()
+
+
+@contextmanager
+def settings_while(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    """Let the session have these settings while a query starts, which takes them over; afterwards it is as it was. One
+    at a time: the settings of another start would get into this one."""
+    with _STARTING:
+        before = {name: spark.conf.get(name, None) for name in settings}
+        try:
+            for name, value in settings.items():
+                spark.conf.set(name, value)
+            yield
+        finally:
+            for name, given in before.items():
+                if given is None:
+                    spark.conf.unset(name)
+                else:
+                    spark.conf.set(name, given)
+
+
 class _Driver:
     """One run, under its lease."""
 
@@ -141,11 +165,17 @@ class _Driver:
     def _start(self) -> StreamingQuery:
         # a thread of its own has no session in the JVM, and without one Spark does not find sources written in Python
         self.spark._jvm.SparkSession.setActiveSession(self.spark._jsparkSession)  # type: ignore[union-attr]
-        for name, value in self._settings().items():
-            self.spark.conf.set(name, value)
+        try:
+            with settings_while(self.spark, self._settings()):
+                return self._started()
+        except Exception as error:
+            raise explain(error, self.pipeline.name) from error
+
+    def _started(self) -> StreamingQuery:
         frame = build(self.spark, self.pipeline)
         writer = (
-            frame.writeStream.format("semel")
+            with_headers(frame)
+            .writeStream.format("semel")
             .queryName(self.pipeline.name)
             .options(**sink_options(self.pipeline, self.holder.fence))
             .option("checkpointLocation", self.options.checkpoint)
@@ -156,10 +186,7 @@ class _Driver:
             if self.options.once
             else {"processingTime": f"{round(self.pipeline.every_s * 1000)} milliseconds"}
         )
-        try:
-            return writer.trigger(**trigger).start()
-        except Exception as error:
-            raise explain(error, self.pipeline.name) from error
+        return writer.trigger(**trigger).start()
 
     def _settings(self) -> dict[str, str]:
         """What the query needs to be told when it starts. A run that takes what is there must not wait for timers."""
@@ -286,10 +313,8 @@ def _is_alive(row: WorkRow | None) -> bool:
 
 def ask_to_stop(store: Store, name: str) -> WorkRow | None:
     """Ask the driver that holds the lease to end after its batch. None when nobody runs it."""
-    from semel.runtime.holding import commit_unit
-
     row = store.work(LEASE_QUEUE, state_key(name))
-    if row is None or not _is_alive(row):
+    if row is None or _is_over(store, name, row):
         return None
     commit_unit(store, (Put(stop_key(name), str(row.fence).encode()),))
     return row
@@ -300,11 +325,25 @@ def wait_for_end(store: Store, name: str, fence: int, wait_s: float) -> bool:
     until = time.monotonic() + wait_s
     while True:
         row = store.work(LEASE_QUEUE, state_key(name))
-        if row is None or row.fence != fence or not _is_alive(row):
+        if row is None or row.fence != fence or _is_over(store, name, row):
             return True
         if time.monotonic() >= until:
             return False
         time.sleep(LOOK_S)
+
+
+def _is_over(store: Store, name: str, row: WorkRow) -> bool:
+    """Whether nobody runs it any more. A driver that was killed did not let go of its lease; whether that has run out
+    the store says by its own clock, when somebody else asks for it. What is got that way is given back at once."""
+    if row.state is not WorkState.CLAIMED:
+        return True
+    other = Holder(store, state_key(name), job=f"stopping the pipeline {name!r}", lease_s=STOP_LEASE_S)
+    try:
+        other.acquire()
+    except StoreBusy:
+        return False
+    other.release()
+    return True
 
 
 # -- what went wrong, in our words

@@ -27,12 +27,13 @@ from semel.errors import ConfigError, InputError, SemelError, StaleFence, StoreB
 from semel.kernel.envelope import Blob
 from semel.kernel.lease import Guard
 from semel.kernel.ledger import HOP_CHARS_MAX
-from semel.kernel.ops import Advance, Conflict, Op, Put, Refused, Stale
+from semel.kernel.ops import Advance, Conflict, Op, Put, Refused, Stale, WorkState
 from semel.kernel.position import Position
 from semel.kernel.store import Store
 from semel.kernel.text import check_stream
 from semel.runtime.holding import LEASE_QUEUE, commit_unit
 from semel.spark import relay
+from semel.spark.answers import answered
 from semel.spark.landing import (
     Job,
     KeepBody,
@@ -318,7 +319,8 @@ class StreamTarget:
 
     def _ops(self, store: Store, job: Job, staged: Sequence[Staged]) -> list[Op]:
         pins = relay.pin(store, job.pipeline, self.options.to) if self.options.to is not None else []
-        return [*pins, *landing_ops(job, self.options.staged, staged, body_keeper(store, job))]
+        rows = list(staged_rows(job, self.options.staged, staged))
+        return [*pins, *landing_ops(store, job, rows)]
 
     def abort(self, job: Job, staged: Sequence[Staged]) -> None:
         with closing(open_sink_store(self.options)) as store:
@@ -333,17 +335,16 @@ def open_sink_store(options: SinkOptions) -> Store:
 
 def land(store: Store, job: Job, options: SinkOptions, ops: Callable[[], list[Op]]) -> SinkState:
     """Commit the ops of a batch and its number in one transaction, unless it has landed before. Returns the state
-    afterwards. `ops` is only asked when they are needed."""
-    batch: list[Op] | None = None
+    afterwards. `ops` is only asked when they are needed, and again when others have landed a batch in between: what it
+    has looked up may have changed."""
     for _ in range(TRIES_MAX):
         known = store.state(state_key(job.pipeline))
         state = read_state(state_key(job.pipeline), known)
         if state.has(job.query, job.batch):
             return state
         check_complete(job, options, state)
-        batch = ops() if batch is None else batch
         head, following = progress_ops(store, job, options, state, known.version if known is not None else 0)
-        outcome = commit_unit(store, (*head, *batch))
+        outcome = commit_unit(store, (*head, *ops()))
         if not isinstance(outcome, Refused):
             return following
         check_refusal(job, outcome)
@@ -389,6 +390,16 @@ def check_refusal(job: Job, refused: Refused) -> None:
     assert any(isinstance(result, Conflict) for result in refused.results)
 
 
+def check_fence(store: Store, job: Job, options: SinkOptions) -> None:
+    """Before a step that no transaction holds together: whether this driver still has the lease."""
+    guard = options.guard
+    if guard is None:
+        return
+    row = store.work(guard.queue, guard.identity)
+    if row is None or row.state is not WorkState.CLAIMED or row.fence != guard.fence:
+        raise stale(job)
+
+
 def stale(job: Job) -> StaleFence:
     return StaleFence(
         f"another driver has taken over pipeline {job.pipeline!r}: batch {job.batch} of this one was not written",
@@ -396,9 +407,9 @@ def stale(job: Job) -> StaleFence:
     )
 
 
-def landing_ops(job: Job, staging: Staging, staged: Sequence[Staged], keep_body: KeepBody) -> list[Op]:
-    landing = Landing(job, keep_body)
-    for row in staged_rows(job, staging, staged):
+def landing_ops(store: Store, job: Job, rows: Sequence[Row]) -> list[Op]:
+    landing = Landing(job, body_keeper(store, job), answered(store, job.pipeline, rows))
+    for row in rows:
         landing.add(row)
     return landing.end()
 
@@ -444,7 +455,7 @@ class _RowNamer:
 
     def refuse(self, values: Values, error: InputError) -> Row:
         try:
-            return dead_row(values, error)
+            return dead_row(values, error, self.derive)
         except InputError:
             shown = {name: value for name, value in values.items() if value is not None and name != "data"}
             raise InputError(
@@ -459,10 +470,6 @@ def body_keeper(store: Store, job: Job) -> KeepBody:
         return put_body(store, f"{job.pipeline[:64]}-{job.batch}-{uuid.uuid4().hex}", [body])
 
     return keep
-
-
-def no_body(body: bytes) -> Blob:
-    raise AssertionError("events have no bodies")
 
 
 def clean_up(store: Store, options: SinkOptions, staged: Sequence[Staged]) -> None:

@@ -1,16 +1,22 @@
-"""The sink into a user's own table, in the database of the store: rows, number of the batch and ledger in one commit.
+"""The sink into a user's own table, which lies in the database of the store.
 
 The table and its unique key are the user's: nothing is created here. A row whose key is there already is a duplicate
 and changes nothing. A row that the table refuses becomes a dead letter with the table's own words as its cause.
 
-Records of streams are not written inside somebody else's transaction (see `Tx`). So dead letters and receipts are
-committed just before. Each has an identity: should this process die in between, the replay finds them there.
+A batch is one transaction: its number under the driver's fence, the rows, the receipts and dead letters, the ledger. A
+user's transaction may not append to streams (see `Tx`), because nobody knows how long it will hold their heads. This
+one is the sink's own: it takes the heads last, after the table has answered, and commits at once. Where the process may
+die:
+
+    before the commit       nothing has happened; chunks of large bodies that nobody names are swept
+    after it                all has happened; the number tells the replay, which only sweeps the staged files
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -21,27 +27,29 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from semel.errors import ConfigError, InputError, StaleFence, StoreBusy, StoreUnavailable
-from semel.kernel.envelope import DATA_INLINE_BYTES_MAX
-from semel.kernel.ledger import Kind
-from semel.kernel.ops import Op
+from semel.errors import ConfigError, InputError, StoreBusy, StoreUnavailable
+from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob
+from semel.kernel.ops import Applied, Op, Refused, Unit
+from semel.kernel.ops import Outcome as Applying
 from semel.kernel.store import Store
-from semel.runtime.holding import commit_unit
+from semel.spark.answers import answered
 from semel.spark.landing import Job, Landing, read_state, state_key
 from semel.spark.rows import ARROW_TRAVEL, Outcome, Row
 from semel.spark.sink import (
     SinkOptions,
     body_keeper,
     check_complete,
+    check_refusal,
     clean_up,
     message_rows,
-    no_body,
     open_sink_store,
     progress_ops,
-    stale,
 )
 from semel.spark.staging import Staged, Task
+from semel.stores.apply import apply
+from semel.stores.bodies import BODY_BYTES_MAX
 from semel.stores.sqlite import path_of
+from semel.stores.sqlite_engine import SqliteEngine
 
 TRIES_MAX = 20
 REFUSED_MAX = 1000
@@ -64,13 +72,18 @@ POSTGRES_TYPES = {
 
 @dataclass(slots=True)
 class _Batch:
-    """The rows of one batch. `lines` are what the table gets, and `rows` the same ones as messages, for those that can
-    be called by an id. `aside` are those that do not pass on. `refused` says why the table does not want a line."""
+    """The rows of one batch in order, by number: `rows` as messages, if they can be called by an id, and `lines` as
+    what the table gets of those that pass. `refused` are the numbers of those that it does not want. `bodies` says
+    where large bodies are kept, by the `id` of the bytes: two messages with equal bodies have one each."""
 
-    lines: list[tuple[Any, ...]] = field(default_factory=list)
     rows: list[Row | None] = field(default_factory=list)
-    aside: list[Row] = field(default_factory=list)
-    refused: dict[int, str] = field(default_factory=dict)
+    lines: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+    bodies: dict[int, Blob] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> list[Row]:
+        return [row for row in self.rows if row is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,17 +189,8 @@ class TableTarget:
             if shape is None:
                 shape = self._fitted(store)
                 batch = self._read(job, shape, staged)
-                self._commit_records(store, job, batch.aside)
-            version = known.version if known is not None else 0
-            head, _ = progress_ops(store, job, self.options, state, version)
-            try:
-                refused = self._write(store, job, shape, head, batch)
-            except StaleFence:
-                if _version(store, job) == version:
-                    raise stale(job) from None
-                continue
-            if refused:
-                self._bury(store, job, shape, batch, refused)
+            head, _ = progress_ops(store, job, self.options, state, known.version if known is not None else 0)
+            _bury(job, shape, batch, self._write(store, job, shape, head, batch))
         raise StoreBusy(f"others write for pipeline {job.pipeline!r} all the time", fix="run it in one place")
 
     def _fitted(self, store: Store) -> Shape:
@@ -209,61 +213,62 @@ class TableTarget:
     def _read(self, job: Job, shape: Shape, staged: Sequence[Staged]) -> _Batch:
         found = _Batch()
         key = [shape.names.index(name) for name in shape.key]
+        empty: dict[int, str] = {}
         for each, batch in self.options.staged.read(staged):
             columns = [_values(batch.column(name)) for name in shape.names]
             for line, row in zip(zip(*columns, strict=True), message_rows(job, each.partition, batch), strict=True):
+                number = len(found.rows)
+                found.rows.append(row)
                 if row is not None and row.outcome is not None:
-                    found.aside.append(row)
                     continue
+                found.lines[number] = line
                 if any(line[place] is None for place in key):
                     # a key that is empty is never equal to another one: the row would come again with each replay
-                    found.refused[len(found.lines)] = f"its key ({', '.join(shape.key)}) is empty"
-                found.lines.append(line)
-                found.rows.append(row)
+                    empty[number] = f"its key ({', '.join(shape.key)}) is empty"
+        _bury(job, shape, found, empty)
         return found
 
-    def _commit_records(self, store: Store, job: Job, rows: Iterable[Row]) -> None:
-        """What becomes a record of a stream. It is there once, however often this is called."""
-        landing = Landing(job, body_keeper(store, job))
-        for row in rows:
-            if row.outcome in (Outcome.DEAD, Outcome.HANDLED):
-                landing.add(row)
-        ops = landing.end()
-        if ops:
-            commit_unit(store, tuple(ops))
-
     def _write(self, store: Store, job: Job, shape: Shape, head: Sequence[Op], batch: _Batch) -> dict[int, str]:
-        """One transaction. Returns the lines that the table refused: then nothing of it has happened."""
-        lines = [each for each in enumerate(batch.lines) if each[0] not in batch.refused]
-        buried = {number for number, row in enumerate(batch.rows) if row is not None and row.outcome is Outcome.DEAD}
-        if unburied := {number: why for number, why in batch.refused.items() if number not in buried}:
-            return unburied
+        """One transaction, which the state of the sink shows if it was committed. Returns the lines that the table
+        refused: then it was not. The heads of streams are taken last, and held until the commit and no longer."""
+        _keep_bodies(store, job, batch)
+        known = answered(store, job.pipeline, batch.messages, elsewhere=True)
+        landing = Landing(job, lambda body: batch.bodies[id(body)], known)
+        lines = [(number, line) for number, line in batch.lines.items() if number not in batch.refused]
         with open_database(store) as database:
-            tx = store.bind(database.connection)
-            tx.apply(head)
+            outcome = database.apply(store, head)
+            if isinstance(outcome, Refused):
+                check_refusal(job, outcome)
+                return {}
             verdicts = database.insert(shape, lines)
             if not verdicts.refused:
-                tx.apply(_events(job, batch, verdicts.fresh))
-                database.commit()
+                landed = database.apply(store, _ops(landing, batch, verdicts.fresh))
+                if isinstance(landed, Applied):
+                    database.commit()
             return verdicts.refused
 
-    def _bury(self, store: Store, job: Job, shape: Shape, batch: _Batch, refused: dict[int, str]) -> None:
-        """Rows that the table refuses would hold up the query for ever: they become dead letters."""
-        batch.refused |= refused
-        if len(batch.refused) > REFUSED_MAX:
-            raise ConfigError(
-                f"table {shape.table} refuses more than {REFUSED_MAX:,} rows of batch {job.batch}, one of them with:"
-                f" {next(iter(refused.values()))}",
-                fix="the table does not fit these rows: change one of the two",
-            )
-        for number, why in refused.items():
-            batch.rows[number] = _dead(shape, batch.lines[number], batch.rows[number], why)
-        self._commit_records(store, job, [row for number in refused if (row := batch.rows[number]) is not None])
+
+def _keep_bodies(store: Store, job: Job, batch: _Batch) -> None:
+    """Of all rows that may become dead letters, before the transaction begins: on SQLite there is one writer at a
+    time. What is not needed is swept."""
+    keep = body_keeper(store, job)
+    for row in batch.messages:
+        body = row.large if row.outcome is not None else None
+        if body is not None and len(body) <= BODY_BYTES_MAX and id(body) not in batch.bodies:
+            batch.bodies[id(body)] = keep(body)
 
 
-def _version(store: Store, job: Job) -> int:
-    known = store.state(state_key(job.pipeline))
-    return known.version if known is not None else 0
+def _bury(job: Job, shape: Shape, batch: _Batch, refused: dict[int, str]) -> None:
+    """Rows that the table refuses would hold up the query for ever: they become dead letters."""
+    batch.refused.update(refused)
+    if len(batch.refused) > REFUSED_MAX:
+        raise ConfigError(
+            f"table {shape.table} refuses more than {REFUSED_MAX:,} rows of batch {job.batch}, one of them with:"
+            f" {next(iter(refused.values()))}",
+            fix="the table does not fit these rows: change one of the two",
+        )
+    for number, why in refused.items():
+        batch.rows[number] = _dead(shape, batch.lines[number], batch.rows[number], why)
 
 
 def _dead(shape: Shape, line: tuple[Any, ...], row: Row | None, why: str) -> Row:
@@ -291,15 +296,15 @@ def _values(column: pa.Array) -> list[Any]:
     return values
 
 
-def _events(job: Job, batch: _Batch, fresh: set[int]) -> list[Op]:
-    """What the ledger hears of the batch: each message took effect in the table, or was there already."""
-    landing = Landing(job, no_body)
-    for row in batch.aside:
-        if row.outcome not in (Outcome.DEAD, Outcome.HANDLED):
+def _ops(landing: Landing, batch: _Batch, fresh: set[int]) -> list[Op]:
+    """What the store hears of the batch: each message took effect in the table, or was there already, or died."""
+    for number, row in enumerate(batch.rows):
+        if row is None:
+            continue
+        if row.outcome is None:
+            landing.add_elsewhere(row, fresh=number in fresh)
+        else:
             landing.add(row)
-    for number, passed in enumerate(batch.rows):
-        if passed is not None and passed.outcome is None:
-            landing.tell(passed, (Kind.ACCEPTED, Kind.HANDLED) if number in fresh else (Kind.DUPLICATE,))
     return landing.end()
 
 
@@ -308,8 +313,6 @@ def _events(job: Job, batch: _Batch, fresh: set[int]) -> list[Op]:
 
 class Database(Protocol):
     """The user's tables, inside one transaction of theirs that is rolled back unless it is committed."""
-
-    connection: Any
 
     def columns(self, shape: Shape) -> list[str]:
         """The columns of the table. Raises when there is no such table."""
@@ -320,6 +323,10 @@ class Database(Protocol):
         ...
 
     def insert(self, shape: Shape, lines: Lines) -> Verdicts: ...
+
+    def apply(self, store: Store, ops: Sequence[Op]) -> Applying:
+        """Semel's own writes, in the same transaction."""
+        ...
 
     def commit(self) -> None: ...
 
@@ -385,6 +392,12 @@ class SqliteDatabase:
             if cursor.rowcount == 1:
                 fresh.add(number)
         return Verdicts(fresh, refused)
+
+    def apply(self, store: Store, ops: Sequence[Op]) -> Applying:
+        engine = SqliteEngine(self.connection, time.time_ns() // 1000, store.node)
+        outcome = apply(engine, [Unit(tuple(ops))])[0]
+        engine.finish()
+        return outcome
 
     def commit(self) -> None:
         self.connection.execute("COMMIT")

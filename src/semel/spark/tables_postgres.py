@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,12 @@ import psycopg
 from psycopg import sql
 
 from semel.errors import StoreUnavailable
+from semel.kernel.ops import Conflict, Op, Outcome, Refused, Unit
+from semel.kernel.store import Store
 from semel.spark.tables import POSTGRES_TYPES, Lines, Shape, Verdicts, no_key, no_table
+from semel.stores.apply import apply
+from semel.stores.postgres_engine import PostgresEngine, TryAgain
+from semel.stores.postgres_wire import Statements
 
 STAGED = "semel_staged"
 NUMBER = "semel_number"
@@ -73,6 +78,22 @@ class PostgresDatabase:
         with self.connection.cursor() as cursor, cursor.copy(statement) as copy:
             for number, line in lines:
                 copy.write_row((*line, number))
+
+    def apply(self, store: Store, ops: Sequence[Op]) -> Outcome:
+        """Nobody raises the epoch until the end of the transaction, as in those of the store, and whoever waits for new
+        records is woken by its commit."""
+        run = Statements(self.connection, ours=False)
+        run.run("hold_epoch")
+        unit = Unit(tuple(ops))
+        engine = PostgresEngine(run.join, store.node, [unit])
+        try:
+            outcome = apply(engine, [unit])[0]
+            engine.flush()
+        except TryAgain:
+            # somebody made the same stream at this moment: begin again, and it is there
+            return Refused((Conflict(0),))
+        run.run("notify")
+        return outcome
 
     def commit(self) -> None:
         self.connection.commit()

@@ -41,22 +41,47 @@ def test_session_and_index_are_kept_unless_the_function_sets_them() -> None:
         (Envelope("other", index=9), ("shop", 9)),
         (Envelope("other", session="shop"), ("shop", 4)),
     ):
-        [out] = handled(lambda _, given=given: given)  # type: ignore[misc]
+        *_, out = handled(lambda _, given=given: given)  # type: ignore[misc]
         assert (out.envelope.session, out.envelope.index) == kept
 
 
 def test_another_id_names_its_input_and_its_number() -> None:
-    out = handled(lambda envelope: [Envelope("a"), Envelope("b", index=7)])
+    _, *out = handled(lambda envelope: [Envelope("a"), Envelope("b", index=7)])
     assert [(row.envelope.id, row.input, row.ordinal) for row in out] == [("a", "order-1", 0), ("b", "order-1", 1)]
     assert [(row.envelope.session, row.envelope.index) for row in out] == [("shop", None), ("shop", 7)]
     assert {row.position for row in out} == {ROW.position}
 
 
 def test_of_several_outputs_the_same_message_keeps_its_index() -> None:
-    out = handled(lambda envelope: (Envelope("receipt"), envelope))
+    _, *out = handled(lambda envelope: (Envelope("receipt"), envelope))
     assert [(row.envelope.id, row.envelope.index, row.input) for row in out] == [
-        ("receipt", None, "order-1"), ("order-1", 4, None),
+        ("receipt", None, "order-1"), ("order-1", 4, "order-1"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [[Envelope("other", session="till")], [Envelope("order-1", session="till")], [Envelope("a"), Envelope("b")]],
+)
+def test_an_input_that_its_outputs_do_not_show_stands_before_them(outputs: list[Envelope]) -> None:
+    itself, *out = handled(lambda envelope: outputs)
+    bare = Envelope("order-1", session="shop", index=4)
+    assert itself == Row(bare, ROW.position, Outcome.HANDLED)
+    assert [(row.input, row.ordinal) for row in out] == [("order-1", place) for place in range(len(outputs))]
+
+
+def test_an_input_that_its_output_shows_does_not_stand_before_it() -> None:
+    assert [row.input for row in handled(lambda envelope: Envelope("other"))] == ["order-1"]
+    assert [row.input for row in handled(lambda envelope: [envelope, Envelope("other")])] == [None, "order-1"]
+
+
+@pytest.mark.parametrize(("number", "numbers"), [(0, [0, 1]), (3, [3, 1]), (None, [None, 1])])
+def test_what_is_made_of_an_output_goes_on_under_its_input_and_number(
+    number: int | None, numbers: list[int | None]
+) -> None:
+    made = replace(ROW, input="origin", ordinal=number)
+    out = handled(lambda envelope: [Envelope("a"), Envelope("b", session="till")], made)
+    assert [(row.input, row.ordinal) for row in out] == [("origin", each) for each in numbers]
 
 
 def test_nothing_is_a_message_that_was_handled() -> None:
@@ -121,11 +146,11 @@ def test_derived_messages_have_the_same_ids_at_every_run() -> None:
     def split(envelope: Envelope) -> list[Envelope]:
         return [derived(envelope, at, data=bytes([byte])) for at, byte in enumerate(envelope.data)]
 
-    out = handled(split)
+    _, *out = handled(split)
     assert [row.envelope.id for row in out] == [derived_id("sales", "order-1", at) for at in range(3)]
     assert [row.envelope.data for row in out] == [b"t", b"e", b"n"]
     assert {row.envelope.headers["h"] for row in out} == {"v"}
-    assert handled(split) == out
+    assert handled(split)[1:] == out
 
 
 def test_a_large_body_can_be_read_and_goes_on_whole() -> None:
@@ -158,6 +183,15 @@ def test_batches_go_through_with_rows_that_are_no_messages_as_dead_letters() -> 
     rows = list(rows_of(out))
     assert [row.outcome for row in rows] == [None, Outcome.DEAD]
     assert rows[0] == ROW
+
+
+def test_outputs_without_ids_come_to_the_function_under_their_derived_ones() -> None:
+    batch = batch_of([replace(ROW, input="m", ordinal=number) for number in range(2)])
+    nameless = pa.table(batch.to_pydict() | {"id": [None, None], "session": [None, "\x00"]}, schema=batch.schema)
+    [out] = Handling(lambda envelope: envelope, "sales")(nameless.to_batches())
+    good, bad = rows_of(out)
+    assert (good.envelope.id, good.outcome) == (derived_id("sales", "m", 0), None)
+    assert (bad.envelope.id, bad.outcome, bad.input) == (derived_id("sales", "m", 1), Outcome.DEAD, "m")
 
 
 @pytest.fixture

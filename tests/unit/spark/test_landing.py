@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -12,11 +13,24 @@ from hypothesis import strategies as st
 
 from semel.errors import InputError, LimitExceeded, StoreError
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob, Envelope
-from semel.kernel.ledger import Kind, balance
+from semel.kernel.ledger import Balance, Kind, balance
 from semel.kernel.ops import Append, Log, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import State
-from semel.spark.landing import Job, Landing, SinkState, SourceRange, dead_row, derived_id, output_stream, read_state
+from semel.spark.landing import (
+    Inputs,
+    Job,
+    Landing,
+    SinkState,
+    SourceRange,
+    dead_row,
+    derived_id,
+    died_stream,
+    output_stream,
+    questions,
+    read_state,
+    receipts_stream,
+)
 from semel.spark.rows import Outcome, Row, rows_of
 from semel.stores.memory import MemoryStore
 
@@ -30,8 +44,21 @@ def no_bodies(body: bytes) -> Blob:
     raise AssertionError("no row here has a large body")
 
 
+def found(store: MemoryStore, asked: Inputs) -> Inputs:
+    """What the sink looks up before a batch lands."""
+
+    def known(stream: str, asked: set[str]) -> set[str]:
+        return asked & {record.identity for record in records(store, stream) if record.identity is not None}
+
+    return Inputs(
+        known(output_stream("orders"), asked.kept),
+        known(receipts_stream("orders"), asked.receipts),
+        known(died_stream("orders"), asked.dead),
+    )
+
+
 def land(store: MemoryStore, *rows: Row, job: Job = JOB) -> None:
-    landing = Landing(job, no_bodies)
+    landing = Landing(job, no_bodies, found(store, questions(rows)))
     for each in rows:
         landing.add(each)
     store.commit([Unit(tuple(landing.end()))])
@@ -94,8 +121,46 @@ def test_outputs_without_numbers_are_told_apart_by_their_input(store: MemoryStor
 def test_handled_leaves_a_receipt_and_no_output(store: MemoryStore) -> None:
     land(store, row("a", outcome=Outcome.HANDLED, session="s", index=3))
     assert ids(store, "spark/orders") == []
-    [receipt] = records(store, "spark/orders/receipts")
-    assert (receipt.envelope.type, receipt.envelope.session, receipt.envelope.index) == ("semel.receipt", "s", 3)
+    assert placed(store, "spark/orders/receipts") == [("a", "s", 3)]
+    assert told(store) == {(HOP, Kind.ACCEPTED, "a"): 1, (HOP, Kind.HANDLED, "a"): 1}
+
+
+def placed(store: MemoryStore, stream: str) -> list[tuple[str, str | None, int | None]]:
+    """The receipts of a stream."""
+    envelopes = [record.envelope for record in records(store, stream)]
+    assert {envelope.type for envelope in envelopes} == {"semel.receipt"}
+    return [(envelope.id, envelope.session, envelope.index) for envelope in envelopes]
+
+
+def itself(id: str, session: str, index: int) -> Row:
+    """An input as a handler puts it before its outputs."""
+    return row(id, session=session, index=index, outcome=Outcome.HANDLED)
+
+
+def test_a_receipt_shows_the_input_and_not_its_outputs(store: MemoryStore) -> None:
+    land(
+        store,
+        itself("a", "s", 3), row("x", input="a", ordinal=0, session="t"), row("y", input="a", ordinal=1, session="u"),
+        itself("b", "s", 4), row("b", input="b", ordinal=0, session="t"),
+        itself("c", "s", 5),
+        row("d", session="s", index=6),
+    )  # fmt: skip
+    assert ids(store, "spark/orders") == ["x", "y", "b", "d"]
+    assert placed(store, "spark/orders/receipts") == [("a", "s", 3), ("b", "s", 4), ("c", "s", 5)]
+    ends = {"a": Kind.FORWARDED, "b": Kind.FORWARDED, "c": Kind.HANDLED, "d": Kind.FORWARDED}
+    assert told(store) == {(HOP, kind, id): 1 for id, end in ends.items() for kind in (Kind.ACCEPTED, end)}
+
+
+def test_the_same_input_with_outputs_twice_is_two_arrivals(store: MemoryStore) -> None:
+    for job in (JOB, Job("orders", "q2", 0)):
+        land(store, itself("a", "s", 3), row("x", input="a", ordinal=0), row("y", input="a", ordinal=1), job=job)
+    assert told(store) == {
+        (HOP, Kind.ACCEPTED, "a"): 1, (HOP, Kind.FORWARDED, "a"): 1, (HOP, Kind.DUPLICATE, "a"): 1,
+    }  # fmt: skip
+
+
+def test_several_outputs_of_an_output_that_were_all_handled_are_told_once(store: MemoryStore) -> None:
+    land(store, *[row(f"x{n}", input="a", ordinal=n, outcome=Outcome.HANDLED) for n in range(3)])
     assert told(store) == {(HOP, Kind.ACCEPTED, "a"): 1, (HOP, Kind.HANDLED, "a"): 1}
 
 
@@ -108,6 +173,78 @@ def test_a_dead_letter_keeps_its_message_and_says_why(store: MemoryStore) -> Non
     assert told(store) == {
         (HOP, Kind.ACCEPTED, "a"): 1, (HOP, Kind.DEAD_LETTERED, "a"): 1, (HOP, Kind.DUPLICATE, "a"): 1,
     }  # fmt: skip
+    [end] = [event for event in events(store) if event.kind is Kind.DEAD_LETTERED]
+    assert end.cause == "bad\ufffdsum"
+
+
+# -- one acceptance for one input, whatever became of it
+
+FATES = {
+    "passes": ((row("a", session="s", index=3),), Kind.FORWARDED),
+    "makes": ((itself("a", "s", 3), row("x", input="a", ordinal=0), row("y", input="a", ordinal=1)), Kind.FORWARDED),
+    "handles": ((itself("a", "s", 3),), Kind.HANDLED),
+    "dies": ((row("a", session="s", index=3, outcome=Outcome.DEAD, cause="no"),), Kind.DEAD_LETTERED),
+}
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("again", FATES)
+@pytest.mark.parametrize("first", FATES)
+def test_what_took_effect_is_a_duplicate_and_what_died_was_replayed(
+    store: MemoryStore, first: str, again: str, together: bool
+) -> None:
+    (rows, end), (more, other_end) = FATES[first], FATES[again]
+    if together:
+        land(store, *rows, *more)
+    else:
+        land(store, *rows)
+        land(store, *more, job=Job("orders", "q2", 0))
+    expected = {Kind.ACCEPTED: 1, end: 1}
+    if first == "dies" and again != "dies":
+        expected |= {Kind.REPLAYED: 1, other_end: 1}
+    else:
+        expected |= {Kind.DUPLICATE: 1}
+    assert told(store) == {(HOP, kind, "a"): count for kind, count in expected.items()}
+    assert balance(events(store), 0).holds
+    assert ids(store, "dead/hub/chat") == (["a"] if first == "dies" else [])
+    assert {(event.session, event.idx) for event in events(store) if event.message is not None} <= {("s", 3)}
+
+
+@pytest.mark.parametrize("third", FATES)
+def test_what_was_replayed_took_effect(store: MemoryStore, third: str) -> None:
+    for number, fate in enumerate(("dies", "passes", third)):
+        land(store, *FATES[fate][0], job=Job("orders", "q", number))
+    assert told(store)[HOP, Kind.DUPLICATE, "a"] == 1
+    assert balance(events(store), 0) == Balance(accepted=1, replayed=1, ended=2, open=0)
+
+
+def test_a_copy_by_another_way_is_the_same_input(store: MemoryStore) -> None:
+    land(store, row("a", stream="hub/east", outcome=Outcome.DEAD), row("a", stream="hub/west"))
+    assert told(store) == {
+        ("hub/east>spark/orders", Kind.ACCEPTED, "a"): 1,
+        ("hub/east>spark/orders", Kind.DEAD_LETTERED, "a"): 1,
+        ("hub/west>spark/orders", Kind.REPLAYED, "a"): 1,
+        ("hub/west>spark/orders", Kind.FORWARDED, "a"): 1,
+    }
+
+
+def test_the_death_of_an_output_is_told_of_its_input(store: MemoryStore) -> None:
+    land(store, itself("a", "s", 3), row("x", input="a", ordinal=0, outcome=Outcome.DEAD, cause="no", data=b"body"))
+    land(store, row("z", input="b", ordinal=0, outcome=Outcome.DEAD))
+    assert [(dead.envelope.id, dead.envelope.data) for dead in records(store, "dead/hub/chat")] == [
+        ("x", b"body"), ("z", b""),
+    ]  # fmt: skip
+    assert told(store) == {(HOP, kind, id): 1 for kind in (Kind.ACCEPTED, Kind.DEAD_LETTERED) for id in "ab"}
+    assert placed(store, "spark/orders/dead") == [("a", "s", 3), ("b", None, None)]
+
+
+def test_an_output_that_dies_beside_others_is_kept_and_ends_nothing(store: MemoryStore) -> None:
+    dead = row("y", input="a", ordinal=1, outcome=Outcome.DEAD, cause="no", data=b"body")
+    land(store, row("x", input="a", ordinal=0), dead)
+    assert [dead.envelope.data for dead in records(store, "dead/hub/chat")] == [b"body"]
+    assert told(store) == {(HOP, kind, "a"): 1 for kind in (Kind.ACCEPTED, Kind.FORWARDED, Kind.FAILED)}
+    [failed] = [event for event in events(store) if event.kind is Kind.FAILED]
+    assert failed.cause == "output y: no"
 
 
 def test_a_dead_letter_with_a_long_id_or_full_headers_has_its_place_too(store: MemoryStore) -> None:
@@ -167,7 +304,8 @@ def test_whatever_comes_every_range_is_exact_and_every_id_stands_once(first: lis
     with closing(MemoryStore()) as store:
         land(store, *first)
         land(store, *second, job=Job("orders", "q1", 8))
-        told(store)
+        accepted = Counter(id for (_, kind, id), n in told(store).items() for _ in range(n) if kind is Kind.ACCEPTED)
+        assert set(accepted.values()) <= {1}
         assert balance(events(store), 0).holds
         for stream in store.status().streams:
             stored = [record.identity for record in records(store, stream.name)]
@@ -235,6 +373,15 @@ def test_a_large_body_goes_with_the_dead_letter() -> None:
     [dead] = refused(id=["a"], session=[""], data=[body])
     assert dead.large == body
     assert dead.envelope.data == b""
+
+
+def test_bad_outputs_of_one_input_are_dead_letters_of_their_own() -> None:
+    batch = raw(id=[None, None], input=["m", "m"], ordinal=[0, 1], session=["", ""], stream=["hub/chat"] * 2)
+    derive = partial(derived_id, "orders")
+    found = list(rows_of(batch, refuse=partial(dead_row, derive=derive), derive=derive))
+    assert [(dead.envelope.id, dead.input, dead.ordinal) for dead in found] == [
+        (derived_id("orders", "m", n), "m", n) for n in (0, 1)
+    ]  # fmt: skip
 
 
 def test_an_output_without_an_id_is_given_a_derived_one() -> None:

@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from semel.errors import ConfigError, StoreError, StoreUnavailable
+from semel.errors import ConfigError, StaleFence, StoreError, StoreUnavailable
 from semel.kernel.ledger import Kind
 from semel.kernel.store import Store
+from semel.runtime.holding import Holder
 from semel.spark import parquet as module
 from semel.spark.landing import Job
 from semel.spark.parquet import FolderTarget, listed, local_folder
@@ -30,10 +31,10 @@ class Killed(BaseException):
 
 
 class Folder:
-    def __init__(self, tmp_path: Path, store: str | None = None) -> None:
+    def __init__(self, tmp_path: Path, store: str | None = None, fence: int | None = None) -> None:
         self.path = tmp_path / "out"
         self.options = SinkOptions(
-            pipeline="orders", path=str(self.path), store=store, staging=str(tmp_path / "staging")
+            pipeline="orders", path=str(self.path), store=store, staging=str(tmp_path / "staging"), fence=fence
         )
 
     def target(self) -> FolderTarget:
@@ -170,14 +171,110 @@ def test_two_drivers_at_once_make_one_batch(folder: Folder, monkeypatch: pytest.
     turns = iter([True])
     put_once = FolderTarget._put_once
 
-    def overtaken(self: FolderTarget, path: Path, content: bytes) -> None:
+    def overtaken(self: FolderTarget, job: Job, path: Path, content: bytes) -> None:
         if path.parent.name == "_plan" and next(turns, None):
             folder.commit(0, *theirs)
-        put_once(self, path, content)
+        put_once(self, job, path, content)
 
     monkeypatch.setattr(FolderTarget, "_put_once", overtaken)
     folder.commit(0, mine)
     assert sorted(folder.rows) == sorted(folder.listed_rows) == ["a", "b"]
+
+
+class TestZombie:
+    """A driver that was taken for dead, and does not know it."""
+
+    @pytest.fixture
+    def drivers(self, tmp_path: Path, store: Store) -> tuple[Folder, Folder]:
+        old = Holder(store, "pipeline/orders", job="running", lease_s=0.0, owner="old")
+        old.acquire()
+        new = Holder(store, "pipeline/orders", job="running", owner="new")
+        new.acquire()
+        return Folder(tmp_path, store.url, old.fence), Folder(tmp_path, store.url, new.fence)
+
+    def test_it_shows_nothing_and_what_it_left_is_swept(self, drivers: tuple[Folder, Folder], store: Store) -> None:
+        zombie, living = drivers
+        with pytest.raises(StaleFence, match="another driver has taken over"):
+            zombie.commit(0, zombie.stage(0, "a"))
+        assert not list(zombie.path.glob("*.parquet"))
+        assert not (zombie.path / "_plan").exists()
+        living.commit(0, living.stage(0, "a"))
+        late = zombie.stage(0, "a")
+        with pytest.raises(StaleFence):
+            zombie.commit(0, late)
+        living.commit(1, living.stage(1, "b"))
+        assert living.rows == living.listed_rows == ["a", "b"]
+        assert living.left_over == []
+        assert told(store) == {(HOP, kind, id): 1 for kind in (Kind.ACCEPTED, Kind.HANDLED) for id in "ab"}
+
+    def test_it_may_be_replaced_between_its_plan_and_the_first_file(
+        self, drivers: tuple[Folder, Folder], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        zombie, living = drivers
+        checks = iter([True])
+        check = module.check_fence
+
+        def replaced(store: Store, job: Job, options: SinkOptions) -> None:
+            """The first look finds all well."""
+            if not next(checks, None):
+                check(store, job, options)
+
+        staged = zombie.stage(0, "a")
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "check_fence", replaced)
+            with pytest.raises(StaleFence):
+                zombie.commit(0, staged)
+        assert living.rows == []
+        living.commit(0, living.stage(0, "a"))
+        assert living.rows == living.listed_rows == ["a"]
+        assert living.left_over == []
+
+
+def test_files_of_another_query_are_swept(folder: Folder) -> None:
+    folder.commit(0, folder.stage(0, "a"))
+    foreign = folder.stage(0, "a", query="q2")
+    with pytest.raises(ConfigError, match="written by query q1"):
+        folder.commit(0, foreign, query="q2")
+    folder.target().abort(Job("orders", "q2", 0), [foreign])
+    assert folder.left_over == []
+    folder.stage(5, "late", query="q2")
+    coming = folder.stage(2, "c")
+    folder.commit(1, folder.stage(1, "b"))
+    assert folder.left_over == [coming.part]
+
+
+def test_what_a_driver_left_when_it_died_writing_a_plan_is_swept(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.commit(0, folder.stage(0, "a"))
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    staged = folder.stage(1, "b")
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "rename_unless_there", die)
+        with pytest.raises(Killed):
+            folder.commit(1, staged)
+    assert len(folder.left_over) == 2
+    folder.commit(1, folder.stage(1, "b"))
+    assert folder.rows == ["a", "b"]
+    assert folder.left_over == []
+
+
+def test_an_abort_keeps_what_a_plan_names(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: object) -> None:
+        raise Killed
+
+    planned, other = folder.stage(0, "a"), folder.stage(0, "a")
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderTarget, "_carry_out", die)
+        with pytest.raises(Killed):
+            folder.commit(0, planned)
+    folder.target().abort(Job("orders", "q1", 0), [planned, other])
+    assert folder.left_over == [planned.part]
+    folder.commit(0, folder.stage(0, "a"))
+    assert folder.rows == ["a"]
 
 
 def test_an_abort_after_the_commit_undoes_nothing(folder: Folder) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 
 from semel.errors import ConfigError, InputError
 from semel.kernel.dedup import GapPolicy, OnGap
 from semel.spark.delivery import delivery
-from semel.spark.pipeline import Input, Order, Pipeline, from_file, replay, sink_options
+from semel.spark.handlers import Handling
+from semel.spark.pipeline import Input, Order, Pipeline, from_file, replay, send_files_along, sink_options
 
 STORE = "sqlite:///semel.db"
 ORDERS = Input(STORE, "outbox/orders")
@@ -108,6 +114,10 @@ def test_the_delivery_pipeline_merges_in_order() -> None:
 
 
 class TestFile:
+    @pytest.fixture(autouse=True)
+    def leave_the_path_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "path", list(sys.path))
+
     def write(self, folder: Path, text: str) -> Path:
         path = folder / "made_pipeline.py"
         path.write_text(text)
@@ -125,6 +135,60 @@ class TestFile:
     def test_what_is_wrong_with_it_is_said(self, tmp_path: Path, text: str, problem: str) -> None:
         with pytest.raises(ConfigError, match=problem):
             from_file(self.write(tmp_path, text))
+
+    def elsewhere(self, pipeline: Pipeline, data: bytes, folder: Path) -> list[str]:
+        """What the handler makes of a message in a process that knows nothing of the file."""
+        send_files_along()
+        assert pipeline.handler is not None
+        (folder / "task").write_bytes(cloudpickle.dumps(Handling(pipeline.handler, "made")))
+        task = (
+            "import pickle, sys\n"
+            "from semel.kernel.envelope import Envelope\n"
+            "from semel.spark.rows import Row, batch_of, rows_of\n"
+            "handling = pickle.loads(open(sys.argv[1], 'rb').read())\n"
+            f"[out] = handling([batch_of([Row(Envelope('m', data={data!r}))])])\n"
+            "print([row.cause or row.envelope.data for row in rows_of(out)][0])\n"
+        )
+        ran = subprocess.run(
+            [sys.executable, "-P", "-c", task, str(folder / "task")],
+            cwd="/", capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        return ran.stdout.split()
+
+    @pytest.mark.parametrize("handler", ["turn", "'made_pipeline:turn'"])
+    def test_its_functions_travel_with_all_that_they_use(self, tmp_path: Path, handler: str) -> None:
+        sign = uuid.uuid4().hex
+        made = []
+        for number in (1, 2):
+            folder = tmp_path / f"folder{number}"
+            folder.mkdir()
+            (folder / f"beside_{sign}.py").write_text("def doubled(data):\n    return data * 2\n")
+            text = (
+                "from msgspec.structs import replace\n"
+                "from semel.spark.pipeline import Input, Pipeline\n"
+                f"from beside_{sign} import doubled\n"
+                f"PREFIX = b'{number}-'\n"
+                "def helper(data):\n    return PREFIX + doubled(data)\n"
+                "def turn(envelope):\n    return replace(envelope, data=helper(envelope.data))\n"
+                f"pipeline = Pipeline('made', (Input('memory:', 'outbox/a'),), 'memory:', handler={handler})\n"
+            )
+            made.append(from_file(self.write(folder, text)))
+        assert [self.elsewhere(pipeline, b"x", tmp_path) for pipeline in made] == [["b'1-xx'"], ["b'2-xx'"]]
+
+    def test_it_takes_no_name_of_another_module(self, tmp_path: Path) -> None:
+        path = tmp_path / "json.py"
+        path.write_text(
+            "from semel.spark.pipeline import Input, Pipeline\n"
+            "pipeline = Pipeline('made', (Input('memory:', 'outbox/a'),), 'memory:', handler='json:dumps')\n"
+        )
+        assert from_file(path).handler == "json:dumps"
+        assert sys.modules["json"] is json
+
+    def test_one_that_fails_leaves_no_module_behind(self, tmp_path: Path) -> None:
+        before = set(sys.modules)
+        with pytest.raises(ConfigError, match="cannot be run"):
+            from_file(self.write(tmp_path, "1 / 0"))
+        assert set(sys.modules) == before
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no file"):

@@ -64,6 +64,33 @@ def test_a_checkpoint_is_a_folder_of_its_own() -> None:
     assert runner.checkpoint_of("orders", "checkpoints") == str(Path("checkpoints").resolve() / "orders")
 
 
+class Session:
+    """A session that has settings."""
+
+    def __init__(self, **settings: str) -> None:
+        self.conf = self
+        self.settings = settings
+
+    def get(self, name: str, default: str | None) -> str | None:
+        return self.settings.get(name, default)
+
+    def set(self, name: str, value: str) -> None:
+        self.settings[name] = value
+
+    def unset(self, name: str) -> None:
+        del self.settings[name]
+
+
+def test_a_start_leaves_the_settings_of_the_session_as_they_were() -> None:
+    session: Any = Session(encoding="unsaferow", other="kept")
+    with runner.settings_while(session, {"encoding": "avro", "idle": "false"}):
+        assert session.settings == {"encoding": "avro", "idle": "false", "other": "kept"}
+    assert session.settings == {"encoding": "unsaferow", "other": "kept"}
+    with pytest.raises(KeyError), runner.settings_while(session, {"idle": "false"}):
+        raise KeyError
+    assert session.settings == {"encoding": "unsaferow", "other": "kept"}
+
+
 class Query:
     """A query that makes a batch each time it is looked at."""
 
@@ -175,3 +202,17 @@ class TestFromOutside:
         assert not runner.wait_for_end(store, "orders", row.fence, 0.0)
         holder.release()
         assert runner.wait_for_end(store, "orders", row.fence, 0.0)
+
+    @pytest.mark.parametrize("ahead_s", [-86_400, 0, 86_400])
+    def test_only_the_clock_of_the_store_says_whether_a_driver_lives(self, ahead_s: int) -> None:
+        now = [time.time_ns() // 1000 + ahead_s * 1_000_000]
+        store = MemoryStore(clock=lambda: now[0])
+        holder = self.hold(store)
+        row = runner.ask_to_stop(store, "orders")
+        assert row is not None
+        assert not runner.wait_for_end(store, "orders", row.fence, 0.0)
+        holder.renew(now=True)
+        now[0] += 31_000_000
+        assert runner.wait_for_end(store, "orders", row.fence, 0.0)
+        assert runner.ask_to_stop(store, "orders") is None
+        self.hold(store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,12 +14,13 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from semel.errors import CommitInDoubt, ConfigError, InputError, StaleFence, StoreUnavailable
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Envelope
-from semel.kernel.ledger import Kind
+from semel.kernel.ledger import Kind, balance
 from semel.kernel.ops import Append, Outcome, Trim, Unit
 from semel.kernel.store import Store
 from semel.runtime.holding import Holder
 from semel.spark import sink as module
 from semel.spark.landing import Job, derived_id, read_state
+from semel.spark.rows import Outcome as Fate
 from semel.spark.rows import Row
 from semel.spark.sink import (
     BatchWriter,
@@ -323,6 +325,66 @@ def test_two_queries_at_once_both_land(sqlite: Store, tmp_path: Path, monkeypatc
     assert ids(sqlite, OUT) == ["b", "c", "a"]
     assert told(sqlite)[HOP, Kind.DUPLICATE, "b"] == 1
     assert read_state("", sqlite.state("sink/orders")).landed == {"q2": 0, "q1": 0}
+
+
+# -- one acceptance for one input
+
+
+def test_a_dead_letter_that_passes_when_the_checkpoint_is_lost_was_replayed(store: Store, tmp_path: Path) -> None:
+    Query(tmp_path, store).run(0, row("a", outcome=Fate.DEAD), row("b"), row("c", outcome=Fate.HANDLED), row("d"))
+    Query(tmp_path, store, "q2").run(0, row("a"), row("b", outcome=Fate.DEAD), row("c"), row("d"))
+    counts = told(store)
+    assert {kind for (_, kind, id) in counts if id == "a"} == {
+        Kind.ACCEPTED, Kind.DEAD_LETTERED, Kind.REPLAYED, Kind.FORWARDED,
+    }  # fmt: skip
+    assert set(counts.values()) == {1}
+    assert [counts[HOP, Kind.ACCEPTED, id] for id in "abcd"] == [1, 1, 1, 1]
+    assert [counts[HOP, Kind.DUPLICATE, id] for id in "abcd"] == [0, 1, 1, 1]
+    assert ids(store, "dead/hub/chat") == ["a"]
+    assert balance(events(store), 0).holds
+
+
+def test_what_another_driver_answered_for_in_between_is_seen(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = Query(tmp_path, store), Query(tmp_path, store, "q2")
+    messages = [mine.stage(0, [row("a")])]
+    others = [theirs.stage(0, [row("a", outcome=Fate.DEAD)])]
+    turns = iter([True])
+
+    def commit(units: Sequence[Unit]) -> list[Outcome]:
+        if next(turns, None):
+            StreamTarget(theirs.options).land(store, Job("orders", "q2", 0), others)
+        return store.commit(units)
+
+    with monkeypatch.context() as patched:
+        use(patched, Faulty(store, commit))
+        mine.writer.commit(messages, 0)
+    counts = told(store)
+    assert counts[HOP, Kind.ACCEPTED, "a"] == counts[HOP, Kind.REPLAYED, "a"] == counts[HOP, Kind.FORWARDED, "a"] == 1
+
+
+def test_an_input_with_an_odd_name_is_no_obstacle(store: Store, tmp_path: Path) -> None:
+    Query(tmp_path, store).run(0, row("x", input="m", ordinal=0))
+    query = Query(tmp_path, store, "q2")
+    query.writer.commit([query.stage(0, raw(id=["y", 'quote " and \\'], input=["m\x00", None]))], 0)
+    assert ids(store, OUT) == ["x", 'quote " and \\']
+    assert ids(store, "dead/input") == ["y"]
+
+
+def test_a_store_that_cannot_be_asked_is_named(sqlite: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = Query(tmp_path, sqlite)
+    query.run(0, row("a", outcome=Fate.DEAD))
+
+    def fail(*_: object, **__: object) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    messages = [query.stage(1, [row("a")])]
+    with monkeypatch.context() as patched:
+        patched.setattr("semel.spark.answers.sqlite3.connect", fail)
+        with pytest.raises(StoreUnavailable, match="disk I/O error"):
+            StreamTarget(query.options).land(sqlite, Job("orders", "q1", 1), messages)
+    assert ids(sqlite, OUT) == []
 
 
 # -- rows that no store would take

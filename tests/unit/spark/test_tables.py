@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, date, datetime
@@ -15,7 +16,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from semel.errors import ConfigError, InputError, StaleFence
+from semel.errors import ConfigError, InputError, StaleFence, StoreUnavailable
+from semel.kernel.envelope import DATA_INLINE_BYTES_MAX
 from semel.kernel.ledger import Kind
 from semel.kernel.store import Store
 from semel.runtime.holding import Holder
@@ -23,6 +25,7 @@ from semel.spark import tables as module
 from semel.spark.landing import Job, read_state
 from semel.spark.staging import Staged, Task
 from semel.spark.tables import TableTarget
+from semel.spark.tables_postgres import PostgresDatabase
 from semel.stores.open import open_store
 from semel.stores.sqlite import path_of
 
@@ -111,21 +114,98 @@ def test_a_lost_checkpoint_gives_duplicates_and_no_second_row(table: Table) -> N
     assert [counts[HOP, Kind.HANDLED, id] for id in "abc"] == [1, 1, 1]
 
 
-def test_a_driver_that_dies_before_its_commit_leaves_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Killed(BaseException):
-        pass
+class Killed(BaseException):
+    pass
 
-    def die(*_: object) -> list[object]:
-        raise Killed
 
+def kill_at(patched: pytest.MonkeyPatch, place: str, after: bool) -> None:
+    """Let the process die before or after a step of the transaction."""
+    for database in (module.SqliteDatabase, PostgresDatabase):
+        step = getattr(database, place)
+
+        def die(self: object, *arguments: Any, step: Any = step) -> Any:
+            if after:
+                step(self, *arguments)
+            raise Killed
+
+        patched.setattr(database, place, die)
+
+
+def all_of(table: Table) -> object:
+    streams = ("dead/input", "spark/orders/receipts", "spark/orders/dead")
+    state = table.store.state("sink/orders")
+    landed = read_state("", state).landed
+    return table.rows, [ids(table.store, stream) for stream in streams], told(table.store), landed
+
+
+@pytest.mark.parametrize(
+    ("place", "after", "happened"),
+    [
+        ("apply", False, False), ("apply", True, False), ("insert", False, False), ("insert", True, False),
+        ("commit", False, False), ("commit", True, True),
+    ],
+)  # fmt: skip
+def test_a_driver_that_dies_leaves_all_or_nothing(
+    table: Table, monkeypatch: pytest.MonkeyPatch, place: str, after: bool, happened: bool
+) -> None:
+    outcomes = [None, "dead", "handled", None]
+    batch = orders(("a", 1), ("b", 2), ("c", 3), ("no key", None), outcome=outcomes, cause=[None, "no", None, None])
+    before = all_of(table)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_events", die)
+        kill_at(patched, place, after)
         with pytest.raises(Killed):
-            table.write(orders(("a", 1)))
-    assert table.rows == []
-    assert table.store.state("sink/orders") is None
-    table.write(orders(("a", 1)))
+            table.write(batch)
+    left = all_of(table)
+    table.write(batch)
+    assert left == (all_of(table) if happened else before)
     assert table.rows == [("a", 1)]
+    assert ids(table.store, "dead/input") == ids(table.store, "spark/orders/dead") == ["b", "no key"]
+    assert ids(table.store, "spark/orders/receipts") == ["a", "c"]
+    ends = {"a": Kind.HANDLED, "b": Kind.DEAD_LETTERED, "c": Kind.HANDLED, "no key": Kind.DEAD_LETTERED}
+    assert told(table.store) == {(HOP, kind, id): 1 for id, end in ends.items() for kind in (Kind.ACCEPTED, end)}
+
+
+def test_what_died_and_passes_later_was_replayed(table: Table) -> None:
+    table.write(orders(("a", 1), ("b", 2), outcome=["dead", None]))
+    table.write(orders(("a", 1), ("b", 2), outcome=[None, "dead"]), query="q2")
+    assert table.rows == [("a", 1), ("b", 2)]
+    assert ids(table.store, "dead/input") == ["a"]
+    kinds = {kind: told(table.store)[HOP, kind, "a"] for kind in Kind}
+    assert {kind: n for kind, n in kinds.items() if n} == {
+        Kind.ACCEPTED: 1, Kind.DEAD_LETTERED: 1, Kind.REPLAYED: 1, Kind.HANDLED: 1,
+    }  # fmt: skip
+    assert told(table.store)[HOP, Kind.DUPLICATE, "b"] == told(table.store)[HOP, Kind.ACCEPTED, "b"] == 1
+
+
+def test_whoever_waits_for_dead_letters_is_woken(table: Table) -> None:
+    woken = threading.Event()
+    stop = table.store.listen(woken.set)
+    try:
+        table.write(orders(("a", 1), outcome=["dead"]))
+        assert woken.wait(30.0)
+    finally:
+        stop()
+
+
+def test_large_bodies_of_dead_letters_are_kept(table: Table) -> None:
+    body = "x" * (DATA_INLINE_BYTES_MAX + 1)
+    given = orders(("a", 1), ("b", 2), outcome=["dead", "handled"], stream=["hub/chat", "No Stream"])
+    given = given.append_column("data", pa.array([body.encode()] * 2, pa.binary()))
+    table.write(given)
+    letters = [*records(table.store, "dead/hub/chat"), *records(table.store, "dead/input")]
+    names = [letter.envelope.blob.name for letter in letters if letter.envelope.blob is not None]
+    assert len(set(names)) == 2
+    assert [b"".join(table.store.body(name)) for name in names] == [body.encode()] * 2
+
+
+def test_a_stale_fence_leaves_no_dead_letters_either(table: Table) -> None:
+    old = Holder(table.store, "pipeline/orders", job="x", lease_s=0.0, owner="old")
+    old.acquire()
+    Holder(table.store, "pipeline/orders", job="x", owner="new").acquire()
+    batch = orders(("a", 1), ("b", 2), outcome=["dead", "handled"])
+    with pytest.raises(StaleFence, match="another driver"):
+        table.write(batch, target=table.target(batch.schema, fence=old.fence))
+    assert table.store.status().streams == ()
 
 
 def test_a_stale_fence_writes_nothing(table: Table) -> None:
@@ -193,7 +273,7 @@ def test_rows_with_an_outcome_are_told_and_not_written(table: Table) -> None:
         table.write(batch, query=query)
     assert table.rows == [("a", 0)]
     assert ids(table.store, "dead/input") == ["c"]
-    assert ids(table.store, "spark/orders/receipts") == ["d"]
+    assert ids(table.store, "spark/orders/receipts") == ["a", "d"]
     counts = told(table.store)
     assert [counts[HOP, Kind.ACCEPTED, id] for id in "abcde"] == [1, 0, 1, 1, 0]
     assert counts[HOP, Kind.REJECTED, "e"] == 2
@@ -283,6 +363,12 @@ def test_a_number_as_id_is_one_as_text(table: Table) -> None:
     assert told(table.store)[HOP, Kind.HANDLED, "7"] == 1
 
 
+def test_a_batch_without_rows_still_counts(table: Table) -> None:
+    table.write(orders())
+    assert table.rows == []
+    assert read_state("", table.store.state("sink/orders")).has("q1", 0)
+
+
 def test_an_abort_undoes_nothing(table: Table) -> None:
     staged = table.write(orders(("a", 1)))
     table.target().abort(Job("orders", "q1", 0), staged)
@@ -306,9 +392,6 @@ def test_a_database_that_fails_is_named(table: Table, monkeypatch: pytest.Monkey
         if table.url.startswith("sqlite:"):
             raise sqlite3.OperationalError("disk I/O error")
         raise psycopg.OperationalError("the connection is lost")
-
-    from semel.errors import StoreUnavailable
-    from semel.spark.tables_postgres import PostgresDatabase
 
     for database in (module.SqliteDatabase, PostgresDatabase):
         monkeypatch.setattr(database, "commit", fail)
