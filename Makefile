@@ -26,7 +26,7 @@ demo: ## Show what Semel does (no root, no server)
 
 test: lint ## Lint, then run every test (WORKERS=2 PYTEST_ARGS=...)
 	@$(BIN)/python scripts/system-needs check
-	@status=0; $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS) || status=$$?; \
+	@status=0; scripts/test $(WORKERS) $(PYTEST_ARGS) || status=$$?; \
 		$(BIN)/python scripts/system-needs report; exit $$status
 
 lint: setup ## Check format, style, the purity rule and types

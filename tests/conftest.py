@@ -1,1 +1,23 @@
+"""For all tests: servers to test against, and which tests run in the process that has Spark."""
+
+from __future__ import annotations
+
+import pytest
+
 pytest_plugins = ["semel.testing.plugin"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--spark", choices=("only", "without"), help="run the tests that share a Spark session, or others")
+
+
+@pytest.hookimpl(trylast=True)  # after every folder has marked its own
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (chosen := config.getoption("--spark")) is None:
+        return
+    parts: dict[str, list[pytest.Item]] = {"only": [], "without": []}
+    for item in items:
+        parts["without" if item.get_closest_marker("spark") is None else "only"].append(item)
+    items[:] = parts.pop(chosen)
+    [others] = parts.values()
+    config.hook.pytest_deselected(items=others)

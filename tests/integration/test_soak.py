@@ -7,7 +7,7 @@ import json
 import pytest
 from rich.console import Console
 
-from semel.testing import soak
+from semel.testing import soak, spark_campaign
 
 
 @pytest.mark.parametrize("part", sorted(set(soak.PARTS) - {"sim", "spark"}))
@@ -15,11 +15,24 @@ def test_campaign_holds(part):
     check_twentieth(part)
 
 
-@pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(900)
 def test_spark_campaign_holds():
+    """Its drivers are processes of their own, which shares no session and goes well beside other tests."""
     check_twentieth("spark")
+
+
+@pytest.mark.parametrize("faults", [spark_campaign.Faults(), spark_campaign.FEW, spark_campaign.FEWER])
+def test_every_fault_of_the_spark_campaign_finds_something_to_break(tmp_path, faults):
+    """In any order that a seed may choose: a commit can be deleted where a batch was committed just before."""
+    for seed in range(50):
+        campaign = spark_campaign.Campaign(spark_campaign.Place("", ""), tmp_path, 0, seed, faults)
+        names = [fault.__name__.lstrip("_") for fault in campaign._faults()]
+        assert [names.count(name) for name in ("kill_in_a_batch", "kill_after_landing", "delete_a_commit")] == [
+            faults.kills, faults.kills_after_landing, faults.commits_deleted,
+        ]  # fmt: skip
+        assert names.count("delete_the_checkpoint") == faults.checkpoints_deleted
+        assert all(names[at - 1] == "kill_in_a_batch" for at, name in enumerate(names) if name == "delete_a_commit")
+        assert names[0].startswith("kill")
 
 
 def check_twentieth(part):

@@ -1,6 +1,6 @@
 """One Spark session for all tests in this folder, started when the first of them asks for it.
 
-With several workers of pytest-xdist they all run in one of them (`--dist loadgroup`), so that there is one JVM.
+They are marked `spark`, and `make test` runs all that are in one process, so that there is one JVM.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the group in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")

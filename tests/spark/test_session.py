@@ -121,7 +121,7 @@ spark.stop()
 DRIVER = """
 import sys
 from semel.spark import check_executors, spark_session
-spark = spark_session(master=sys.argv[1], memory="1g", settings={"spark.executor.memory": "512m"})
+spark = spark_session(master=sys.argv[1], memory="1g", settings={"spark.executor.memory": "512m"}, fast=True)
 check_executors(spark)
 spark.stop()
 """
@@ -148,6 +148,7 @@ def test_executors_without_semel_are_named(spark_cluster: SparkCluster, tmp_path
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}/hidden:$PYTHONPATH" exec {sys.executable} "$@"\n')
     python.chmod(0o700)
     program = DRIVER.replace("check_executors(spark)", "try: check_executors(spark)\nexcept Exception as e: print(e)")
+    program = program.replace('"512m"', '"512m", "spark.cores.max": "1"')  # one executor is enough to see it
     ran = on_cluster(program, spark_cluster, PYSPARK_PYTHON=str(python))
     assert f"the executors need Semel {semel.__version__}: " in ran.stdout, ran.stderr
     assert " has none\n" in ran.stdout

@@ -135,16 +135,17 @@ class Campaign:
             store.close()
 
     def _faults(self) -> list[Callable[[Store], None]]:
-        """In an order that the seed decides, but a checkpoint is lost only when there is something to lose."""
-        faults: list[Callable[[Store], None]] = [
-            *[self._kill_in_a_batch] * self.faults.kills,
-            *[self._kill_after_landing] * self.faults.kills_after_landing,
-            *[self._delete_a_commit] * self.faults.commits_deleted,
-        ]
-        self.chance.shuffle(faults)
+        """In an order that the seed decides. A commit is deleted after a kill in a batch, when there is one, and the
+        checkpoint is lost in the second half, when there is something to lose."""
+        kill, delete = self._kill_in_a_batch, self._delete_a_commit
+        turns: list[tuple[Callable[[Store], None], ...]] = []
+        turns += [(kill, delete)] * self.faults.commits_deleted
+        turns += [(kill,)] * (self.faults.kills - self.faults.commits_deleted)
+        turns += [(self._kill_after_landing,)] * self.faults.kills_after_landing
+        self.chance.shuffle(turns)
         for _ in range(self.faults.checkpoints_deleted):
-            faults.insert(self.chance.randrange(len(faults) // 2, len(faults) + 1), self._delete_the_checkpoint)
-        return faults
+            turns.insert(self.chance.randint((len(turns) + 1) // 2, len(turns)), (self._delete_the_checkpoint,))
+        return [fault for turn in turns for fault in turn]
 
     # -- faults
 

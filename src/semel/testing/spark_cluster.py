@@ -103,7 +103,7 @@ class SparkCluster:
         jars = spark_jars()
         command = [
             str(self._home / "bin" / "java"),
-            "-Xmx512m",
+            *("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
             f"-Dlog4j2.configurationFile={(self._folder / 'log4j2.properties').as_uri()}",
             "-cp",
             f"{jars}/*",
