@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from contextlib import ExitStack, closing
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
-from pyspark.sql.types import BinaryType, MapType, StringType, TimestampType
+from pyspark.sql.types import MapType
 
 from semel.bench.spark import DELIVERY_ROWS_MAX, DeliveryLine, ReorderLine, SourceLine, SparkOptions, Step
 from semel.errors import PeerUnavailable
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 STREAM = "hub/bench"
 BODY = b'{"text": "a message of the usual size, which is not long"}'
+_TEXT = '"text": "a message of the usual size, which is not long"'
 BEGIN_US = 1_767_225_600_000_000
 UNIT_ROWS = 5_000
 SESSIONS = 20_000
@@ -93,24 +95,24 @@ def _fill(store: Store, rows: int) -> None:
 
 def _envelope(number: int) -> Envelope:
     return Envelope(
-        f"m-{number:09d}", data=BODY, session=f"s-{number % SESSIONS}", index=number // SESSIONS + 1,
+        f"m-{number:09d}", data=_body(number), session=f"s-{number % SESSIONS}", index=number // SESSIONS + 1,
         time=BEGIN_US + number,
     )  # fmt: skip
 
 
+def _body(number: int) -> bytes:
+    """About 170 bytes that no other message has: equal bodies would be one entry of a dictionary to Parquet."""
+    mark = hashlib.blake2b(number.to_bytes(8), digest_size=24).hexdigest()
+    return f'{{"order": {number}, "mark": "{mark}", "amount": {number % 9973}, {_TEXT}}}'.encode()
+
+
 def _sums(rows: DataFrame) -> list[Column]:
-    """One number of each column, so that none can be left unread."""
-    found = [F.count(F.lit(1)).alias("n")]
-    for field in rows.schema:
-        column = F.col(f"`{field.name}`")
-        if isinstance(field.dataType, (StringType, BinaryType)):
-            column = F.octet_length(column)
-        elif isinstance(field.dataType, TimestampType):
-            column = F.unix_micros(column) % F.lit(1_000_000)
-        elif isinstance(field.dataType, MapType):
-            column = F.size(column)
-        found.append(F.sum(column).alias(field.name))
-    return found
+    """How many rows there are, and a number that says whether every byte of them is the same."""
+    columns = [
+        F.map_entries(f"`{field.name}`") if isinstance(field.dataType, MapType) else F.col(f"`{field.name}`")
+        for field in rows.schema
+    ]
+    return [F.count(F.lit(1)).alias("n"), F.bit_xor(F.xxhash64(*columns)).alias("content")]
 
 
 # -- reorder
