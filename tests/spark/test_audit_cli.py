@@ -130,6 +130,11 @@ def test_nothing_sent_is_nothing_to_judge_by(capsys: pytest.CaptureFixture[str])
     fill("shop")
     exit_code, said = answer(capsys, "audit", url("shop"))
     assert (exit_code, said["error"]["code"]) == (4, "no-data"), said["error"]
+    export("shop")
+    exit_code, said = answer(capsys, "audit", "lake", "--out", "report.html")
+    assert (exit_code, said["result"]["now"], said["result"]["events"]) == (4, None, 0)
+    assert "no events" in said["error"]["message"]
+    assert "1970" not in Path("report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

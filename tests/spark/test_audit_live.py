@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from semel.cli.audit import parse_time
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, Put, Trim
 from semel.runtime.export import export
@@ -57,6 +58,29 @@ def test_ranges_of_trimmed_records_are_no_gaps(spark: SparkSession, tmp_path: Pa
         result = audit(spark, [stage.hub.url], AT_ONCE)
         assert result.gaps == 0
         assert any("records that were trimmed" in note for note in result.notes)
+
+
+def test_what_was_written_before_a_reader_began_is_lost_until_it_is_left_out(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """No ledger says where it was to begin, so a note says how to say it."""
+    with scene(tmp_path) as stage:
+        hop, hub = "chat>spark/p", stage.hub
+        for number in (1, 2, 3, 4):
+            hub.now += 1_000_001
+            hub.commit(Append("chat", letter(number).envelope))
+        for number in (3, 4):
+            hub.commit(Append("spark/p", letter(number).envelope, on_fresh=Event(Kind.ACCEPTED, hop, "p")))
+        hub.export(stage.folder)
+        result = audit(spark, [stage.folder], AT_ONCE)
+        cell = of_hop(result, hop)
+        assert (cell.sent, cell.lost) == (4, 2)
+        [note] = result.notes
+        assert "2 of the lost were written before the first that it took" in note
+        since = parse_time("--since", note.split("--since ")[1], 0)
+        again = audit(spark, [stage.folder], Options(deadline_s=0, since=since))
+        cell = of_hop(again, hop)
+        assert (cell.sent, cell.lost, again.notes) == (2, 0, ())
 
 
 def test_what_a_pipeline_has_yet_to_take_is_in_flight(spark: SparkSession, tmp_path: Path) -> None:

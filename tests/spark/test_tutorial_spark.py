@@ -15,8 +15,6 @@ import pytest
 
 from semel.spark.session import FAST
 
-from .conftest import NO_CALL_SITES
-
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "tutorial" / "a-pipeline-and-its-audit.md"
 PROGRAM = "delivery_pipeline.py"
@@ -41,7 +39,7 @@ def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     quick = {name: FAST[name] for name in ("spark.driver.extraJavaOptions", "spark.sql.shuffle.partitions")}
-    monkeypatch.setenv("SEMEL_SPARK__SETTINGS", json.dumps({**quick, **NO_CALL_SITES}))
+    monkeypatch.setenv("SEMEL_SPARK__SETTINGS", json.dumps(quick))
     (_, install, _), (_, program, _), *blocks = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
     assert install.startswith("pip install")  # what it installs runs this test
     assert program == (REPOSITORY / "examples" / PROGRAM).read_text(encoding="utf-8")

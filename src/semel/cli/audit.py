@@ -384,7 +384,8 @@ class _Job:
 def _say_judgement(audit: Audit, wanted: tuple[Finding, ...], terminal: Terminal) -> None:
     from semel.spark.audit.report import judge, moment, spelled
 
-    line = f"{moment(audit.now)}  {spelled(judge(audit, wanted).sentence)}"
+    when = "no events" if audit.now is None else moment(audit.now)
+    line = f"{when}  {spelled(judge(audit, wanted).sentence)}"
     terminal.story.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -443,6 +444,8 @@ def _answer(found: _Found, wanted: tuple[Finding, ...], places: _Places, termina
         error = {"code": "claim-false", "message": message, "fix": "look at the ids above; --out writes a report"}
         return Answer(result, lines, EXIT_CLAIM_FALSE, error)
     if judgement.outcome is Outcome.NO_DATA:
-        fix = "wait for the deadline, shorten it with --deadline, or name more sources"
+        later = "wait for the deadline, shorten it with --deadline, or name more sources"
+        other = "name other sources, or another time with --since and --until"
+        fix = later if any(total.in_flight for total in found.audit.totals) else other
         return Answer(result, lines, EXIT_NO_DATA, {"code": "no-data", "message": judgement.sentence, "fix": fix})
     return Answer(result, lines, EXIT_HOLDS)

@@ -118,6 +118,16 @@ class Paths:
     arrived: tuple[tuple[int, int], ...] = ()
     lost: tuple[int, ...] = ()
 
+    def __add__(self, other: Paths) -> Paths:
+        """Of the same chains, and of other messages."""
+        if not (self.arrived and other.arrived):
+            return self if self.arrived else other
+        arrived = tuple((a + c, b + d) for (a, b), (c, d) in zip(self.arrived, other.arrived, strict=True))
+        return Paths(arrived, tuple(a + b for a, b in zip(self.lost, other.lost, strict=True)))
+
+    def __neg__(self) -> Paths:
+        return Paths(tuple((-sent, -arrived) for sent, arrived in self.arrived), tuple(-lost for lost in self.lost))
+
 
 def measure(rows: DataFrame, chains: Sequence[Sequence[Hop]], stays: Sequence[Stay], span: Span) -> Paths:
     """From one row per message and hop, of all times. Messages whose time at the first hop is not over yet do not

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Window
@@ -26,15 +27,14 @@ COLUMNS = tuple(column.split()[0] for column in FINDING.split(", "))
 def findings(rows: DataFrame, ways: Sequence[Way], *, window_us: int, session_class: str | None) -> DataFrame:
     """From judged messages that go by their names (`exact`)."""
     when = F.timestamp_micros("when").cast("string")
-    times = F.col("sends").cast("string")
     kinds = [
         _kind(Finding.LOST, F.col("lost"), 1, F.concat(
-            F.lit("sent "), times, F.lit(" times, first at "), when,
+            F.lit("sent "), _times("sends"), F.lit(", first at "), when,
             F.when(F.col("rejected") > 0, F.concat(F.lit(", rejected "), F.col("rejected").cast("string")))
             .otherwise(F.lit("")),
         )),
         _kind(Finding.DUPLICATE, F.col("copies") > 0, F.col("copies"), F.concat(
-            F.lit("accepted "), F.col("accepted").cast("string"), F.lit(" times on this hop"),
+            F.lit("accepted "), _times("accepted"), F.lit(" on this hop"),
         )),
         _kind(Finding.ORDER, F.col("disorder"), 1, F.concat(
             F.lit("accepted after "), F.col("highest").cast("string"), F.lit(" of its session"),
@@ -106,6 +106,31 @@ def gap_findings(rows: DataFrame) -> DataFrame:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """`before` messages of a stream count as lost and are older than the first that this reader ever took."""
+
+    hop: str
+    first: int
+    before: int
+
+
+def starts(rows: DataFrame, ways: Sequence[Way]) -> list[Start]:
+    """From judged messages: of readers that look as if they had begun late. Whether they were meant to, no ledger
+    says."""
+    silent = {way.hop.code: way.hop.hop for way in ways if way.implied}
+    if not silent:
+        return []
+    here = rows.where(F.col("code").isin(*silent))
+    taken = here.where("held").groupBy("code").agg(F.min("when").alias("first")).collect()
+    firsts = {row["code"]: row["first"] for row in taken}
+    older = F.lit(False)
+    for code, first in firsts.items():
+        older = older | ((F.col("code") == code) & (F.col("when") < first))
+    found = here.where(F.col("lost") & older).groupBy("code").agg(F.count("*").alias("before")).collect()
+    return [Start(silent[row["code"]], firsts[row["code"]], row["before"]) for row in found]
+
+
 def examples(rows: DataFrame, each: int) -> list[Example]:
     """The first of each finding on each hop. Only they are sorted out of all, before anything is moved."""
     order = Window.partitionBy("finding", "pipeline", "hop").orderBy("window", "session", "idx", "message")
@@ -119,6 +144,11 @@ def _example(row: Any) -> Example:
         Finding(row["finding"]), row["pipeline"], row["hop"], row["window"], row["message"], row["session"],
         row["idx"], row["count"], row["detail"],
     )  # fmt: skip
+
+
+def _times(name: str) -> Column:
+    words = F.concat(F.col(name).cast("string"), F.lit(" times"))
+    return F.when(F.col(name) == 1, "once").when(F.col(name) == 2, "twice").otherwise(words)
 
 
 def _kind(finding: Finding, holds: Column, count: Column | int, detail: Column) -> Column:

@@ -51,11 +51,14 @@ def _families(audit: Audit, fail_on: tuple[Finding, ...]) -> Iterator[str]:
     outcome = judge(audit, fail_on).outcome
     holds = None if outcome is Outcome.NO_DATA else float(outcome is Outcome.HOLDS)
     yield _family("holds", "gauge", "1 when the claim holds, 0 when not; absent without settled data.", [({}, holds)])
-    yield _family("timestamp_seconds", "gauge", "The time at which it was judged.", [({}, audit.now / 1_000_000)])
+    now = None if audit.now is None else audit.now / 1_000_000
+    yield _family("timestamp_seconds", "gauge", "The time at which it was judged.", [({}, now)])
     yield _family("duration_seconds", "gauge", "How long the audit took.", [({}, audit.seconds)])
     yield _family("events_total", "counter", "Events of the ledger that were read.", [({}, audit.events)])
     gaps = "Ranges of the ledger that do not fit the records they name."
     yield _family("gaps_total", "counter", gaps, [({}, audit.gaps)])
+    late = "Messages that came back after they had been let go of, which are not judged."
+    yield _family("late_total", "counter", late, [({}, audit.late)])
     cells = [(_labels(figures), figures) for figures in audit.totals]
     for name, words in _COUNTERS.items():
         samples = [(labels, getattr(figures, name)) for labels, figures in cells]

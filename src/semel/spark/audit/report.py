@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -107,7 +107,7 @@ def _no_data_sentence(audit: Audit) -> str:
         deadline = duration(audit.deadline_s * 1000)
         return f"Too early to tell: {plural(in_flight, 'message')} may still arrive, {deadline} from being sent."
     if audit.events:
-        return f"Nothing to judge by: {plural(audit.events, 'event')}, but no message that was sent."
+        return f"Nothing to judge by: {plural(audit.events, 'event')}, but no message that was sent in this time."
     return "Nothing to judge by: there are no events in these sources and this time."
 
 
@@ -486,7 +486,14 @@ def advice(audit: Audit) -> list[str]:
 
 
 def all_notes(audit: Audit) -> list[str]:
-    return [*audit.notes, *advice(audit)]
+    return [*audit.notes, *_late_notes(audit), *advice(audit)]
+
+
+def _late_notes(audit: Audit) -> list[str]:
+    came = (
+        f"{plural(audit.late, 'message')} came back later than --keep, when their windows were closed: they are late,"
+    )
+    return [f"{came} and neither phantoms nor anything else that is judged."] if audit.late else []
 
 
 # -- words for values
@@ -525,6 +532,12 @@ def moment(microseconds: int | None) -> str:
     except (OverflowError, ValueError, OSError):
         return f"{microseconds} µs"
     return at.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def exact_moment(microseconds: int) -> str:
+    """As the options of `semel audit` read it."""
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+    return at.isoformat().replace("+00:00", "Z")
 
 
 def spelled(text: str) -> str:

@@ -189,7 +189,7 @@ def _heading(numbered: Numbered) -> str:
 def _range(audit: Audit, axis: Axis | None) -> str:
     source = plural(len(audit.sources), "source")
     if axis is None:
-        return f"{source}, no windows"
+        return f"{source}, no {'windows' if audit.events else 'events'}"
     return f"{moment(axis.start)} to {moment(axis.end)} UTC, from {source}"
 
 
@@ -504,7 +504,7 @@ def _method(audit: Audit) -> str:
     listed = "<br>".join(f"<code>{_text(source)}</code>" for source in audit.sources) or "none"
     facts = (
         ("Sources", listed),
-        ("Judged at", f"{moment(audit.now)} UTC"),
+        ("Judged at", "no time, because there are no events" if audit.now is None else f"{moment(audit.now)} UTC"),
         ("Deadline", f"{duration(audit.deadline_s * 1000)} from the first send; later, a message counts as lost"),
         ("Window", duration(audit.window_s * 1000)),
         ("Events", f"{audit.events:,}, counted in {audit.seconds:.1f} s"),

@@ -158,10 +158,12 @@ class Audit:
     """The whole result. `totals` has one entry per pipeline, hop and session class, `windows` one per window as well.
 
     `examples` are the first of each finding, at most `examples_max` each; all of them are in the table `findings`.
+    `now` is when it was judged: None where there is no event to take the time from.
+    `late` are messages that an audit which goes on had let go of, and of which it heard again. They are not judged.
     """
 
     sources: tuple[str, ...]
-    now: int
+    now: int | None
     deadline_s: float
     window_s: float
     events: int
@@ -173,6 +175,7 @@ class Audit:
     notes: tuple[str, ...] = field(default=())
     seconds: float = 0.0
     inside: tuple[Inside, ...] = ()
+    late: int = 0
 
     @property
     def holds(self) -> bool:

@@ -24,7 +24,7 @@ from semel.kernel.ledger import Kind
 from semel.spark.audit import chains, compact, expand, figures, findings, sources
 from semel.spark.audit.chains import Comparison, Point
 from semel.spark.audit.figures import Hop, Way
-from semel.spark.audit.report import moment
+from semel.spark.audit.report import exact_moment, moment
 from semel.spark.audit.result import Audit, Chain, Figures, Finding, Inside, WindowState
 
 if TYPE_CHECKING:
@@ -328,7 +328,7 @@ class Case:
         gaps, trimmed = self._count_misfits()
         result = Audit(
             sources=self.evidence.names,
-            now=self.now,
+            now=self.now or None,
             deadline_s=self.options.deadline_s,
             window_s=self.window_us / 1_000_000,
             events=self.events,
@@ -340,30 +340,42 @@ class Case:
         self.progress("following chains", 0.7)
         result = replace(result, chains=tuple(self.chains(totals)), inside=tuple(self.inside()))
         self.progress("listing what is wrong", 0.85)
+        result = replace(result, notes=(*result.notes, *self._start_notes(totals)))
         if self.options.examples_max and any(result.count(finding) for finding in Finding):
             result = replace(result, examples=tuple(findings.examples(self.findings(), self.options.examples_max)))
         self.progress("done", 1.0)
         return replace(result, seconds=time.monotonic() - self.began)
+
+    def _start_notes(self, totals: Sequence[Figures]) -> list[str]:
+        """Messages are only looked through for it where some of a stream are lost."""
+        lost = {(cell.pipeline, cell.hop) for cell in totals if cell.lost}
+        ways = [way for way in self.ways if way.implied and (way.hop.pipeline, way.hop.hop) in lost]
+        return _start_notes(findings.starts(self.messages(), ways)) if ways else []
 
     def _window_rows(self) -> DataFrame:
         return self._windows
 
     def tables(self) -> dict[str, DataFrame]:
         """The result as tables, for notebooks and for other tools."""
+        return {"windows": self._window_table(), "messages": self._message_table(), "findings": self.findings()}
+
+    def _window_table(self) -> DataFrame:
         names = _names(self.spark, self.ways)
         windows = figures.with_ranks(self._window_rows()).join(names, "code")
-        cells = windows.select(
+        return windows.select(
             "pipeline", "hop", "session_class", F.timestamp_micros("window").alias("window"), *figures.SUMS,
             "latencies", F.col("ranks").alias("latency_us_p50_p90_p99_p999"), "latency_max", "skewed", "skew", "sketch",
             *(name for name in windows.columns if name == "revision"),
         )  # fmt: skip
+
+    def _message_table(self) -> DataFrame:
+        names = _names(self.spark, self.ways)
         messages = self.messages(exact=True).withColumnRenamed("key", "message").join(F.broadcast(names), "code")
-        messages = messages.select(
+        return messages.select(
             "pipeline", "hop", "session", "message", "idx", "sends", "arrivals", "accepted", "duplicates", "rejected",
             "ended", "replayed", "confirmed", *(F.timestamp_micros(name).alias(name) for name in _TIMES),
             "held", "lost", "given_up", "in_flight", "phantom", "copies", "disorder", "unbalanced",
         )  # fmt: skip
-        return {"windows": cells, "messages": messages, "findings": self.findings()}
 
 
 _TIMES = ("first_sent", "first_accepted")
@@ -471,7 +483,7 @@ def clock_us() -> int:
 def judged_at(options: Options, times: tuple[int, int] | None, clock: int | None) -> int:
     """What a live store does not say by now, its receiver does not do: its silence counts. `clock` is the time before
     the stores were looked at, since none of them can tell of what came after. Without a live store it is None: an
-    export speaks of the past, and is judged as of then."""
+    export speaks of the past, and is judged as of then. One without any event speaks of no time: 0."""
     if isinstance(options.now, int):
         return options.now
     if clock is not None and options.now is None:
@@ -523,6 +535,15 @@ def _waiting_notes(ways: Iterable[Way], settled_at: int) -> list[str]:
         " flight, whatever the deadline"
         for way in ways
         if way.waits_from is not None and way.waits_from <= settled_at
+    ]
+
+
+def _start_notes(starts: Iterable[findings.Start]) -> list[str]:
+    """No ledger says where a reader was meant to begin, so nothing is left out without being asked for."""
+    return [
+        f"{start.hop}: {start.before:,} of the lost were written before the first that it took. If it was to begin"
+        f' there (a pipeline with start = "latest"), leave them out with --since {exact_moment(start.first)}'
+        for start in starts
     ]
 
 

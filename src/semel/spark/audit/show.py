@@ -215,8 +215,9 @@ def _foot(audit: Audit) -> Text:
     from rich.text import Text
 
     sources = plural(len(audit.sources), "source")
+    judged = "there is no time to judge at" if audit.now is None else f"judged at {moment(audit.now)} UTC"
     words = (
-        f"{plural(audit.events, 'event')} of {sources} in {audit.seconds:.1f} s; judged at {moment(audit.now)} UTC, "
+        f"{plural(audit.events, 'event')} of {sources} in {audit.seconds:.1f} s; {judged}, "
         f"deadline {duration(audit.deadline_s * 1000)}, windows of {duration(audit.window_s * 1000)}"
     )
     return Text(words, "dim")
@@ -245,6 +246,7 @@ def as_dict(audit: Audit, fail_on: Iterable[Finding] = tuple(Finding)) -> dict[s
         "settled": audit.settled,
         "seconds": audit.seconds,
         "gaps": audit.gaps,
+        "late": audit.late,
         "notes": all_notes(audit),
         "totals": [_figures_dict(figures) for figures in audit.totals],
         "windows": [_figures_dict(figures) for figures in audit.windows],

@@ -153,7 +153,7 @@ def hostile() -> Audit:
 
 
 def empty() -> Audit:
-    return audit([])
+    return replace(audit([]), now=None)
 
 
 def in_flight() -> Audit:

@@ -1,44 +1,49 @@
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 from unittest.mock import Mock, call
 
-import pyarrow as pa
 import pytest
 
 from semel.errors import ConfigError
 from semel.kernel.ledger import Kind
 from semel.spark.audit import follow, sources
+from semel.spark.audit.chains import Paths
 from semel.spark.audit.figures import Hop
-from semel.spark.audit.follow import Follower, FollowOptions, Part, _one_part, revised
+from semel.spark.audit.follow import PARTS_MAX, Follower, FollowOptions
+from semel.spark.audit.follow_state import (
+    STATE_FILE,
+    Asked,
+    Folder,
+    Judgement,
+    Lanes,
+    Part,
+    Reading,
+    State,
+    suffix,
+    together,
+)
 from semel.spark.audit.sources import Evidence
 
 
-def windows(*cells: tuple[int, int, int], revisions: tuple[int, ...] = ()) -> pa.Table:
-    rows: list[dict[str, Any]] = [
-        {"code": code, "session_class": "", "window": window, "sent": sent, "sketch": bytes([number])}
-        for number, (code, window, sent) in enumerate(cells)
-    ]
-    for row, revision in zip(rows, revisions, strict=False):
-        row["revision"] = revision
-    return pa.Table.from_pylist(rows)
+def test_only_the_newest_parts_become_one_while_the_others_are_larger() -> None:
+    assert suffix([100, 5]) == 2
+    assert suffix([1000, 100, 3, 2, 1]) == 3
+    assert suffix([1000, 100, 50, 30, 20]) == 4
+    assert suffix([5, 5, 5]) == 3
 
 
-def said(table: pa.Table) -> list[tuple[int, int, int, int]]:
-    return [(row["code"], row["window"], row["sent"], row["revision"]) for row in table.to_pylist()]
-
-
-def test_only_what_says_something_else_gets_a_new_number() -> None:
-    first = revised(None, windows((1, 10, 5), (2, 10, 7)), 0)
-    assert said(first) == [(1, 10, 5, 1), (2, 10, 7, 1)]
-    second = revised(first, windows((3, 20, 1), (2, 10, 8), (1, 10, 5)), 0)
-    assert said(second) == [(1, 10, 5, 1), (2, 10, 8, 2), (3, 20, 1, 1)]
-
-
-def test_a_window_that_is_closed_stays_and_one_that_emptied_goes() -> None:
-    old = revised(None, windows((1, 10, 5), (1, 20, 6), (1, 30, 7)), 0)
-    assert said(revised(old, windows((1, 30, 7)), 20)) == [(1, 10, 5, 1), (1, 30, 7, 1)]
-    assert said(revised(old, windows((1, 30, 7)).slice(0, 0), 0)) == []
+def test_a_row_is_moved_a_few_times_only_however_much_is_kept() -> None:
+    sizes: list[int] = []
+    moved = 0
+    for _ in range(2000):
+        sizes.append(10)
+        if len(sizes) > PARTS_MAX:
+            count = suffix(sizes)
+            moved += sum(sizes[-count:])
+            sizes[-count:] = [sum(sizes[-count:])]
+    assert sum(sizes) == 20_000
+    assert moved / 20_000 < 10
 
 
 def test_parts_become_one() -> None:
@@ -49,15 +54,38 @@ def test_parts_become_one() -> None:
         Part("1"),
         Part("2", (more,), ("chat", "room"), (("m>n", int(Kind.SENT), 6),), (3, 4)),
     ]
-    whole = _one_part("all", parts)
+    whole = together("all", parts, 12)
     assert whole.hops == (Hop("p", "a>b", 7, 1 << Kind.SENT | 1 << Kind.ACCEPTED, 5),)
     assert (whole.streams, whole.metered, whole.times) == (("chat", "room"), (("m>n", int(Kind.SENT), 10),), (3, 9))
+    assert whole.rows == 12
+
+
+def test_a_state_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    reading = Reading(((1, True, False, False, False),), ((1, 2),), ((1, 2),), 5, None, 7)
+    judgement = Judgement("j", ("p",), reading, 9, {1: 4}, Paths(((3, 2),), (1,)), due=11, rows=6)
+    asked = Asked(("s",), 60, None, ())
+    state = State(asked, parts=(Part("p", rows=3),), judgement=judgement, lanes=(Lanes("l", 1),), late=2)
+    folder = Folder(Mock(), tmp_path)
+    folder.put(state)
+    assert folder.found(State(asked)) == state
+
+
+def test_a_state_of_an_earlier_version_is_made_again(tmp_path: Path) -> None:
+    asked = Asked(("s",), 60, None, ())
+    folder = Folder(Mock(), tmp_path)
+    (tmp_path / STATE_FILE).write_text('{"version": 1, "asked": "in other words"}')
+    folder.checkpoint.mkdir()
+    assert folder.found(State(asked)) == State(asked)
+    assert not folder.checkpoint.exists()
 
 
 def test_the_clock_is_read_before_the_stores_are(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Mock()
     calls.clock.return_value = 7
-    follower = Mock(spec=Follower, evidence=Evidence(("sqlite:hub.db",)), _drain=calls.drain, _judge=calls.judge)
+    evidence = Evidence(("sqlite:hub.db",))
+    follower = Mock(
+        spec=Follower, evidence=evidence, folder=Mock(), state=Mock(), _drain=calls.drain, _judge=calls.judge
+    )
     monkeypatch.setattr(follow, "clock_us", calls.clock)
     monkeypatch.setattr(sources, "find", calls.find)
     Follower.step(follower)
@@ -65,6 +93,6 @@ def test_the_clock_is_read_before_the_stores_are(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("given", [{"every_s": 0}, {"keep_s": -1}])
-def test_times_that_make_no_sense_are_refused(given: dict[str, float], tmp_path: Any) -> None:
+def test_times_that_make_no_sense_are_refused(given: dict[str, float], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         FollowOptions(tmp_path, **given)  # type: ignore[arg-type]

@@ -78,7 +78,7 @@ def test_what_cannot_be_told_has_no_sample() -> None:
     assert found["semel_audit_in_flight", HOP] == 40
     assert not names.keys() & {"semel_audit_holds", "semel_audit_reliability", "semel_audit_latency_seconds"}
     assert "semel_audit_sent_total" not in metrics(samples.empty())
-    parsed(metrics(samples.empty()))
+    assert ("semel_audit_timestamp_seconds", ()) not in parsed(metrics(samples.empty()))
 
 
 def test_every_metric_is_in_the_guide() -> None:

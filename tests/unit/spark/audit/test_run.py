@@ -4,10 +4,12 @@ from unittest.mock import Mock, call
 
 import pytest
 
+from semel.cli.audit import parse_time
 from semel.errors import InputError
 from semel.kernel.ledger import Kind
 from semel.spark.audit import run, sources
 from semel.spark.audit.figures import Hop, Survey, Way
+from semel.spark.audit.findings import Start
 from semel.spark.audit.result import Figures, Latency, WindowState
 from semel.spark.audit.run import (
     NEWEST,
@@ -17,6 +19,7 @@ from semel.spark.audit.run import (
     _metered,
     _notes,
     _skew_notes,
+    _start_notes,
     _trimmed_notes,
     _waiting_notes,
     _window_us,
@@ -102,6 +105,12 @@ def test_notes_say_which_pipelines_are_behind_for_longer_than_a_message_may_take
     ways = [Way(hop, implied=True, waits_from=time) for time in (None, 5 * SECOND, 6 * SECOND)]
     [note] = _waiting_notes(ways, 5 * SECOND)
     assert note.startswith("chat>spark/p: the pipeline has yet to take what was written from 1970-01-01 00:00:05")
+
+
+def test_notes_say_how_to_leave_out_what_was_written_before_a_reader_began() -> None:
+    [note] = _start_notes([Start("chat>spark/p", 1_700_000_000_000_001, 1200)])
+    assert note.startswith("chat>spark/p: 1,200 of the lost were written before the first that it took.")
+    assert parse_time("--since", note.split("--since ")[1], 0) == 1_700_000_000_000_001
 
 
 def test_notes_say_how_many_ranges_are_about_trimmed_records() -> None:

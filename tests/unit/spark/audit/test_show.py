@@ -64,9 +64,20 @@ def test_a_holding_audit_shows_no_columns_for_what_nobody_found(capsys: pytest.C
 
 
 def test_nothing_to_show_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(samples.empty(), capsys).startswith("… Nothing to judge by")
+    out = shown(samples.empty(), capsys)
+    assert out.startswith("… Nothing to judge by: there are no events")
+    assert "there is no time to judge at" in out
+    assert "1970" not in out
+    assert as_dict(samples.empty())["now"] is None
     out = shown(samples.in_flight(), capsys)
     assert "nothing has settled yet" in out
+
+
+def test_what_came_back_too_late_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    made = replace(samples.good(), late=1200)
+    assert "- 1,200 messages came back later than --keep" in shown(made, capsys)
+    assert as_dict(made)["late"] == 1200
+    assert as_dict(samples.good())["notes"] == []
 
 
 def test_hostile_text_moves_no_cursor_and_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +101,7 @@ def test_very_many_hops_and_findings_fit_a_screen(capsys: pytest.CaptureFixture[
 def test_the_keys_are_stable() -> None:
     made = as_dict(samples.bad())
     assert list(made) == [
-        "verdict", "sources", "now", "deadline_s", "window_s", "events", "settled", "seconds", "gaps", "notes",
+        "verdict", "sources", "now", "deadline_s", "window_s", "events", "settled", "seconds", "gaps", "late", "notes",
         "totals", "windows", "chains", "inside", "examples",
     ]  # fmt: skip
     assert list(made["verdict"]) == ["outcome", "sentence", "found", "fail_on", "failing"]
