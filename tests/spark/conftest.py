@@ -1,6 +1,7 @@
 """One Spark session for all tests in this folder, started when the first of them asks for it.
 
-They are marked `spark`, and `make test` runs all that are in one process, so that there is one JVM.
+Those that use it are marked `spark`, and `make test` runs all that are in one process, so that there is one JVM. The
+others here start processes of their own, and run beside the rest of the tests.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ HERE = Path(__file__).parent
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(HERE):
+        if item.path.is_relative_to(HERE) and "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
 
 
@@ -31,7 +32,7 @@ def _spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     folder = tmp_path_factory.mktemp("spark")
     places = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
-    spark = spark_session(app="semel-tests", master="local[2]", memory="1g", settings=places, fast=True)
+    spark = spark_session(app="semel-tests", master="local[2]", memory="2g", settings=places, fast=True)
     yield spark
     spark.stop()
     # the gateway belongs to the process and would be closed by the garbage collector, with a warning
