@@ -63,7 +63,7 @@ def test_a_failed_task_is_tried_again(spark: SparkSession, tmp_path: Path) -> No
 def test_a_running_session_is_used_again(spark: SparkSession) -> None:
     assert spark_session() is spark
     assert spark_session(partitions=3).conf.get("spark.sql.shuffle.partitions") == "3"
-    with pytest.raises(ConfigError, match=r"running already with spark\.driver\.memory = '1g', and '9g' was") as caught:
+    with pytest.raises(ConfigError, match=r"running already with spark\.driver\.memory = '2g', and '9g' was") as caught:
         spark_session(memory="9g")
     assert "spark.stop()" in caught.value.fix
     with pytest.raises(ConfigError, match=r"spark\.master"):

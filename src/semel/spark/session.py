@@ -61,8 +61,7 @@ TUNED = {
     "spark.ui.showConsoleProgress": "false",
     # else PySpark asks the JVM several times for each column where in the program it was written: a third of an audit
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # rows cross between the JVM and Python on one machine: this saves a tenth of what that costs
-    "spark.python.unix.domain.socket.enabled": "true",
+    # of what rows take to cross between the JVM and Python, this saves some hundredths
     "spark.buffer.size": "1048576",
 }
 
