@@ -13,41 +13,31 @@ a result, and where that holds only NULLs it guesses. In a result of one batch t
 
 from __future__ import annotations
 
-import os
-import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import quote
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from semel.errors import (
-    ConfigError,
     InputError,
     LimitExceeded,
     NotAStore,
     SchemaTooNew,
-    SemelError,
-    StoreBusy,
-    StoreUnavailable,
 )
 from semel.kernel.ledger import START, Mark
 from semel.kernel.ops import RecordKind
 from semel.kernel.store import State
 from semel.runtime.export import dataset_schema as exported_schema
+from semel.spark.engines import do, engine_of, is_driver_error
 from semel.spark.offsets import Bounds, Place, Span, Subject, check_place, cut_at, cut_evenly, parts_of
 from semel.spark.rows import ARROW
-from semel.stores.open import EXAMPLES
 from semel.stores.queries import load_migrations
 from semel.stores.shared import blob_missing, exported_mark
-from semel.stores.sqlite import path_of
 
 PAGE_ROWS = 65_536
 PAGE_BYTES = 32 * 1024 * 1024
@@ -56,10 +46,6 @@ BATCH_ROWS = 8_192
 pages."""
 CHUNK_PARTS = 256
 BODY_BYTES_MAX = 2**31 - 1
-BUSY_MS = 30_000
-OPEN_FILES = "/proc/self/fd"
-SETTINGS_OFF = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin", "jit")
-"""What would make PostgreSQL read a whole table for a range of it, or the whole range for a page of it."""
 
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
@@ -134,217 +120,6 @@ def can_filter(subject: Subject, condition: Condition) -> bool:
         return condition.op in ("=", "IN") and all(type(value) is str for value in condition.values)
     is_number = pa.types.is_integer(kind) or pa.types.is_timestamp(kind)
     return is_number and all(type(value) is int and abs(value) < 2**63 for value in condition.values)
-
-
-# -- engines
-
-
-class Engine(Protocol):
-    """What differs between the databases. `has_xid`: several write at once, and marks go by transaction."""
-
-    name: str
-    has_xid: bool
-    begin: str
-
-    def connect(self) -> Any: ...
-
-    def disconnect(self, connection: Any) -> None: ...
-
-    def prepare(self, cursor: Any, rows: int) -> None:
-        """Before a statement is run: make `rows` come as one batch, where the driver must be told."""
-        ...
-
-    def parameter(self, number: int) -> str: ...
-
-    def error(self, error: Exception) -> SemelError: ...
-
-
-class SqliteReading:
-    """The file is opened read-only, whoever else writes to it: in another process.
-
-    The driver brings a SQLite of its own. Two of them in one process do not see each other's locks, and whoever closes
-    the file first drops the locks of both, which can destroy it. So a file that this process has open already, through
-    `sqlite3`, is refused."""
-
-    name = "sqlite"
-    has_xid = False
-    begin = "BEGIN"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def connect(self) -> Any:
-        if self.path.is_dir():
-            raise NotAStore(f"{self.path} is a folder", fix="name a file inside it, such as semel.db")
-        if not self.path.exists():
-            raise StoreUnavailable(
-                f"there is no store at {self.path}",
-                fix="correct the option `store`; tasks on other machines need the file there too",
-            )
-        if not _readings[self.path] and _is_open_here(self.path):
-            raise ConfigError(
-                f"this process has {self.path} open already, and SQLite cannot lock it against the same process",
-                fix="close the store first, or read it in another process, as the tasks of Spark do",
-            )
-        dbapi = _driver("adbc_driver_sqlite")
-        connection = dbapi.connect(f"file:{quote(str(self.path))}?mode=ro", autocommit=True)
-        _set_up(connection, f"PRAGMA busy_timeout = {BUSY_MS}")
-        _readings[self.path] += 1
-        return connection
-
-    def disconnect(self, connection: Any) -> None:
-        _readings[self.path] -= 1
-        connection.close()
-
-    def prepare(self, cursor: Any, rows: int) -> None:
-        cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(rows)})
-
-    def parameter(self, number: int) -> str:
-        return f"?{number}"
-
-    def error(self, error: Exception) -> SemelError:
-        text = " ".join(str(error).split())
-        if "is locked" in text or "busy" in text:
-            return StoreBusy(
-                f"{self.path} is locked by another process", fix="close the program that holds it, or try again"
-            )
-        if "not a database" in text or "malformed" in text:
-            return NotAStore(f"{self.path} is not a SQLite database: {text}", fix="name another file")
-        if "no such table" in text or "no such column" in text:
-            return NotAStore(f"{self.path} has no Semel tables: {text}", fix="add them: semel store init <url>")
-        if "unable to open" in text or "readonly" in text:
-            return StoreUnavailable(
-                f"{self.path} cannot be opened: {text}",
-                fix="check the permissions of the file and its folder: a reader, too, keeps an index of the log there",
-            )
-        return StoreUnavailable(f"SQLite failed on {self.path}: {text}", fix="check the disk and the file")
-
-
-_readings: Counter[Path] = Counter()
-"""Our own connections. Among themselves they know each other's locks."""
-
-
-def _is_open_here(path: Path) -> bool:
-    """Where the system tells which files a process has open. Elsewhere nobody can know."""
-    for number in os.listdir(OPEN_FILES) if os.path.isdir(OPEN_FILES) else ():
-        with suppress(OSError):
-            if os.path.samefile(f"{OPEN_FILES}/{number}", path):
-                return True
-    return False
-
-
-class PostgresReading:
-    name = "postgres"
-    has_xid = True
-    begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def connect(self) -> Any:
-        from psycopg import ProgrammingError
-        from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
-        from semel.stores.postgres_wire import DEFAULTS, redact
-
-        try:
-            given = conninfo_to_dict(self.url)
-        except ProgrammingError:
-            raise ConfigError(
-                f"{redact(self.url)!r} is not a PostgreSQL URL", fix="write postgresql://user@host:5432/database"
-            ) from None
-        missing = {name: value for name, value in DEFAULTS.items() if name not in given}
-        dbapi = _driver("adbc_driver_postgresql")
-        connection = dbapi.connect(make_conninfo(self.url, client_encoding="UTF8", **missing), autocommit=True)
-        _set_up(connection, *(f"SET {setting} = off" for setting in SETTINGS_OFF))
-        return connection
-
-    def disconnect(self, connection: Any) -> None:
-        connection.close()
-
-    def prepare(self, cursor: Any, rows: int) -> None:
-        """Without COPY, which takes no parameters, a result is one batch by itself."""
-        cursor.adbc_statement.set_options(**{"adbc.postgresql.use_copy": "false"})
-
-    def parameter(self, number: int) -> str:
-        return f"${number}"
-
-    def error(self, error: Exception) -> SemelError:
-        from psycopg import OperationalError, errors
-
-        from semel.stores.postgres_wire import translate
-
-        text, state = str(error).partition("Query was:")[0], getattr(error, "sqlstate", None)
-        if state == errors.InsufficientPrivilege.sqlstate:
-            return StoreUnavailable(
-                f"the database refused: {text.strip()}",
-                fix="give the user of the URL the right to SELECT from the tables",
-            )
-        try:
-            kind = errors.lookup(state or "")
-        except KeyError:
-            kind = OperationalError
-        return translate(self.url, kind(text))
-
-
-def _driver(package: str) -> Any:
-    from importlib import import_module
-
-    try:
-        with _without("polars"):
-            return import_module(f"{package}.dbapi")
-    except ModuleNotFoundError:
-        raise ConfigError(
-            f"reading with Spark needs the package {package.replace('_', '-')}", fix="pip install 'semel[spark]'"
-        ) from None
-
-
-@contextmanager
-def _without(module: str) -> Iterator[None]:
-    """The drivers import Polars if it is installed, which takes half a second in every process, and use it for nothing
-    that is asked of them here."""
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[module]
-
-
-def _is_driver_error(error: Exception) -> bool:
-    """While rows are fetched, the driver's errors come as Arrow's or the system's."""
-    is_drivers = type(error).__module__.partition(".")[0] == "adbc_driver_manager"
-    return is_drivers or isinstance(error, OSError | pa.ArrowException)
-
-
-def _set_up(connection: Any, *statements: str) -> None:
-    try:
-        for statement in statements:
-            _do(connection, statement)
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _do(connection: Any, statement: str) -> None:
-    """A statement without parameters and without rows."""
-    with connection.cursor() as cursor:
-        cursor.executescript(statement)
-
-
-def engine_of(url: str) -> Engine:
-    scheme = url.partition(":")[0].lower() if ":" in url else ""
-    if scheme == "sqlite":
-        return SqliteReading(path_of(url).absolute())
-    if scheme in ("postgresql", "postgres"):
-        return PostgresReading(url)
-    if scheme == "memory":
-        raise ConfigError(
-            "a store in memory cannot be read by Spark, whose tasks are other processes", fix="use a SQLite store"
-        )
-    raise ConfigError(f"{url!r} is not the URL of a store", fix=f"use one of: {EXAMPLES}")
 
 
 # -- reading
@@ -423,7 +198,7 @@ class Reading:
                 self._begin()
             yield
             with self._errors():
-                _do(self._connection, "COMMIT")
+                do(self._connection, "COMMIT")
         except BaseException:
             with suppress(Exception):  # what is broken may not even close
                 self.close()
@@ -433,20 +208,20 @@ class Reading:
         """A connection may have died since it was last used. Nothing was asked yet, so a new one takes its place."""
         if self._connection is not None:
             try:
-                _do(self._connection, self.engine.begin)
+                do(self._connection, self.engine.begin)
                 return
             except Exception:
                 with suppress(Exception):
                     self.close()
         self._connection = self.engine.connect()
-        _do(self._connection, self.engine.begin)
+        do(self._connection, self.engine.begin)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if not _is_driver_error(error):
+            if not is_driver_error(error):
                 raise
             raise self.engine.error(error) from None
 

@@ -46,6 +46,7 @@ from pyspark.sql.types import StructType
 from semel.errors import ConfigError
 from semel.kernel.ledger import Mark
 from semel.runtime.export import DATASETS
+from semel.spark.engines import SqliteReading
 from semel.spark.offsets import (
     AVAILABLE,
     EARLIEST,
@@ -62,7 +63,7 @@ from semel.spark.offsets import (
     place_of,
     start_of,
 )
-from semel.spark.reading import Condition, Reading, SqliteReading, can_filter, check_columns, schema_of
+from semel.spark.reading import Condition, Reading, can_filter, check_columns, schema_of
 
 MAX_ROWS_PER_BATCH = 100_000
 _KNOWN = (

@@ -33,9 +33,11 @@ from semel.kernel.ledger import Event, Kind, Mark
 from semel.kernel.ops import Append, Log, Op, Outcome, RecordKind, Trim, Unit
 from semel.kernel.store import Records, Trimmed
 from semel.runtime.export import export
+from semel.spark import engines
 from semel.spark import reading as reading_module
+from semel.spark.engines import SqliteReading
 from semel.spark.offsets import Place, Span, Subject
-from semel.spark.reading import Condition, Reading, SqliteReading, can_filter, schema_of
+from semel.spark.reading import Condition, Reading, can_filter, schema_of
 from semel.spark.rows import ARROW, arrow_schema, rows_of
 from semel.spark.source import (
     FilteringSemelDataSource,
@@ -566,7 +568,7 @@ def test_what_is_no_store_is_said_so(
 
 
 def test_a_locked_file_is_busy(tmp_path: Path, writers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_module, "BUSY_MS", 10)
+    monkeypatch.setattr(engines, "BUSY_MS", 10)
     url = f"sqlite:///{tmp_path}/semel.db"
     other = writers.Writer(url)
     other.lock(tmp_path / "semel.db")
