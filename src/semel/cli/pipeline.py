@@ -24,6 +24,7 @@ from semel.cli.options import (
 from semel.cli.signals import until_told
 from semel.cli.terminal import Answer, Terminal
 from semel.errors import ConfigError, NotAStore, PeerUnavailable, SemelError, StoreUnavailable
+from semel.words import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -137,11 +138,23 @@ def run(
         )
         check_executors(spark)
         update(what=f"running {found.name}")
+        dead = runner.deaths(output, found.name)
         with until_told() as told:
             options.stop = told
             ended = runner.run(spark, found, output, options)
-    words = f"{found.name}: {ended.state} after {ended.rows:,} rows in {max(0, ended.batch + 1):,} batches"
-    return Answer(_run_dict(ended), [words])
+        dead = runner.deaths(output, found.name) - dead
+    words = [f"{found.name}: {ended.state} after {_done(ended)}", *_dead_words(found, dead)]
+    return Answer({**_run_dict(ended), "dead": dead}, words)
+
+
+def _done(run: Run) -> str:
+    return f"{plural(run.rows, 'row')} in {plural(max(0, run.batch + 1), 'batch', 'batches')}"
+
+
+def _dead_words(pipeline: Pipeline, dead: int) -> list[str]:
+    """What was refused is kept, and must not look as if it had passed."""
+    streams = ", ".join(f"dead/{each.stream}" for each in pipeline.inputs)
+    return [f"  {plural(dead, 'dead letter')}, with the cause of each: {streams}"] if dead else []
 
 
 def _note_missing(terminal: Terminal, output: Store, pipeline: Pipeline, settings: Config) -> None:
@@ -299,13 +312,13 @@ def _told(pipeline: Pipeline, standing: RunStatus) -> list[Any]:
     run = standing.run
     lines = [f"{pipeline.name}: {_state(standing)}" + (f" by {standing.owner}" if standing.owner else "")]
     if run is not None:
-        lines.append(f"  {run.rows:,} rows in {max(0, run.batch + 1):,} batches since {_moment(run.started)}")
+        lines.append(f"  {_done(run)} since {_moment(run.started)}")
         lines.append(f"  checkpoint {run.checkpoint}")
         if run.error:
             lines.append(f"  it said: {run.error}")
     for stream, lag in standing.lag.items():
-        lines.append(f"  {stream}: " + ("cannot be asked" if lag is None else f"{lag:,} records behind"))
-    return lines
+        lines.append(f"  {stream}: " + ("cannot be asked" if lag is None else f"{plural(lag, 'record')} behind"))
+    return [*lines, *_dead_words(pipeline, standing.dead)]
 
 
 def _moment(at: int) -> str:

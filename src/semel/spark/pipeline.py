@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from semel.errors import ConfigError
+from semel.errors import ConfigError, SemelError
 from semel.kernel.dedup import GapPolicy, OnGap
 from semel.kernel.text import check_stream, quote_part
 from semel.stores.open import absolute_url
@@ -308,6 +308,9 @@ def _run_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    except SemelError as error:
+        del sys.modules[name]
+        raise ConfigError(f"{path} cannot be run: {error.message}", fix=error.fix) from error
     except Exception as error:
         del sys.modules[name]
         raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error}", fix="mend the file") from error

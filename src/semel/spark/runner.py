@@ -25,6 +25,7 @@ from semel.kernel.ops import Put, WorkRow, WorkState
 from semel.kernel.store import Store
 from semel.runtime.holding import LEASE_QUEUE, Holder, commit_unit
 from semel.spark.failures import first_line, ours_in
+from semel.spark.landing import died_stream
 from semel.spark.nulls import with_headers
 from semel.spark.pipeline import Pipeline, build, sink_options
 from semel.spark.session import EVOLVING_STATE, checkpoint_settings
@@ -60,13 +61,14 @@ class Run(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class RunStatus:
     """`alive` says that a driver holds the lease. `lag` is how many records of each input are not taken yet, None for
-    an input in a store that cannot be asked."""
+    an input in a store that cannot be asked. `dead` is how many inputs have become dead letters."""
 
     run: Run | None
     alive: bool
     owner: str
     lag: dict[str, int | None]
     landed: int
+    dead: int = 0
 
 
 @dataclass(slots=True)
@@ -298,7 +300,13 @@ def status(store: Store, pipeline: Pipeline, heads: Callable[[str, str], int | N
         row.owner if row is not None and alive else "",
         lag,
         store.head(pipeline.output).offset,
+        deaths(store, pipeline.name),
     )
+
+
+def deaths(store: Store, name: str) -> int:
+    """How many inputs of a pipeline have become dead letters."""
+    return store.head(died_stream(name)).offset
 
 
 def last_run(store: Store, name: str) -> Run | None:

@@ -10,8 +10,10 @@ import pytest
 from semel.errors import HandlerError
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Unit
+from semel.kernel.store import Store
 from semel.runtime.holding import Holder
 from semel.spark import runner, session
+from semel.spark.landing import died_stream
 from semel.spark.pipeline import Pipeline
 from semel.stores.open import open_store
 
@@ -51,13 +53,16 @@ class Spark:
         self.pipeline: Pipeline | None = None
         self.options: runner.RunOptions | None = None
         self.error: Exception | None = None
+        self.dies: tuple[str, ...] = ()
 
     def spark_session(self, **settings: Any) -> str:
         self.session = settings
         return "spark"
 
-    def run(self, spark: str, pipeline: Pipeline, store: object, options: runner.RunOptions) -> runner.Run:
+    def run(self, spark: str, pipeline: Pipeline, store: Store, options: runner.RunOptions) -> runner.Run:
         self.pipeline, self.options = pipeline, options
+        for id in self.dies:
+            store.commit([Unit((Append(died_stream(pipeline.name), Envelope(id), identity=id),))])
         if self.error is not None:
             raise self.error
         run = runner.Run(pipeline.name, "finished", "me", 1, options.checkpoint, 0, 0, batch=1, rows=3, rows_per_s=9.0)
@@ -96,6 +101,28 @@ def test_people_are_told_how_it_ended(project: Path, spark: Spark, semel: Semel)
     assert spark.session["master"] == "local[2]"
     assert spark.options is not None
     assert spark.options.checkpoint == str(project / "elsewhere" / "orders")
+
+
+def test_dead_letters_do_not_look_as_if_they_had_passed(project: Path, spark: Spark, semel: Semel) -> None:
+    spark.dies = ("a", "b")
+    done = semel("pipeline", "run", "orders")
+    assert "2 dead letters, with the cause of each: dead/outbox/orders" in done.out
+    spark.dies = ("c",)
+    assert semel("pipeline", "run", "orders", "--json").result["dead"] == 1
+    assert "3 dead letters" in semel("pipeline", "status", "orders").out
+    spark.dies = ()
+    assert "dead" not in semel("pipeline", "run", "orders").out
+
+
+def test_a_mistake_in_a_file_is_told_with_its_own_remedy(project: Path, spark: Spark, semel: Semel) -> None:
+    (project / "mine.py").write_text(
+        "from semel.spark.pipeline import Input, Pipeline\n"
+        "pipeline = Pipeline('mine', (Input('sqlite:///semel.db', 'a'),), 'sqlite:///semel.db', dedupe='wrong')\n"
+    )
+    done = semel("pipeline", "run", "mine.py")
+    assert done.exit_code == 2
+    assert "mine.py cannot be run: pipeline 'mine': there is no dedupe 'wrong'" in done.err
+    assert done.err.count("fix:") == 1
 
 
 def test_a_python_file_runs(project: Path, spark: Spark, semel: Semel) -> None:

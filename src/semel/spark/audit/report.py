@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from semel.calculus.mode import Counts, Verdict
 from semel.errors import InputError
 from semel.spark.audit.result import Audit, Chain, Example, Figures, Finding, Latency, WindowState
+from semel.words import plural
 
 if TYPE_CHECKING:
     from semel.spark.audit.chains import Comparison
@@ -136,10 +137,6 @@ def _listed(words: Sequence[str], joiner: str = "and") -> str:
 def said(finding: Finding, count: int) -> str:
     """ "3 lost", "1 ledger gap"."""
     return f"{count:,} {WORDS[finding].removesuffix('s') if count == 1 else WORDS[finding]}"
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 # -- two points

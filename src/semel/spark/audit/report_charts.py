@@ -21,12 +21,12 @@ from semel.spark.audit.report import (
     health,
     measures,
     moment,
-    plural,
     ratio,
     said,
     spelled,
 )
 from semel.spark.audit.result import WindowState
+from semel.words import plural
 
 _WIDTH = 560
 _LEFT, _RIGHT = 62, 10

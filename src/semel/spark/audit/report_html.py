@@ -36,7 +36,6 @@ from semel.spark.audit.report import (
     judge,
     measures,
     moment,
-    plural,
     points_sentence,
     ratio,
     spelled,
@@ -44,6 +43,7 @@ from semel.spark.audit.report import (
 from semel.spark.audit.report_charts import draw_course, draw_strip
 from semel.spark.audit.report_graph import draw_graph
 from semel.spark.audit.result import Audit, Example, Figures, Finding
+from semel.words import plural
 
 if TYPE_CHECKING:
     from semel.spark.audit.chains import Comparison

@@ -23,12 +23,12 @@ from semel.spark.audit.report import (
     judge,
     measures,
     moment,
-    plural,
     points_sentence,
     ratio,
     spelled,
 )
 from semel.spark.audit.result import Audit, Chain, Example, Figures, Finding, Inside
+from semel.words import plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
