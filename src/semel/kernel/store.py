@@ -190,7 +190,16 @@ class Store(Protocol):
 
     def cursor(self, name: str) -> Position | None: ...
 
+    def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:
+        """Which of the identities the stream remembers, and where the first append of each stands. One that is missing
+        may be there a moment later: only a commit decides."""
+        ...
+
     def state(self, key: str) -> State | None: ...
+
+    def states(self, prefix: str, after: str = "", limit: int = 1000) -> list[tuple[str, State]]:
+        """The keys that begin with `prefix` and come after the key `after`, in the order of their bytes."""
+        ...
 
     def work(self, queue: str, identity: str) -> WorkRow | None:
         """The work row as it stands, or None. For operators and checks; workers claim."""

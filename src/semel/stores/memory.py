@@ -557,9 +557,23 @@ class MemoryStore:
             head = self._data.cursors.get(name)
             return head.position if head is not None else None
 
+    def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:
+        with self._lock:
+            found = self._data.streams.get(stream)
+            kept = found.identities if found is not None else {}
+            return {id: Position(stream, self._data.epoch, kept[id][0]) for id in identities if id in kept}
+
     def state(self, key: str) -> State | None:
         with self._lock:
             return self._data.states.get(key)
+
+    def states(self, prefix: str, after: str = "", limit: int = 1000) -> list[tuple[str, State]]:
+        with self._lock:
+            keys = sorted(
+                (key for key in self._data.states if key.startswith(prefix) and key.encode() > after.encode()),
+                key=str.encode,
+            )
+            return [(key, self._data.states[key]) for key in keys[:limit]]
 
     def work(self, queue: str, identity: str) -> WorkRow | None:
         with self._lock:

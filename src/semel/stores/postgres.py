@@ -65,7 +65,14 @@ from semel.stores.postgres_wire import (
     texts,
 )
 from semel.stores.queries import load_migrations
-from semel.stores.shared import blob_missing, check_bound, exported_mark, start_of_epoch, unwrap_bound
+from semel.stores.shared import (
+    blob_missing,
+    check_bound,
+    exported_mark,
+    prefix_bounds,
+    start_of_epoch,
+    unwrap_bound,
+)
 
 SERVER_MIN = 140000
 TRIES_MAX = 20
@@ -365,9 +372,17 @@ class PostgresStore:
         rows = self._pool.ask("read_cursor", name)
         return Position(*rows[0]) if rows else None
 
+    def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:
+        found = self._pool.ask("read_known", stream, texts(list(identities)))
+        return {identity: Position(stream, epoch, offset) for identity, offset, epoch in found}
+
     def state(self, key: str) -> State | None:
         rows = self._pool.ask("read_state", key)
         return State(*rows[0]) if rows else None
+
+    def states(self, prefix: str, after: str = "", limit: int = 1000) -> list[tuple[str, State]]:
+        rows = self._pool.ask("read_states", after, *prefix_bounds(prefix), limit)
+        return [(key, State(value, version)) for key, value, version in rows]
 
     def work(self, queue: str, identity: str) -> WorkRow | None:
         rows = self._pool.ask("read_work", queue, identity)

@@ -212,8 +212,18 @@ SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[]) AS u (key) ORDER BY 
 ON CONFLICT DO NOTHING
 RETURNING key
 
+-- name: read_known
+SELECT r.identity, r."offset", (SELECT epoch FROM semel_store)
+FROM semel_stream s
+JOIN semel_record r ON r.stream_id = s.id AND r.identity = ANY($2) AND r.identity IS NOT NULL
+WHERE s.name = $1
+
 -- name: read_state
 SELECT value, version FROM semel_state WHERE key = $1 AND version > 0
+
+-- name: read_states
+SELECT key, value, version FROM semel_state
+WHERE key > $1 AND key >= $2 AND ($3::text IS NULL OR key < $3) AND version > 0 ORDER BY key LIMIT $4
 
 
 -- Work ------------------------------------------------------------------------------------------------------------

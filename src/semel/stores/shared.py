@@ -56,6 +56,15 @@ def blob_missing(name: str) -> InputError:
     return InputError(f"there is no body {name!r}", fix="its envelope may have been trimmed or never stored")
 
 
+def prefix_bounds(prefix: str) -> tuple[str, str | None]:
+    """The lowest text that begins with the prefix, and the lowest after all of those: None if there is none."""
+    kept = prefix.rstrip("\U0010ffff")
+    if not kept:
+        return prefix, None
+    following = ord(kept[-1]) + 1
+    return prefix, kept[:-1] + chr(0xE000 if following == 0xD800 else following)
+
+
 def start_of_epoch(epoch: int) -> int:
     """The offset before the first one of a stream that begins in this epoch."""
     return (epoch - 1) * EPOCH_GAP

@@ -52,10 +52,11 @@ from semel.stores.queries import load_migrations
 from semel.stores.shared import (
     blob_missing,
     check_bound,
+    prefix_bounds,
     unwrap_bound,
 )
 from semel.stores.sidecar import Marks, Sidecar
-from semel.stores.sqlite_engine import Q, SqliteEngine, entry_of, index_entry_of, record_of, work_row_of
+from semel.stores.sqlite_engine import Q, SqliteEngine, entry_of, index_entry_of, json_list, record_of, work_row_of
 from semel.stores.waking import Waking
 
 log = logging.getLogger(__name__)
@@ -393,9 +394,22 @@ class SqliteStore:
         rows = self._ask("read_cursor", name)
         return Position(*rows[0]) if rows else None
 
+    def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:
+        with self._snapshot() as db:
+            row = db.execute(Q["read_stream"], (stream,)).fetchone()
+            if row is None:
+                return {}
+            id, *_, epoch = row
+            found = db.execute(Q["known"], (id, json_list(identities))).fetchall()
+        return {identity: Position(stream, epoch, offset) for identity, offset in found}
+
     def state(self, key: str) -> State | None:
         rows = self._ask("read_state", key)
         return State(*rows[0]) if rows else None
+
+    def states(self, prefix: str, after: str = "", limit: int = 1000) -> list[tuple[str, State]]:
+        rows = self._ask("read_states", after, *prefix_bounds(prefix), limit)
+        return [(key, State(value, version)) for key, value, version in rows]
 
     def work(self, queue: str, identity: str) -> WorkRow | None:
         rows = self._ask("one_row", queue, identity)

@@ -183,6 +183,10 @@ SELECT stream, epoch, "offset" FROM semel_cursor WHERE name = ?
 -- name: read_state
 SELECT value, version FROM semel_state WHERE key = ? AND version > 0
 
+-- name: read_states
+SELECT key, value, version FROM semel_state
+WHERE key > ?1 AND key >= ?2 AND (?3 IS NULL OR key < ?3) AND version > 0 ORDER BY key LIMIT ?4
+
 -- name: read_ledger
 SELECT
     seq, at, node, pipeline, hop, kind, message, delivery, session, idx, peer, stream, epoch, first, last, n, fold,

@@ -43,14 +43,14 @@ class SqliteEngine:
         self._db.execute(Q["end_store"], counters)
 
     def lock_work(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], WorkHead]:
-        rows = self._db.execute(Q["lock_work"], (_json(keys),))
+        rows = self._db.execute(Q["lock_work"], (json_list(keys),))
         return {(row[0], row[1]): WorkHead(row[2], row[3], WorkState(row[4]), row[5]) for row in rows}
 
     def lock_states(self, keys: Sequence[str]) -> dict[str, int]:
-        return dict(self._db.execute(Q["lock_states"], (_json(keys),)).fetchall())
+        return dict(self._db.execute(Q["lock_states"], (json_list(keys),)).fetchall())
 
     def lock_cursors(self, names: Sequence[str]) -> dict[str, CursorHead]:
-        rows = self._db.execute(Q["lock_cursors"], (_json(names),))
+        rows = self._db.execute(Q["lock_cursors"], (json_list(names),))
         return {row[0]: CursorHead(Position(row[1], row[2], row[3]), bool(row[4])) for row in rows}
 
     def lock_streams(self, names: Sequence[str]) -> dict[str, StreamInfo]:
@@ -67,7 +67,7 @@ class SqliteEngine:
         if len(names) == 1:
             found = self._db.execute(Q["lock_stream"], (names[0],))
         else:
-            found = self._db.execute(Q["lock_streams"], (_json(names),))
+            found = self._db.execute(Q["lock_streams"], (json_list(names),))
         for name, id, head, first in found:
             self._stream_ids[name] = id
             infos[name] = StreamInfo(name, self.epoch, head, first)
@@ -183,8 +183,8 @@ class SqliteEngine:
         """
         scoped = sorted({(row.scope, row.identity) for row in rows})
         names = sorted({(row.queue, row.identity) for row in rows}.union(scoped))
-        own = self._db.execute(Q["known_work"], (_json(names),)).fetchall()
-        shared = self._db.execute(Q["known_scope"], (_json(scoped),)).fetchall()
+        own = self._db.execute(Q["known_work"], (json_list(names),)).fetchall()
+        shared = self._db.execute(Q["known_scope"], (json_list(scoped),)).fetchall()
         known = {(queue, identity): (seq, False, queue) for queue, identity, seq, scope in own if scope == queue}
         known |= {(scope, identity): (seq, False, queue) for scope, identity, seq, queue in shared}
         return known, {(queue, identity) for queue, identity, _, _ in own}
@@ -248,7 +248,7 @@ class SqliteEngine:
         return [row]
 
     def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:
-        found = self._db.execute(Q["known"], (self._stream_ids[stream], _json(identities)))
+        found = self._db.execute(Q["known"], (self._stream_ids[stream], json_list(identities)))
         return {identity: Position(stream, self.epoch, offset) for identity, offset in found}
 
     def add_records(self, rows: Sequence[NewRecord]) -> None:
@@ -302,7 +302,7 @@ class SqliteEngine:
         self._db.executemany(Q["add_ledger"], values)
 
 
-def _json(keys: Sequence[Any]) -> str:
+def json_list(keys: Sequence[Any]) -> str:
     """A list for `json_each`."""
     return _encode(keys).decode()
 

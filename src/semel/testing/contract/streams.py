@@ -73,6 +73,12 @@ class AppendSuite(StoreSuite):
         append(store, *ids)
         assert read_ids(store.read(STREAM)) == ids
 
+    def test_known_identities_are_found_with_their_positions(self, store: Store) -> None:
+        positions = append(store, "a", "b", "c")
+        append(store, "b", stream="hub/other")
+        assert store.known(STREAM, ["c", "never", "a"]) == {"a": positions[0], "c": positions[2]}
+        assert store.known(STREAM, []) == store.known("hub/never", ["a"]) == {}
+
     def test_one_commit_may_write_several_streams(self, store: Store) -> None:
         streams = ["hub/c", "hub/a", "hub/b"]
         results = commit(store, *(Append(stream, message("m"), identity="m") for stream in streams))

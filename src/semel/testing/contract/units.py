@@ -181,6 +181,17 @@ class ChainSuite(StoreSuite):
 class StateSuite(StoreSuite):
     """Machine state: compare-and-set on a version."""
 
+    def test_states_are_listed_by_prefix_in_the_order_of_their_bytes(self, store: Store) -> None:
+        keys = ["a/1", "a/10", "a/2", "a/ä", "a/\U0001f600", "a/\ufb00", "a", "b/1", "a%", "A/1"]
+        commit(store, *(Put(key, key.encode()) for key in [*keys, "a/gone"]))
+        commit(store, Put("a/gone", None))
+        under = sorted((key for key in keys if key.startswith("a/")), key=str.encode)
+        assert [(key, state.value) for key, state in store.states("a/")] == [(key, key.encode()) for key in under]
+        assert [key for key, _ in store.states("a/", limit=2)] == under[:2]
+        assert [key for key, _ in store.states("a/", after=under[1], limit=2)] == under[2:4]
+        assert [key for key, _ in store.states("")] == sorted(keys, key=str.encode)
+        assert store.states("c") == []
+
     def test_a_state_that_does_not_exist(self, store: Store) -> None:
         assert store.state("k") is None
 

@@ -1,0 +1,1 @@
+"""What Azure Web PubSub's protocols say: frames, tokens, permissions, filters, sessions and hubs. Pure."""
