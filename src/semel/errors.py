@@ -23,6 +23,7 @@
     ├── ProtocolError
     │   ├── LocalProtocolError  we would have broken the protocol
     │   ├── RemoteProtocolError the peer broke it
+    │   │   └── FrameError      it sent a frame on a WebSocket that cannot be taken
     │   └── SessionGone         the peer no longer knows this session
     ├── PeerUnavailable         the other side does not answer
     └── Suspended               delivery stopped after its retries; an operator may resume it
@@ -173,6 +174,22 @@ class LocalProtocolError(ProtocolError):
 class RemoteProtocolError(ProtocolError):
     code = "protocol-remote"
     fault = "remote"
+
+
+class FrameError(RemoteProtocolError):
+    """`close_code` and `reason` are what to close the WebSocket with. 1007: not what was agreed upon."""
+
+    code = "frame"
+    REASON_BYTES_MAX: ClassVar[int] = 123  # a close frame has room for no more
+
+    def __init__(self, message: str, *, close_code: int = 1007, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.close_code = close_code
+
+    @property
+    def reason(self) -> str:
+        """The message, as much of it as a close frame can carry."""
+        return self.message.encode(errors="replace")[: self.REASON_BYTES_MAX].decode(errors="ignore")
 
 
 class SessionGone(ProtocolError):

@@ -1,7 +1,7 @@
-"""One Spark session for all tests in this folder, started when the first of them asks for it.
+"""One Spark session for all tests of a worker, started when the first of them asks for it.
 
-Those that use it are marked `spark`, and `make test` runs all that are in one process, so that there is one JVM. The
-others here start processes of their own, and run beside the rest of the tests.
+Those that use it are marked `spark`, and `make test` runs them apart. The others here start processes of their own, and
+run beside the rest of the tests.
 """
 
 from __future__ import annotations

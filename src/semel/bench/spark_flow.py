@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
-from pyspark.sql.types import MapType
+from pyspark.sql.types import MapType, StructType
 
 from semel.bench.spark import DELIVERY_ROWS_MAX, DeliveryLine, ReorderLine, SourceLine, SparkOptions, Step
 from semel.errors import PeerUnavailable
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 STREAM = "hub/bench"
+COLUMNS = ("id", "time", "session", "index", "data", "offset")
 BODY = b'{"text": "a message of the usual size, which is not long"}'
 _TEXT = '"text": "a message of the usual size, which is not long"'
 BEGIN_US = 1_767_225_600_000_000
@@ -61,30 +63,40 @@ def measure_source(spark: SparkSession, options: SparkOptions, folder: Path, ste
 
             server = options.url or stack.enter_context(PrivatePostgres()).url
             stores["postgres"] = stack.enter_context(new_database(server))
-        return tuple(_source_line(spark, options, folder, name, url, step) for name, url in stores.items())
+        return tuple(
+            line for name, url in stores.items() for line in _source_lines(spark, options, folder, name, url, step)
+        )
 
 
-def _source_line(
+def _source_lines(
     spark: SparkSession, options: SparkOptions, folder: Path, engine: str, url: str, step: Step
-) -> SourceLine:
+) -> Iterator[SourceLine]:
     step(f"source: filling {engine} with {options.rows:,} rows")
     with closing(open_store(url)) as store:
         _fill(store, options.rows)
-    stored = spark.read.format("semel").option("store", url).option("stream", STREAM).load()
+    stored = spark.read.format("semel").option("store", url).option("stream", STREAM)
     copy = str(folder / f"{engine}.parquet")
-    stored.repartition(options.threads).write.option("compression", "zstd").parquet(copy)
-    sides = {"store": stored, "parquet": spark.read.parquet(copy)}
+    whole = stored.load()
+    whole.repartition(options.threads).write.option("compression", "zstd").parquet(copy)
+    parquet = spark.read.parquet(copy)
+    for schema in (StructType([whole.schema[name] for name in COLUMNS]), whole.schema):
+        sides = {"store": stored.schema(schema).load(), "parquet": parquet.select(*schema.names)}
+        yield _source_line(options, engine, sides, step)
+
+
+def _source_line(options: SparkOptions, engine: str, sides: dict[str, DataFrame], step: Step) -> SourceLine:
+    columns = len(sides["store"].columns)
     times: dict[str, list[float]] = {name: [] for name in sides}
     sums: dict[str, Any] = {}
     for number in range(options.rounds + 1):
         for name, rows in sides.items():
-            step(f"source: {engine}, {name}, round {number} of {options.rounds}")
+            step(f"source: {engine}, {columns} columns, {name}, round {number} of {options.rounds}")
             began = time.perf_counter()
             sums[name] = rows.agg(*_sums(rows)).collect()
             times[name].append(time.perf_counter() - began)
     store_s, parquet_s = (median(times[name][1:]) for name in ("store", "parquet"))
     agrees = sums["store"] == sums["parquet"] and sums["store"][0]["n"] == options.rows
-    return SourceLine(engine, options.rows, options.rows / store_s, options.rows / parquet_s, agrees)
+    return SourceLine(engine, columns, options.rows, options.rows / store_s, options.rows / parquet_s, agrees)
 
 
 def _fill(store: Store, rows: int) -> None:

@@ -30,11 +30,12 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
 
 
 class Read(msgspec.Struct, frozen=True):
-    """Hand over records after a position, now or as soon as there are any."""
+    """Hand over records after a position, now or as soon as there are any; without `wait` now, even if it is none."""
 
     stream: str
     after: Position | None
     limit: int
+    wait: bool = True
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -173,7 +173,7 @@ class Interpreter:
         wakes = seat.asked.pop(effect, self._wakes)
         if isinstance(found, Trimmed):
             self.feed(seat, ReadTrimmed(effect.stream, found.first, effect.after))
-        elif found.records:
+        elif found.records or not effect.wait:
             self.feed(seat, ReadDone(effect.stream, found.records, effect.after))
         elif seat.alive and wakes != self._wakes:
             self._read(seat, effect)

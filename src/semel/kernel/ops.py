@@ -25,6 +25,9 @@ class RecordKind(IntEnum):
     MESSAGE = 0
     JOIN = 1
     LEAVE = 2
+    OPEN = 3
+    CHANGE = 4
+    CLOSE = 5
 
 
 class WorkState(IntEnum):

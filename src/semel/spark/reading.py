@@ -372,7 +372,7 @@ class Reading:
 
     def _likely(self, place: Place, schema: pa.Schema, shape: Shape) -> tuple[Shape, pa.Table] | None:
         """The next page, if its rows are like those of the last one. The offsets of a stream have no holes, so a page
-        with fewer rows than offsets has some that are not."""
+        with fewer rows than offsets has some that are not, and those of a full page need not be fetched."""
         if place.subject.stream is None or shape.largest is None:
             return None
         limit = shape.likely_limit
@@ -380,15 +380,22 @@ class Reading:
         rows = self._filtered(place.moved(span.after, span.to), ())
         for condition, values in shape.conditions():
             rows = rows.where(condition, *values)
-        page = self._page(rows, place.subject, _wanted(schema, shape), limit)
-        return (shape, page) if page.num_rows == span.to.seq - span.after.seq else None
+        names = [name for name in _wanted(schema, shape) if name != "offset"] or ["offset"]
+        page = self._page(rows, place.subject, names, limit)
+        if page.num_rows != span.to.seq - span.after.seq:
+            return None
+        if "offset" not in names:
+            page = page.append_column("offset", pa.array(np.arange(span.after.seq + 1, span.to.seq + 1)))
+        return shape, page
 
     def _surveyed(
         self, place: Place, schema: pa.Schema, conditions: Sequence[Condition], limit: int
     ) -> tuple[Shape, pa.Table]:
         rows = self._filtered(place, conditions)
         shape = self._survey(rows, schema, limit)
-        return shape, self._page(rows, place.subject, _wanted(schema, shape), shape.limit)
+        wanted = _wanted(schema, shape)
+        names = [*wanted, *(name for name in rows.key_names if name not in wanted)]
+        return shape, self._page(rows, place.subject, names, shape.limit)
 
     def _filtered(self, place: Place, conditions: Sequence[Condition]) -> Rows:
         rows = self._rows(place.subject, place.span)
@@ -427,8 +434,6 @@ class Reading:
         )
 
     def _page(self, rows: Rows, subject: Subject, names: Sequence[str], limit: int) -> pa.Table:
-        """With the columns of the mark, which tell where the next page begins."""
-        names = [*names, *(name for name in rows.key_names if name not in names)]
         parts = [f'{self._expression(subject, name)} AS "{name}"' for name in names if not _is_constant(subject, name)]
         sql = f"SELECT {', '.join(parts)} FROM {rows.source} ORDER BY {rows.order} LIMIT {{}}"
         return self._ask(sql, *rows.values, limit, rows=limit + 1)

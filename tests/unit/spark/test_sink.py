@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +15,7 @@ from semel.errors import CommitInDoubt, ConfigError, InputError, StaleFence, Sto
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Envelope
 from semel.kernel.ledger import Kind, balance
 from semel.kernel.ops import Append, Outcome, Trim, Unit
+from semel.kernel.position import Position
 from semel.kernel.store import Store
 from semel.runtime.holding import Holder
 from semel.spark import sink as module
@@ -376,12 +376,12 @@ def test_a_store_that_cannot_be_asked_is_named(sqlite: Store, tmp_path: Path, mo
     query = Query(tmp_path, sqlite)
     query.run(0, row("a", outcome=Fate.DEAD))
 
-    def fail(*_: object, **__: object) -> sqlite3.Connection:
-        raise sqlite3.OperationalError("disk I/O error")
+    def fail(*_: object, **__: object) -> dict[str, Position]:
+        raise StoreUnavailable("disk I/O error", fix="")
 
     messages = [query.stage(1, [row("a")])]
     with monkeypatch.context() as patched:
-        patched.setattr("semel.spark.answers.sqlite3.connect", fail)
+        patched.setattr(sqlite, "known", fail)
         with pytest.raises(StoreUnavailable, match="disk I/O error"):
             StreamTarget(query.options).land(sqlite, Job("orders", "q1", 1), messages)
     assert ids(sqlite, OUT) == []

@@ -1,0 +1,248 @@
+"""One logical connection: what it may do, what it has been sent, and what of it survives a crash.
+
+A session outlives its socket. Two rows of the store hold it:
+
+    session   who it is, its permissions and groups, and since when it has no socket      changes seldom
+    acks      which of its own messages were taken, and how far it has acknowledged       changes with every publish
+
+Every write to a row names the version that it builds on, so a node that was replaced cannot write for the session any
+more, whatever it believes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from semel.errors import StoreError
+from semel.kernel.ledger import hash_id
+from semel.kernel.numbers import NumberSet
+from semel.kernel.ops import Append, Put, Result
+from semel.pubsub.frames import RELIABLE, Frame, codec_for, subprotocol_of
+from semel.pubsub.messages import GroupMessage, Response, ServerMessage
+from semel.pubsub.permissions import Permission, Permissions
+from semel.pubsub.records import Terms, data_of, terms_of
+from semel.pubsub.wire import frame
+
+ALLOWED_MAX = 1024
+
+
+class SessionRow(msgspec.Struct, frozen=True, array_like=True):
+    """`groups` says since which offset; `left` are the stays in groups that ended after `acked`. `dropped_at` in
+    seconds, None while a socket is attached."""
+
+    user: str | None
+    subprotocol: str
+    node: str
+    start: int
+    permissions: Permissions
+    groups: dict[str, int] = {}
+    left: tuple[tuple[str, int, int], ...] = ()
+    dropped_at: float | None = None
+    state: str = ""
+
+
+class AcksRow(msgspec.Struct, frozen=True, array_like=True):
+    acked: int
+    taken: tuple[tuple[int, int], ...]
+
+
+def session_key(hub: str, connection: str) -> str:
+    return f"hub/{hub}/session/{connection}"
+
+
+def acks_key(hub: str, connection: str) -> str:
+    return f"hub/{hub}/acks/{connection}"
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_session = msgspec.msgpack.Decoder(SessionRow).decode
+_decode_acks = msgspec.msgpack.Decoder(AcksRow).decode
+
+
+def read_session(value: bytes) -> SessionRow:
+    return _read(_decode_session, value)
+
+
+def read_acks(value: bytes) -> AcksRow:
+    return _read(_decode_acks, value)
+
+
+def _read(decode: Any, value: bytes) -> Any:
+    try:
+        return decode(value)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"a session cannot be read: {error}", fix="was it written by a newer Semel?") from None
+
+
+class Entry:
+    """A message on its way to subscribers, shared by all of them. It is made into a frame once for each protocol."""
+
+    __slots__ = ("_frames", "envelope", "hash", "offset", "target", "terms")
+
+    def __init__(self, offset: int, append: Append) -> None:
+        self.offset = offset
+        self.envelope = append.envelope
+        self.target = append.target
+        self.terms: Terms = terms_of(append.envelope)
+        self.hash = hash_id(append.envelope.id)
+        self._frames: dict[str, bytes] = {}
+
+    @property
+    def size(self) -> int:
+        return len(self.envelope.data)
+
+    def frame(self, subprotocol: str) -> bytes:
+        made = self._frames.get(subprotocol)
+        if made is None:
+            made = self._frames[subprotocol] = self._make(subprotocol)
+        return made
+
+    def _make(self, subprotocol: str) -> bytes:
+        envelope, terms = self.envelope, self.terms
+        sequence = self.offset if subprotocol in RELIABLE else None
+        data = data_of(envelope)
+        response: Response
+        if self.target.startswith("g/"):
+            response = GroupMessage(self.target[2:], data, envelope.subject, sequence, terms.metadata, terms.stream)
+        else:
+            assert data is not None
+            response = ServerMessage(data, sequence, terms.metadata)
+        encoded: Frame | None = codec_for(subprotocol).encode(response)
+        return frame(encoded) if encoded is not None else b""
+
+
+class Session:
+    """In memory. `acked` is how far the client has acknowledged, `sent` the highest offset that went to its socket,
+    `queue` what it has not acknowledged. `taken` are the ackIds whose messages are durable, `claimed` also those that
+    are on their way."""
+
+    __slots__ = (
+        "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "generation", "groups",
+        "id", "is_reliable", "left", "node", "out", "peer", "permissions", "queue", "queue_bytes", "row_stored",
+        "row_version", "sent", "staged", "staged_ids", "start", "state", "subprotocol", "taken", "user", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, id: str, row: SessionRow, acks: AcksRow, row_version: int, acks_version: int) -> None:
+        self.id = id
+        self.user = row.user
+        self.subprotocol = row.subprotocol
+        self.is_reliable = subprotocol_of(row.subprotocol) in RELIABLE
+        self.node = row.node
+        self.start = row.start
+        self.permissions = row.permissions
+        self.groups = dict(row.groups)
+        self.left = list(row.left)
+        self.dropped_at = row.dropped_at
+        self.state = row.state
+        self.row_version = self.row_stored = row_version
+        self.acks_version = self.acks_stored = acks_version
+        self.taken = NumberSet(acks.taken)
+        self.claimed = NumberSet(acks.taken)
+        self.acked = self.sent = acks.acked
+        self.queue: deque[Entry] = deque()
+        self.queue_bytes = 0
+        self.peer: str | None = None
+        self.out: list[bytes] = []
+        self.staged: list[Append] = []
+        self.staged_ids: list[int | None] = []
+        self.waiting: dict[int, int] = {}
+        self.generation = 0
+        self.confirmed: Confirmed | None = None
+        self._may: dict[tuple[Permission, str], bool] = {}
+
+    # -- what is stored
+
+    def row(self) -> SessionRow:
+        return SessionRow(
+            self.user, self.subprotocol, self.node, self.start, self.permissions, dict(self.groups), tuple(self.left),
+            self.dropped_at, self.state,
+        )  # fmt: skip
+
+    def put_row(self, hub: str, row: SessionRow) -> Put:
+        """The next version of the row. The versions of a row follow each other, so several may be on their way."""
+        put = Put(session_key(hub, self.id), _encode(row), self.row_version)
+        self.row_version += 1
+        return put
+
+    def stored(self, put: Put, result: Result) -> None:
+        """A row was written: this is its version by now."""
+        version = getattr(result, "version", None) or 0
+        if put.key.rpartition("/")[0].endswith("/acks"):
+            self.acks_stored = version
+        else:
+            self.row_stored = version
+
+    def fall_back(self) -> None:
+        """Nothing that was on its way will be stored: go on from what is."""
+        self.generation += 1
+        self.row_version, self.acks_version = self.row_stored, self.acks_stored
+        self.claimed = NumberSet(self.taken.ranges())
+
+    def put_acks(self, hub: str) -> Put:
+        put = Put(acks_key(hub, self.id), _encode(AcksRow(self.acked, tuple(self.claimed.ranges()))), self.acks_version)
+        self.acks_version += 1
+        return put
+
+    # -- what it may do
+
+    def may(self, permission: Permission, group: str) -> bool:
+        known = self._may.get((permission, group))
+        if known is None:
+            known = self.permissions.may(permission, group)
+            if len(self._may) < ALLOWED_MAX:
+                self._may[permission, group] = known
+        return known
+
+    def permit(self, permissions: Permissions) -> None:
+        self.permissions = permissions
+        self._may.clear()
+
+    # -- what it gets
+
+    def push(self, entry: Entry) -> None:
+        if self.is_reliable:
+            self.queue.append(entry)
+            self.queue_bytes += entry.size
+        if self.peer is not None:
+            self.sent = entry.offset
+            self.out.append(entry.frame(self.subprotocol))
+
+    def replay(self) -> None:
+        """Everything that is not acknowledged, to a new socket."""
+        for entry in self.queue:
+            self.out.append(entry.frame(self.subprotocol))
+        if self.queue:
+            self.sent = self.queue[-1].offset
+
+    def acknowledge(self, offset: int) -> None:
+        """The client has everything up to here. What is new in it is gathered for the ledger."""
+        queue = self.queue
+        while queue and queue[0].offset <= offset:
+            entry = queue.popleft()
+            self.queue_bytes -= entry.size
+            if self.confirmed is None:
+                self.confirmed = Confirmed(entry.offset)
+            self.confirmed.add(entry)
+        self.acked = offset
+
+    def floor(self, tail: int) -> int:
+        """Records up to here are not needed for this session any more."""
+        return self.queue[0].offset - 1 if self.queue else tail
+
+
+class Confirmed:
+    """What a session has acknowledged since it was last written down."""
+
+    __slots__ = ("first", "fold", "last", "n")
+
+    def __init__(self, first: int) -> None:
+        self.first = self.last = first
+        self.n = self.fold = 0
+
+    def add(self, entry: Entry) -> None:
+        self.last = entry.offset
+        self.n += 1
+        self.fold ^= entry.hash
