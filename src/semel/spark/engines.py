@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -175,7 +176,7 @@ def _driver(package: str) -> Any:
     from importlib import import_module
 
     try:
-        with _without("polars"):
+        with _standing_in(_UNUSED):
             return import_module(f"{package}.dbapi")
     except ModuleNotFoundError:
         raise ConfigError(
@@ -183,18 +184,21 @@ def _driver(package: str) -> Any:
         ) from None
 
 
+_UNUSED = {"polars": None, "pyarrow.dataset": ModuleType("pyarrow.dataset")}
+"""What the drivers import, and use for nothing that is asked of them here: Polars if it is installed, and Arrow's
+datasets, which bring Pandas along. That is most of a second in every process."""
+
+
 @contextmanager
-def _without(module: str) -> Iterator[None]:
-    """The drivers import Polars if it is installed, which takes half a second in every process, and use it for nothing
-    that is asked of them here."""
-    if module in sys.modules:
-        yield
-        return
-    sys.modules[module] = None  # type: ignore[assignment]
+def _standing_in(modules: Mapping[str, ModuleType | None]) -> Iterator[None]:
+    """Whoever imports one of these gets what is given instead. What is imported already stays."""
+    given = {name: module for name, module in modules.items() if name not in sys.modules}
+    sys.modules.update(given)  # type: ignore[arg-type]
     try:
         yield
     finally:
-        del sys.modules[module]
+        for name in given:
+            del sys.modules[name]
 
 
 def is_driver_error(error: Exception) -> bool:
