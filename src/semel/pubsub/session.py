@@ -12,7 +12,8 @@ more, whatever it believes.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import msgspec
 
@@ -70,7 +71,10 @@ def read_acks(value: bytes) -> AcksRow:
     return _read(_decode_acks, value)
 
 
-def _read(decode: Any, value: bytes) -> Any:
+T = TypeVar("T")
+
+
+def _read(decode: Callable[[bytes], T], value: bytes) -> T:
     try:
         return decode(value)
     except msgspec.MsgspecError as error:
@@ -152,6 +156,14 @@ class Session:
         self.generation = 0
         self.confirmed: Confirmed | None = None
         self._may: dict[tuple[Permission, str], bool] = {}
+
+    @property
+    def connection_id(self) -> str:
+        return self.id
+
+    @property
+    def user_id(self) -> str | None:
+        return self.user
 
     # -- what is stored
 
@@ -241,6 +253,15 @@ class Confirmed:
     def __init__(self, first: int) -> None:
         self.first = self.last = first
         self.n = self.fold = 0
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Confirmed:
+        """All of some entries, of which there is at least one."""
+        first, *rest = entries
+        found = cls(first.offset)
+        for entry in (first, *rest):
+            found.add(entry)
+        return found
 
     def add(self, entry: Entry) -> None:
         self.last = entry.offset

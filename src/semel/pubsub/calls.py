@@ -1,0 +1,133 @@
+"""What the server side asks of a hub: sending, closing, groups, permissions, and who is there.
+
+REST, event handlers, commands and our own Python calls all become these. A hub answers each with one `Answer`, when
+what was asked is durable and not before.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from semel.pubsub.messages import Data, Metadata
+from semel.pubsub.permissions import Permission
+
+
+class Everybody(msgspec.Struct, frozen=True, tag=True):
+    """All connections of the hub."""
+
+
+class Group(msgspec.Struct, frozen=True, tag=True):
+    name: str
+
+
+class User(msgspec.Struct, frozen=True, tag=True):
+    name: str
+
+
+class Connection(msgspec.Struct, frozen=True, tag=True):
+    name: str
+
+
+Receivers = Everybody | Group | User | Connection
+
+
+class Publish(msgspec.Struct, frozen=True):
+    """`ttl_s` None or 0: it does not expire. `key` makes it idempotent: a second call with the same key and the same
+    content sends nothing, and one with other content is refused with `CONFLICT`. `id` is the application's own."""
+
+    to: Receivers
+    data: Data
+    excluded: tuple[str, ...] = ()
+    filter: str | None = None
+    ttl_s: int | None = None
+    metadata: Metadata | None = None
+    key: str | None = None
+    id: str | None = None
+
+
+class CloseConnections(msgspec.Struct, frozen=True):
+    to: Receivers
+    excluded: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Find(msgspec.Struct, frozen=True):
+    """Is anybody there? `NOT_FOUND` if not."""
+
+    who: Group | User | Connection
+
+
+class JoinMembers(msgspec.Struct, frozen=True):
+    """A connection, all connections of a user, or all that a filter chooses become members. `NOT_FOUND` where a
+    connection or user that is named has no connection."""
+
+    who: Connection | User | Everybody
+    groups: tuple[str, ...]
+    filter: str | None = None
+
+
+class RemoveMembers(msgspec.Struct, frozen=True):
+    """`groups` None: from all that they are in."""
+
+    who: Connection | User | Everybody
+    groups: tuple[str, ...] | None
+    filter: str | None = None
+
+
+class ListMembers(msgspec.Struct, frozen=True):
+    """Members of a group after the connection `after`, in the order of their ids."""
+
+    group: str
+    after: str = ""
+    limit: int = 200
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """`group` None: for all groups."""
+
+    connection: str
+    permission: Permission
+    group: str | None = None
+
+
+class Revoke(msgspec.Struct, frozen=True):
+    connection: str
+    permission: Permission
+    group: str | None = None
+
+
+class Check(msgspec.Struct, frozen=True):
+    """`NOT_FOUND` if the connection has not got it."""
+
+    connection: str
+    permission: Permission
+    group: str | None = None
+
+
+Call = Publish | CloseConnections | Find | JoinMembers | RemoveMembers | ListMembers | Grant | Revoke | Check
+
+
+class Outcome(Enum):
+    DONE = "done"
+    NOT_FOUND = "not found"
+    CONFLICT = "conflict"
+    REFUSED = "refused"
+    """The call makes no sense: `message` says why."""
+    FAILED = "failed"
+    """The store could not do it, and nothing has happened. Trying again may help."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    connection: str
+    user: str | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """`more`: the list goes on after its last member."""
+
+    outcome: Outcome = Outcome.DONE
+    message: str = ""
+    members: tuple[Member, ...] = ()
+    more: bool = False

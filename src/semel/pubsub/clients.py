@@ -1,0 +1,167 @@
+"""What clients ask of a hub, and what they hear back.
+
+A request with an ackId is answered once it is durable, together with the ackId: who asks again hears `Duplicate`. One
+that failed is forgotten, so the same ackId may be tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from semel.kernel.ops import Append, Put, RecordKind
+from semel.pubsub.commits import Failure, why
+from semel.pubsub.messages import (
+    Ack,
+    ErrorName,
+    Fault,
+    JoinGroup,
+    LeaveGroup,
+    Ping,
+    Pong,
+    Request,
+    SendToGroup,
+    SequenceAck,
+)
+from semel.pubsub.permissions import Permission
+from semel.pubsub.records import NO_TERMS, Terms, group_target, message
+from semel.pubsub.session import Session
+
+if TYPE_CHECKING:
+    from semel.pubsub.hub import Hub
+
+PONG = Pong()
+
+
+class Clients:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def hear(self, session: Session, requests: Sequence[Request], now: float) -> None:
+        for request in requests:
+            if type(request) is SendToGroup:
+                self._publish(session, request, now)
+            elif session.peer is not None:
+                self._handle(session, request, now)
+
+    def _handle(self, session: Session, request: Request, now: float) -> None:
+        match request:
+            case SequenceAck(sequence_id=offset):
+                self._hub.acknowledge(session, offset, now)
+            case Ping():
+                self._hub.tell(session, PONG)
+            case JoinGroup():
+                self._change_group(session, request, RecordKind.JOIN, now)
+            case LeaveGroup():
+                self._change_group(session, request, RecordKind.LEAVE, now)
+            case _:
+                fault = Fault(ErrorName.BAD_REQUEST, f"{type(request).__name__} is not possible here")
+                self._ack(session, getattr(request, "ack_id", None), fault)
+
+    # -- acks
+
+    def _ack(self, session: Session, ack_id: int | None, error: Fault | None = None) -> None:
+        if ack_id is not None:
+            self._hub.tell(session, Ack(ack_id, error))
+
+    def _is_repeated(self, session: Session, ack_id: int | None) -> bool:
+        """One that is durable is answered at once; one on its way when it is decided."""
+        if ack_id is None or ack_id not in session.claimed:
+            return False
+        if ack_id in session.taken:
+            self._ack(session, ack_id, _duplicate(ack_id))
+        else:
+            session.waiting[ack_id] = session.waiting.get(ack_id, 0) + 1
+        return True
+
+    def _taken(self, session: Session, ack_ids: Sequence[int]) -> None:
+        for ack_id in ack_ids:
+            session.taken.add(ack_id)
+            self._ack(session, ack_id)
+            if session.waiting:
+                for _ in range(session.waiting.pop(ack_id, 0)):
+                    self._ack(session, ack_id, _duplicate(ack_id))
+
+    def _not_taken(self, session: Session, ack_ids: Sequence[int], failure: Failure) -> None:
+        fault = Fault(ErrorName.INTERNAL, why(failure))
+        for ack_id in ack_ids:
+            for _ in range(1 + session.waiting.pop(ack_id, 0)):
+                self._ack(session, ack_id, fault)
+
+    def _commit(self, session: Session, appends: Sequence[Append], puts: Sequence[Put], ack_ids: Sequence[int]) -> None:
+        """What stands behind these ackIds, with them."""
+        if ack_ids:
+            puts = (*puts, session.put_acks(self._hub.hub))
+        self._hub.commit_for(
+            session,
+            appends,
+            puts,
+            lambda results, now: self._taken(session, ack_ids),
+            lambda failure: self._not_taken(session, ack_ids, failure),
+        )
+
+    # -- messages
+
+    def _publish(self, session: Session, request: SendToGroup, now: float) -> None:
+        ack_id, group = request.ack_id, request.group
+        if self._is_repeated(session, ack_id):
+            return
+        if not session.may(Permission.SEND_TO_GROUP, group):
+            self._ack(session, ack_id, _forbidden("send to", group))
+            return
+        at = round(now * 1e6)
+        terms = NO_TERMS
+        if request.no_echo or request.ttl_s or request.metadata:
+            expires = at + request.ttl_s * 1_000_000 if request.ttl_s else None
+            terms = Terms(request.no_echo, expires=expires, metadata=request.metadata)
+        if ack_id is None:
+            id = self._hub.mint(now)
+        else:
+            session.claimed.add(ack_id)
+            id = f"{session.id}#{ack_id}"
+        session.staged.append(
+            message(
+                self._hub.stream, id, group_target(group), request.data,
+                at=at, sender=session.id, user=session.user, terms=terms, on_fresh=self._hub.accepted,
+            )
+        )  # fmt: skip
+        session.staged_ids.append(ack_id)
+
+    def commit_staged(self, session: Session) -> None:
+        """All that a session has published in one go is one commit, with its ackIds in one row."""
+        appends, session.staged = session.staged, []
+        ids, session.staged_ids = session.staged_ids, []
+        self._commit(session, appends, (), [ack_id for ack_id in ids if ack_id is not None])
+
+    # -- groups
+
+    def _change_group(self, session: Session, request: JoinGroup | LeaveGroup, kind: RecordKind, now: float) -> None:
+        ack_id, group = request.ack_id, request.group
+        if self._is_repeated(session, ack_id):
+            return
+        if not session.may(Permission.JOIN_LEAVE_GROUP, group):
+            self._ack(session, ack_id, _forbidden("join" if kind is RecordKind.JOIN else "leave", group))
+            return
+        if ack_id is not None:
+            session.claimed.add(ack_id)
+        ack_ids = [ack_id] if ack_id is not None else []
+        if (group in session.groups) == (kind is RecordKind.JOIN):
+            if ack_ids:
+                self._commit(session, (), (), ack_ids)
+            return
+        self._hub.change_group(
+            session,
+            group,
+            kind,
+            now,
+            lambda puts: self._commit(session, (), puts, ack_ids),
+            lambda failure: self._not_taken(session, ack_ids, failure),
+        )
+
+
+def _duplicate(ack_id: int) -> Fault:
+    return Fault(ErrorName.DUPLICATE, f"Message with ack-id: {ack_id} has been processed")
+
+
+def _forbidden(verb: str, group: str) -> Fault:
+    return Fault(ErrorName.FORBIDDEN, f"The client does not have permission to {verb} group '{group}'")

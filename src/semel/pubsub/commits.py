@@ -1,0 +1,21 @@
+"""What became of a commit, for those who asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from semel.kernel.effects import CommitFailed, CommitUnknown
+from semel.kernel.ops import Result
+
+Failure = CommitFailed | CommitUnknown
+Done = Callable[[tuple[Result, ...], float], None]
+Failed = Callable[[Failure, float], None]
+
+
+def why(failure: Failure) -> str:
+    error = failure.error if isinstance(failure, CommitFailed) else None
+    return error.message if error is not None else "the store could not take it"
+
+
+def nothing_more(results: tuple[Result, ...], now: float) -> None:
+    """It is done, and nobody waits for it."""

@@ -1,0 +1,506 @@
+"""A hub: what is durable is acknowledged, what is due is delivered once and in order, and a session survives."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.pubsub.world import HUB, World, text
+
+from semel.errors import StoreBusy
+from semel.kernel.ledger import START, Kind
+from semel.kernel.ops import Append, Put, RecordKind, Unit
+from semel.pubsub.calls import (
+    Check,
+    CloseConnections,
+    Connection,
+    Everybody,
+    Find,
+    Grant,
+    Group,
+    JoinMembers,
+    ListMembers,
+    Outcome,
+    Publish,
+    RemoveMembers,
+    Revoke,
+    User,
+)
+from semel.pubsub.frames import Subprotocol
+from semel.pubsub.hub import HubOptions, Shut
+from semel.pubsub.messages import (
+    Ack,
+    CloseCode,
+    Connected,
+    Disconnected,
+    ErrorName,
+    Fault,
+    GroupMessage,
+    LeaveGroup,
+    Ping,
+    Pong,
+    SendToGroup,
+    ServerMessage,
+)
+from semel.pubsub.permissions import Permission
+from semel.pubsub.records import NO_TERMS, group_target, message
+from semel.pubsub.session import acks_key, session_key
+
+ALICE, BOB = "alice", "bob"
+STREAM = f"hub/{HUB}"
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def pair(world: World) -> World:
+    """Two who are connected and in one group, and have heard so."""
+    for peer in (ALICE, BOB):
+        world.connect(peer, user=f"user of {peer}")
+        world.join(peer, "g")
+        world.take(peer)
+    return world
+
+
+def messages(world: World, peer: str) -> list[GroupMessage]:
+    return [said for said in world.take(peer) if isinstance(said, GroupMessage)]
+
+
+def acks(world: World, peer: str) -> list[Ack]:
+    return [said for said in world.take(peer) if isinstance(said, Ack)]
+
+
+def published(world: World) -> list[str]:
+    found = world.store.read(STREAM)
+    return [record.envelope.data.decode() for record in found.records if record.kind is RecordKind.MESSAGE]  # type: ignore[union-attr]
+
+
+def told(world: World, kind: Kind) -> list[tuple[str, int]]:
+    return [(e.event.peer, e.event.n) for e in world.store.ledger(START) if e.event.kind is kind]
+
+
+# -- connecting
+
+
+def test_the_first_word_is_connected_and_it_is_durable(world: World) -> None:
+    world.held = []
+    world.connect(ALICE, user="u")
+    assert world.take(ALICE) == []
+    world.let_go()
+    assert world.take(ALICE) == [Connected(ALICE, "u", "token of alice")]
+    assert world.store.state(session_key(HUB, ALICE)) is not None
+
+
+def test_a_session_that_the_store_cannot_take_is_closed_so_that_the_client_tries_again(world: World) -> None:
+    world.failing.append(StoreBusy("busy"))
+    world.connect(ALICE)
+    [shut] = world.take(ALICE)
+    assert isinstance(shut, Shut)
+    assert shut.code is CloseCode.INTERNAL
+    world.publish(ALICE, "g", "nobody is there", 1)
+    assert world.take(ALICE) == []
+
+
+def test_groups_of_the_token_are_joined_from_the_start(world: World) -> None:
+    world.connect(ALICE, groups=("g",))
+    world.connect(BOB)
+    world.publish(BOB, "g", "hello")
+    assert world.bodies(ALICE) == ["hello"]
+
+
+# -- publishing
+
+
+def test_a_message_is_acknowledged_when_it_is_durable_and_not_before(pair: World) -> None:
+    pair.held = []
+    pair.publish(ALICE, "g", "hello", 7)
+    assert pair.take(ALICE) == pair.take(BOB) == []
+    pair.let_go()
+    sent = GroupMessage("g", text("hello"), "user of alice", pair.hub.tail)
+    assert pair.take(ALICE) == [sent, Ack(7)]
+    assert pair.take(BOB) == [sent]
+
+
+def test_an_ack_id_is_taken_once(pair: World) -> None:
+    for _ in range(3):
+        pair.publish(ALICE, "g", "hello", 7)
+    duplicate = Fault(ErrorName.DUPLICATE, "Message with ack-id: 7 has been processed")
+    assert acks(pair, ALICE) == [Ack(7), Ack(7, duplicate), Ack(7, duplicate)]
+    assert pair.bodies(BOB) == ["hello"]
+
+
+def test_a_copy_of_one_that_is_on_its_way_waits_for_it(pair: World) -> None:
+    pair.held = []
+    pair.publish(ALICE, "g", "hello", 7)
+    pair.publish(ALICE, "g", "hello", 7)
+    assert pair.take(ALICE) == []
+    pair.let_go()
+    assert [ack.error.name if ack.error else None for ack in acks(pair, ALICE)] == [None, ErrorName.DUPLICATE]
+    assert published(pair) == ["hello"]
+
+
+def test_a_store_that_refuses_is_an_error_and_the_same_ack_id_succeeds_later_once(pair: World) -> None:
+    pair.failing.append(StoreBusy("the store is busy"))
+    pair.publish(ALICE, "g", "hello", 7)
+    assert acks(pair, ALICE) == [Ack(7, Fault(ErrorName.INTERNAL, "the store is busy"))]
+    for _ in range(2):
+        pair.publish(ALICE, "g", "hello", 7)
+    assert [ack.error is None for ack in acks(pair, ALICE)] == [True, False]
+    assert published(pair) == ["hello"]
+
+
+def test_what_follows_a_failure_falls_with_it_and_can_be_sent_again(pair: World) -> None:
+    pair.held = []
+    pair.publish(ALICE, "g", "one", 11)
+    pair.publish(ALICE, "g", "two", 12)
+    first, *_ = pair.held
+    pair.held = None
+    pair.interpreter.failed(first, StoreBusy("busy"))
+    assert {ack.ack_id for ack in acks(pair, ALICE) if ack.error is not None} == {11, 12}
+    pair.publish(ALICE, "g", "one", 11)
+    pair.publish(ALICE, "g", "two", 12)
+    assert acks(pair, ALICE) == [Ack(11), Ack(12)]
+    assert published(pair) == ["one", "two"]
+
+
+def test_without_the_permission_it_is_forbidden_and_the_ack_id_may_be_used_again(world: World) -> None:
+    world.connect(ALICE, roles=["webpubsub.sendToGroup.mine"])
+    world.take(ALICE)
+    world.publish(ALICE, "other", "x", 1)
+    world.publish(ALICE, "mine", "x", 1)
+    world.join(ALICE, "mine", 2)
+    first, second, third = acks(world, ALICE)
+    assert first.error is not None
+    assert first.error.name == ErrorName.FORBIDDEN
+    assert second == Ack(1)
+    assert third.error is not None
+    assert third.error.name == ErrorName.FORBIDDEN
+
+
+def test_no_echo_leaves_out_the_sender_and_what_has_expired_goes_to_nobody(pair: World) -> None:
+    pair.send(ALICE, SendToGroup("g", text("quiet"), no_echo=True, metadata={"k": "v"}))
+    assert messages(pair, ALICE) == []
+    assert [said.metadata for said in messages(pair, BOB)] == [{"k": "v"}]
+    pair.held = []
+    pair.send(ALICE, SendToGroup("g", text("late"), ttl_s=5))
+    pair.now += 6
+    pair.let_go()
+    assert messages(pair, BOB) == []
+
+
+def test_a_message_without_an_ack_id_is_sent_and_never_answered(pair: World) -> None:
+    pair.publish(ALICE, "g", "hello")
+    assert acks(pair, ALICE) == []
+    assert pair.bodies(BOB) == ["hello"]
+
+
+def test_ping_is_answered(pair: World) -> None:
+    pair.send(ALICE, Ping())
+    assert pair.take(ALICE) == [Pong()]
+
+
+# -- groups
+
+
+def test_who_has_left_gets_no_more_and_joining_twice_changes_nothing(pair: World) -> None:
+    pair.join(BOB, "g", 2)
+    assert acks(pair, BOB) == [Ack(2)]
+    pair.send(BOB, LeaveGroup("g", 3))
+    assert acks(pair, BOB) == [Ack(3)]
+    pair.publish(ALICE, "g", "hello")
+    assert pair.take(BOB) == []
+    head = pair.store.head(STREAM)
+    pair.send(BOB, LeaveGroup("g", 4))
+    assert acks(pair, BOB) == [Ack(4)]
+    assert pair.store.head(STREAM) == head
+
+
+def test_a_join_that_fails_is_answered_and_can_be_tried_again(world: World) -> None:
+    world.connect(ALICE)
+    world.take(ALICE)
+    for _ in range(2):
+        world.failing.append(StoreBusy("busy"))
+        world.join(ALICE, "g", 1)
+        assert [ack.error is not None for ack in acks(world, ALICE)] == [True]
+    world.join(ALICE, "g", 1)
+    assert acks(world, ALICE) == [Ack(1)]
+    world.publish(ALICE, "g", "hello")
+    assert world.bodies(ALICE) == ["hello"]
+
+
+# -- recovery
+
+
+def test_a_session_comes_back_with_what_it_has_not_acknowledged(pair: World) -> None:
+    for number in range(1, 5):
+        pair.publish(ALICE, "g", f"m{number}")
+    first, second, *_ = messages(pair, BOB)
+    assert second.sequence_id is not None
+    pair.ack(BOB, second.sequence_id)
+    pair.drop(BOB)
+    pair.publish(ALICE, "g", "m5")
+    pair.resume("again", BOB)
+    assert pair.bodies("again") == ["m3", "m4", "m5"]
+    pair.publish(ALICE, "g", "m6")
+    assert pair.bodies("again") == ["m6"]
+    assert first.sequence_id is not None
+
+
+def test_a_half_open_socket_is_taken_over(pair: World) -> None:
+    pair.resume("again", BOB)
+    [shut] = pair.take(BOB)
+    assert isinstance(shut, Shut)
+    pair.drop(BOB)
+    pair.publish(ALICE, "g", "hello")
+    assert pair.bodies("again") == ["hello"]
+
+
+def test_a_crash_loses_nothing_and_doubles_nothing(pair: World) -> None:
+    pair.publish(ALICE, "g", "before", 5)
+    [before] = messages(pair, BOB)
+    assert before.sequence_id is not None
+    pair.restart()
+    pair.resume("alice again", ALICE)
+    pair.resume("bob again", BOB)
+    assert [said.sequence_id for said in messages(pair, "bob again")] == [before.sequence_id]
+    pair.take("alice again")
+    pair.publish("alice again", "g", "before", 5)
+    pair.publish("alice again", "g", "after", 6)
+    assert [ack.error.name if ack.error else None for ack in acks(pair, "alice again")] == [ErrorName.DUPLICATE, None]
+    [after] = messages(pair, "bob again")
+    assert after.sequence_id is not None
+    assert after.sequence_id > before.sequence_id
+    assert published(pair) == ["before", "after"]
+
+
+def test_what_was_acknowledged_before_the_crash_is_not_sent_again_once_that_is_written_down(pair: World) -> None:
+    pair.publish(ALICE, "g", "one")
+    [one] = messages(pair, BOB)
+    assert one.sequence_id is not None
+    pair.ack(BOB, one.sequence_id)
+    pair.pass_time(2)
+    assert (BOB, 1) in told(pair, Kind.CONFIRMED)
+    pair.restart()
+    pair.publish(BOB, "g", "nobody", 1)
+    pair.resume("again", BOB)
+    assert pair.bodies("again") == []
+
+
+def test_after_a_crash_a_group_that_was_left_is_still_left(pair: World) -> None:
+    pair.publish(ALICE, "g", "while in")
+    pair.send(BOB, LeaveGroup("g", 9))
+    pair.publish(ALICE, "g", "after")
+    pair.restart()
+    pair.resume("again", BOB)
+    assert pair.bodies("again") == ["while in"]
+
+
+def test_who_does_not_come_back_in_time_is_gone_and_the_ledger_says_so(pair: World) -> None:
+    pair.publish(ALICE, "g", "hello")
+    pair.drop(BOB)
+    pair.pass_time(89)
+    assert pair.call(Find(Connection(BOB))).outcome is Outcome.DONE
+    pair.pass_time(2)
+    assert pair.call(Find(Connection(BOB))).outcome is Outcome.NOT_FOUND
+    assert told(pair, Kind.EXPIRED) == [(BOB, 1)]
+    pair.resume("again", BOB)
+    [shut] = pair.take("again")
+    assert isinstance(shut, Shut)
+    assert shut.code is CloseCode.POLICY
+    assert pair.store.state(session_key(HUB, BOB)) is None
+    assert pair.store.state(acks_key(HUB, BOB)) is None
+
+
+def test_the_time_for_coming_back_begins_anew_with_the_node(pair: World) -> None:
+    pair.drop(BOB)
+    pair.now += 3600
+    pair.restart()
+    pair.pass_time(89)
+    pair.resume("again", BOB)
+    pair.publish(ALICE, "g", "x", 1)
+    assert not any(isinstance(said, Shut) for said in pair.take("again"))
+
+
+def test_a_client_that_closes_is_gone_at_once(pair: World) -> None:
+    pair.drop(BOB, code=1000)
+    assert pair.call(Find(Connection(BOB))).outcome is Outcome.NOT_FOUND
+
+
+def test_a_plain_client_is_gone_with_its_socket(world: World) -> None:
+    world.connect(ALICE, protocol=Subprotocol.JSON)
+    assert world.take(ALICE) == [Connected(ALICE, None, "token of alice")]
+    world.join(ALICE, "g")
+    world.publish(ALICE, "g", "hello")
+    [said] = messages(world, ALICE)
+    assert said.sequence_id is None
+    world.drop(ALICE)
+    assert world.call(Find(Connection(ALICE))).outcome is Outcome.NOT_FOUND
+
+
+def test_another_owner_is_noticed_by_the_next_write(pair: World) -> None:
+    pair.store.commit([Unit((Put(acks_key(HUB, ALICE), b"taken over"),))])
+    pair.publish(ALICE, "g", "hello", 7)
+    [shut] = pair.take(ALICE)
+    assert isinstance(shut, Shut)
+    assert published(pair) == []
+
+
+# -- acknowledging
+
+
+def test_what_was_never_sent_cannot_be_acknowledged(pair: World) -> None:
+    pair.publish(ALICE, "g", "hello")
+    [said] = messages(pair, BOB)
+    assert said.sequence_id is not None
+    pair.ack(BOB, said.sequence_id + 1)
+    [shut] = pair.take(BOB)
+    assert isinstance(shut, Shut)
+    assert shut.code is CloseCode.POLICY
+    pair.resume("again", BOB)
+    assert pair.bodies("again") == ["hello"]
+
+
+@pytest.mark.parametrize("lower", [0, 1])
+def test_a_lower_acknowledgement_is_ignored(pair: World, lower: int) -> None:
+    pair.publish(ALICE, "g", "hello")
+    [said] = messages(pair, BOB)
+    assert said.sequence_id is not None
+    pair.ack(BOB, said.sequence_id)
+    pair.ack(BOB, lower)
+    pair.drop(BOB)
+    pair.resume("again", BOB)
+    assert pair.take("again") == []
+
+
+def test_a_backlog_beyond_its_limit_ends_the_session_where_all_can_see_it() -> None:
+    world = World(HubOptions(backlog_count=3))
+    for peer in (ALICE, BOB):
+        world.connect(peer)
+        world.join(peer, "g")
+    world.take(BOB)
+    for number in range(4):
+        world.publish(ALICE, "g", f"m{number}")
+        for said in messages(world, ALICE):
+            assert said.sequence_id is not None
+            world.ack(ALICE, said.sequence_id)
+    *_, goodbye, shut = world.take(BOB)
+    assert isinstance(goodbye, Disconnected)
+    assert isinstance(shut, Shut)
+    assert shut.code is CloseCode.POLICY
+    assert told(world, Kind.DISCARDED) == [(BOB, 4)]
+    assert [note.topic for note in world.notes] == ["backlog"]
+    assert world.call(Find(Connection(BOB))).outcome is Outcome.NOT_FOUND
+
+
+# -- the stream
+
+
+def test_what_others_put_into_the_stream_is_delivered_in_its_place(pair: World) -> None:
+    foreign = message(
+        STREAM, "foreign", group_target("g"), text("from elsewhere"), at=0, sender="spark", user=None, terms=NO_TERMS,
+        on_fresh=pair.hub.accepted,
+    )  # fmt: skip
+    pair.store.commit([Unit((foreign,))])
+    pair.publish(ALICE, "g", "mine")
+    assert pair.bodies(BOB) == ["from elsewhere", "mine"]
+    pair.store.commit([Unit((Append(STREAM, foreign.envelope, target="g/g"),))])
+    pair.interpreter.wake()
+    assert pair.bodies(BOB) == ["from elsewhere"]
+
+
+def test_what_everybody_has_acknowledged_is_given_up_and_nothing_else(pair: World) -> None:
+    for number in range(3):
+        pair.publish(ALICE, "g", f"m{number}")
+    got = messages(pair, BOB)
+    for peer in (ALICE, BOB):
+        assert got[1].sequence_id is not None
+        pair.ack(peer, got[1].sequence_id)
+    pair.pass_time(6)
+    assert published_after_trim(pair) == got[2].sequence_id
+    pair.restart()
+    pair.resume("again", BOB)
+    assert pair.bodies("again") == ["m2"]
+
+
+def published_after_trim(world: World) -> int:
+    found = world.store.read(STREAM)
+    first = getattr(found, "first", None)
+    assert first is not None
+    return int(first.offset)
+
+
+# -- the service
+
+
+def test_the_service_sends_to_everybody_a_group_a_user_and_a_connection(pair: World) -> None:
+    for to in (Everybody(), User("user of bob"), Connection(BOB)):
+        assert pair.call(Publish(to, text("hi"))).outcome is Outcome.DONE
+        [said] = pair.take(BOB)
+        assert isinstance(said, ServerMessage)
+    assert pair.call(Publish(Group("g"), text("hi"), excluded=(ALICE,))).outcome is Outcome.DONE
+    [grouped] = pair.take(BOB)
+    assert isinstance(grouped, GroupMessage)
+    assert grouped.from_user is None
+    assert pair.bodies(ALICE) == ["hi"]
+    assert pair.call(Publish(Everybody(), text("some"), filter="userId eq 'user of alice'")).outcome is Outcome.DONE
+    assert (pair.bodies(ALICE), pair.bodies(BOB)) == (["some"], [])
+
+
+def test_a_key_sends_once_and_is_refused_for_anything_else(pair: World) -> None:
+    call = Publish(Group("g"), text("hi"), key="k1")
+    assert [pair.call(call).outcome for _ in range(3)] == [Outcome.DONE] * 3
+    assert pair.bodies(BOB) == ["hi"]
+    assert pair.call(Publish(Group("g"), text("other"), key="k1")).outcome is Outcome.CONFLICT
+    pair.restart()
+    assert pair.call(call).outcome is Outcome.DONE
+    assert published(pair) == ["hi"]
+
+
+def test_the_service_changes_groups(pair: World) -> None:
+    assert pair.call(JoinMembers(Connection("nobody"), ("h",))).outcome is Outcome.NOT_FOUND
+    assert pair.call(JoinMembers(User("user of bob"), ("h", "i"))).outcome is Outcome.DONE
+    assert pair.call(JoinMembers(Everybody(), ("h",), "userId eq 'user of alice'")).outcome is Outcome.DONE
+    listed = pair.call(ListMembers("h", limit=1))
+    assert ([member.connection for member in listed.members], listed.more) == ([ALICE], True)
+    listed = pair.call(ListMembers("h", after=ALICE))
+    assert ([(m.connection, m.user) for m in listed.members], listed.more) == ([(BOB, "user of bob")], False)
+    assert pair.call(RemoveMembers(Connection(BOB), None)).outcome is Outcome.DONE
+    assert pair.call(Find(Group("i"))).outcome is Outcome.NOT_FOUND
+    pair.restart()
+    assert [member.connection for member in pair.call(ListMembers("h")).members] == [ALICE]
+
+
+def test_the_service_grants_and_revokes(world: World) -> None:
+    world.connect(ALICE, roles=())
+    world.take(ALICE)
+    asked = (ALICE, Permission.SEND_TO_GROUP, "g")
+    assert world.call(Check(*asked)).outcome is Outcome.NOT_FOUND
+    assert world.call(Grant(*asked)).outcome is Outcome.DONE
+    assert world.call(Check(*asked)).outcome is Outcome.DONE
+    world.publish(ALICE, "g", "x", 1)
+    assert acks(world, ALICE) == [Ack(1)]
+    world.restart()
+    assert world.call(Check(*asked)).outcome is Outcome.DONE
+    assert world.call(Revoke(*asked)).outcome is Outcome.DONE
+    assert world.call(Check(*asked)).outcome is Outcome.NOT_FOUND
+    assert world.call(Grant("nobody", Permission.SEND_TO_GROUP)).outcome is Outcome.NOT_FOUND
+
+
+def test_the_service_closes_connections(pair: World) -> None:
+    assert pair.call(CloseConnections(Group("g"), excluded=(ALICE,), reason="enough")).outcome is Outcome.DONE
+    goodbye, shut = pair.take(BOB)
+    assert goodbye == Disconnected("enough")
+    assert isinstance(shut, Shut)
+    assert pair.call(Find(User("user of bob"))).outcome is Outcome.NOT_FOUND
+    assert pair.call(Find(User("user of alice"))).outcome is Outcome.DONE
+    pair.resume("again", BOB)
+    [refused] = pair.take("again")
+    assert isinstance(refused, Shut)
+    assert refused.code is CloseCode.POLICY
+
+
+def test_a_call_that_the_store_cannot_take_says_so(pair: World) -> None:
+    pair.failing.append(StoreBusy("busy"))
+    assert pair.call(Publish(Everybody(), text("hi"))).outcome is Outcome.FAILED
+    assert pair.bodies(BOB) == []

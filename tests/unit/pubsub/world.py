@@ -1,0 +1,172 @@
+"""A hub on a store in memory, with everything that takes time done at once. For tests of what is said to whom."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from semel.errors import SemelError
+from semel.kernel.effects import Close, Deliver, Load, Notify, Read, Received, Send
+from semel.kernel.group import Group
+from semel.kernel.interpreter import Interpreter, Seat
+from semel.pubsub.calls import Answer, Call
+from semel.pubsub.frames import Subprotocol, codec_for
+from semel.pubsub.hub import Frames, Gone, Hub, HubOptions, Open, Resume, Shut, Write
+from semel.pubsub.loading import load_hub
+from semel.pubsub.messages import Data, DataType, JoinGroup, Request, Response, SendToGroup, SequenceAck
+from semel.pubsub.permissions import Permissions
+from semel.stores.memory import MemoryStore
+
+HUB = "chat"
+EVERYTHING = ("webpubsub.joinLeaveGroup", "webpubsub.sendToGroup")
+
+
+def text(body: str) -> Data:
+    return Data(DataType.TEXT, body.encode())
+
+
+class World:
+    """Also the driver of its interpreter, by way of `_Driver`."""
+
+    def __init__(self, options: HubOptions | None = None) -> None:
+        self.now = 1_800_000_000.0
+        self.store = MemoryStore(clock=lambda: round(self.now * 1e6))
+        self.options = options
+        self.said: dict[str, list[Response | Shut | Answer]] = defaultdict(list)
+        self.notes: list[Notify] = []
+        self.failing: list[SemelError] = []
+        self.held: list[Group] | None = None
+        self._protocols: dict[str, str] = {}
+        self._minted = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """As after kill -9: nothing is left but the store."""
+        self.interpreter = Interpreter(_Driver(self), lambda: self.now)
+        self.hub: Hub = load_hub(self.store, HUB, "node", self._random, self.options)
+        self.seat = self.interpreter.add(self.hub)
+
+    def _random(self, count: int) -> bytes:
+        self._minted += 1
+        return self._minted.to_bytes(count)
+
+    # -- what clients and services do
+
+    def connect(
+        self,
+        peer: str,
+        user: str | None = None,
+        roles: Sequence[str] = EVERYTHING,
+        protocol: str = Subprotocol.JSON_RELIABLE,
+        groups: tuple[str, ...] = (),
+    ) -> None:
+        self._protocols[peer] = protocol
+        opened = Open(peer, f"token of {peer}", protocol, user, Permissions.of_roles(roles), groups)
+        self.tell(peer, opened)
+
+    def resume(self, peer: str, connection: str) -> None:
+        self._protocols[peer] = Subprotocol.JSON_RELIABLE
+        self.tell(peer, Resume(connection))
+
+    def send(self, peer: str, *requests: Request) -> None:
+        self.tell(peer, Frames(requests))
+
+    def join(self, peer: str, group: str, ack_id: int = 1) -> None:
+        self.send(peer, JoinGroup(group, ack_id))
+
+    def publish(self, peer: str, group: str, body: str, ack_id: int | None = None) -> None:
+        self.send(peer, SendToGroup(group, text(body), ack_id))
+
+    def ack(self, peer: str, sequence_id: int) -> None:
+        self.send(peer, SequenceAck(sequence_id))
+
+    def drop(self, peer: str, code: int | None = None) -> None:
+        self.tell(peer, Gone(code))
+
+    def call(self, call: Call) -> Answer:
+        self.tell("rest", call)
+        [answer] = self.take("rest")
+        assert isinstance(answer, Answer)
+        return answer
+
+    def tell(self, peer: str, told: object) -> None:
+        self.interpreter.feed(self.seat, Received(peer, told))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.interpreter.run_timers()
+
+    # -- what they hear
+
+    def take(self, peer: str) -> list[Response | Shut | Answer]:
+        """What was said to a peer since the last time."""
+        return self.said.pop(peer, [])
+
+    def bodies(self, peer: str) -> list[str]:
+        """Of the messages among it."""
+        return [said.data.body.decode() for said in self.take(peer) if getattr(said, "data", None) is not None]  # type: ignore[union-attr]
+
+    # -- the driver
+
+    def commit(self, group: Group) -> None:
+        if self.held is not None:
+            self.held.append(group)
+        elif self.failing:
+            self.interpreter.failed(group, self.failing.pop(0))
+        else:
+            outcomes = self.store.commit(group.units)
+            self.interpreter.committed(group, outcomes)
+            self.interpreter.wake()
+
+    def let_go(self) -> None:
+        """Commits that were held back happen now."""
+        held, self.held = self.held or [], None
+        for group in held:
+            self.commit(group)
+
+    def read(self, seat: Seat, effect: Read) -> None:
+        found = self.store.read(effect.stream, effect.after, effect.limit)
+        self.interpreter.read_done(seat, effect, found)
+
+    def load(self, seat: Seat, effect: Load) -> None:
+        self.interpreter.load_done(seat, effect, self.store.state(effect.key))
+
+    def send_effect(self, effect: Send) -> None:
+        message = effect.message
+        if isinstance(message, Write):
+            codec = codec_for(self._protocols[effect.peer])
+            for frame in message.frames:
+                self.said[effect.peer].append(codec.decode_response(_payload(frame)))  # type: ignore[union-attr]
+        else:
+            self.said[effect.peer].append(message)
+
+    def deliver(self, seat: Seat, effect: Deliver) -> None:
+        raise AssertionError("a hub hands nothing to handlers")
+
+    def notify(self, seat: Seat, effect: Notify) -> None:
+        self.notes.append(effect)
+
+    def closed(self, seat: Seat, effect: Close) -> None:
+        raise AssertionError(effect.reason)
+
+
+def _payload(frame: bytes) -> str | bytes:
+    """Undo `wire.frame`."""
+    size, begin = frame[1], 2
+    if size == 126:
+        size, begin = int.from_bytes(frame[2:4]), 4
+    elif size == 127:
+        size, begin = int.from_bytes(frame[2:10]), 10
+    body = frame[begin:]
+    assert len(body) == size
+    return body.decode() if frame[0] == 0x81 else body
+
+
+class _Driver:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.commit, self.read, self.load = world.commit, world.read, world.load
+        self.deliver, self.notify, self.closed = world.deliver, world.notify, world.closed
+
+    def send(self, seat: Seat, effect: Send) -> None:
+        self._world.send_effect(effect)
