@@ -28,7 +28,7 @@ from semel.spark.failures import first_line, ours_in
 from semel.spark.landing import died_stream
 from semel.spark.nulls import with_headers
 from semel.spark.pipeline import Pipeline, build, sink_options
-from semel.spark.session import EVOLVING_STATE, checkpoint_settings
+from semel.spark.session import EVOLVING_STATE, checkpoint_settings, with_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,18 +114,8 @@ _STARTING = threading.Lock()
 def settings_while(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
     """Let the session have these settings while a query starts, which takes them over; afterwards it is as it was. One
     at a time: the settings of another start would get into this one."""
-    with _STARTING:
-        before = {name: spark.conf.get(name, None) for name in settings}
-        try:
-            for name, value in settings.items():
-                spark.conf.set(name, value)
-            yield
-        finally:
-            for name, given in before.items():
-                if given is None:
-                    spark.conf.unset(name)
-                else:
-                    spark.conf.set(name, given)
+    with _STARTING, with_settings(spark, settings):
+        yield
 
 
 class _Driver:

@@ -34,6 +34,7 @@ from semel.spark.java import (
     write_once,
 )
 from semel.spark.machine import GIB, Machine, this_machine
+from semel.spark.python import choose_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -123,12 +124,13 @@ def spark_session(
     asked = asked_settings(master=master, memory=memory, partitions=partitions, settings=settings)
     if (running := _running()) is not None:
         return _reused(running, asked)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started the JVM and knows the master
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         return _ready(_started(app, NEEDED | TUNED | (FAST if fast else {}) | asked))
     chosen = plan(this_machine(), asked, fast=fast)
     check_master(chosen["spark.master"])
     java, folder = find_java(), cache_folder()
+    choose_python(chosen["spark.master"], folder)
     with _java_home(java_home(java, folder)):
         return _ready(_started_on(java, folder, app, chosen, start_from_cache))
 
@@ -475,3 +477,16 @@ def _await_executors(context: Any, timeout_s: float) -> None:
                 fix="see in the master's web page whether workers are there, and have the memory and cores asked for",
             )
         time.sleep(0.1)
+
+
+@contextmanager
+def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Inside, the session has these settings; afterwards its own again."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, given in before.items():
+            spark.conf.unset(name) if given is None else spark.conf.set(name, given)

@@ -380,7 +380,8 @@ SUMS = (
 
 
 def windows(rows: DataFrame, *, window_us: int, deadline_us: int, now: int, session_class: str | None) -> DataFrame:
-    """Sums per hop, session class and window. `sketch` counts the latencies by bin: see `semel.spark.audit.sketch`.
+    """Sums per hop, session class and window, of so many `messages`. `sketch` counts the latencies by bin: see
+    `semel.spark.audit.sketch`.
 
     First by bin of latency as well, so that all rows are summed up in compiled code; then the little that is left.
     """
@@ -411,6 +412,7 @@ def windows(rows: DataFrame, *, window_us: int, deadline_us: int, now: int, sess
         "code", of_class.alias("session_class"), start.alias("window"), _bin(forward).alias("bin")
     ).agg(
         *(F.coalesce(F.sum(column.cast("long")), F.lit(0)).alias(name) for name, column in sums.items()),
+        F.count(F.lit(1)).alias("messages"),
         F.count(forward).alias("latencies"),
         F.max(forward).alias("latency_max"),
         F.count(backward).alias("skewed"),
@@ -418,7 +420,7 @@ def windows(rows: DataFrame, *, window_us: int, deadline_us: int, now: int, sess
     )
     entry = F.when(F.col("bin").isNotNull(), F.struct("bin", "latencies"))
     return binned.groupBy("code", "session_class", "window").agg(
-        *(F.sum(name).alias(name) for name in (*SUMS, "latencies", "skewed")),
+        *(F.sum(name).alias(name) for name in (*SUMS, "messages", "latencies", "skewed")),
         F.max("latency_max").alias("latency_max"),
         F.max("skew").alias("skew"),
         F.map_from_entries(F.collect_list(entry)).alias("sketch"),

@@ -27,7 +27,7 @@ from semel.spark.audit.chains import Paths
 from semel.spark.audit.follow_state import ROWS, Asked, Folder, Judgement, State, columns, metered, part_name
 from semel.spark.audit.report import moment
 from semel.spark.audit.result import Audit, Figures
-from semel.spark.audit.run import Case, Options, choose, clock_us, judged_at, notes_of
+from semel.spark.audit.run import Case, Options, as_much_as, choose, clock_us, judged_at, notes_of
 from semel.spark.session import checkpoint_settings, register
 from semel.spark.source import MAX_ROWS_PER_BATCH
 
@@ -118,9 +118,10 @@ class Follower:
         clock = clock_us()
         self.evidence = sources.find(self.evidence.names)
         self._drain()
-        case = self._judge(clock)
-        self._settle(case)
-        return case.audit(), case.tables()
+        with as_much_as(self.spark, sum(part.rows for part in self.state.parts)):
+            case = self._judge(clock)
+            self._settle(case)
+            return case.audit(), case.tables()
 
     def _put(self, state: State) -> None:
         self.folder.put(state)
@@ -167,7 +168,8 @@ class Follower:
         name = part_name(number)
         batch.persist()
         try:
-            part = follow_parts.fold(self.folder, self.state, batch, name)
+            with as_much_as(batch.sparkSession, batch.count()):
+                part = follow_parts.fold(self.folder, self.state, batch, name)
         finally:
             batch.unpersist()
         old, query = self.state, self.folder.query()

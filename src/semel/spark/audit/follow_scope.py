@@ -13,8 +13,9 @@ from semel.spark.audit import figures, follow_parts
 from semel.spark.audit.chains import Paths
 from semel.spark.audit.figures import Way
 from semel.spark.audit.follow_state import LANES, columns, mark, union
-from semel.spark.audit.follow_windows import CELL, Row, cell
-from semel.spark.audit.run import Case, with_settings
+from semel.spark.audit.follow_windows import Row
+from semel.spark.audit.run import SKETCHES_HASHED, Case
+from semel.spark.session import with_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -99,18 +100,16 @@ class Scope(Case):
 
     def sums(self, horizon: int) -> tuple[list[Row], int]:
         """Of the windows that are not closed, with the number of `messages` in each; and how many there are in all."""
-        rows = self.messages()
-        asked = self.options.session_class
         found = figures.windows(
-            rows, window_us=self.window, deadline_us=self.options.deadline_us, now=self.now, session_class=asked
-        ).where(F.col("window") >= F.lit(horizon))
-        of_class = F.regexp_extract("session", asked, 1) if asked else F.lit("")
-        start = F.col("when") - F.pmod(F.col("when"), F.lit(self.window).cast("long"))
-        counts = rows.groupBy("code", of_class.alias("session_class"), start.alias("window")).count().collect()
-        numbers = {tuple(row[name] for name in CELL): row["count"] for row in counts}
-        with with_settings(self.spark):
-            sums = [{**row, "messages": numbers[cell(row)]} for row in found.toArrow().to_pylist()]
-        return sums, sum(numbers.values())
+            self.messages(),
+            window_us=self.window,
+            deadline_us=self.options.deadline_us,
+            now=self.now,
+            session_class=self.options.session_class,
+        )
+        with with_settings(self.spark, SKETCHES_HASHED):
+            sums: list[Row] = found.toArrow().to_pylist()
+        return [row for row in sums if row["window"] >= horizon], sum(row["messages"] for row in sums)
 
     @property
     def paths(self) -> Paths:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
@@ -26,6 +26,7 @@ from semel.spark.audit.chains import Comparison, Point
 from semel.spark.audit.figures import Hop, Way
 from semel.spark.audit.report import exact_moment, moment
 from semel.spark.audit.result import Audit, Chain, Figures, Finding, Inside, WindowState
+from semel.spark.session import with_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,8 +37,12 @@ WINDOWS_AIM = 120
 WINDOWS_FILLED_MAX = 10_000
 WINDOWS_MAX = 1_000_000
 _STEPS_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200, 86_400, 604_800)
-_SETTINGS = {"spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "1000000"}
+SKETCHES_HASHED = {"spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "1000000"}
 """Sketches are kept in a hash table of the windows, not sorted after the first 128 of them."""
+
+LITTLE = 200_000
+_UNCOMPILED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Compiling a query takes longer than interpreting it for so few rows: a fifth of a small audit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +230,8 @@ class Case:
             deadline_us=self.options.deadline_us,
             now=self.now,
             session_class=self.options.session_class,
-        )
-        with with_settings(self.spark):
+        ).drop("messages")
+        with with_settings(self.spark, SKETCHES_HASHED):
             return self.spark.createDataFrame(found.toArrow(), found.schema)
 
     def figures(self) -> list[Figures]:
@@ -437,7 +442,13 @@ def prepared(
             progress=progress,
             began=began,
         )
-        yield case.waiting()
+        with as_much_as(spark, case.events):
+            yield case.waiting()
+
+
+def as_much_as(spark: SparkSession, rows: int) -> AbstractContextManager[None]:
+    """Inside, queries over so many rows run as quickly as they can."""
+    return with_settings(spark, _UNCOMPILED if rows <= LITTLE else {})
 
 
 def _streams(index: DataFrame, hops: Sequence[Hop]) -> set[str]:
@@ -575,15 +586,3 @@ def _names(spark: SparkSession, ways: Sequence[Way]) -> DataFrame:
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(Frame.unionByName, frames)
-
-
-@contextmanager
-def with_settings(spark: SparkSession) -> Iterator[None]:
-    before = {key: spark.conf.get(key, None) for key in _SETTINGS}
-    for key, value in _SETTINGS.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            spark.conf.unset(key) if old is None else spark.conf.set(key, old)
