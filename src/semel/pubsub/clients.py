@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from semel.errors import InputError
 from semel.kernel.ops import Append, Put, RecordKind
 from semel.pubsub.commits import Failure, why
 from semel.pubsub.messages import (
@@ -109,23 +110,27 @@ class Clients:
         if not session.may(Permission.SEND_TO_GROUP, group):
             self._ack(session, ack_id, _forbidden("send to", group))
             return
+        try:
+            append = self._message(session, request, now)
+        except InputError as error:
+            self._ack(session, ack_id, Fault(ErrorName.BAD_REQUEST, error.message))
+            return
+        session.staged.append(append)
+        session.staged_ids.append(ack_id)
+        if ack_id is not None:
+            session.claimed.add(ack_id)
+
+    def _message(self, session: Session, request: SendToGroup, now: float) -> Append:
         at = round(now * 1e6)
         terms = NO_TERMS
         if request.no_echo or request.ttl_s or request.metadata:
             expires = at + request.ttl_s * 1_000_000 if request.ttl_s else None
             terms = Terms(request.no_echo, expires=expires, metadata=request.metadata)
-        if ack_id is None:
-            id = self._hub.mint(now)
-        else:
-            session.claimed.add(ack_id)
-            id = f"{session.id}#{ack_id}"
-        session.staged.append(
-            message(
-                self._hub.stream, id, group_target(group), request.data,
-                at=at, sender=session.id, user=session.user, terms=terms, on_fresh=self._hub.accepted,
-            )
+        id = f"{session.id}#{request.ack_id}" if request.ack_id is not None else self._hub.mint(now)
+        return message(
+            self._hub.stream, id, group_target(request.group), request.data,
+            at=at, sender=session.id, user=session.user, terms=terms, on_fresh=self._hub.accepted,
         )  # fmt: skip
-        session.staged_ids.append(ack_id)
 
     def commit_staged(self, session: Session) -> None:
         """All that a session has published in one go is one commit, with its ackIds in one row."""

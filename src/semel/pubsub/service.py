@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from semel.errors import LimitExceeded
+from semel.errors import InputError, LimitExceeded
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, Duplicate, RecordKind, Result
+from semel.kernel.text import ID_CHARS_MAX
 from semel.pubsub.calls import (
     Answer,
     Call,
@@ -92,14 +94,11 @@ class Service:
     # -- messages
 
     def _publish(self, peer: str, call: Publish, now: float) -> None:
-        at = round(now * 1e6)
-        expires = at + call.ttl_s * 1_000_000 if call.ttl_s else None
-        terms = Terms(False, call.excluded, call.filter, expires, call.metadata)
-        append = message(
-            self._hub.stream, call.id or self._hub.mint(now), _target(call.to), call.data,
-            at=at, sender=REST, user=None, terms=terms if terms != Terms() else NO_TERMS, on_fresh=self._hub.accepted,
-            identity=f"key/{call.key}" if call.key is not None else None, on_duplicate=self._duplicate,
-        )  # fmt: skip
+        try:
+            append = self._message(call, now)
+        except InputError as error:
+            self._hub.answer(peer, Answer(Outcome.REFUSED, error.message))
+            return
 
         def done(results: tuple[Result, ...], now: float) -> None:
             [result] = results
@@ -110,6 +109,16 @@ class Service:
             self._hub.answer(peer, DONE)
 
         self._hub.commit((append,), done, lambda failure, now: self._hub.answer(peer, _failed(failure)))
+
+    def _message(self, call: Publish, now: float) -> Append:
+        at = round(now * 1e6)
+        expires = at + call.ttl_s * 1_000_000 if call.ttl_s else None
+        terms = Terms(False, call.excluded, call.filter, expires, call.metadata)
+        return message(
+            self._hub.stream, call.id or self._hub.mint(now), _target(call.to), call.data,
+            at=at, sender=REST, user=None, terms=terms if terms != Terms() else NO_TERMS, on_fresh=self._hub.accepted,
+            identity=_identity(call.key) if call.key is not None else None, on_duplicate=self._duplicate,
+        )  # fmt: skip
 
     # -- connections
 
@@ -207,6 +216,12 @@ class _Together:
 
 def _failed(failure: Failure) -> Answer:
     return Answer(Outcome.FAILED, why(failure))
+
+
+def _identity(key: str) -> str:
+    """Fit to be an identity, however long the key is."""
+    identity = f"key/{key}"
+    return identity if len(identity) <= ID_CHARS_MAX else f"key/{sha256(key.encode()).hexdigest()}"
 
 
 def _target(to: Receivers) -> str:

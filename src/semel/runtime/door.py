@@ -195,6 +195,10 @@ class Door:
         while True:
             await asyncio.sleep(self.limits.sweep_s)
             for number, connection in enumerate(list(self._connections), start=1):
-                connection.check(self._loop.time())
+                try:
+                    connection.check(self._loop.time())
+                except Exception:
+                    log.exception("%r cannot be looked after", connection)
+                    connection.abort()
                 if number % SWEEP_SLICE == 0:
                     await asyncio.sleep(0)

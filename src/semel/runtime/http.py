@@ -189,7 +189,11 @@ class HttpConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Who has said all may still be waiting for the answer. TLS knows no such half."""
         self._is_eof = self._is_deaf = True
-        return self._work is not None and self._host.scheme == "http"
+        if self._work is not None and self._host.scheme == "http":
+            return True
+        self._is_closing = True
+        self._deadline = self._loop.time() + self._limits.close_s
+        return False
 
     def pause_writing(self) -> None:
         self._has_room.clear()
@@ -398,7 +402,7 @@ class HttpConnection(asyncio.Protocol):
         connection, and that may take the last answer away; so we end our half and let the other end its own."""
         self._is_deaf = True
         self._farewell = farewell
-        if self._work is not None or self.is_gone:
+        if self._work is not None or self.transport.is_closing():
             return
         self._is_closing = True
         self._is_upgrading = False

@@ -19,6 +19,8 @@ from semel.kernel.store import BLOB_CHUNK_BYTES
 from semel.kernel.text import CAUSE_CHARS_MAX, NAME_CHARS_MAX, check_id, check_stream, check_text
 
 KEY_CHARS_MAX = 1024
+TARGET_CHARS_MAX = KEY_CHARS_MAX + 16
+"""A name and what sort of receiver it is."""
 STATE_BYTES_MAX = 16 * 1024 * 1024
 SECONDS_MAX = 100 * 365 * 24 * 3600.0
 COUNT_MAX = 2**31 - 1
@@ -60,7 +62,7 @@ def _check_append(op: Append) -> None:
     """All but the identity."""
     _check_name(op.stream)
     if op.target:
-        check_text("target", op.target, chars_max=KEY_CHARS_MAX)
+        check_text("target", op.target, chars_max=TARGET_CHARS_MAX)
     _check_verdict_events(op)
 
 

@@ -504,3 +504,23 @@ def test_a_call_that_the_store_cannot_take_says_so(pair: World) -> None:
     pair.failing.append(StoreBusy("busy"))
     assert pair.call(Publish(Everybody(), text("hi"))).outcome is Outcome.FAILED
     assert pair.bodies(BOB) == []
+
+
+def test_what_no_record_can_hold_is_refused_and_disturbs_nobody(pair: World) -> None:
+    large = text("x" * 300_000)
+    assert pair.call(Publish(Everybody(), large)).outcome is Outcome.REFUSED
+    pair.send(ALICE, SendToGroup("g", large, 7), SendToGroup("g", text("small"), 8))
+    first, second = acks(pair, ALICE)
+    assert first.error is not None
+    assert first.error.name == ErrorName.BAD_REQUEST
+    assert second == Ack(8)
+    pair.publish(ALICE, "g", "small again", 7)
+    assert pair.bodies(BOB) == ["small", "small again"]
+
+
+def test_the_longest_names_and_keys_are_fine(pair: World) -> None:
+    group = "g" * 1024
+    pair.join(BOB, group, 5)
+    assert pair.call(Publish(Group(group), text("hi"), key="k" * 255)).outcome is Outcome.DONE
+    assert pair.call(Publish(Group(group), text("hi"), key="k" * 255)).outcome is Outcome.DONE
+    assert pair.bodies(BOB) == ["hi"]

@@ -373,11 +373,16 @@ class Peer(asyncio.Protocol):
         data = gathered[0] if len(gathered) == 1 else b"".join(gathered)
         gathered.clear()
         self._gathered_bytes = 0
-        self._transport.write(data)
+        self._send(data)
         if self._is_full and not self._is_stalled:
             self._is_stalled = self._transport.get_write_buffer_size() > self._host.limits.stalled_bytes
             if self._is_stalled:
                 self._host.sockets.on_stalled(self)
+
+    def _send(self, data: bytes) -> None:
+        # It may have broken, with nobody told of it yet.
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def close(self, code: int = CloseCode.NORMAL, reason: str = "") -> None:
         """Send what was written and then a close frame. Who does not answer it within `close_s` is cut off."""
@@ -432,7 +437,7 @@ class Peer(asyncio.Protocol):
         elif now - max(self._heard, self._pinged) >= limits.ping_s:
             self._pinged = now
             self.flush()
-            self._transport.write(_PING_FRAME)
+            self._send(_PING_FRAME)
 
     def stop(self) -> None:
         self.close(CloseCode.GOING_AWAY, "the server is stopping")
@@ -487,7 +492,7 @@ class Peer(asyncio.Protocol):
         self._reader.ping = None
         if not self._is_closing and not self._is_full:
             self.flush()
-            self._transport.write(bytes((0x8A, len(payload))) + payload)
+            self._send(bytes((0x8A, len(payload))) + payload)
 
     def _on_close(self, close: Close) -> None:
         self._is_deaf = True
@@ -502,8 +507,10 @@ class Peer(asyncio.Protocol):
         self.flush()
         self._is_closing = True
         self._deadline = self._loop.time() + self._host.limits.close_s
-        self._transport.write(close_frame(close.code, close.reason))
+        self._send(close_frame(close.code, close.reason))
         self.release()
+        if self._transport.is_closing():
+            return
         if self._is_deaf and close.is_fault and self._transport.can_write_eof():
             # More may come that nobody can read. Closing before it has come could cost the peer our last words.
             self._transport.write_eof()
