@@ -153,6 +153,7 @@ async def dial_socket(
 
 async def answer(reader: asyncio.StreamReader, *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    assert head[0].startswith("HTTP/1.1 ")
     headers = dict(line.split(": ", 1) for line in head[1:] if line)
     size = int(headers.get("content-length", 0)) if has_body else 0
     return int(head[0].split()[1]), headers, await reader.readexactly(size)
@@ -291,8 +292,9 @@ async def test_a_service_that_fails_is_a_500(kind: str) -> None:
 @on_each_loop
 async def test_a_handshake_that_is_not_one(change: tuple[bytes, bytes], status: int) -> None:
     async with open_door() as (guest, _, port), dial(port) as (reader, writer):
-        writer.write(UPGRADE.replace(*change) + b"\r\n")
-        assert (await answer(reader))[0] == status
+        writer.write(UPGRADE.replace(*change) + b"\r\n" + masked(0x81, b"not read"))
+        code, headers, _ = await answer(reader)
+        assert (code, headers["connection"]) == (status, "close")
         assert await reader.read() == b""
         assert not guest.peers
 
@@ -312,9 +314,11 @@ async def test_nothing_is_read_while_the_service_thinks_and_nothing_is_lost() ->
 
 @on_each_loop
 async def test_a_frame_that_comes_with_the_handshake_is_heard_after_the_opening() -> None:
-    async with open_door() as (guest, _, port), dial_socket(port, masked(0x81, b"early")) as (reader, _):
-        assert await server_frame(reader) == (0x81, b"early")
-        assert [heard[0] for heard in guest.heard] == ["open", "frames"]
+    early = [bytes((number,)) * 10_000 for number in range(5)]
+    extra = b"".join(masked(0x82, message) for message in early)
+    async with open_door() as (guest, _, port), dial_socket(port, extra) as (reader, _):
+        assert [(await server_frame(reader))[1] for _ in early] == early
+        assert guest.heard[0][0] == "open"
 
 
 @on_each_loop
@@ -331,8 +335,7 @@ async def test_a_client_that_goes_during_the_handshake_leaves_nothing_behind() -
         await guest.asked.wait()
         reset(writer)
         guest.gate.set()
-        while door.connections:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await door._empty.wait()
         assert len(guest.all("open")) == len(guest.all("closed"))
 
 
@@ -536,11 +539,12 @@ async def test_bodies_in_chunks_with_trailers_and_after_a_question() -> None:
         (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 33_000 + b"\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 5_000_000, 431),  # without an end
         (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 200 + b"\r\n", 431),
         (b"\r\n" * 100_000, 431),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999\r\n\r\n", 413),  # before any of it has come
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999\r\n\r\n" + bytes(1_000_000), 413),
         (
             b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"ffff\r\n" + bytes(65_535) + b"\r\n",
@@ -645,12 +649,14 @@ async def test_a_call_whose_client_has_gone_is_finished_all_the_same() -> None:
 
 @on_each_loop
 async def test_too_many_connections_are_told_so() -> None:
-    async with open_door(connections=2) as (_, door, port), dial_socket(port), dial_socket(port):
-        async with dial(port) as (reader, _):
-            assert (await answer(reader))[0] == 503
-            assert await reader.read() == b""
-        while door.connections > 2:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    async with (
+        open_door(connections=2) as (_, _, port),
+        dial_socket(port),
+        dial_socket(port),
+        dial(port) as (reader, _),
+    ):
+        assert (await answer(reader))[0] == 503
+        assert await reader.read() == b""
 
 
 @on_each_loop
@@ -659,8 +665,7 @@ async def test_too_many_connections_from_one_address_are_told_so_until_one_leave
         async with dial_socket(port), dial(port) as (reader, _):
             assert (await answer(reader))[0] == 429
         await guest.until(lambda: guest.all("closed"))
-        while door.connections:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await door._empty.wait()
         async with dial_socket(port):
             assert door.connections == 1
 
@@ -696,6 +701,21 @@ async def test_stopping_closes_sockets_with_1001_and_finishes_calls() -> None:
         assert await busy.read() == b""
         busy_writer.close()
         await stopping
+
+
+@on_each_loop
+async def test_who_is_let_in_while_the_server_stops_is_told_to_come_again() -> None:
+    async with open_door(stop_s=60.0) as (guest, door, port), dial(port) as (reader, writer):
+        writer.write(UPGRADE.replace(b"hubs/a", b"hubs/slow") + b"\r\n")
+        await guest.asked.wait()
+        stopping = asyncio.ensure_future(door.stop())
+        await asyncio.sleep(0)
+        guest.gate.set()
+        status, headers, _ = await answer(reader)
+        assert (status, headers["retry-after"]) == (503, "1")
+        writer.close()
+        await stopping
+        assert not guest.peers
 
 
 @on_each_loop

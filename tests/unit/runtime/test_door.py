@@ -367,6 +367,7 @@ class TestPeer:
         assert not line.is_reading_
         peer.check(now() + 1000)
         assert not line.is_aborted
+        peer._heard -= 1000
         peer.release()
         assert line.is_reading_
         peer.check(now() + 1)
@@ -431,6 +432,10 @@ class TestPeer:
         peer.resume_writing()
         assert peer.write([b"x"])
         assert guest.heard == [("open",), ("stalled",), ("room",)]
+        line.stuck = 1001
+        peer.pause_writing()
+        await asyncio.sleep(0)
+        assert guest.heard[-1] == ("stalled",)
 
     async def test_an_aborted_peer_is_quiet(self) -> None:
         peer, line, guest, door = connected()
@@ -588,6 +593,50 @@ class TestHttp:
         assert line.is_aborted
         connection.connection_lost(None)
         await settle(connection)
+
+    async def test_trailers_are_not_headers(self) -> None:
+        connection, _, guest, _ = http()
+        connection.data_received(
+            b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nHost: b\r\nAuth: c\r\n\r\n"
+        )
+        await settle(connection)
+        assert [dict(request.headers) for request in guest.requests] == [{"host": "a", "transfer-encoding": "chunked"}]
+
+    async def test_a_call_whose_client_has_gone_counts_until_it_is_done(self) -> None:
+        connection, line, guest, door = http()
+        gate = asyncio.Event()
+
+        async def handle(request: Request) -> Response:
+            await gate.wait()
+            return Response()
+
+        guest.handle = handle  # type: ignore[method-assign]
+        connection.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2)
+        await asyncio.sleep(0)
+        connection.connection_lost(None)
+        assert door.connections == 1
+        gate.set()
+        await settle(connection)
+        assert (door.connections, line.written) == (0, [])
+
+    async def test_who_has_gone_before_it_was_let_in_is_never_opened(self) -> None:
+        connection, _, guest, door = http()
+        gate = asyncio.Event()
+
+        async def upgrade(request: Request) -> Accept | Response:
+            await gate.wait()
+            return Accept()
+
+        guest.upgrade = upgrade  # type: ignore[method-assign]
+        connection.data_received(
+            b"GET /client/ HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        await asyncio.sleep(0)
+        connection.connection_lost(None)
+        gate.set()
+        await settle(connection)
+        assert (guest.heard, door.connections) == ([], 0)
 
     async def test_a_bad_answer_is_a_500_and_the_connection_goes_on(self, caplog: pytest.LogCaptureFixture) -> None:
         connection, line, guest, _ = http()
