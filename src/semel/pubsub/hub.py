@@ -94,6 +94,14 @@ class Frames(msgspec.Struct, frozen=True):
     requests: Sequence[Request]
 
 
+class Stalled(msgspec.Struct, frozen=True):
+    """The socket has enough to take for now."""
+
+
+class Room(msgspec.Struct, frozen=True):
+    """It takes more again."""
+
+
 class Gone(msgspec.Struct, frozen=True):
     """The socket is closed: by the client with this code, or lost."""
 
@@ -283,9 +291,14 @@ class Hub:
         match told:
             case Frames(requests=requests):
                 session = self._sockets.get(peer)
-                if session is not None:
-                    self.touch(session)
-                    self._clients.hear(session, requests, now)
+                if session is None:
+                    # it was shut, or belongs to a hub that was here before this one: let it come back
+                    self._effects.append(Send(peer, Shut(CloseCode.GOING_AWAY, "this session is not open")))
+                    return
+                self.touch(session)
+                self._clients.hear(session, requests, now)
+            case Stalled() | Room():
+                self._stall(peer, isinstance(told, Stalled), now)
             case Open():
                 self._open(peer, told, now)
             case Resume(connection=connection):
@@ -355,11 +368,26 @@ class Hub:
             return
         if session.peer is not None:
             self.shut(session, CloseCode.GOING_AWAY, "another socket has taken over")
-        session.peer, session.dropped_at = peer, None
+        session.peer, session.dropped_at, session.is_stalled = peer, None, False
         self._sockets[peer] = session
         self.touch(session)
         session.out.clear()
         session.replay()
+
+    def _stall(self, peer: str, is_stalled: bool, now: float) -> None:
+        """What a reliable client has no room for waits in its queue. A plain one has none, and is too slow."""
+        session = self._sockets.get(peer)
+        if session is None:
+            return
+        if is_stalled and not session.is_reliable:
+            self.notify("slow-client", f"{session.id} takes less than it is sent")
+            self.shut(session, CloseCode.POLICY, "the client is too slow")
+            self.close(session, Kind.DISCARDED, "the client is too slow", now)
+            return
+        session.is_stalled = is_stalled
+        if not is_stalled:
+            session.catch_up()
+            self.touch(session)
 
     def _gone(self, peer: str, code: int | None, now: float) -> None:
         session = self._sockets.pop(peer, None)

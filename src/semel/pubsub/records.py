@@ -21,6 +21,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, RecordKind
 from semel.kernel.store import Record
+from semel.kernel.text import stream_name
 from semel.pubsub.messages import CONTENT_TYPES, Data, DataType, Metadata, StreamPart
 
 REST = "rest"
@@ -32,7 +33,7 @@ META = "meta-"
 
 
 def stream_of(hub: str) -> str:
-    return f"hub/{hub}"
+    return stream_name("hub", hub)
 
 
 @lru_cache(maxsize=4096)

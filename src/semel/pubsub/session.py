@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import TypeVar
 
 import msgspec
@@ -125,8 +126,9 @@ class Session:
 
     __slots__ = (
         "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "generation", "groups",
-        "id", "is_reliable", "left", "node", "out", "peer", "permissions", "queue", "queue_bytes", "row_stored",
-        "row_version", "sent", "staged", "staged_ids", "start", "state", "subprotocol", "taken", "user", "waiting",
+        "id", "is_reliable", "is_stalled", "left", "node", "out", "peer", "permissions", "queue", "queue_bytes",
+        "row_stored", "row_version", "sent", "staged", "staged_ids", "start", "state", "subprotocol", "taken", "user",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, id: str, row: SessionRow, acks: AcksRow, row_version: int, acks_version: int) -> None:
@@ -149,6 +151,7 @@ class Session:
         self.queue: deque[Entry] = deque()
         self.queue_bytes = 0
         self.peer: str | None = None
+        self.is_stalled = False
         self.out: list[bytes] = []
         self.staged: list[Append] = []
         self.staged_ids: list[int | None] = []
@@ -218,16 +221,24 @@ class Session:
         if self.is_reliable:
             self.queue.append(entry)
             self.queue_bytes += entry.size
-        if self.peer is not None:
+        if self.peer is not None and not self.is_stalled:
             self.sent = entry.offset
             self.out.append(entry.frame(self.subprotocol))
 
     def replay(self) -> None:
         """Everything that is not acknowledged, to a new socket."""
-        for entry in self.queue:
+        self._send(self.queue)
+
+    def catch_up(self) -> None:
+        """What came while the socket had no room."""
+        sent = self.sent
+        behind = list(takewhile(lambda entry: entry.offset > sent, reversed(self.queue)))
+        self._send(reversed(behind))
+
+    def _send(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
             self.out.append(entry.frame(self.subprotocol))
-        if self.queue:
-            self.sent = self.queue[-1].offset
+            self.sent = entry.offset
 
     def acknowledge(self, offset: int) -> None:
         """The client has everything up to here. What is new in it is gathered for the ledger."""

@@ -25,7 +25,7 @@ from semel.pubsub.calls import (
     User,
 )
 from semel.pubsub.frames import Subprotocol
-from semel.pubsub.hub import HubOptions, Shut
+from semel.pubsub.hub import HubOptions, Room, Shut, Stalled
 from semel.pubsub.messages import (
     Ack,
     CloseCode,
@@ -98,8 +98,7 @@ def test_a_session_that_the_store_cannot_take_is_closed_so_that_the_client_tries
     [shut] = world.take(ALICE)
     assert isinstance(shut, Shut)
     assert shut.code is CloseCode.INTERNAL
-    world.publish(ALICE, "g", "nobody is there", 1)
-    assert world.take(ALICE) == []
+    assert world.call(Find(Connection(ALICE))).outcome is Outcome.NOT_FOUND
 
 
 def test_groups_of_the_token_are_joined_from_the_start(world: World) -> None:
@@ -524,3 +523,35 @@ def test_the_longest_names_and_keys_are_fine(pair: World) -> None:
     assert pair.call(Publish(Group(group), text("hi"), key="k" * 255)).outcome is Outcome.DONE
     assert pair.call(Publish(Group(group), text("hi"), key="k" * 255)).outcome is Outcome.DONE
     assert pair.bodies(BOB) == ["hi"]
+
+
+# -- sockets without room
+
+
+def test_what_a_stalled_client_has_no_room_for_comes_when_it_has(pair: World) -> None:
+    pair.publish(ALICE, "g", "m1")
+    pair.tell(BOB, Stalled())
+    pair.publish(ALICE, "g", "m2")
+    pair.publish(ALICE, "g", "m3")
+    assert pair.bodies(BOB) == ["m1"]
+    pair.tell(BOB, Room())
+    assert pair.bodies(BOB) == ["m2", "m3"]
+    pair.publish(ALICE, "g", "m4")
+    assert pair.bodies(BOB) == ["m4"]
+
+
+def test_a_plain_client_that_stalls_is_closed(world: World) -> None:
+    world.connect(ALICE, protocol=Subprotocol.JSON)
+    world.take(ALICE)
+    world.tell(ALICE, Stalled())
+    [shut] = world.take(ALICE)
+    assert isinstance(shut, Shut)
+    assert world.call(Find(Connection(ALICE))).outcome is Outcome.NOT_FOUND
+
+
+def test_a_socket_that_nobody_knows_is_told_to_come_back(pair: World) -> None:
+    pair.restart()
+    pair.publish(ALICE, "g", "x", 5)
+    [shut] = pair.take(ALICE)
+    assert isinstance(shut, Shut)
+    assert shut.code is CloseCode.GOING_AWAY

@@ -11,7 +11,7 @@ import asyncio
 import binascii
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from http import HTTPStatus
@@ -202,11 +202,11 @@ def close_frame(code: int, reason: str = "") -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Let a client in. `subprotocol` is one of those that it offered, or None. `key` is how you will know it. It may be
-    gone by then: it is there when `on_open` says so."""
+    """Let a client in. `subprotocol` is one of those that it offered, or None. `key` is what you want to find at the
+    peer. The client may be gone by then: it is there when `on_open` says so."""
 
     subprotocol: str | None = None
-    key: Hashable = None
+    key: object = None
 
 
 def subprotocols(request: Request) -> tuple[str, ...]:
@@ -335,7 +335,7 @@ class Peer(asyncio.Protocol):
         transport.set_write_buffer_limits(high=host.limits.full_bytes, low=host.limits.room_bytes)
 
     def __repr__(self) -> str:
-        return f"<Peer {self.key!r} at {self.address}>"
+        return f"<Peer at {self.address}>"
 
     # -- what the session asks
 

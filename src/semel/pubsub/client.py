@@ -1,0 +1,647 @@
+"""A client of a hub as a machine: it keeps one session alive, publishes each message once and hands on each once.
+
+Waiting ─► Opening ─► Proving ─► Ready      a socket; when it goes, back to Waiting
+                                            Proving: the socket is open, the server has said nothing yet
+
+session     outlives its sockets: it is recovered until the server refuses or the time is up, and then it is lost
+requests    go out again under the same ackId until they are answered, on a live socket and on the next one
+a loss      ends the ackIds. Groups are joined again before anything else; a message with the application's own id
+            is sent again, because the hub knows it by that; what has none fails, and says that nobody knows
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
+from heapq import heappop, heappush
+
+import msgspec
+
+from semel.errors import (
+    DuplicateMessage,
+    FrameError,
+    InputError,
+    LimitExceeded,
+    LocalProtocolError,
+    PeerUnavailable,
+    RemoteProtocolError,
+    SemelError,
+    SessionGone,
+)
+from semel.pubsub.client_acks import Pending, Requests
+from semel.pubsub.client_calls import Invocation, Invocations
+from semel.pubsub.client_checks import check_request, with_id
+from semel.pubsub.client_errors import error_of, is_for_a_time, not_sent, not_taken_in_time, unknown
+from semel.pubsub.client_events import (
+    Answered,
+    Ask,
+    ClientOptions,
+    Closed,
+    CloseSocket,
+    Connect,
+    Deliver,
+    Delivered,
+    Effect,
+    Event,
+    Failed,
+    FrameReceived,
+    GroupLost,
+    Interrupted,
+    Keep,
+    Kept,
+    MarkSent,
+    Message,
+    Notify,
+    NotKept,
+    Online,
+    Opened,
+    OpenFailed,
+    OutboxEntry,
+    Recover,
+    Recovered,
+    Remove,
+    Result,
+    SendFrame,
+    SessionLost,
+    Settle,
+    State,
+    Stop,
+    Stopped,
+    Taken,
+    Undecided,
+    Withdraw,
+)
+from semel.pubsub.client_sequence import Arrivals
+from semel.pubsub.frames import RELIABLE, Codec, Frame, codec_for
+from semel.pubsub.frames_simple import SimpleCodec
+from semel.pubsub.messages import (
+    Ack,
+    CloseCode,
+    Connected,
+    Disconnected,
+    ErrorName,
+    GroupMessage,
+    Invoke,
+    InvokeResponse,
+    JoinGroup,
+    LeaveGroup,
+    Ping,
+    Response,
+    SendEvent,
+    SendToGroup,
+    SequenceAck,
+    ServerMessage,
+)
+
+STABLE_S = 2.0
+"""A socket that has lived for so long was not part of the trouble before it."""
+
+
+class Phase(Enum):
+    WAITING = auto()
+    OPENING = auto()
+    PROVING = auto()
+    READY = auto()
+    STOPPED = auto()
+
+
+class _Session(msgspec.Struct):
+    connection_id: str
+    token: str | None
+    user: str | None
+
+
+class _Handed(msgspec.Struct, frozen=True, gc=False):
+    """A message that the application has not had yet, and what it came among."""
+
+    number: int
+    arrivals: Arrivals | None
+    sequence_id: int
+    size: int
+
+
+class Client:
+    """`chance` gives a number in [0, 1). `kept` is what the outbox holds from before."""
+
+    def __init__(self, options: ClientOptions, chance: Callable[[], float], kept: Iterable[OutboxEntry] = ()) -> None:
+        codec = codec_for(options.subprotocol)
+        assert not isinstance(codec, SimpleCodec)
+        self.options = options
+        self.groups: dict[str, None] = {}
+        self.phase = Phase.WAITING
+        self._codec: Codec = codec
+        self._chance, self._kept = chance, tuple(kept)
+        self._requests = Requests(options, codec)
+        self._invocations = Invocations(codec)
+        self._arrivals = self._new_arrivals()
+        self._handed: deque[_Handed] = deque()
+        self._handed_count = 0
+        self._session: _Session | None = None
+        self._goodbye = ""
+        self._rejoining: set[str] = set()
+        self._socket = 0
+        self._was_online = False
+        self._since: float | None = None
+        self._attempt = 0
+        self._next_at = self._ready_at = self._heard_at = self._asked_at = 0.0
+        self._timeouts: list[tuple[float, int]] = []
+        self._stop_at: float | None = None
+        self._effects: list[Effect] = []
+
+    def _new_arrivals(self) -> Arrivals:
+        options = self.options
+        return Arrivals(options.sequence_ack_count, options.sequence_ack_bytes, options.sequence_ack_s)
+
+    # -- the machine
+
+    def start(self, now: float) -> Sequence[Effect]:
+        for entry in self._kept:
+            self._take_back(entry, now)
+        self._since = now
+        self._connect(now)
+        return self._end(now)
+
+    def receive(self, event: Event, now: float) -> Sequence[Effect]:
+        match event:
+            case FrameReceived(socket=socket, frame=frame):
+                if self._is_open(socket):
+                    self._hear(frame, now)
+            case Ask():
+                self._ask(event, now)
+            case Delivered(number=number):
+                self._delivered(number, now)
+            case Opened(socket=socket, subprotocol=subprotocol):
+                if socket == self._socket and self.phase is Phase.OPENING:
+                    self._opened(subprotocol, now)
+            case OpenFailed(socket=socket, error=error):
+                if socket == self._socket and self.phase is Phase.OPENING:
+                    self._open_failed(error, now)
+            case Closed(socket=socket, code=code, reason=reason):
+                if self._is_open(socket) or (socket == self._socket and self.phase is Phase.OPENING):
+                    self._closed(code, reason, now)
+            case Kept(ids=ids):
+                for id in ids:
+                    self._keep_done(id)
+            case NotKept(ids=ids, error=error):
+                for id in ids:
+                    self._keep_failed(id, error)
+            case Withdraw(token=token):
+                self._give_up(token, LocalProtocolError("it was withdrawn", fix="ask again if it is still wanted"))
+            case Stop(drain_s=drain_s):
+                self._stop_at = now + drain_s
+        return self._end(now)
+
+    @property
+    def room(self) -> int:
+        """How many more requests are taken now. A caller who would rather wait than fail waits for this."""
+        return max(0, self._requests.room - len(self._invocations))
+
+    @property
+    def undelivered(self) -> int:
+        """How many messages the application has not had yet. A driver that has enough of them stops reading."""
+        return len(self._handed)
+
+    def next_deadline(self) -> float | None:
+        times = [self._timeouts[0][0]] if self._timeouts else []
+        if self._stop_at is not None:
+            times.append(self._stop_at)
+        if self.phase is Phase.READY:
+            times.append(min(self._heard_at + self.options.dead_s, self._ping_at()))
+            times.extend(
+                at for at in (self._requests.next_deadline(), self._arrivals.next_deadline()) if at is not None
+            )
+        else:
+            times.append(self._next_at)
+        return min(times) if self.phase is not Phase.STOPPED else None
+
+    def on_timer(self, now: float) -> Sequence[Effect]:
+        while self._timeouts and self._timeouts[0][0] <= now:
+            self._give_up(heappop(self._timeouts)[1], None)
+        if self.phase is Phase.READY:
+            self._keep_alive(now)
+        elif self._next_at <= now:
+            if self.phase is Phase.WAITING:
+                self._connect(now)
+            elif self.phase is not Phase.STOPPED:
+                self._hang_up(PeerUnavailable("the server does not answer", fix="is it there, and is it well?"), now)
+        return self._end(now)
+
+    def _end(self, now: float) -> Sequence[Effect]:
+        if self.phase is Phase.READY:
+            self._pump(now)
+        if self._stop_at is not None and self.phase is not Phase.STOPPED and (self._stop_at <= now or self._is_idle()):
+            self._finish(None)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _pump(self, now: float) -> None:
+        """All that may go out now, in one go."""
+        self._send_requests(self._requests.fill(now, rejoins_only=bool(self._rejoining)), now)
+        self._send_requests(self._requests.overdue(now), now)
+        if not self._rejoining:
+            for frame in self._invocations.fill():
+                self._send(frame)
+        self._acknowledge(self._arrivals.due(now))
+
+    def _is_idle(self) -> bool:
+        return not len(self._requests) and not len(self._invocations) and not self._handed
+
+    def _notify(self, state: State) -> None:
+        self._effects.append(Notify(state))
+
+    def _settle(self, token: int | None, result: Result) -> None:
+        if token is not None:
+            self._effects.append(Settle(token, result))
+
+    # -- sockets
+
+    def _is_open(self, socket: int) -> bool:
+        return socket == self._socket and self.phase in (Phase.PROVING, Phase.READY)
+
+    def _connect(self, now: float) -> None:
+        self._socket += 1
+        self.phase = Phase.OPENING
+        self._next_at = now + self.options.open_timeout_s
+        session = self._session
+        recover = Recover(session.connection_id, session.token) if session is not None and session.token else None
+        self._effects.append(Connect(self._socket, recover))
+
+    def _opened(self, subprotocol: str | None, now: float) -> None:
+        """A session that is recovered need not say anything, and one that is refused is closed: so it is asked."""
+        if (subprotocol or "").lower() != self.options.subprotocol:
+            error = RemoteProtocolError(
+                f"the server speaks {subprotocol!r} and not {self.options.subprotocol.value!r}",
+                fix="is this the address of a hub?",
+            )
+            self._effects.append(CloseSocket(self._socket, CloseCode.PROTOCOL_ERROR, "another subprotocol was asked"))
+            self._open_failed(error, now)
+            return
+        self.phase = Phase.PROVING
+        self._heard_at = now
+        if self._session is not None:
+            self._arrivals.begin_socket()
+            self._ping(now)
+
+    def _open_failed(self, error: SemelError, now: float) -> None:
+        """While a session can be saved, every error may be that of something between us and the server."""
+        if self._session is None and not error.retryable:
+            self._finish(error)
+        else:
+            self._socket_lost(error, now)
+
+    def _closed(self, code: int | None, reason: str, now: float) -> None:
+        text = f"the server closed the connection with {code}" if code is not None else "the connection broke"
+        if reason:
+            text = f"{text}: {reason}"
+        if self._session is not None and code in (CloseCode.NORMAL, CloseCode.POLICY):
+            self._lose_session(f"{text}; {self._goodbye}" if self._goodbye else text, now)
+        else:
+            self._socket_lost(PeerUnavailable(text, fix="is the server there, and is it well?"), now)
+
+    def _hang_up(self, error: SemelError, now: float, code: int = CloseCode.GOING_AWAY) -> None:
+        self._effects.append(CloseSocket(self._socket, code, "no answer" if code == CloseCode.GOING_AWAY else ""))
+        self._socket_lost(error, now)
+
+    def _socket_lost(self, error: SemelError, now: float) -> None:
+        if self.phase is Phase.READY:
+            if now - self._ready_at >= STABLE_S:
+                self._calm_down()
+            if self._session is not None and self._session.token is not None:
+                self._notify(Interrupted(error))
+        self.phase = Phase.WAITING
+        if self._since is None:
+            self._since = now
+        if self._session is not None and self._session.token is None:
+            self._lose_session(error.message, now)
+        else:
+            self._try_again(error, now)
+
+    def _try_again(self, error: SemelError, now: float) -> None:
+        assert self._since is not None
+        self._attempt += 1
+        self._next_at = now + self.options.backoff.wait_s(self._attempt, self._chance())
+        patience = self._patience()
+        if patience is None or (patience > 0 and self._next_at <= self._since + patience):
+            return
+        if self._session is not None:
+            self._lose_session(f"it could not be recovered in {patience:g} s; the last try: {error.message}", now)
+        else:
+            self._finish(error)
+
+    def _patience(self) -> float | None:
+        if self._session is not None:
+            return self.options.recover_for_s
+        return self.options.reconnect_for_s if self._was_online else self.options.connect_for_s
+
+    def _calm_down(self) -> None:
+        """The trouble is over: the next has its own time. A socket that was only open proves nothing, for the same
+        could happen to the next."""
+        self._since, self._attempt = None, 0
+
+    # -- keeping alive
+
+    def _ping_at(self) -> float:
+        return max(self._heard_at, self._asked_at) + self.options.ping_s
+
+    def _ping(self, now: float) -> None:
+        self._asked_at = now
+        self._send(self._codec.encode_request(Ping()))
+
+    def _keep_alive(self, now: float) -> None:
+        if now >= self._heard_at + self.options.dead_s:
+            silence = PeerUnavailable(
+                f"the server has said nothing for {now - self._heard_at:.0f} s", fix="is the network there?"
+            )
+            self._hang_up(silence, now)
+        elif now >= self._ping_at():
+            self._ping(now)
+
+    # -- sessions
+
+    def _begin_session(self, told: Connected, now: float) -> None:
+        token = told.reconnection_token if self.options.subprotocol in RELIABLE else None
+        self._session = _Session(told.connection_id, token, told.user_id)
+        self._arrivals = self._new_arrivals()
+        self._goodbye = ""
+        self._was_online = True
+        self._be_ready(now)
+        self._calm_down()
+        self._rejoining = set(self.groups)
+        self._requests.add_first(Pending(None, JoinGroup(group), is_rejoin=True) for group in self.groups)
+        self._announce()
+
+    def _rejoined(self, group: str) -> None:
+        self._rejoining.discard(group)
+        self._announce()
+
+    def _announce(self) -> None:
+        """The application hears of the session when it is in all its groups."""
+        if not self._rejoining and self._session is not None:
+            self._notify(Online(self._session.connection_id, self._session.user))
+
+    def _be_ready(self, now: float) -> None:
+        self.phase = Phase.READY
+        self._ready_at = now
+
+    def _recovered(self, now: float) -> None:
+        assert self._session is not None
+        self._be_ready(now)
+        self._notify(Recovered(self._session.connection_id))
+        self._send_requests(self._requests.begin_socket(now), now)
+
+    def _lose_session(self, reason: str, now: float) -> None:
+        assert self._session is not None
+        error = SessionGone(f"the session is lost: {reason}", fix="look up what was sent to you since")
+        self._notify(SessionLost(self._session.connection_id, error))
+        self._session = None
+        self._arrivals = self._new_arrivals()
+        self._rejoining = set()
+        for pending in self._requests.lose_session():
+            if pending.is_rejoin:
+                self._requests.remove(pending)
+            elif not pending.is_repeatable:
+                self._requests.remove(pending)
+                self._settle(pending.token, Failed(unknown(error), maybe_taken=True))
+        for invocation in self._invocations:
+            if invocation.is_sent:
+                self._invocations.remove(invocation)
+                self._settle(invocation.token, Failed(unknown(error), maybe_taken=True))
+        self._since, self._attempt, self.phase = now, 0, Phase.WAITING
+        self._try_again(error, now)
+
+    # -- what the server says
+
+    def _hear(self, frame: Frame, now: float) -> None:
+        self._heard_at = now
+        try:
+            told = self._codec.decode_response(frame)
+        except FrameError as error:
+            self._hang_up(error, now, error.close_code)
+            return
+        if isinstance(told, Connected):
+            self._connected(told, now)
+            return
+        if self.phase is Phase.PROVING:
+            if self._session is None:
+                return
+            self._recovered(now)
+        self._take(told, len(frame), now)
+
+    def _connected(self, told: Connected, now: float) -> None:
+        if self._session is None:
+            self._begin_session(told, now)
+        elif self._session.connection_id == told.connection_id:
+            self._session.token = told.reconnection_token or self._session.token
+            if self.phase is Phase.PROVING:
+                self._recovered(now)
+        else:
+            self._lose_session("the server began another one", now)
+            if self.phase is Phase.STOPPED:
+                self._effects.append(CloseSocket(self._socket, CloseCode.NORMAL))
+            else:
+                self._begin_session(told, now)
+
+    def _take(self, told: Response, size: int, now: float) -> None:
+        match told:
+            case GroupMessage() | ServerMessage():
+                self._deliver(told, size, now)
+            case Ack(ack_id=ack_id):
+                pending = self._requests.find(ack_id)
+                if pending is not None:
+                    self._acked(pending, told)
+            case InvokeResponse(invocation_id=id):
+                invocation = self._invocations.find(id)
+                if invocation is not None:
+                    self._answered(invocation, told)
+            case Disconnected(reason=reason):
+                self._goodbye = reason
+                self._notify(told)
+
+    # -- messages
+
+    def _deliver(self, message: Message, size: int, now: float) -> None:
+        sequence_id, arrivals = message.sequence_id, None
+        if sequence_id is not None:
+            arrivals = self._arrivals
+            if not arrivals.arrive(sequence_id, size, now):
+                return
+            self._calm_down()
+        self._handed_count += 1
+        self._handed.append(_Handed(self._handed_count, arrivals, sequence_id or 0, size))
+        self._effects.append(Deliver(self._handed_count, message))
+
+    def _delivered(self, number: int, now: float) -> None:
+        while self._handed and self._handed[0].number <= number:
+            handed = self._handed.popleft()
+            if handed.arrivals is self._arrivals:
+                handed.arrivals.deliver(handed.sequence_id, handed.size, now)
+
+    def _acknowledge(self, sequence_id: int | None) -> None:
+        if sequence_id is not None:
+            self._send(self._codec.encode_request(SequenceAck(sequence_id)))
+
+    # -- requests
+
+    def _ask(self, asked: Ask, now: float) -> None:
+        try:
+            self._check(asked)
+            request = with_id(asked.request, asked.id)
+            check_request(request, self._codec)
+        except SemelError as error:
+            self._settle(asked.token, Failed(error))
+            return
+        if isinstance(request, Invoke):
+            self._invocations.add(asked.token, request)
+            timeout_s: float | None = self.options.invoke_timeout_s if asked.timeout_s is None else asked.timeout_s
+        else:
+            pending = Pending(asked.token, request, asked.at_least_once)
+            if asked.keep:
+                self._keep(pending, asked.id, now)
+            self._requests.add(pending)
+            timeout_s = asked.timeout_s
+        if timeout_s is not None:
+            heappush(self._timeouts, (now + timeout_s, asked.token))
+
+    def _check(self, asked: Ask) -> None:
+        if self._stop_at is not None or self.phase is Phase.STOPPED:
+            raise LocalProtocolError("the client is stopped", fix="ask before it is stopped")
+        if not self.room:
+            raise LimitExceeded(
+                f"{len(self._requests) + len(self._invocations):,} requests are waiting",
+                fix="wait until there is room, or raise queue_max",
+            )
+        if asked.keep and asked.id is None:
+            raise InputError("only a message with an id can be kept", fix="give it an id of your own")
+        if asked.keep and asked.id is not None and self._requests.by_id(asked.id) is not None:
+            raise DuplicateMessage(f"{asked.id!r} is in the outbox already", fix="nothing to do: it will be sent")
+
+    def _send_requests(self, pendings: Sequence[Pending], now: float) -> None:
+        """What the outbox holds as never sent is marked first."""
+        marked = []
+        for pending in pendings:
+            entry = pending.entry
+            if entry is not None and entry.sent_at is None:
+                pending.entry = msgspec.structs.replace(entry, sent_at=now)
+                marked.append(entry.id)
+        if marked:
+            self._effects.append(MarkSent(tuple(marked), now))
+        for pending in pendings:
+            self._send(pending.frame)
+
+    def _send(self, frame: Frame) -> None:
+        self._effects.append(SendFrame(self._socket, frame))
+
+    def _acked(self, pending: Pending, ack: Ack) -> None:
+        self._calm_down()
+        error = ack.error
+        if error is None or error.name == ErrorName.DUPLICATE:
+            self._taken(pending, is_duplicate=error is not None)
+            return
+        pending.refusals += 1
+        if is_for_a_time(error) and self._may_repeat(pending):
+            return
+        self._requests.remove(pending)
+        self._forget_entry(pending)
+        failed = Failed(error_of(error))
+        self._settle(pending.token, failed)
+        if pending.is_rejoin and isinstance(pending.request, JoinGroup):
+            self.groups.pop(pending.request.group, None)
+            self._notify(GroupLost(pending.request.group, failed.error))
+            self._rejoined(pending.request.group)
+
+    def _may_repeat(self, pending: Pending) -> bool:
+        """What an event's handler has done before it failed is not undone, so the caller decides about that."""
+        if isinstance(pending.request, SendEvent):
+            return False
+        return pending.is_rejoin or pending.refusals <= self.options.refusals_max
+
+    def _taken(self, pending: Pending, *, is_duplicate: bool) -> None:
+        self._requests.remove(pending)
+        self._forget_entry(pending)
+        match pending.request:
+            case JoinGroup(group=group):
+                self.groups[group] = None
+                if pending.is_rejoin:
+                    self._rejoined(group)
+            case LeaveGroup(group=group):
+                self.groups.pop(group, None)
+        self._settle(pending.token, Taken(is_duplicate))
+
+    def _answered(self, invocation: Invocation, told: InvokeResponse) -> None:
+        self._calm_down()
+        self._invocations.remove(invocation)
+        result: Result = Answered(told.data) if told.error is None else Failed(error_of(told.error))
+        self._settle(invocation.token, result)
+
+    def _give_up(self, token: int, error: SemelError | None) -> None:
+        """Nobody waits any more. What is kept is sent all the same."""
+        pending, invocation = self._requests.by_token(token), self._invocations.by_token(token)
+        if pending is not None:
+            was_sent = pending.ack_id is not None
+            if pending.entry is not None:
+                self._requests.let_go(pending)
+            else:
+                self._requests.remove(pending)
+        elif invocation is not None:
+            was_sent = invocation.is_sent
+            self._invocations.remove(invocation)
+            if was_sent and self.phase is Phase.READY:
+                self._send(self._invocations.cancel(invocation))
+        else:
+            return
+        maybe_taken = was_sent or (pending is not None and pending.entry is not None)
+        self._settle(token, Failed(error or not_taken_in_time(maybe_taken), maybe_taken))
+
+    # -- the outbox
+
+    def _take_back(self, entry: OutboxEntry, now: float) -> None:
+        if entry.sent_at is not None and entry.sent_at + self.options.id_memory_s <= now:
+            self._notify(Undecided(entry))
+            self._effects.append(Remove(entry.id))
+        else:
+            self._requests.add(Pending(None, entry.request, entry=entry))
+
+    def _keep(self, pending: Pending, id: str | None, now: float) -> None:
+        """If it can go out at once, it may have been sent from now on: that saves marking it."""
+        assert isinstance(pending.request, SendToGroup)
+        assert id is not None
+        pending.entry = OutboxEntry(id, pending.request, now, now if self.phase is Phase.READY else None)
+        pending.is_kept = False
+        self._effects.append(Keep(pending.entry))
+
+    def _keep_done(self, id: str) -> None:
+        pending = self._requests.by_id(id)
+        if pending is not None:
+            pending.is_kept = True
+
+    def _keep_failed(self, id: str, error: SemelError) -> None:
+        pending = self._requests.by_id(id)
+        if pending is not None and not pending.is_kept:
+            self._requests.remove(pending)
+            self._settle(pending.token, Failed(error))
+
+    def _forget_entry(self, pending: Pending) -> None:
+        if pending.entry is not None:
+            self._effects.append(Remove(pending.entry.id))
+
+    # -- the end
+
+    def _finish(self, error: SemelError | None) -> None:
+        """What the application has had is acknowledged, and what has no answer fails. What is kept stays kept."""
+        if self.phase is Phase.READY:
+            self._acknowledge(self._arrivals.take())
+        if self.phase in (Phase.OPENING, Phase.PROVING, Phase.READY):
+            self._effects.append(CloseSocket(self._socket, CloseCode.NORMAL))
+        self.phase = Phase.STOPPED
+        for pending in list(self._requests):
+            self._requests.remove(pending)
+            self._settle(pending.token, self._unfinished(error, was_sent=pending.ack_id is not None))
+        for invocation in self._invocations:
+            self._invocations.remove(invocation)
+            self._settle(invocation.token, self._unfinished(error, was_sent=invocation.is_sent))
+        self._notify(Stopped(error))
+
+    def _unfinished(self, error: SemelError | None, *, was_sent: bool) -> Failed:
+        cause = error or LocalProtocolError("the client was stopped")
+        return Failed(unknown(cause) if was_sent else not_sent(cause), maybe_taken=was_sent)

@@ -1,0 +1,152 @@
+"""The sending half of a session: requests wait for room, go out under an ackId, and go out again under the same one.
+
+An ackId belongs to its session. Only when the session is lost does a request get another one, and whether it may is for
+the machine to say.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from semel.kernel.resend import GaveUp, Resend, ResendPolicy, Transmit
+from semel.kernel.retry import RetryPolicy
+from semel.pubsub.client_events import ID_KEY, Acked, ClientOptions, OutboxEntry
+from semel.pubsub.frames import Codec, Frame
+from semel.pubsub.messages import JoinGroup, LeaveGroup, SendToGroup
+
+
+class Pending(msgspec.Struct, eq=False):
+    """A request without an answer. `token` None: nobody waits for it. `frame` is what goes out, the same each time."""
+
+    token: int | None
+    request: Acked
+    at_least_once: bool = False
+    entry: OutboxEntry | None = None
+    is_kept: bool = True
+    is_rejoin: bool = False
+    refusals: int = 0
+    ack_id: int | None = None
+    frame: Frame = ""
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether it may be sent again in another session, when nobody knows what became of it in this one."""
+        if self.at_least_once or isinstance(self.request, JoinGroup | LeaveGroup):
+            return True
+        return isinstance(self.request, SendToGroup) and ID_KEY in (self.request.metadata or {})
+
+
+class Requests:
+    def __init__(self, options: ClientOptions, codec: Codec) -> None:
+        retry = RetryPolicy(None, options.ack_timeout_s, 2.0, options.ack_timeout_max_s)
+        self._policy = ResendPolicy(options.window, options.ack_timeout_s, retry)
+        self._places = options.window + options.queue_max
+        self._codec = codec
+        self._queue: deque[Pending] = deque()
+        self._tokens: dict[int, Pending] = {}
+        self._entries: dict[str, Pending] = {}
+        self._begin_session()
+
+    def _begin_session(self) -> None:
+        self._flights: Resend[Pending] = Resend(self._policy)
+        self._by_ack_id: dict[int, Pending] = {}
+        self._last_ack_id = 0
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._by_ack_id)
+
+    def __iter__(self) -> Iterator[Pending]:
+        """In the order in which they were asked."""
+        yield from self._by_ack_id.values()
+        yield from self._queue
+
+    @property
+    def room(self) -> int:
+        """How many more requests can be taken."""
+        return max(0, self._places - len(self))
+
+    def add(self, pending: Pending) -> None:
+        self._queue.append(pending)
+        if pending.token is not None:
+            self._tokens[pending.token] = pending
+        if pending.entry is not None:
+            self._entries[pending.entry.id] = pending
+
+    def add_first(self, pendings: Iterable[Pending]) -> None:
+        self._queue.extendleft(reversed(list(pendings)))
+
+    # -- going out
+
+    def fill(self, now: float, *, rejoins_only: bool) -> list[Pending]:
+        """What goes out for the first time now. One that is not kept yet holds back those behind it."""
+        found: list[Pending] = []
+        while self._queue and self._flights.room and self._queue[0].is_kept:
+            if rejoins_only and not self._queue[0].is_rejoin:
+                break
+            pending = self._queue.popleft()
+            self._number(pending)
+            found.extend(_items(self._flights.offer(str(pending.ack_id), pending, now)))
+        return found
+
+    def _number(self, pending: Pending) -> None:
+        self._last_ack_id += 1
+        pending.ack_id = self._last_ack_id
+        pending.frame = self._codec.encode_request(msgspec.structs.replace(pending.request, ack_id=pending.ack_id))
+        self._by_ack_id[pending.ack_id] = pending
+
+    def begin_socket(self, now: float) -> list[Pending]:
+        """What goes out again on a new socket of the same session: all without an answer, in order."""
+        return _items(self._flights.resend_all(now, anew=True))
+
+    def overdue(self, now: float) -> list[Pending]:
+        """What goes out again because no answer came."""
+        return _items(self._flights.on_timer(now))
+
+    def next_deadline(self) -> float | None:
+        return self._flights.next_deadline()
+
+    # -- coming back
+
+    def find(self, ack_id: int) -> Pending | None:
+        return self._by_ack_id.get(ack_id)
+
+    def by_token(self, token: int) -> Pending | None:
+        return self._tokens.get(token)
+
+    def by_id(self, id: str) -> Pending | None:
+        """One that is in the outbox, or on its way there."""
+        return self._entries.get(id)
+
+    def remove(self, pending: Pending) -> None:
+        """It is settled, or nobody waits for it any more."""
+        if pending.ack_id is None:
+            self._queue.remove(pending)
+        else:
+            del self._by_ack_id[pending.ack_id]
+            self._flights.confirm_all([str(pending.ack_id)])
+        if pending.token is not None:
+            del self._tokens[pending.token]
+        if pending.entry is not None:
+            del self._entries[pending.entry.id]
+
+    def let_go(self, pending: Pending) -> None:
+        """Nobody waits for it any more, but it is done all the same."""
+        if pending.token is not None:
+            del self._tokens[pending.token]
+            pending.token = None
+
+    def lose_session(self) -> list[Pending]:
+        """Those that were sent and not answered are put back to the front, without their ackIds, and returned."""
+        sent = list(self._by_ack_id.values())
+        self._begin_session()
+        for pending in sent:
+            pending.ack_id, pending.refusals = None, 0
+        self.add_first(sent)
+        return sent
+
+
+def _items(effects: Iterable[Transmit[Pending] | GaveUp]) -> list[Pending]:
+    return [effect.item for effect in effects if isinstance(effect, Transmit)]

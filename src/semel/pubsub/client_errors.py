@@ -1,0 +1,52 @@
+"""The errors of a client: what a server's fault means to the caller, and what can be said where no answer came."""
+
+from __future__ import annotations
+
+from semel.errors import (
+    Forbidden,
+    InputError,
+    PeerUnavailable,
+    RemoteProtocolError,
+    SemelError,
+    SessionGone,
+)
+from semel.pubsub.messages import ErrorName, Fault
+
+_FOR_A_TIME = frozenset({ErrorName.INTERNAL, ErrorName.TIMEOUT, ErrorName.TRANSIENT})
+
+
+def is_for_a_time(fault: Fault) -> bool:
+    """Whether the same request may succeed later."""
+    return fault.name in _FOR_A_TIME
+
+
+def error_of(fault: Fault) -> SemelError:
+    text = f"the server answers {fault.name}: {fault.message}" if fault.message else f"the server answers {fault.name}"
+    if fault.name == ErrorName.FORBIDDEN:
+        return Forbidden(text, fix="ask for a token with the role that this needs")
+    if fault.name in (ErrorName.BAD_REQUEST, ErrorName.NOT_FOUND):
+        return InputError(text, fix="correct the request; sent again as it is, it fails again")
+    if is_for_a_time(fault):
+        return PeerUnavailable(text, fix="it was not taken: try again later")
+    return RemoteProtocolError(text, fix="see what this server means by it")
+
+
+def unknown(cause: SemelError) -> SemelError:
+    """It was sent, and the answer never came."""
+    return SessionGone(
+        f"it is not known whether the server has taken it: {cause.message}",
+        fix="give messages an id of your own, and they are sent again and taken once; or allow at_least_once",
+    )
+
+
+def not_sent(cause: SemelError) -> SemelError:
+    return PeerUnavailable(f"it was never sent: {cause.message}", fix="ask again when there is a connection")
+
+
+def not_taken_in_time(was_sent: bool) -> SemelError:
+    if was_sent:
+        return PeerUnavailable(
+            "no answer came in time, and it is not known whether the server has taken it",
+            fix="ask again only if doing it twice does no harm, or with the same id",
+        )
+    return PeerUnavailable("it could not be sent in time", fix="ask again when there is a connection")

@@ -1,0 +1,332 @@
+"""What a client is told and what it wants done: the options, events and effects of the machine in `client.py`.
+
+Every socket has a number, given by `Connect`; what is said of a socket that is not the newest any more is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from semel.errors import ConfigError, SemelError
+from semel.kernel.retry import RetryPolicy
+from semel.pubsub.frames import Frame, Subprotocol
+from semel.pubsub.messages import (
+    Data,
+    Disconnected,
+    GroupMessage,
+    Invoke,
+    JoinGroup,
+    LeaveGroup,
+    SendEvent,
+    SendToGroup,
+    ServerMessage,
+)
+
+ID_KEY = "semel-id"
+"""The key in the metadata under which the application's own id of a message travels. A hub takes each id once."""
+
+Acked = JoinGroup | LeaveGroup | SendToGroup | SendEvent
+"""What is answered with an ack."""
+
+Message = GroupMessage | ServerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """`window` requests may be without an answer, `queue_max` more may wait; with a window of 1 they are taken in the
+    order in which they were asked, also when the server refuses some for a time.
+
+    `connect_for_s`: how long the first connection is tried for; `recover_for_s`: how long a session that has lost its
+    socket; `reconnect_for_s`: how long a new session after one was lost. None is for ever, 0 not at all. `id_memory_s`:
+    how long the hub surely remembers the ids of messages.
+    """
+
+    subprotocol: Subprotocol = Subprotocol.JSON_RELIABLE
+    window: int = 256
+    queue_max: int = 10_000
+    ack_timeout_s: float = 5.0
+    ack_timeout_max_s: float = 30.0
+    refusals_max: int = 10
+    invoke_timeout_s: float = 30.0
+    open_timeout_s: float = 10.0
+    connect_for_s: float | None = 60.0
+    recover_for_s: float = 60.0
+    reconnect_for_s: float | None = None
+    backoff: RetryPolicy = field(
+        default_factory=lambda: RetryPolicy(interval_s=0.25, factor=2.0, interval_max_s=5.0, jitter=1.0)
+    )
+    ping_s: float = 20.0
+    dead_s: float = 45.0
+    sequence_ack_count: int = 100
+    sequence_ack_bytes: int = 256 * 1024
+    sequence_ack_s: float = 0.2
+    id_memory_s: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or self.queue_max < 0:
+            raise ConfigError(
+                f"a window of {self.window} and a queue of {self.queue_max} let nothing pass", fix="use a window from 1"
+            )
+        if not 0 < self.ack_timeout_s <= self.ack_timeout_max_s:
+            raise ConfigError(
+                f"ack_timeout_s is {self.ack_timeout_s}", fix="use a positive time, not above ack_timeout_max_s"
+            )
+        if not 0 < self.ping_s < self.dead_s:
+            raise ConfigError(
+                f"after {self.dead_s} s a server that is asked after {self.ping_s} s cannot have answered",
+                fix="use 0 < ping_s < dead_s",
+            )
+
+
+# -- the outbox
+
+
+class OutboxEntry(msgspec.Struct, frozen=True):
+    """A message that is kept until the hub has it. `sent_at`: since when it may have reached the hub."""
+
+    id: str
+    request: SendToGroup
+    kept_at: float
+    sent_at: float | None = None
+
+
+class Outbox(Protocol):
+    """Where messages are kept, so that they are sent even if this process dies. Each call returns when it is durable;
+    several entries may be put together, in the order in which the machine asked."""
+
+    def put(self, entries: Sequence[OutboxEntry]) -> None: ...
+
+    def mark_sent(self, ids: Sequence[str], at: float) -> None: ...
+
+    def remove(self, ids: Sequence[str]) -> None: ...
+
+    def pending(self) -> Sequence[OutboxEntry]:
+        """What a former process has left, in the order in which it was put."""
+        ...
+
+
+# -- what the application says
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Do this and settle `token`, which is the caller's and new. The number of an ack or an invocation is ours to give.
+
+    `id` is the application's own, for `SendToGroup`: with it a message is sent again after the loss of a session, and
+    the hub takes it once. Without it, only `at_least_once` allows that. `keep` puts it into the outbox first.
+    `timeout_s` None waits for ever, but an invocation as long as the options say.
+    """
+
+    token: int
+    request: Acked | Invoke
+    id: str | None = None
+    at_least_once: bool = False
+    keep: bool = False
+    timeout_s: float | None = None
+
+
+class Withdraw(msgspec.Struct, frozen=True):
+    """Nobody waits for this any more. An invocation is cancelled at the server."""
+
+    token: int
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """End the session when all that was asked is settled and all that came is delivered, or after `drain_s`."""
+
+    drain_s: float = 0.0
+
+
+class Delivered(msgspec.Struct, frozen=True):
+    """The application has had the message of this number, and those before it."""
+
+    number: int
+
+
+# -- what the driver says
+
+
+class Opened(msgspec.Struct, frozen=True):
+    socket: int
+    subprotocol: str | None
+
+
+class OpenFailed(msgspec.Struct, frozen=True):
+    """`error` says by `retryable` whether another try makes sense."""
+
+    socket: int
+    error: SemelError
+
+
+class FrameReceived(msgspec.Struct, frozen=True, gc=False):
+    socket: int
+    frame: Frame
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """`code` None: it broke."""
+
+    socket: int
+    code: int | None = None
+    reason: str = ""
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """The outbox has these."""
+
+    ids: Sequence[str]
+
+
+class NotKept(msgspec.Struct, frozen=True):
+    """The outbox has none of these, and will not."""
+
+    ids: Sequence[str]
+    error: SemelError
+
+
+Event = Ask | Withdraw | Stop | Delivered | Opened | OpenFailed | FrameReceived | Closed | Kept | NotKept
+
+
+# -- what became of a request
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """The server has it, durably. `is_duplicate`: it had it before this attempt."""
+
+    is_duplicate: bool = False
+
+
+class Answered(msgspec.Struct, frozen=True):
+    data: Data | None
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """`maybe_taken`: nobody knows whether the server has it. Otherwise it surely has not."""
+
+    error: SemelError
+    maybe_taken: bool = False
+
+
+Result = Taken | Answered | Failed
+
+
+# -- what happens to the client as a whole
+
+
+class Online(msgspec.Struct, frozen=True):
+    """There is a new session, and it is in all groups that the one before it was in."""
+
+    connection_id: str
+    user_id: str | None
+
+
+class Interrupted(msgspec.Struct, frozen=True):
+    """The socket is gone, the session is not: nothing is lost yet."""
+
+    error: SemelError
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """The session has a socket again, and nothing was lost."""
+
+    connection_id: str
+
+
+class SessionLost(msgspec.Struct, frozen=True):
+    """What others sent between this and the next `Online` never comes."""
+
+    connection_id: str
+    error: SemelError
+
+
+class GroupLost(msgspec.Struct, frozen=True):
+    """The new session may not be in a group that the one before it was in."""
+
+    group: str
+    error: SemelError
+
+
+class Undecided(msgspec.Struct, frozen=True):
+    """A message out of the outbox is so old that the hub may have taken and forgotten it: it is not sent again."""
+
+    entry: OutboxEntry
+
+
+class Stopped(msgspec.Struct, frozen=True):
+    """The end. `error` None: as asked."""
+
+    error: SemelError | None
+
+
+State = Online | Interrupted | Recovered | SessionLost | GroupLost | Undecided | Stopped | Disconnected
+
+
+# -- what the driver is to do
+
+
+class Recover(msgspec.Struct, frozen=True):
+    """Which session to come back to, as `awps_connection_id` and `awps_reconnection_token`."""
+
+    connection_id: str
+    token: str
+
+
+class Connect(msgspec.Struct, frozen=True):
+    """Open a socket. `recover` None: for a new session, with a fresh token. Then `Opened` or `OpenFailed`."""
+
+    socket: int
+    recover: Recover | None = None
+
+
+class SendFrame(msgspec.Struct, frozen=True, gc=False):
+    socket: int
+    frame: Frame
+
+
+class CloseSocket(msgspec.Struct, frozen=True):
+    """Also one that is only being opened. Nothing need be said of it any more."""
+
+    socket: int
+    code: int
+    reason: str = ""
+
+
+class Deliver(msgspec.Struct, frozen=True, gc=False):
+    """Hand it to the application after those before it have returned, then say `Delivered`."""
+
+    number: int
+    message: Message
+
+
+class Settle(msgspec.Struct, frozen=True):
+    token: int
+    result: Result
+
+
+class Notify(msgspec.Struct, frozen=True):
+    state: State
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """Put this into the outbox, then say `Kept` or `NotKept`. What was asked first is kept first."""
+
+    entry: OutboxEntry
+
+
+class MarkSent(msgspec.Struct, frozen=True):
+    """Write this down before any frame that comes after it in the same list goes out."""
+
+    ids: tuple[str, ...]
+    at: float
+
+
+class Remove(msgspec.Struct, frozen=True):
+    """The hub has it: the outbox may forget it, at any time."""
+
+    id: str
+
+
+Effect = Connect | SendFrame | CloseSocket | Deliver | Settle | Notify | Keep | MarkSent | Remove

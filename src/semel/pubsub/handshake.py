@@ -1,0 +1,181 @@
+"""Who comes in by WebSocket: a new client with its token, or one that comes back to its session.
+
+    /client/hubs/{hub}      /client/?hub={hub}
+    ?access_token=...       or Authorization: Bearer
+    ?awps_connection_id=..&awps_reconnection_token=..      to come back; an access token beside it is not looked at
+
+Who may not come back is let in and then told so with close code 1008: an HTTP error would make clients try on and on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import msgspec
+
+from semel.errors import AuthError, InputError
+from semel.pubsub.frames import RELIABLE, Frame, Subprotocol, subprotocol_of
+from semel.pubsub.hub import Open
+from semel.pubsub.keys import AccessKeys
+from semel.pubsub.messages import Data, DataType, Request, SendEvent, SendToGroup
+from semel.pubsub.names import check_group, check_hub
+from semel.pubsub.permissions import Permissions
+from semel.pubsub.rest_http import HttpError, HttpRequest, Query, split_path
+from semel.pubsub.tokens import (
+    NONCE_BYTES,
+    check_reconnection_token,
+    client_audiences,
+    read_client_token,
+    reconnection_token,
+)
+
+MESSAGE_EVENT = "message"
+_BEARER = re.compile(r"bearer +(\S+) *\Z", re.IGNORECASE)
+_HOST = re.compile(r"(?:[A-Za-z0-9._~-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
+
+
+class Mode(msgspec.Struct, frozen=True):
+    """What the frames of a client without a subprotocol mean: an event each, or a message to `group`."""
+
+    group: str | None = None
+    no_echo: bool = False
+
+    def read(self, frame: Frame) -> Request:
+        if isinstance(frame, str):
+            data = Data(DataType.TEXT, frame.encode())
+        else:
+            data = Data(DataType.BINARY, frame)
+        if self.group is None:
+            return SendEvent(MESSAGE_EVENT, data)
+        return SendToGroup(self.group, data, no_echo=self.no_echo)
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """`subprotocol` is to be echoed, if there is one. `mode` is for a client without."""
+
+    hub: str
+    subprotocol: str | None
+    opening: Open
+    mode: Mode | None
+    claims: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Returning:
+    hub: str
+    subprotocol: str
+    connection: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """To be let in, and closed with 1008."""
+
+    subprotocol: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """To be answered with an HTTP error."""
+
+    status: HTTPStatus
+    message: str
+
+
+Admission = Newcomer | Returning | TurnedAway | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """`endpoints` are other addresses under which clients know this server. `random` gives fresh bytes."""
+
+    keys: AccessKeys
+    random: Callable[[int], bytes]
+    endpoints: tuple[str, ...] = ()
+
+    def admit(self, request: HttpRequest, offered: Sequence[str], now: float) -> Admission:
+        try:
+            query = Query(request.query)
+            hub = _hub(request, query)
+            connection = query.one("awps_connection_id")
+            if connection is not None:
+                return self._returning(hub, query, connection, offered, now)
+            return self._newcomer(request, hub, query, offered, now)
+        except AuthError as error:
+            return Refused(HTTPStatus.UNAUTHORIZED, error.message)
+        except HttpError as error:
+            return Refused(HTTPStatus(error.status), error.message)
+        except InputError as error:
+            return Refused(HTTPStatus.BAD_REQUEST, error.message)
+
+    def _returning(self, hub: str, query: Query, connection: str, offered: Sequence[str], now: float) -> Admission:
+        subprotocol = _chosen(offered)
+        token = query.one("awps_reconnection_token") or ""
+        if subprotocol not in RELIABLE:
+            return TurnedAway(subprotocol, "only reliable subprotocols have sessions to come back to")
+        try:
+            check_reconnection_token(token, self.keys, hub, connection, now)
+        except AuthError as error:
+            return TurnedAway(subprotocol, error.message)
+        return Returning(hub, subprotocol, connection)
+
+    def _newcomer(self, request: HttpRequest, hub: str, query: Query, offered: Sequence[str], now: float) -> Newcomer:
+        claims = read_client_token(_token(request, query), self.keys, self._audiences(request, hub), now)
+        subprotocol = _chosen(offered)
+        connection = self.random(16).hex()
+        token = None
+        if subprotocol in RELIABLE:
+            token = reconnection_token(self.keys, hub, connection, nonce=self.random(NONCE_BYTES), now=now)
+        permissions = Permissions.of_roles(claims.roles)
+        opening = Open(connection, token, subprotocol or "", claims.user_id, permissions, claims.groups)
+        mode = _mode(query) if subprotocol is None else None
+        return Newcomer(hub, subprotocol, opening, mode, claims.claims)
+
+    def _audiences(self, request: HttpRequest, hub: str) -> tuple[str, ...]:
+        """The address that the client has used counts only if it is one: it comes from the client."""
+        here = [f"{request.scheme}://{request.host}"] if _HOST.match(request.host) else []
+        return client_audiences(hub, [*here, *self.endpoints])
+
+
+def _hub(request: HttpRequest, query: Query) -> str:
+    segments = split_path(request.path)
+    if segments[:2] == ["client", "hubs"] and len(segments) == 3:
+        return check_hub(segments[2])
+    if segments in (["client"], ["client", ""]):
+        hub = query.one("hub")
+        if hub is None:
+            raise InputError("the query does not say which hub", fix="add ?hub=name, or use /client/hubs/name")
+        return check_hub(hub)
+    raise HttpError(HTTPStatus.NOT_FOUND, "NotFound", "clients connect at /client/hubs/{hub}")
+
+
+def _token(request: HttpRequest, query: Query) -> str:
+    token = query.one("access_token")
+    if token is not None:
+        return token
+    bearer = _BEARER.match(request.headers.get("authorization", ""))
+    if bearer is None:
+        raise AuthError("there is no access token", fix="add ?access_token=..., or an Authorization header")
+    return bearer[1]
+
+
+def _chosen(offered: Sequence[str]) -> Subprotocol | None:
+    """The first that is known here. Whoever offers none of them is a simple client."""
+    return next((known for known in map(subprotocol_of, offered) if known is not None), None)
+
+
+def _mode(query: Query) -> Mode:
+    wanted = (query.one("webpubsub_mode") or "sendEvent").lower()
+    if wanted == "sendevent":
+        return Mode()
+    if wanted != "sendtogroup":
+        raise InputError("webpubsub_mode is unknown", fix="use sendEvent or sendToGroup")
+    group = query.one("group")
+    if group is None:
+        raise InputError("the query does not say which group", fix="add &group=name")
+    return Mode(check_group(group), (query.one("noEcho") or "false").lower() == "true")

@@ -1,0 +1,265 @@
+"""The pub/sub server: hubs behind a door.
+
+    door        WebSocket and HTTP on one port (`runtime.door`)
+    handshake   who comes in, and to which hub (`pubsub.handshake`)
+    hubs        one machine for each, on the performer (`pubsub.hub`)
+    rest        calls become calls on a hub (`pubsub.rest`)
+
+A hub begins when the first one asks for it, from what the store holds of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from semel.errors import FrameError, LimitExceeded, SemelError
+from semel.kernel.store import Store
+from semel.pubsub.calls import Answer, Call, Outcome
+from semel.pubsub.frames import Codec, codec_for
+from semel.pubsub.handshake import Handshake, Mode, Newcomer, Refused, Returning, TurnedAway
+from semel.pubsub.hub import Frames, Gone, HubOptions, Open, Resume, Room, Shut, Stalled, Write
+from semel.pubsub.keys import AccessKeys
+from semel.pubsub.loading import load_hub
+from semel.pubsub.messages import CloseCode
+from semel.pubsub.messages import Request as ClientRequest
+from semel.pubsub.rest import HttpRequest, HttpResponse, Rest, RestSettings
+from semel.runtime.door import Accept, Peer, Request, Response, subprotocols
+from semel.runtime.perform import Performer
+from semel.runtime.transports.base import Inbox
+from semel.runtime.transports.websocket import Message
+
+log = logging.getLogger(__name__)
+
+HUBS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class PubSubSettings:
+    """`endpoints` are other addresses under which people know this server. `node` is its name in the store."""
+
+    keys: AccessKeys
+    endpoints: tuple[str, ...] = ()
+    node: str = "local"
+    hub: HubOptions = field(default_factory=HubOptions)
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A socket that was let in. `told` is the first that its hub hears of it, None if it hears nothing."""
+
+    link: HubLink | None
+    told: Open | Resume | None
+    codec: Codec | None
+    mode: Mode | None = None
+    farewell: str = ""
+    name: str = ""
+
+    def read(self, frame: Message) -> ClientRequest:
+        if self.mode is not None:
+            return self.mode.read(frame)
+        assert self.codec is not None
+        return self.codec.decode(frame)
+
+
+class HubLink:
+    """What one hub has to do with: its sockets and those who call it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sockets: dict[str, Peer] = {}
+        self._calls: dict[str, asyncio.Future[Answer]] = {}
+        self._count = 0
+        self._inbox: Inbox | None = None
+
+    def bind(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def tell(self, peer: str, told: object) -> None:
+        assert self._inbox is not None
+        self._inbox.received(self, peer, told)
+
+    def enter(self, peer: Peer) -> str:
+        self._count += 1
+        name = f"socket-{self._count}"
+        self.sockets[name] = peer
+        return name
+
+    async def call(self, call: Call) -> Answer:
+        self._count += 1
+        name = f"call-{self._count}"
+        future = self._calls[name] = asyncio.get_running_loop().create_future()
+        try:
+            self.tell(name, call)
+            return await future
+        finally:
+            del self._calls[name]
+
+    # -- what the performer asks of a transport
+
+    def send(self, peer: str, message: Any) -> bool:
+        if isinstance(message, Answer):
+            future = self._calls.get(peer)
+            if future is not None and not future.done():
+                future.set_result(message)
+            return True
+        socket = self.sockets.get(peer)
+        if socket is None:
+            return True
+        if isinstance(message, Write):
+            if not socket.write(message.frames) and not socket.is_closing:
+                self.tell(peer, Stalled())
+        elif isinstance(message, Shut):
+            socket.close(message.code, message.reason)
+        return True
+
+    def flush(self) -> None:
+        """Sockets gather what is written to them in a tick by themselves."""
+
+    def pause(self) -> None:
+        for socket in self.sockets.values():
+            socket.hold()
+
+    async def close(self) -> None:
+        for future in self._calls.values():
+            if not future.done():
+                future.set_result(Answer(Outcome.FAILED, "the server is stopping"))
+
+
+class PubSub:
+    """A `DoorService`. The performer and the store belong to the caller."""
+
+    def __init__(
+        self,
+        performer: Performer,
+        settings: PubSubSettings,
+        *,
+        clock: Callable[[], float] = time.time,
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._performer, self._settings = performer, settings
+        self._clock, self._random = clock, random
+        self._handshake = Handshake(settings.keys, random, settings.endpoints)
+        self._rest = Rest(RestSettings(settings.keys, settings.endpoints))
+        self._links: dict[str, asyncio.Task[HubLink]] = {}
+        self._held: list[Peer] = []
+        performer.on_room(self._release)
+
+    async def hub(self, name: str) -> HubLink:
+        """The hub of this name, which begins now if it has not yet."""
+        if name not in self._links:
+            if len(self._links) >= HUBS_MAX:
+                raise LimitExceeded(f"there are {HUBS_MAX:,} hubs already", fix="use fewer hubs, and groups in them")
+            self._links[name] = asyncio.create_task(self._begin(name))
+        try:
+            return await asyncio.shield(self._links[name])
+        except SemelError:
+            self._links.pop(name, None)
+            raise
+
+    async def _begin(self, name: str) -> HubLink:
+        link = HubLink(name)
+        settings, random = self._settings, self._random
+
+        def factory(store: Store) -> Any:
+            return load_hub(store, name, settings.node, random, settings.hub)
+
+        self._performer.attach(link)
+        await self._performer.host(factory, transport=link)
+        return link
+
+    # -- HTTP
+
+    async def handle(self, request: Request) -> Response:
+        asked = self._rest.begin(_http_request(request), self._clock())
+        if isinstance(asked, HttpResponse):
+            return _response(asked)
+        try:
+            answer = await (await self.hub(asked.hub)).call(asked.call)
+        except SemelError as error:
+            answer = Answer(Outcome.FAILED, error.message)
+        return _response(asked.respond(answer))
+
+    # -- WebSocket
+
+    async def upgrade(self, request: Request) -> Accept | Response:
+        admission = self._handshake.admit(_http_request(request), subprotocols(request), self._clock())
+        match admission:
+            case Refused(status=status, message=message):
+                return Response(status, {"content-type": "text/plain; charset=utf-8"}, f"{message}\n".encode())
+            case TurnedAway(subprotocol=subprotocol, reason=reason):
+                return Accept(subprotocol, _Guest(None, None, None, farewell=reason))
+            case Returning(hub=hub, subprotocol=subprotocol, connection=connection):
+                guest = _Guest(await self.hub(hub), Resume(connection), _codec(subprotocol))
+                return Accept(subprotocol, guest)
+            case Newcomer(hub=hub, subprotocol=subprotocol, opening=opening, mode=mode):
+                return Accept(subprotocol, _Guest(await self.hub(hub), opening, _codec(subprotocol), mode))
+
+    def on_open(self, peer: Peer) -> None:
+        guest = _guest(peer)
+        if guest.link is None:
+            peer.close(CloseCode.POLICY, guest.farewell)
+            return
+        guest.name = guest.link.enter(peer)
+        guest.link.tell(guest.name, guest.told)
+
+    def on_frames(self, peer: Peer, messages: list[Message]) -> None:
+        guest = _guest(peer)
+        if guest.link is None:
+            return
+        requests: list[ClientRequest] = []
+        try:
+            requests.extend(map(guest.read, messages))
+        except FrameError as error:
+            guest.link.tell(guest.name, Frames(requests))
+            peer.close(error.close_code, error.reason)
+            return
+        guest.link.tell(guest.name, Frames(requests))
+        if self._performer.is_full:
+            peer.hold()
+            self._held.append(peer)
+
+    def _release(self) -> None:
+        """The store was slower than the clients. Those who waited may go on."""
+        if self._held and not self._performer.is_full:
+            held, self._held = self._held, []
+            for peer in held:
+                peer.release()
+
+    def on_room(self, peer: Peer) -> None:
+        guest = _guest(peer)
+        if guest.link is not None:
+            guest.link.tell(guest.name, Room())
+
+    def on_stalled(self, peer: Peer) -> None:
+        """The hub writes nothing more to who is full; what was written already is bounded."""
+
+    def on_closed(self, peer: Peer, code: int | None, reason: str) -> None:
+        guest = _guest(peer)
+        if guest.link is not None:
+            guest.link.sockets.pop(guest.name, None)
+            guest.link.tell(guest.name, Gone(code))
+
+
+def _guest(peer: Peer) -> _Guest:
+    assert isinstance(peer.key, _Guest)
+    return peer.key
+
+
+def _codec(subprotocol: str | None) -> Codec | None:
+    return codec_for(subprotocol) if subprotocol is not None else None  # type: ignore[return-value]
+
+
+def _http_request(request: Request) -> HttpRequest:
+    return HttpRequest(
+        request.method, request.path, request.query, request.headers, request.body, request.scheme, request.host
+    )
+
+
+def _response(response: HttpResponse) -> Response:
+    return Response(response.status, dict(response.headers), response.body)
