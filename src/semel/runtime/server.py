@@ -1,0 +1,79 @@
+"""A server process: a store, the performer, and the pub/sub service behind its door."""
+
+from __future__ import annotations
+
+import fcntl
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from semel.errors import ConfigError, StoreBusy
+from semel.kernel.store import Store
+from semel.runtime.door import Door, DoorLimits
+from semel.runtime.perform import Performer
+from semel.runtime.pubsub import PubSub, PubSubSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where it can be reached. `port` is never 0 here."""
+
+    host: str
+    port: int
+    scheme: str
+
+    @property
+    def endpoint(self) -> str:
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{shown}:{self.port}"
+
+
+@asynccontextmanager
+async def serving(
+    store: Store,
+    settings: PubSubSettings,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    tls: ssl.SSLContext | None = None,
+    limits: DoorLimits | None = None,
+) -> AsyncIterator[Listening]:
+    """Serve for as long as the block lasts. At the end clients are told to come back (1001), and what was taken is
+    finished."""
+    async with Performer(store) as performer:
+        door = Door(PubSub(performer, settings), limits=limits, tls=tls)
+        try:
+            yield Listening(host, await door.listen(host, port), door.scheme)
+        finally:
+            await door.stop()
+
+
+def tls_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"the certificate {certificate} cannot be used: {error}", fix="give --tls-cert and --tls-key in PEM form"
+        ) from None
+    return context
+
+
+@contextmanager
+def alone_with(path: Path) -> Iterator[None]:
+    """The only server on this SQLite file. The lock goes with the process, however that ends."""
+    try:
+        lock = open(path.with_name(f"{path.name}-server"), "a")  # noqa: SIM115
+    except OSError as error:
+        raise ConfigError(f"{path.parent} cannot be written: {error.strerror}", fix="choose another --store") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreBusy(
+                f"another server uses {path}", fix="stop that one, or choose another --store; nodes share PostgreSQL"
+            ) from None
+        yield

@@ -1,0 +1,79 @@
+"""A real `semel serve` in a process of its own, which can be killed and started again on the same port."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from azure.messaging.webpubsubservice import WebPubSubServiceClient
+
+KEY = "k" * 44
+HUB = "chat"
+ROLES = ["webpubsub.joinLeaveGroup", "webpubsub.sendToGroup"]
+START_S = 30
+
+
+class Served:
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.options = folder, options
+        self.port = _free_port()
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[str] | None = None
+        self.start()
+
+    def start(self) -> None:
+        command = [
+            sys.executable, "-m", "semel", "serve", "--json", "--port", str(self.port), *self.options,
+            "--store", f"sqlite:///{self.folder / 'served.db'}",
+        ]  # fmt: skip
+        with open(self.folder / "served.log", "a") as log:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=self.folder,
+                env=os.environ | {"SEMEL_ACCESS_KEY": KEY},
+            )  # fmt: skip
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, (self.folder / "served.log").read_text()
+        self.told: dict[str, Any] = json.loads(line)["result"]
+
+    def kill(self) -> None:
+        """With -9: nobody gets to say good-bye."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self._end()
+
+    def stop(self) -> int:
+        assert self.process is not None
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        return self._end()
+
+    def _end(self) -> int:
+        assert self.process is not None
+        code = self.process.wait(START_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    # -- Microsoft's service client
+
+    def service(self) -> Any:
+        text = f"Endpoint={self.endpoint};AccessKey={KEY};Version=1.0;"
+        return WebPubSubServiceClient.from_connection_string(text, hub=HUB)
+
+    def url(self, user: str | None = None, roles: list[str] | None = None) -> str:
+        token = self.service().get_client_access_token(user_id=user, roles=ROLES if roles is None else roles)
+        return str(token["url"])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
