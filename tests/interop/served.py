@@ -14,6 +14,8 @@ from typing import Any
 
 from azure.messaging.webpubsubservice import WebPubSubServiceClient
 
+from semel.errors import PeerUnavailable
+
 KEY = "k" * 44
 HUB = "chat"
 ROLES = ["webpubsub.joinLeaveGroup", "webpubsub.sendToGroup"]
@@ -40,8 +42,11 @@ class Served:
             )  # fmt: skip
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, (self.folder / "served.log").read_text()
-        self.told: dict[str, Any] = json.loads(line)["result"]
+        told = json.loads(line) if line else {"ok": False, "error": (self.folder / "served.log").read_text()}
+        if not told["ok"]:
+            self._end()
+            raise PeerUnavailable(f"the server did not start: {told['error']}")
+        self.told: dict[str, Any] = told["result"]
 
     def kill(self) -> None:
         """With -9: nobody gets to say good-bye."""

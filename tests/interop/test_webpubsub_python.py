@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,15 @@ from azure.messaging.webpubsubclient import WebPubSubClient
 from azure.messaging.webpubsubclient.models import CallbackType, SendMessageError
 from tests.interop.served import HUB, Served
 
-pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(120)]
+from semel.errors import PeerUnavailable
+
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.connected,
+    pytest.mark.timeout(120),
+    # the SDK's own thread that acknowledges does not expect its socket to be gone
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
+]
 
 WAIT_S = 30
 Connect = Callable[..., "Subscriber"]
@@ -25,12 +34,14 @@ class Subscriber:
 
     def __init__(self, url: str) -> None:
         self.messages: queue.Queue[Any] = queue.Queue()
-        self.recovered: queue.Queue[str] = queue.Queue()
+        connected: queue.Queue[Any] = queue.Queue()
         # what the SDK retries by itself it sends under new ackIds, and so twice: see the how-to
         self.client = WebPubSubClient(url, message_retry_total=0, ack_timeout=5, start_timeout=5)
         for kind in (CallbackType.GROUP_MESSAGE, CallbackType.SERVER_MESSAGE):
             self.client.subscribe(kind, self.messages.put)
+        self.client.subscribe(CallbackType.CONNECTED, connected.put)
         self.client.open()
+        connected.get(timeout=WAIT_S)
 
     def take(self, count: int) -> list[Any]:
         found = [self.messages.get(timeout=WAIT_S) for _ in range(count)]
@@ -137,7 +148,7 @@ def test_the_service_sends_and_asks(served: Served, connect: Connect) -> None:
     assert service.group_exists("served")
     assert service.user_exists("alice-of-the-service")
     assert not service.group_exists("nobody-is-here")
-    assert [m.connection_id for m in service.list_connections("served")] == [connection]
+    assert [m.connection_id for m in service.list_connections(group="served")] == [connection]
     with pytest.raises(ResourceNotFoundError):
         service.add_connection_to_group("served", "no-such-connection")
     with pytest.raises(HttpResponseError, match="Syntax error at position 14"):
@@ -167,7 +178,7 @@ def test_a_cut_connection_comes_back_to_its_session(served: Served, connect: Con
     for number in range(3):
         alice.cut()
         service.send_to_group("cuts", f"m{number}", content_type="text/plain")
-    assert [m.data for m in alice.take(3)] == ["m0", "m1", "m2"]
+        assert [m.data for m in alice.take(1)] == [f"m{number}"]
     assert alice.client._connection_id == connection
 
 
@@ -195,15 +206,15 @@ def test_kill_9_during_traffic_loses_nothing_and_doubles_nothing(tmp_path: Path)
 def _send_until_taken(client: WebPubSubClient, text: str, number: int) -> None:
     """As the how-to says: the same ackId again until there is an answer. A Duplicate is one, and the SDK says so by
     returning."""
-    for _ in range(100):
+    until = time.monotonic() + WAIT_S
+    while True:
         try:
-            client.send_to_group("g", text, data_type="text", ack_id=number)
-            return
+            return client.send_to_group("g", text, data_type="text", ack_id=number)
         except SendMessageError:
-            continue
-    raise AssertionError(f"{text} was never taken")
+            assert time.monotonic() < until, f"{text} was never taken"
+            time.sleep(0.05)  # without a connection the SDK says no at once
 
 
 def test_a_second_server_on_the_same_file_is_refused(served: Served) -> None:
-    with pytest.raises(AssertionError, match="another server uses"):
+    with pytest.raises(PeerUnavailable, match="another server uses"):
         Served(served.folder)

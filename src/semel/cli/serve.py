@@ -69,9 +69,9 @@ def serve(
     \b
     Examples:
       semel serve
-      semel serve --dev                                   as Microsoft's emulator: same port, same key
-      semel serve --store postgresql://user@host/db --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
-      SEMEL_ACCESS_KEY=... semel serve --endpoint https://events.example.com
+      semel serve --dev          port and key of Microsoft's emulator
+      semel serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+      semel serve --endpoint https://events.example.com
     """
     import uvloop
 
