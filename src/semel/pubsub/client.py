@@ -32,7 +32,7 @@ from semel.errors import (
 from semel.pubsub.client_acks import Pending, Requests
 from semel.pubsub.client_calls import Invocation, Invocations
 from semel.pubsub.client_checks import check_request, with_id
-from semel.pubsub.client_errors import error_of, is_for_a_time, not_sent, not_taken_in_time, unknown
+from semel.pubsub.client_errors import error_of, is_for_a_time, kept, not_sent, not_taken_in_time, unknown
 from semel.pubsub.client_events import (
     Answered,
     Ask,
@@ -232,17 +232,22 @@ class Client:
             self._pump(now)
         if self._stop_at is not None and self.phase is not Phase.STOPPED and (self._stop_at <= now or self._is_idle()):
             self._finish(None)
+        while self._timeouts and not self._waits(self._timeouts[0][1]):
+            heappop(self._timeouts)
         effects, self._effects = self._effects, []
         return effects
 
     def _pump(self, now: float) -> None:
         """All that may go out now, in one go."""
-        self._send_requests(self._requests.fill(now, rejoins_only=bool(self._rejoining)), now)
         self._send_requests(self._requests.overdue(now), now)
+        self._send_requests(self._requests.fill(now, rejoins_only=bool(self._rejoining)), now)
         if not self._rejoining:
             for frame in self._invocations.fill():
                 self._send(frame)
         self._acknowledge(self._arrivals.due(now))
+
+    def _waits(self, token: int) -> bool:
+        return self._requests.by_token(token) is not None or self._invocations.by_token(token) is not None
 
     def _is_idle(self) -> bool:
         return not len(self._requests) and not len(self._invocations) and not self._handed
@@ -398,9 +403,7 @@ class Client:
         self._arrivals = self._new_arrivals()
         self._rejoining = set()
         for pending in self._requests.lose_session():
-            if pending.is_rejoin:
-                self._requests.remove(pending)
-            elif not pending.is_repeatable:
+            if not pending.is_repeatable:
                 self._requests.remove(pending)
                 self._settle(pending.token, Failed(unknown(error), maybe_taken=True))
         for invocation in self._invocations:
@@ -461,14 +464,14 @@ class Client:
     # -- messages
 
     def _deliver(self, message: Message, size: int, now: float) -> None:
-        sequence_id, arrivals = message.sequence_id, None
-        if sequence_id is not None:
+        sequence_id, arrivals = message.sequence_id or 0, None
+        if sequence_id:
             arrivals = self._arrivals
             if not arrivals.arrive(sequence_id, size, now):
                 return
             self._calm_down()
         self._handed_count += 1
-        self._handed.append(_Handed(self._handed_count, arrivals, sequence_id or 0, size))
+        self._handed.append(_Handed(self._handed_count, arrivals, sequence_id, size))
         self._effects.append(Deliver(self._handed_count, message))
 
     def _delivered(self, number: int, now: float) -> None:
@@ -543,7 +546,7 @@ class Client:
             return
         self._requests.remove(pending)
         self._forget_entry(pending)
-        failed = Failed(error_of(error))
+        failed = Failed(error_of(error), maybe_taken=isinstance(pending.request, SendEvent) and is_for_a_time(error))
         self._settle(pending.token, failed)
         if pending.is_rejoin and isinstance(pending.request, JoinGroup):
             self.groups.pop(pending.request.group, None)
@@ -571,8 +574,10 @@ class Client:
     def _answered(self, invocation: Invocation, told: InvokeResponse) -> None:
         self._calm_down()
         self._invocations.remove(invocation)
-        result: Result = Answered(told.data) if told.error is None else Failed(error_of(told.error))
-        self._settle(invocation.token, result)
+        if told.error is None:
+            self._settle(invocation.token, Answered(told.data))
+        else:
+            self._settle(invocation.token, Failed(error_of(told.error), maybe_taken=is_for_a_time(told.error)))
 
     def _give_up(self, token: int, error: SemelError | None) -> None:
         """Nobody waits any more. What is kept is sent all the same."""
@@ -636,12 +641,15 @@ class Client:
         self.phase = Phase.STOPPED
         for pending in list(self._requests):
             self._requests.remove(pending)
-            self._settle(pending.token, self._unfinished(error, was_sent=pending.ack_id is not None))
+            self._settle(pending.token, _unfinished(error, pending.ack_id is not None, pending.entry is not None))
         for invocation in self._invocations:
             self._invocations.remove(invocation)
-            self._settle(invocation.token, self._unfinished(error, was_sent=invocation.is_sent))
+            self._settle(invocation.token, _unfinished(error, invocation.is_sent))
         self._notify(Stopped(error))
 
-    def _unfinished(self, error: SemelError | None, *, was_sent: bool) -> Failed:
-        cause = error or LocalProtocolError("the client was stopped")
-        return Failed(unknown(cause) if was_sent else not_sent(cause), maybe_taken=was_sent)
+
+def _unfinished(error: SemelError | None, was_sent: bool, is_kept: bool = False) -> Failed:
+    cause = error or LocalProtocolError("the client was stopped")
+    if is_kept:
+        return Failed(kept(cause), maybe_taken=True)
+    return Failed(unknown(cause) if was_sent else not_sent(cause), maybe_taken=was_sent)

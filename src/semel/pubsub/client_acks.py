@@ -53,6 +53,7 @@ class Requests:
     def _begin_session(self) -> None:
         self._flights: Resend[Pending] = Resend(self._policy)
         self._by_ack_id: dict[int, Pending] = {}
+        self._changing: set[str] = set()
         self._last_ack_id = 0
 
     def __len__(self) -> int:
@@ -81,21 +82,28 @@ class Requests:
     # -- going out
 
     def fill(self, now: float, *, rejoins_only: bool) -> list[Pending]:
-        """What goes out for the first time now. One that is not kept yet holds back those behind it."""
+        """What goes out for the first time now. One that has to wait holds back those behind it."""
         found: list[Pending] = []
-        while self._queue and self._flights.room and self._queue[0].is_kept:
-            if rejoins_only and not self._queue[0].is_rejoin:
-                break
+        while self._queue and self._flights.room and self._may_go(self._queue[0], rejoins_only):
             pending = self._queue.popleft()
             self._number(pending)
             found.extend(_items(self._flights.offer(str(pending.ack_id), pending, now)))
         return found
+
+    def _may_go(self, pending: Pending, rejoins_only: bool) -> bool:
+        """A group is joined or left only after the last change has been answered: which of two that are under way the
+        server takes first, nobody knows."""
+        if not pending.is_kept or (rejoins_only and not pending.is_rejoin):
+            return False
+        return not isinstance(pending.request, JoinGroup | LeaveGroup) or pending.request.group not in self._changing
 
     def _number(self, pending: Pending) -> None:
         self._last_ack_id += 1
         pending.ack_id = self._last_ack_id
         pending.frame = self._codec.encode_request(msgspec.structs.replace(pending.request, ack_id=pending.ack_id))
         self._by_ack_id[pending.ack_id] = pending
+        if isinstance(pending.request, JoinGroup | LeaveGroup):
+            self._changing.add(pending.request.group)
 
     def begin_socket(self, now: float) -> list[Pending]:
         """What goes out again on a new socket of the same session: all without an answer, in order."""
@@ -127,6 +135,8 @@ class Requests:
         else:
             del self._by_ack_id[pending.ack_id]
             self._flights.confirm_all([str(pending.ack_id)])
+            if isinstance(pending.request, JoinGroup | LeaveGroup):
+                self._changing.discard(pending.request.group)
         if pending.token is not None:
             del self._tokens[pending.token]
         if pending.entry is not None:
@@ -139,8 +149,10 @@ class Requests:
             pending.token = None
 
     def lose_session(self) -> list[Pending]:
-        """Those that were sent and not answered are put back to the front, without their ackIds, and returned."""
-        sent = list(self._by_ack_id.values())
+        """Those that were sent and not answered are put back to the front, without their ackIds, and returned. Groups
+        to be joined again are for the next session to name."""
+        sent = [pending for pending in self._by_ack_id.values() if not pending.is_rejoin]
+        self._queue = deque(pending for pending in self._queue if not pending.is_rejoin)
         self._begin_session()
         for pending in sent:
             pending.ack_id, pending.refusals = None, 0

@@ -27,7 +27,7 @@ def error_of(fault: Fault) -> SemelError:
     if fault.name in (ErrorName.BAD_REQUEST, ErrorName.NOT_FOUND):
         return InputError(text, fix="correct the request; sent again as it is, it fails again")
     if is_for_a_time(fault):
-        return PeerUnavailable(text, fix="it was not taken: try again later")
+        return PeerUnavailable(text, fix="try again later")
     return RemoteProtocolError(text, fix="see what this server means by it")
 
 
@@ -37,6 +37,10 @@ def unknown(cause: SemelError) -> SemelError:
         f"it is not known whether the server has taken it: {cause.message}",
         fix="give messages an id of your own, and they are sent again and taken once; or allow at_least_once",
     )
+
+
+def kept(cause: SemelError) -> SemelError:
+    return PeerUnavailable(f"it waits in the outbox: {cause.message}", fix="the next client on this outbox sends it")
 
 
 def not_sent(cause: SemelError) -> SemelError:
