@@ -9,7 +9,6 @@ Who may not come back is let in and then told so with close code 1008: an HTTP e
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -23,7 +22,7 @@ from semel.pubsub.keys import AccessKeys
 from semel.pubsub.messages import Data, DataType, Request, SendEvent, SendToGroup
 from semel.pubsub.names import check_group, check_hub
 from semel.pubsub.permissions import Permissions
-from semel.pubsub.rest_http import HttpError, HttpRequest, Query, split_path
+from semel.pubsub.rest_http import HttpError, HttpRequest, Query, bearer_of, origin_of, split_path
 from semel.pubsub.tokens import (
     NONCE_BYTES,
     check_reconnection_token,
@@ -33,8 +32,6 @@ from semel.pubsub.tokens import (
 )
 
 MESSAGE_EVENT = "message"
-_BEARER = re.compile(r"bearer +(\S+) *\Z", re.IGNORECASE)
-_HOST = re.compile(r"(?:[A-Za-z0-9._~-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
 
 
 class Mode(msgspec.Struct, frozen=True):
@@ -137,9 +134,7 @@ class Handshake:
         return Newcomer(hub, subprotocol, opening, mode, claims.claims)
 
     def _audiences(self, request: HttpRequest, hub: str) -> tuple[str, ...]:
-        """The address that the client has used counts only if it is one: it comes from the client."""
-        here = [f"{request.scheme}://{request.host}"] if _HOST.match(request.host) else []
-        return client_audiences(hub, [*here, *self.endpoints])
+        return client_audiences(hub, [origin_of(request), *self.endpoints])
 
 
 def _hub(request: HttpRequest, query: Query) -> str:
@@ -155,13 +150,10 @@ def _hub(request: HttpRequest, query: Query) -> str:
 
 
 def _token(request: HttpRequest, query: Query) -> str:
-    token = query.one("access_token")
-    if token is not None:
-        return token
-    bearer = _BEARER.match(request.headers.get("authorization", ""))
-    if bearer is None:
+    token = query.one("access_token") or bearer_of(request)
+    if token is None:
         raise AuthError("there is no access token", fix="add ?access_token=..., or an Authorization header")
-    return bearer[1]
+    return token
 
 
 def _chosen(offered: Sequence[str]) -> Subprotocol | None:

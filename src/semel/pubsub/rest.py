@@ -24,7 +24,7 @@ from semel.pubsub.calls import Answer, Call, Outcome
 from semel.pubsub.frames import FRAME_BYTES_MAX
 from semel.pubsub.keys import AccessKeys, connection_string
 from semel.pubsub.names import check_hub
-from semel.pubsub.rest_http import JSON, Headers, HttpError, Query, bad_request, split_path
+from semel.pubsub.rest_http import JSON, Headers, HttpError, Query, bad_request, bearer_of, origin_of, split_path
 from semel.pubsub.rest_http import HttpRequest as HttpRequest
 from semel.pubsub.rest_http import HttpResponse as HttpResponse
 from semel.pubsub.rest_routes import Operation, Parts, Route, find_route
@@ -36,8 +36,6 @@ HEALTH = ["api", "health"]
 HEALTH_METHODS = ("GET", "HEAD")
 
 _OWN_ROLES = "semel."
-_BEARER = re.compile(r"bearer +(\S+) *\Z", re.IGNORECASE)
-_HOST = re.compile(r"(?:[A-Za-z0-9._~-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
 _SERVER = re.compile(r"[ -~]*\Z")
 
 
@@ -139,11 +137,11 @@ class Rest:
             )
 
     def _authorize(self, request: HttpRequest, operation: Operation, now: float) -> None:
-        bearer = _BEARER.match(request.headers.get("authorization", ""))
-        if bearer is None:
+        token = bearer_of(request)
+        if token is None:
             raise AuthError("there is no token", fix="send one as Authorization: Bearer <token>")
-        audiences = service_audiences(f"{_origin(request)}{request.path}", self._endpoints)
-        claims = read_service_token(bearer[1], self._settings.keys, audiences, now)
+        audiences = service_audiences(f"{origin_of(request)}{request.path}", self._endpoints)
+        claims = read_service_token(token, self._settings.keys, audiences, now)
         own = [role for role in claims.roles if role.lower().startswith(_OWN_ROLES)]
         # Microsoft's libraries name no roles: whoever holds a key may do everything
         if own and ROLE_OPERATE not in own and not (operation.only_reads and ROLE_READ in own):
@@ -154,7 +152,7 @@ class Rest:
     def _endpoint(self, request: HttpRequest) -> str:
         """Where the maker of the request knows this server."""
         if not self._endpoints:
-            return _origin(request)
+            return origin_of(request)
         return self._by_host.get(request.host.lower(), self._endpoints[0])
 
     # -- what comes of it
@@ -212,20 +210,6 @@ def _version(query: Query) -> str:
         what = "there is no api-version" if version is None else "this api-version is not known here"
         raise bad_request(what, fix=f"use {VERSIONS[-1]}", target="api-version")
     return version
-
-
-def _origin(request: HttpRequest) -> str:
-    """The scheme and the host, which decide for whom a token may be: nothing else can be written into them.
-
-    With a path in the host the token of a mere client would open the REST API.
-    """
-    origin = f"{request.scheme}://{request.host}"
-    try:
-        if request.scheme in ("http", "https") and _HOST.match(request.host) and urlsplit(origin).hostname:
-            return origin
-    except ValueError:
-        pass
-    raise bad_request("the host is malformed", fix="send the address of this server as Host", target="Host")
 
 
 def _missing(name: str, message: str) -> HttpError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import parse_qsl, unquote_to_bytes
+from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 import msgspec
 
@@ -24,6 +24,8 @@ _PATH = re.compile(r"/[!-~]*\Z")
 _QUERY = re.compile(r"[!-~]*\Z")
 _BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _NUMBER = re.compile(r"[0-9]{1,10}\Z")
+_BEARER = re.compile(r"bearer +(\S+) *\Z", re.IGNORECASE)
+_HOST = re.compile(r"(?:[A-Za-z0-9._~-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
 
 # by the names that are used for them; not all that Python knows, some of which are no encodings of text
 _CHARSETS = {
@@ -76,6 +78,26 @@ def bad_request(message: str, *, fix: str = "", target: str = "Request") -> Http
 
 
 # -- the address
+
+
+def origin_of(request: HttpRequest) -> str:
+    """The scheme and the host, which decide for whom a token may be: nothing else can be written into them.
+
+    With a path in the host the token of a mere client would open the REST API.
+    """
+    origin = f"{request.scheme}://{request.host}"
+    try:
+        if request.scheme in ("http", "https") and _HOST.match(request.host) and urlsplit(origin).hostname:
+            return origin
+    except ValueError:
+        pass
+    raise bad_request("the host is malformed", fix="send the address of this server as Host", target="Host")
+
+
+def bearer_of(request: HttpRequest) -> str | None:
+    """The token in the header `Authorization`."""
+    found = _BEARER.match(request.headers.get("authorization", ""))
+    return found[1] if found is not None else None
 
 
 def split_path(path: str) -> list[str]:

@@ -84,11 +84,15 @@ def test_the_first_subprotocol_that_is_known_is_chosen() -> None:
         {"access_token": token(f"{HERE}/client/hubs/other")},
         {"access_token": token(), "now": NOW + 7200},
         {"access_token": token(), "host": "elsewhere"},
-        {"access_token": token("http://h/client/hubs/chat"), "host": "h/client/hubs/chat?x="},
     ],
 )
 def test_without_a_good_token_it_is_401(more: dict[str, str]) -> None:
     assert refused(ask(**more)) is HTTPStatus.UNAUTHORIZED  # type: ignore[arg-type]
+
+
+def test_a_host_that_is_none_is_400() -> None:
+    made = token("http://h/client/hubs/chat")
+    assert refused(ask(access_token=made, host="h/client/hubs/chat?x=")) is HTTPStatus.BAD_REQUEST
 
 
 def test_another_address_of_the_server_is_one_for_tokens_too() -> None:
