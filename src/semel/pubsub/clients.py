@@ -6,11 +6,11 @@ that failed is forgotten, so the same ackId may be tried again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from semel.errors import InputError
-from semel.kernel.ops import Append, Put, RecordKind
+from semel.kernel.ops import Append, Duplicate, Put, RecordKind, Result
 from semel.pubsub.commits import Failure, why
 from semel.pubsub.messages import (
     Ack,
@@ -25,7 +25,7 @@ from semel.pubsub.messages import (
     SequenceAck,
 )
 from semel.pubsub.permissions import Permission
-from semel.pubsub.records import NO_TERMS, Terms, group_target, message
+from semel.pubsub.records import MESSAGE_ID, NO_TERMS, Terms, group_target, id_identity, message
 from semel.pubsub.session import Session
 
 if TYPE_CHECKING:
@@ -75,10 +75,11 @@ class Clients:
             session.waiting[ack_id] = session.waiting.get(ack_id, 0) + 1
         return True
 
-    def _taken(self, session: Session, ack_ids: Sequence[int]) -> None:
+    def _taken(self, session: Session, ack_ids: Sequence[int], repeated: Container[int] = ()) -> None:
+        """`repeated` are those whose messages were there already, under their own ids."""
         for ack_id in ack_ids:
             session.taken.add(ack_id)
-            self._ack(session, ack_id)
+            self._ack(session, ack_id, _duplicate(ack_id) if ack_id in repeated else None)
             if session.waiting:
                 for _ in range(session.waiting.pop(ack_id, 0)):
                     self._ack(session, ack_id, _duplicate(ack_id))
@@ -89,13 +90,13 @@ class Clients:
             for _ in range(1 + session.waiting.pop(ack_id, 0)):
                 self._ack(session, ack_id, fault)
 
-    def _commit(self, session: Session, appends: Sequence[Append], puts: Sequence[Put], ack_ids: Sequence[int]) -> None:
+    def _commit(self, session: Session, puts: Sequence[Put], ack_ids: Sequence[int]) -> None:
         """What stands behind these ackIds, with them."""
         if ack_ids:
             puts = (*puts, session.put_acks(self._hub.hub))
         self._hub.commit_for(
             session,
-            appends,
+            (),
             puts,
             lambda results, now: self._taken(session, ack_ids),
             lambda failure: self._not_taken(session, ack_ids, failure),
@@ -126,17 +127,30 @@ class Clients:
         if request.no_echo or request.ttl_s or request.metadata:
             expires = at + request.ttl_s * 1_000_000 if request.ttl_s else None
             terms = Terms(request.no_echo, expires=expires, metadata=request.metadata)
-        id = f"{session.id}#{request.ack_id}" if request.ack_id is not None else self._hub.mint(now)
+        own = request.metadata.get(MESSAGE_ID) if request.metadata else None
+        if own is not None:
+            id = own
+        else:
+            id = f"{session.id}#{request.ack_id}" if request.ack_id is not None else self._hub.mint(now)
         return message(
             self._hub.stream, id, group_target(request.group), request.data,
             at=at, sender=session.id, user=session.user, terms=terms, on_fresh=self._hub.accepted,
+            identity=id_identity(own) if own is not None else None, on_duplicate=self._hub.repeated,
         )  # fmt: skip
 
     def commit_staged(self, session: Session) -> None:
         """All that a session has published in one go is one commit, with its ackIds in one row."""
         appends, session.staged = session.staged, []
         ids, session.staged_ids = session.staged_ids, []
-        self._commit(session, appends, (), [ack_id for ack_id in ids if ack_id is not None])
+        ack_ids = [ack_id for ack_id in ids if ack_id is not None]
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            pairs = zip(ids, results, strict=False)
+            repeated = {ack_id for ack_id, result in pairs if type(result) is Duplicate and ack_id is not None}
+            self._taken(session, ack_ids, repeated)
+
+        puts = (session.put_acks(self._hub.hub),) if ack_ids else ()
+        self._hub.commit_for(session, appends, puts, done, lambda failure: self._not_taken(session, ack_ids, failure))
 
     # -- groups
 
@@ -152,14 +166,14 @@ class Clients:
         ack_ids = [ack_id] if ack_id is not None else []
         if (group in session.groups) == (kind is RecordKind.JOIN):
             if ack_ids:
-                self._commit(session, (), (), ack_ids)
+                self._commit(session, (), ack_ids)
             return
         self._hub.change_group(
             session,
             group,
             kind,
             now,
-            lambda puts: self._commit(session, (), puts, ack_ids),
+            lambda puts: self._commit(session, puts, ack_ids),
             lambda failure: self._not_taken(session, ack_ids, failure),
         )
 

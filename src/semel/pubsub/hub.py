@@ -47,7 +47,7 @@ from semel.pubsub.frames import codec_for
 from semel.pubsub.messages import CloseCode, Connected, Disconnected, Request, Response
 from semel.pubsub.odata import parse
 from semel.pubsub.permissions import Permissions
-from semel.pubsub.records import NO_TERMS, accepted_event, membership, of_record, presence, stream_of
+from semel.pubsub.records import NO_TERMS, accepted_event, membership, of_record, presence, repeated_event, stream_of
 from semel.pubsub.roster import Roster
 from semel.pubsub.service import Service
 from semel.pubsub.session import AcksRow, Confirmed, Entry, Session, SessionRow, acks_key, session_key
@@ -148,7 +148,7 @@ class Hub:
         self.hub, self.node = hub, node
         self.stream = self.name = stream_of(hub)
         self.options = options or HubOptions()
-        self.accepted = accepted_event(hub)
+        self.accepted, self.repeated = accepted_event(hub), repeated_event(hub)
         self.roster = Roster()
         for session in sessions:
             self.roster.add(session)

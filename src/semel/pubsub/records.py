@@ -14,6 +14,7 @@ A record carries all that decides who gets it, so every node decides alike, also
 from __future__ import annotations
 
 from functools import lru_cache
+from hashlib import sha256
 
 import msgspec
 
@@ -21,7 +22,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, RecordKind
 from semel.kernel.store import Record
-from semel.kernel.text import stream_name
+from semel.kernel.text import ID_CHARS_MAX, stream_name
 from semel.pubsub.messages import CONTENT_TYPES, Data, DataType, Metadata, StreamPart
 
 REST = "rest"
@@ -30,6 +31,25 @@ DATA_TYPES = {content: kind for kind, content in CONTENT_TYPES.items()}
 NO_ECHO, EXCLUDED, FILTER, EXPIRES, STREAM = "no-echo", "excluded", "filter", "expires", "stream"
 META = "meta-"
 """Headers. Those of the sender's own metadata begin with `META`."""
+
+
+MESSAGE_ID = "semel-id"
+"""Metadata under which a client gives a message its own id. A hub takes each id once, whichever session brings it."""
+
+
+def id_identity(id: str) -> str:
+    return _identity("id", id)
+
+
+def key_identity(key: str) -> str:
+    """Of a call with an idempotency key."""
+    return _identity("key", key)
+
+
+def _identity(sort: str, name: str) -> str:
+    """Fit to be an identity, however long the name is."""
+    identity = f"{sort}/{name}"
+    return identity if len(identity) <= ID_CHARS_MAX else f"{sort}/{sha256(name.encode()).hexdigest()}"
 
 
 def stream_of(hub: str) -> str:
@@ -70,6 +90,11 @@ NO_TERMS = Terms()
 def accepted_event(hub: str) -> Event:
     """What the ledger hears of messages that a hub takes in, as one row for all of a commit."""
     return Event(Kind.ACCEPTED, f"client>{stream_of(hub)}")
+
+
+def repeated_event(hub: str) -> Event:
+    """What it hears of one that was there already."""
+    return Event(Kind.DUPLICATE, f"client>{stream_of(hub)}")
 
 
 def message(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from semel.errors import InputError, LimitExceeded
-from semel.kernel.ledger import Event, Kind
+from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Duplicate, RecordKind, Result
-from semel.kernel.text import ID_CHARS_MAX
 from semel.pubsub.calls import (
     Answer,
     Call,
@@ -40,6 +38,7 @@ from semel.pubsub.records import (
     Terms,
     connection_target,
     group_target,
+    key_identity,
     message,
     user_target,
 )
@@ -54,7 +53,6 @@ DONE, NOT_FOUND = Answer(), Answer(Outcome.NOT_FOUND)
 class Service:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._duplicate = Event(Kind.DUPLICATE, hub.accepted.hop)
 
     def hear(self, peer: str, call: Call, now: float) -> None:
         match call:
@@ -117,7 +115,7 @@ class Service:
         return message(
             self._hub.stream, call.id or self._hub.mint(now), _target(call.to), call.data,
             at=at, sender=REST, user=None, terms=terms if terms != Terms() else NO_TERMS, on_fresh=self._hub.accepted,
-            identity=_identity(call.key) if call.key is not None else None, on_duplicate=self._duplicate,
+            identity=key_identity(call.key) if call.key is not None else None, on_duplicate=self._hub.repeated,
         )  # fmt: skip
 
     # -- connections
@@ -216,12 +214,6 @@ class _Together:
 
 def _failed(failure: Failure) -> Answer:
     return Answer(Outcome.FAILED, why(failure))
-
-
-def _identity(key: str) -> str:
-    """Fit to be an identity, however long the key is."""
-    identity = f"key/{key}"
-    return identity if len(identity) <= ID_CHARS_MAX else f"key/{sha256(key.encode()).hexdigest()}"
 
 
 def _target(to: Receivers) -> str:

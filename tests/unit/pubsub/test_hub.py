@@ -199,6 +199,22 @@ def test_ping_is_answered(pair: World) -> None:
     assert pair.take(ALICE) == [Pong()]
 
 
+def test_an_id_of_the_application_is_taken_once_whichever_session_brings_it(pair: World) -> None:
+    named = SendToGroup("g", text("hello"), 8, metadata={"semel-id": "order-17"})
+    pair.send(ALICE, named)
+    pair.send(BOB, named)
+    duplicate = Ack(8, Fault(ErrorName.DUPLICATE, "Message with ack-id: 8 has been processed"))
+    assert acks(pair, ALICE) == [Ack(8)]
+    assert acks(pair, BOB) == [duplicate]
+    pair.restart()
+    pair.connect("carol")
+    pair.take("carol")
+    pair.send("carol", named)
+    assert acks(pair, "carol") == [duplicate]
+    assert published(pair) == ["hello"]
+    assert [e.event.kind for e in pair.store.ledger(START)].count(Kind.DUPLICATE) == 2
+
+
 # -- groups
 
 
