@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import logging
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from semel.errors import ConfigError, StoreBusy
+from semel.errors import ConfigError, SemelError, StoreBusy
 from semel.kernel.store import Store
 from semel.runtime.door import Door, DoorLimits
 from semel.runtime.perform import Performer
 from semel.runtime.pubsub import PubSub, PubSubSettings
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +49,35 @@ async def serving(
 ) -> AsyncIterator[Listening]:
     """Serve for as long as the block lasts. At the end clients are told to come back (1001), and what was taken is
     finished."""
-    async with Performer(store) as performer:
+    async with Performer(store) as performer, sweeping(store):
         door = Door(PubSub(performer, settings), limits=limits, tls=tls)
         try:
             yield Listening(host, await door.listen(host, port), door.scheme)
         finally:
             await door.stop()
+
+
+@asynccontextmanager
+async def sweeping(store: Store, every_s: float = SWEEP_S) -> AsyncIterator[None]:
+    """Meanwhile rows that nobody needs any more are removed from the store, a little at a time."""
+    task = asyncio.create_task(_sweep(store, every_s))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _sweep(store: Store, every_s: float) -> None:
+    while True:
+        try:
+            swept = await asyncio.to_thread(store.sweep, time.time_ns() // 1000)
+        except SemelError as error:
+            log.warning("the store was not swept: %s", error.message)
+        else:
+            if swept.more:
+                continue
+        await asyncio.sleep(every_s)
 
 
 def tls_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
