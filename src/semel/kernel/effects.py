@@ -30,12 +30,14 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
 
 
 class Read(msgspec.Struct, frozen=True):
-    """Hand over records after a position, now or as soon as there are any; without `wait` now, even if it is none."""
+    """Hand over records after a position, now or as soon as there are any; without `wait` now, even if it is none.
+    With `bodies` those in chunks are put together."""
 
     stream: str
     after: Position | None
     limit: int
     wait: bool = True
+    bodies: bool = False
 
 
 class Load(msgspec.Struct, frozen=True):

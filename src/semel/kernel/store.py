@@ -45,7 +45,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     """One record of a stream, as read back. `at` is the store's time of the commit in microseconds.
 
     A read gives positions in the store's current epoch, whenever the record was written; the index, which is evidence
-    of what happened, keeps the epoch of the writing.
+    of what happened, keeps the epoch of the writing. `body` is a body in chunks put together, for readers that ask.
     """
 
     position: Position
@@ -54,6 +54,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     kind: RecordKind = RecordKind.MESSAGE
     target: str = ""
     identity: str | None = None
+    body: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from semel.pubsub.client_calls import Invocation, Invocations
 from semel.pubsub.client_checks import check_request, with_id
 from semel.pubsub.client_errors import error_of, is_for_a_time, kept, not_sent, not_taken_in_time, unknown
 from semel.pubsub.client_events import (
+    Abandoned,
     Answered,
     Ask,
     ClientOptions,
@@ -69,7 +70,6 @@ from semel.pubsub.client_events import (
     Stop,
     Stopped,
     Taken,
-    Undecided,
     Withdraw,
 )
 from semel.pubsub.client_sequence import Arrivals
@@ -157,7 +157,8 @@ class Client:
 
     def start(self, now: float) -> Sequence[Effect]:
         for entry in self._kept:
-            self._take_back(entry, now)
+            self._take_back(entry)
+        self._drop_the_unrepeatable(now)
         self._since = now
         self._connect(now)
         return self._end(now)
@@ -309,18 +310,20 @@ class Client:
         self._socket_lost(error, now)
 
     def _socket_lost(self, error: SemelError, now: float) -> None:
-        if self.phase is Phase.READY:
-            if now - self._ready_at >= STABLE_S:
-                self._calm_down()
-            if self._session is not None and self._session.token is not None:
-                self._notify(Interrupted(error))
-        self.phase = Phase.WAITING
+        if self.phase is Phase.READY and self._session is not None and self._session.token is not None:
+            self._notify(Interrupted(error))
+        self._leave_socket(now)
         if self._since is None:
             self._since = now
         if self._session is not None and self._session.token is None:
             self._lose_session(error.message, now)
         else:
             self._try_again(error, now)
+
+    def _leave_socket(self, now: float) -> None:
+        if self.phase is Phase.READY and now - self._ready_at >= STABLE_S:
+            self._since, self._attempt = None, 0
+        self.phase = Phase.WAITING
 
     def _try_again(self, error: SemelError, now: float) -> None:
         assert self._since is not None
@@ -340,9 +343,8 @@ class Client:
         return self.options.reconnect_for_s if self._was_online else self.options.connect_for_s
 
     def _calm_down(self) -> None:
-        """The trouble is over: the next has its own time. A socket that was only open proves nothing, for the same
-        could happen to the next."""
-        self._since, self._attempt = None, 0
+        """A session that gets on is not to be given up: the next trouble has its own time."""
+        self._since = None
 
     # -- keeping alive
 
@@ -371,7 +373,8 @@ class Client:
         self._goodbye = ""
         self._was_online = True
         self._be_ready(now)
-        self._calm_down()
+        self._since = None
+        self._drop_the_unrepeatable(now)
         self._rejoining = set(self.groups)
         self._requests.add_first(Pending(None, JoinGroup(group), is_rejoin=True) for group in self.groups)
         self._announce()
@@ -402,16 +405,29 @@ class Client:
         self._session = None
         self._arrivals = self._new_arrivals()
         self._rejoining = set()
-        for pending in self._requests.lose_session():
-            if not pending.is_repeatable:
-                self._requests.remove(pending)
-                self._settle(pending.token, Failed(unknown(error), maybe_taken=True))
+        self._requests.lose_session()
+        self._drop_the_unrepeatable(now)
         for invocation in self._invocations:
             if invocation.is_sent:
                 self._invocations.remove(invocation)
                 self._settle(invocation.token, Failed(unknown(error), maybe_taken=True))
-        self._since, self._attempt, self.phase = now, 0, Phase.WAITING
+        self._leave_socket(now)
+        self._since = now
         self._try_again(error, now)
+
+    def _drop_the_unrepeatable(self, now: float) -> None:
+        """A lost session may have taken them, and the next would take them a second time."""
+        for pending in self._requests.in_doubt():
+            if not pending.is_repeatable(now - self.options.id_memory_s):
+                self._requests.remove(pending)
+                self._fail(pending, unknown(SessionGone("its session was lost")), maybe_taken=True)
+
+    def _fail(self, pending: Pending, error: SemelError, *, maybe_taken: bool) -> None:
+        self._settle(pending.token, Failed(error, maybe_taken))
+        if pending.entry is not None:
+            self._effects.append(Remove(pending.entry.id))
+            if pending.token is None:
+                self._notify(Abandoned(pending.entry, error, maybe_taken))
 
     # -- what the server says
 
@@ -545,23 +561,25 @@ class Client:
         if is_for_a_time(error) and self._may_repeat(pending):
             return
         self._requests.remove(pending)
-        self._forget_entry(pending)
-        failed = Failed(error_of(error), maybe_taken=isinstance(pending.request, SendEvent) and is_for_a_time(error))
-        self._settle(pending.token, failed)
+        told = error_of(error)
+        half_done = isinstance(pending.request, SendEvent) and is_for_a_time(error)
+        self._fail(pending, told, maybe_taken=pending.in_doubt or half_done)
         if pending.is_rejoin and isinstance(pending.request, JoinGroup):
             self.groups.pop(pending.request.group, None)
-            self._notify(GroupLost(pending.request.group, failed.error))
+            self._notify(GroupLost(pending.request.group, told))
             self._rejoined(pending.request.group)
 
     def _may_repeat(self, pending: Pending) -> bool:
         """What an event's handler has done before it failed is not undone, so the caller decides about that."""
         if isinstance(pending.request, SendEvent):
             return False
-        return pending.is_rejoin or pending.refusals <= self.options.refusals_max
+        is_ours = pending.is_rejoin or pending.entry is not None
+        return is_ours or pending.refusals <= self.options.refusals_max
 
     def _taken(self, pending: Pending, *, is_duplicate: bool) -> None:
         self._requests.remove(pending)
-        self._forget_entry(pending)
+        if pending.entry is not None:
+            self._effects.append(Remove(pending.entry.id))
         match pending.request:
             case JoinGroup(group=group):
                 self.groups[group] = None
@@ -583,7 +601,7 @@ class Client:
         """Nobody waits any more. What is kept is sent all the same."""
         pending, invocation = self._requests.by_token(token), self._invocations.by_token(token)
         if pending is not None:
-            was_sent = pending.ack_id is not None
+            was_sent = pending.sent_at is not None
             if pending.entry is not None:
                 self._requests.let_go(pending)
             else:
@@ -600,12 +618,9 @@ class Client:
 
     # -- the outbox
 
-    def _take_back(self, entry: OutboxEntry, now: float) -> None:
-        if entry.sent_at is not None and entry.sent_at + self.options.id_memory_s <= now:
-            self._notify(Undecided(entry))
-            self._effects.append(Remove(entry.id))
-        else:
-            self._requests.add(Pending(None, entry.request, entry=entry))
+    def _take_back(self, entry: OutboxEntry) -> None:
+        was_sent = entry.sent_at is not None
+        self._requests.add(Pending(None, entry.request, entry=entry, sent_at=entry.sent_at, in_doubt=was_sent))
 
     def _keep(self, pending: Pending, id: str | None, now: float) -> None:
         """If it can go out at once, it may have been sent from now on: that saves marking it."""
@@ -626,10 +641,6 @@ class Client:
             self._requests.remove(pending)
             self._settle(pending.token, Failed(error))
 
-    def _forget_entry(self, pending: Pending) -> None:
-        if pending.entry is not None:
-            self._effects.append(Remove(pending.entry.id))
-
     # -- the end
 
     def _finish(self, error: SemelError | None) -> None:
@@ -641,7 +652,7 @@ class Client:
         self.phase = Phase.STOPPED
         for pending in list(self._requests):
             self._requests.remove(pending)
-            self._settle(pending.token, _unfinished(error, pending.ack_id is not None, pending.entry is not None))
+            self._settle(pending.token, _unfinished(error, pending.sent_at is not None, pending.entry is not None))
         for invocation in self._invocations:
             self._invocations.remove(invocation)
             self._settle(invocation.token, _unfinished(error, invocation.is_sent))

@@ -19,7 +19,10 @@ from semel.pubsub.messages import JoinGroup, LeaveGroup, SendToGroup
 
 
 class Pending(msgspec.Struct, eq=False):
-    """A request without an answer. `token` None: nobody waits for it. `frame` is what goes out, the same each time."""
+    """A request without an answer. `token` None: nobody waits for it. `frame` is what goes out, the same each time.
+
+    `sent_at`: when it went out first, in whatever session. `in_doubt`: in one that was lost before the answer came.
+    """
 
     token: int | None
     request: Acked
@@ -28,15 +31,18 @@ class Pending(msgspec.Struct, eq=False):
     is_kept: bool = True
     is_rejoin: bool = False
     refusals: int = 0
+    sent_at: float | None = None
+    in_doubt: bool = False
     ack_id: int | None = None
     frame: Frame = ""
 
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether it may be sent again in another session, when nobody knows what became of it in this one."""
+    def is_repeatable(self, first_remembered: float) -> bool:
+        """Whether it may be sent again in another session, when nobody knows what became of it in this one. The hub
+        knows the ids of what came since `first_remembered`."""
         if self.at_least_once or isinstance(self.request, JoinGroup | LeaveGroup):
             return True
-        return isinstance(self.request, SendToGroup) and ID_KEY in (self.request.metadata or {})
+        has_id = isinstance(self.request, SendToGroup) and ID_KEY in (self.request.metadata or {})
+        return has_id and (self.sent_at is None or self.sent_at > first_remembered)
 
 
 class Requests:
@@ -86,7 +92,7 @@ class Requests:
         found: list[Pending] = []
         while self._queue and self._flights.room and self._may_go(self._queue[0], rejoins_only):
             pending = self._queue.popleft()
-            self._number(pending)
+            self._number(pending, now)
             found.extend(_items(self._flights.offer(str(pending.ack_id), pending, now)))
         return found
 
@@ -97,8 +103,10 @@ class Requests:
             return False
         return not isinstance(pending.request, JoinGroup | LeaveGroup) or pending.request.group not in self._changing
 
-    def _number(self, pending: Pending) -> None:
+    def _number(self, pending: Pending, now: float) -> None:
         self._last_ack_id += 1
+        if pending.sent_at is None:
+            pending.sent_at = now
         pending.ack_id = self._last_ack_id
         pending.frame = self._codec.encode_request(msgspec.structs.replace(pending.request, ack_id=pending.ack_id))
         self._by_ack_id[pending.ack_id] = pending
@@ -148,16 +156,19 @@ class Requests:
             del self._tokens[pending.token]
             pending.token = None
 
-    def lose_session(self) -> list[Pending]:
-        """Those that were sent and not answered are put back to the front, without their ackIds, and returned. Groups
-        to be joined again are for the next session to name."""
+    def lose_session(self) -> None:
+        """Those that were sent and not answered are put back to the front, without their ackIds. Groups to be joined
+        again are for the next session to name."""
         sent = [pending for pending in self._by_ack_id.values() if not pending.is_rejoin]
         self._queue = deque(pending for pending in self._queue if not pending.is_rejoin)
         self._begin_session()
         for pending in sent:
-            pending.ack_id, pending.refusals = None, 0
+            pending.ack_id, pending.refusals, pending.in_doubt = None, 0, True
         self.add_first(sent)
-        return sent
+
+    def in_doubt(self) -> list[Pending]:
+        """Those of which a session that is lost may have taken the message."""
+        return [pending for pending in self._queue if pending.in_doubt]
 
 
 def _items(effects: Iterable[Transmit[Pending] | GaveUp]) -> list[Pending]:

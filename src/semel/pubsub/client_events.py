@@ -249,10 +249,13 @@ class GroupLost(msgspec.Struct, frozen=True):
     error: SemelError
 
 
-class Undecided(msgspec.Struct, frozen=True):
-    """A message out of the outbox is so old that the hub may have taken and forgotten it: it is not sent again."""
+class Abandoned(msgspec.Struct, frozen=True):
+    """A message out of the outbox is not sent any more, and nobody waits to hear it: the server refuses it, or it is so
+    old that the hub may have taken and forgotten it. `maybe_taken` as in `Failed`."""
 
     entry: OutboxEntry
+    error: SemelError
+    maybe_taken: bool
 
 
 class Stopped(msgspec.Struct, frozen=True):
@@ -261,7 +264,7 @@ class Stopped(msgspec.Struct, frozen=True):
     error: SemelError | None
 
 
-State = Online | Interrupted | Recovered | SessionLost | GroupLost | Undecided | Stopped | Disconnected
+State = Online | Interrupted | Recovered | SessionLost | GroupLost | Abandoned | Stopped | Disconnected
 
 
 # -- what the driver is to do

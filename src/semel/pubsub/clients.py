@@ -132,16 +132,20 @@ class Clients:
             id = own
         else:
             id = f"{session.id}#{request.ack_id}" if request.ack_id is not None else self._hub.mint(now)
-        return message(
+        blob, chunks = self._hub.keep_body(request.data.body, now)
+        append = message(
             self._hub.stream, id, group_target(request.group), request.data,
-            at=at, sender=session.id, user=session.user, terms=terms, on_fresh=self._hub.accepted,
+            at=at, sender=session.id, user=session.user, terms=terms, on_fresh=self._hub.accepted, blob=blob,
             identity=id_identity(own) if own is not None else None, on_duplicate=self._hub.repeated,
         )  # fmt: skip
+        session.staged_chunks += chunks
+        return append
 
     def commit_staged(self, session: Session) -> None:
         """All that a session has published in one go is one commit, with its ackIds in one row."""
         appends, session.staged = session.staged, []
         ids, session.staged_ids = session.staged_ids, []
+        chunks, session.staged_chunks = session.staged_chunks, []
         ack_ids = [ack_id for ack_id in ids if ack_id is not None]
 
         def done(results: tuple[Result, ...], now: float) -> None:
@@ -150,7 +154,9 @@ class Clients:
             self._taken(session, ack_ids, repeated)
 
         puts = (session.put_acks(self._hub.hub),) if ack_ids else ()
-        self._hub.commit_for(session, appends, puts, done, lambda failure: self._not_taken(session, ack_ids, failure))
+        self._hub.commit_for(
+            session, appends, puts, done, lambda failure: self._not_taken(session, ack_ids, failure), more=chunks
+        )
 
     # -- groups
 

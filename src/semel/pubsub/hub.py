@@ -34,10 +34,10 @@ from semel.kernel.effects import (
     Send,
     Wake,
 )
-from semel.kernel.envelope import mint_id
+from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob, mint_id
 from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Advance, Append, Conflict, Fresh, Log, Op, Put, RecordKind, Result, Trim
+from semel.kernel.ops import Advance, Append, Conflict, Fresh, Log, Op, Put, PutBlob, RecordKind, Result, Trim
 from semel.kernel.position import Position
 from semel.kernel.store import Record
 from semel.pubsub.calls import Answer, Call
@@ -47,7 +47,16 @@ from semel.pubsub.frames import codec_for
 from semel.pubsub.messages import CloseCode, Connected, Disconnected, Request, Response
 from semel.pubsub.odata import parse
 from semel.pubsub.permissions import Permissions
-from semel.pubsub.records import NO_TERMS, accepted_event, membership, of_record, presence, repeated_event, stream_of
+from semel.pubsub.records import (
+    NO_TERMS,
+    accepted_event,
+    chunks_of,
+    membership,
+    of_record,
+    presence,
+    repeated_event,
+    stream_of,
+)
 from semel.pubsub.roster import Roster
 from semel.pubsub.service import Service
 from semel.pubsub.session import AcksRow, Confirmed, Entry, Session, SessionRow, acks_key, session_key
@@ -157,7 +166,8 @@ class Hub:
         self._random = random
         self._sockets: dict[str, Session] = {}
         self._ahead: dict[int, Append] = {}
-        self._looks: dict[int, list[Callable[[Append | None], None]]] = {}
+        self._bodies: dict[str, bytes] = {}
+        self._looks: dict[int, list[Callable[[Record | None], None]]] = {}
         self._reading: int | None = None
         self._own_commits = 0
         self._token = 0
@@ -191,7 +201,7 @@ class Hub:
             case CommitFailed(token=token) | CommitUnknown(token=token):
                 self._waiting.pop(token).failed(event, now)
             case ReadDone(records=records, after=after):
-                self._looked(after, of_record(records[0]) if records else None)
+                self._looked(after, records[0] if records else None)
                 if self._is_ours(after):
                     self._read_done(records, now)
             case ReadTrimmed(first=first, after=after):
@@ -256,7 +266,7 @@ class Hub:
         puts: Sequence[Put],
         done: Done,
         failed: Callable[[Failure], None],
-        log: Sequence[Log] = (),
+        more: Sequence[Log | PutBlob] = (),
     ) -> None:
         """In the name of a session, after what was committed for it before. If somebody else has the session by now, or
         if nobody can say whether it happened, it is not ours to say anything: the session is let go of."""
@@ -271,13 +281,15 @@ class Hub:
 
         def on_failed(failure: Failure, now: float) -> None:
             if isinstance(failure, CommitUnknown) or any(isinstance(each, Conflict) for each in failure.results):
+                self.drop_bodies(appends)
                 self._lose(session)
                 return
             if session.generation == generation:
                 session.fall_back()
+            self.drop_bodies(appends)
             failed(failure)
 
-        self.commit((*appends, *puts, *log), on_done, on_failed, session.id)
+        self.commit((*appends, *puts, *more), on_done, on_failed, session.id)
 
     def _lose(self, session: Session) -> None:
         """Its client may come back, here or elsewhere, and will find what the store holds."""
@@ -492,11 +504,12 @@ class Hub:
 
     def take_own(self, appends: Sequence[Append], results: Sequence[Result], now: float) -> None:
         """Records of our own: delivered in their turn."""
-        fresh = [
-            (result.position.offset, append)
-            for append, result in zip(appends, results, strict=False)
-            if isinstance(result, Fresh)
-        ]
+        fresh = []
+        for append, result in zip(appends, results, strict=False):
+            if type(result) is Fresh:
+                fresh.append((result.position.offset, append))
+            else:
+                self.drop_bodies((append,))
         self._take_in(fresh, now)
 
     def _take_in(self, found: Iterable[tuple[int, Append]], now: float) -> None:
@@ -519,7 +532,12 @@ class Hub:
         self.tail = offset
         kind = append.kind
         if kind is RecordKind.MESSAGE:
-            self._fan_out(Entry(offset, append), now)
+            blob = append.envelope.blob
+            body = self._bodies.pop(blob.name, None) if blob is not None else None
+            if blob is not None and body is None:
+                self.notify("hub-body", f"the body of {append.envelope.id} is gone")
+            else:
+                self._fan_out(Entry(offset, append, body), now)
         elif offset > self._boot and (kind is RecordKind.JOIN or kind is RecordKind.LEAVE):
             self._change_member(kind, append, offset)
         if offset == self._boot:
@@ -545,7 +563,25 @@ class Hub:
             if len(session.queue) > count_max or session.queue_bytes > bytes_max:
                 self._overflow(session, now)
 
+    def keep_body(self, body: bytes, now: float) -> tuple[Blob | None, list[PutBlob]]:
+        """What stands in the row for a body that is too large for it, and its chunks. It is kept until it is
+        delivered."""
+        if len(body) <= DATA_INLINE_BYTES_MAX:
+            return None, []
+        blob = Blob(f"{self.stream}/{self.mint(now)}", len(body))
+        self._bodies[blob.name] = body
+        return blob, chunks_of(blob, body)
+
+    def drop_bodies(self, appends: Iterable[Append]) -> None:
+        """They will not be delivered."""
+        for append in appends:
+            if append.envelope.blob is not None:
+                self._bodies.pop(append.envelope.blob.name, None)
+
     def _read_done(self, records: Sequence[Record], now: float) -> None:
+        for record in records:
+            if record.body is not None and record.envelope.blob is not None and record.position.offset > self.tail:
+                self._bodies[record.envelope.blob.name] = record.body
         self._take_in([(record.position.offset, of_record(record)) for record in records], now)
         if len(records) == READ_ROWS or self._ahead or (records and self.tail < self._boot):
             self._read()
@@ -554,7 +590,7 @@ class Hub:
         if self._reading is None:
             self._reading = self.tail
             after = Position(self.stream, self.epoch, self.tail)
-            self._effects.append(Read(self.stream, after, READ_ROWS, wait=False))
+            self._effects.append(Read(self.stream, after, READ_ROWS, wait=False, bodies=True))
 
     def _is_ours(self, after: Position | None) -> bool:
         """Whether this is the end of a read that goes on with the stream."""
@@ -563,13 +599,13 @@ class Hub:
         self._reading = None
         return True
 
-    def look_at(self, position: Position, tell: Callable[[Append | None], None]) -> None:
+    def look_at(self, position: Position, tell: Callable[[Record | None], None]) -> None:
         """Read one record again. None if it is gone."""
         before = msgspec.structs.replace(position, offset=position.offset - 1)
         self._looks.setdefault(before.offset, []).append(tell)
-        self._effects.append(Read(self.stream, before, 1, wait=False))
+        self._effects.append(Read(self.stream, before, 1, wait=False, bodies=True))
 
-    def _looked(self, after: Position | None, found: Append | None) -> None:
+    def _looked(self, after: Position | None, found: Record | None) -> None:
         for tell in self._looks.pop(after.offset, ()) if after is not None else ():
             tell(found)
 
@@ -588,7 +624,7 @@ class Hub:
         for session in dirty.values():
             log = [Log(self._told(session, session.confirmed))] if session.confirmed is not None else []
             session.confirmed = None
-            self.commit_for(session, (), (session.put_acks(self.hub),), nothing_more, self._not_flushed, log)
+            self.commit_for(session, (), (session.put_acks(self.hub),), nothing_more, self._not_flushed, more=log)
 
     def _not_flushed(self, failure: Failure) -> None:
         self.notify("hub-flush", why(failure))

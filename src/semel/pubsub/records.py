@@ -18,10 +18,10 @@ from hashlib import sha256
 
 import msgspec
 
-from semel.kernel.envelope import Envelope
+from semel.kernel.envelope import Blob, Envelope
 from semel.kernel.ledger import Event, Kind
-from semel.kernel.ops import Append, RecordKind
-from semel.kernel.store import Record
+from semel.kernel.ops import Append, PutBlob, RecordKind
+from semel.kernel.store import BLOB_CHUNK_BYTES, Record
 from semel.kernel.text import ID_CHARS_MAX, stream_name
 from semel.pubsub.messages import CONTENT_TYPES, Data, DataType, Metadata, StreamPart
 
@@ -97,6 +97,12 @@ def repeated_event(hub: str) -> Event:
     return Event(Kind.DUPLICATE, f"client>{stream_of(hub)}")
 
 
+def chunks_of(blob: Blob, body: bytes) -> list[PutBlob]:
+    """What has to be committed together with a message whose body is too large for its row."""
+    starts = range(0, len(body), BLOB_CHUNK_BYTES)
+    return [PutBlob(blob.name, part, body[at : at + BLOB_CHUNK_BYTES]) for part, at in enumerate(starts)]
+
+
 def message(
     stream: str,
     id: str,
@@ -108,17 +114,19 @@ def message(
     user: str | None,
     terms: Terms,
     on_fresh: Event,
+    blob: Blob | None = None,
     identity: str | None = None,
     on_duplicate: Event | None = None,
 ) -> Append:
     envelope = Envelope(
         id,
         sender,
-        data=data.body if data is not None else b"",
+        data=data.body if data is not None and blob is None else b"",
         time=at,
         subject=user,
         datacontenttype=CONTENT_TYPES[data.type] if data is not None else None,
         headers=_headers(terms) if terms is not NO_TERMS else {},
+        blob=blob,
     )
     return Append(stream, envelope, identity, target=target, on_fresh=on_fresh, on_duplicate=on_duplicate)
 
@@ -155,12 +163,12 @@ def terms_of(envelope: Envelope) -> Terms:
     )
 
 
-def data_of(envelope: Envelope) -> Data | None:
+def data_of(envelope: Envelope, body: bytes) -> Data | None:
     """Records that others put into the stream, a Spark query for one, may have any content type: those are binary."""
     if envelope.datacontenttype is None:
-        return Data(DataType.BINARY, envelope.data) if envelope.data else None
+        return Data(DataType.BINARY, body) if body else None
     kind = DATA_TYPES.get(envelope.datacontenttype.partition(";")[0].strip().lower(), DataType.BINARY)
-    return Data(kind, envelope.data)
+    return Data(kind, body)
 
 
 def membership(

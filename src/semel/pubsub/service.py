@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from semel.errors import InputError, LimitExceeded
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Append, Duplicate, RecordKind, Result
+from semel.kernel.ops import Append, Duplicate, PutBlob, RecordKind, Result
+from semel.kernel.store import Record
 from semel.pubsub.calls import (
     Answer,
     Call,
@@ -93,30 +94,40 @@ class Service:
 
     def _publish(self, peer: str, call: Publish, now: float) -> None:
         try:
-            append = self._message(call, now)
+            append, chunks = self._message(call, now)
         except InputError as error:
             self._hub.answer(peer, Answer(Outcome.REFUSED, error.message))
             return
 
         def done(results: tuple[Result, ...], now: float) -> None:
-            [result] = results
+            result, *_ = results
             if isinstance(result, Duplicate):
-                self._hub.look_at(result.position, lambda first: self._hub.answer(peer, _compared(append, first)))
+                self._hub.drop_bodies((append,))
+                self._hub.look_at(
+                    result.position, lambda first: self._hub.answer(peer, _compared(append, call.data.body, first))
+                )
                 return
             self._hub.take_own((append,), results, now)
             self._hub.answer(peer, DONE)
 
-        self._hub.commit((append,), done, lambda failure, now: self._hub.answer(peer, _failed(failure)))
+        def failed(failure: Failure, now: float) -> None:
+            self._hub.drop_bodies((append,))
+            self._hub.answer(peer, _failed(failure))
 
-    def _message(self, call: Publish, now: float) -> Append:
+        self._hub.commit((append, *chunks), done, failed)
+
+    def _message(self, call: Publish, now: float) -> tuple[Append, list[PutBlob]]:
         at = round(now * 1e6)
         expires = at + call.ttl_s * 1_000_000 if call.ttl_s else None
         terms = Terms(False, call.excluded, call.filter, expires, call.metadata)
-        return message(
+        blob, chunks = self._hub.keep_body(call.data.body, now)
+        append = message(
             self._hub.stream, call.id or self._hub.mint(now), _target(call.to), call.data,
-            at=at, sender=REST, user=None, terms=terms if terms != Terms() else NO_TERMS, on_fresh=self._hub.accepted,
-            identity=key_identity(call.key) if call.key is not None else None, on_duplicate=self._hub.repeated,
+            at=at, sender=REST, user=None, terms=terms if terms != Terms() else NO_TERMS, blob=blob,
+            identity=key_identity(call.key) if call.key is not None else None,
+            on_fresh=self._hub.accepted, on_duplicate=self._hub.repeated,
         )  # fmt: skip
+        return append, chunks
 
     # -- connections
 
@@ -228,11 +239,12 @@ def _target(to: Receivers) -> str:
             return EVERYBODY
 
 
-def _compared(append: Append, first: Append | None) -> Answer:
+def _compared(append: Append, body: bytes, first: Record | None) -> Answer:
     """The same call again is done already. What the first one said may be gone by now: then nothing can be compared."""
     if first is None:
         return DONE
-    same = (append.target, append.envelope.data, append.envelope.datacontenttype) == (
-        first.target, first.envelope.data, first.envelope.datacontenttype,
-    )  # fmt: skip
-    return DONE if same else Answer(Outcome.CONFLICT, "this key was used for another message")
+    envelope = first.envelope
+    said = first.target, envelope.datacontenttype, first.body if first.body is not None else envelope.data
+    if (append.target, append.envelope.datacontenttype, body) == said:
+        return DONE
+    return Answer(Outcome.CONFLICT, "this key was used for another message")

@@ -21,7 +21,7 @@ import msgspec
 from semel.errors import StoreError
 from semel.kernel.ledger import hash_id
 from semel.kernel.numbers import NumberSet
-from semel.kernel.ops import Append, Put, Result
+from semel.kernel.ops import Append, Put, PutBlob, Result
 from semel.pubsub.frames import RELIABLE, Frame, codec_for, subprotocol_of
 from semel.pubsub.messages import GroupMessage, Response, ServerMessage
 from semel.pubsub.permissions import Permission, Permissions
@@ -85,11 +85,12 @@ def _read(decode: Callable[[bytes], T], value: bytes) -> T:
 class Entry:
     """A message on its way to subscribers, shared by all of them. It is made into a frame once for each protocol."""
 
-    __slots__ = ("_frames", "envelope", "hash", "offset", "target", "terms")
+    __slots__ = ("_frames", "body", "envelope", "hash", "offset", "target", "terms")
 
-    def __init__(self, offset: int, append: Append) -> None:
+    def __init__(self, offset: int, append: Append, body: bytes | None = None) -> None:
         self.offset = offset
         self.envelope = append.envelope
+        self.body = body if body is not None else append.envelope.data
         self.target = append.target
         self.terms: Terms = terms_of(append.envelope)
         self.hash = hash_id(append.envelope.id)
@@ -97,7 +98,7 @@ class Entry:
 
     @property
     def size(self) -> int:
-        return len(self.envelope.data)
+        return len(self.body)
 
     def frame(self, subprotocol: str) -> bytes:
         made = self._frames.get(subprotocol)
@@ -108,7 +109,7 @@ class Entry:
     def _make(self, subprotocol: str) -> bytes:
         envelope, terms = self.envelope, self.terms
         sequence = self.offset if subprotocol in RELIABLE else None
-        data = data_of(envelope)
+        data = data_of(envelope, self.body)
         response: Response
         if self.target.startswith("g/"):
             response = GroupMessage(self.target[2:], data, envelope.subject, sequence, terms.metadata, terms.stream)
@@ -127,8 +128,8 @@ class Session:
     __slots__ = (
         "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "generation", "groups",
         "id", "is_reliable", "is_stalled", "left", "node", "out", "peer", "permissions", "queue", "queue_bytes",
-        "row_stored", "row_version", "sent", "staged", "staged_ids", "start", "state", "subprotocol", "taken", "user",
-        "waiting",
+        "row_stored", "row_version", "sent", "staged", "staged_chunks", "staged_ids", "start", "state", "subprotocol",
+        "taken", "user", "waiting",
     )  # fmt: skip
 
     def __init__(self, id: str, row: SessionRow, acks: AcksRow, row_version: int, acks_version: int) -> None:
@@ -155,6 +156,7 @@ class Session:
         self.out: list[bytes] = []
         self.staged: list[Append] = []
         self.staged_ids: list[int | None] = []
+        self.staged_chunks: list[PutBlob] = []
         self.waiting: dict[int, int] = {}
         self.generation = 0
         self.confirmed: Confirmed | None = None

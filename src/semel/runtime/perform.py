@@ -46,6 +46,7 @@ from semel.kernel.store import Record, Store
 from semel.runtime.hosting import Factory, Guarded, Handler, Host, cause_of
 from semel.runtime.threads import Readers, Report, Writer, hand_over
 from semel.runtime.transports.base import Transport
+from semel.stores.bodies import read_whole
 from semel.stores.points import reach
 
 log = logging.getLogger(__name__)
@@ -360,8 +361,9 @@ class Performer:
     # -- reads
 
     def read(self, seat: Seat, effect: Read) -> None:
+        read = partial(read_whole, self.store) if effect.bodies else self.store.read
         self._readers.submit(
-            partial(self.store.read, effect.stream, effect.after, effect.limit),
+            partial(read, effect.stream, effect.after, effect.limit),
             partial(self._heard, self._interpreter.read_done, seat, effect),
             partial(self._heard, self._interpreter.read_failed, seat, effect),
         )

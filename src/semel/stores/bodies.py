@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from semel.errors import LimitExceeded
 from semel.kernel.envelope import Blob
 from semel.kernel.ops import PutBlob, Unit
-from semel.kernel.store import BLOB_CHUNK_BYTES, Store
+from semel.kernel.position import Position
+from semel.kernel.store import BLOB_CHUNK_BYTES, Record, Records, Store, Trimmed
 from semel.stores.points import reach
 
 BODY_BYTES_MAX = 1024**3
@@ -43,3 +46,18 @@ def _chunks(data: Iterable[bytes]) -> Iterator[bytes]:
             del waiting[:BLOB_CHUNK_BYTES]
     if waiting:
         yield bytes(waiting)
+
+
+def read_whole(store: Store, stream: str, after: Position | None, limit: int) -> Records | Trimmed:
+    """Like `Store.read`, with the bodies that are in chunks. For streams whose messages fit into memory."""
+    found = store.read(stream, after, limit)
+    if isinstance(found, Trimmed) or all(record.envelope.blob is None for record in found.records):
+        return found
+    return Records(tuple(_with_body(store, record) for record in found.records))
+
+
+def _with_body(store: Store, record: Record) -> Record:
+    blob = record.envelope.blob
+    if blob is None:
+        return record
+    return msgspec.structs.replace(record, body=b"".join(store.body(blob.name)))

@@ -522,15 +522,36 @@ def test_a_call_that_the_store_cannot_take_says_so(pair: World) -> None:
 
 
 def test_what_no_record_can_hold_is_refused_and_disturbs_nobody(pair: World) -> None:
-    large = text("x" * 300_000)
-    assert pair.call(Publish(Everybody(), large)).outcome is Outcome.REFUSED
-    pair.send(ALICE, SendToGroup("g", large, 7), SendToGroup("g", text("small"), 8))
+    metadata = {f"key-{number}": "x" for number in range(100)}
+    assert pair.call(Publish(Everybody(), text("hi"), metadata=metadata)).outcome is Outcome.REFUSED
+    pair.send(ALICE, SendToGroup("g", text("odd"), 7, metadata=metadata), SendToGroup("g", text("plain"), 8))
     first, second = acks(pair, ALICE)
     assert first.error is not None
     assert first.error.name == ErrorName.BAD_REQUEST
     assert second == Ack(8)
-    pair.publish(ALICE, "g", "small again", 7)
-    assert pair.bodies(BOB) == ["small", "small again"]
+    pair.publish(ALICE, "g", "again", 7)
+    assert pair.bodies(BOB) == ["plain", "again"]
+
+
+def test_a_large_body_is_delivered_whole_and_again_after_a_crash(pair: World) -> None:
+    large, larger = "x" * 300_000, "y" * 1_000_000
+    pair.publish(ALICE, "g", large, 7)
+    assert pair.call(Publish(Group("g"), text(larger), key="k")).outcome is Outcome.DONE
+    assert pair.call(Publish(Group("g"), text(larger), key="k")).outcome is Outcome.DONE
+    assert pair.call(Publish(Group("g"), text("z" * 1_000_000), key="k")).outcome is Outcome.CONFLICT
+    assert pair.bodies(BOB) == [large, larger]
+    assert pair.hub._bodies == {}
+    pair.restart()
+    pair.resume("again", BOB)
+    assert pair.bodies("again") == [large, larger]
+    assert pair.hub._bodies == {}
+
+
+def test_a_large_body_that_the_store_refuses_is_let_go_of(pair: World) -> None:
+    pair.failing += [StoreBusy("busy"), StoreBusy("busy")]
+    pair.publish(ALICE, "g", "x" * 300_000, 7)
+    assert pair.call(Publish(Group("g"), text("x" * 300_000))).outcome is Outcome.FAILED
+    assert pair.hub._bodies == {}
 
 
 def test_the_longest_names_and_keys_are_fine(pair: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 from semel.errors import SemelError
 from semel.kernel.effects import Close, Deliver, Load, Notify, Read, Received, Send
@@ -15,6 +16,7 @@ from semel.pubsub.hub import Frames, Gone, Hub, HubOptions, Open, Resume, Shut, 
 from semel.pubsub.loading import load_hub
 from semel.pubsub.messages import Data, DataType, JoinGroup, Request, Response, SendToGroup, SequenceAck
 from semel.pubsub.permissions import Permissions
+from semel.stores.bodies import read_whole
 from semel.stores.memory import MemoryStore
 
 HUB = "chat"
@@ -125,7 +127,8 @@ class World:
             self.commit(group)
 
     def read(self, seat: Seat, effect: Read) -> None:
-        found = self.store.read(effect.stream, effect.after, effect.limit)
+        read = partial(read_whole, self.store) if effect.bodies else self.store.read
+        found = read(effect.stream, effect.after, effect.limit)
         self.interpreter.read_done(seat, effect, found)
 
     def load(self, seat: Seat, effect: Load) -> None:
