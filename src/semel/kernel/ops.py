@@ -26,8 +26,7 @@ class RecordKind(IntEnum):
     JOIN = 1
     LEAVE = 2
     OPEN = 3
-    CHANGE = 4
-    CLOSE = 5
+    CLOSE = 4
 
 
 class WorkState(IntEnum):

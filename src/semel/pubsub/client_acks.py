@@ -13,9 +13,10 @@ import msgspec
 
 from semel.kernel.resend import GaveUp, Resend, ResendPolicy, Transmit
 from semel.kernel.retry import RetryPolicy
-from semel.pubsub.client_events import ID_KEY, Acked, ClientOptions, OutboxEntry
+from semel.pubsub.client_events import Acked, ClientOptions, OutboxEntry
 from semel.pubsub.frames import Codec, Frame
 from semel.pubsub.messages import JoinGroup, LeaveGroup, SendToGroup
+from semel.pubsub.records import MESSAGE_ID
 
 
 class Pending(msgspec.Struct, eq=False):
@@ -41,7 +42,7 @@ class Pending(msgspec.Struct, eq=False):
         knows the ids of what came since `first_remembered`."""
         if self.at_least_once or isinstance(self.request, JoinGroup | LeaveGroup):
             return True
-        has_id = isinstance(self.request, SendToGroup) and ID_KEY in (self.request.metadata or {})
+        has_id = isinstance(self.request, SendToGroup) and MESSAGE_ID in (self.request.metadata or {})
         return has_id and (self.sent_at is None or self.sent_at > first_remembered)
 
 

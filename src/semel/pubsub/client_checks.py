@@ -6,10 +6,11 @@ import msgspec
 
 from semel.errors import InputError, LimitExceeded
 from semel.kernel.text import check_id
-from semel.pubsub.client_events import ID_KEY, Acked
+from semel.pubsub.client_events import Acked
 from semel.pubsub.frames import FRAME_BYTES_MAX, UINT64_MAX, Codec, FrameError, json_body
 from semel.pubsub.messages import Data, DataType, Invoke, JoinGroup, LeaveGroup, SendEvent, SendToGroup
 from semel.pubsub.names import check_event, check_group, check_metadata, check_ttl
+from semel.pubsub.records import MESSAGE_ID
 
 
 def with_id(request: Acked | Invoke, id: str | None) -> Acked | Invoke:
@@ -18,7 +19,7 @@ def with_id(request: Acked | Invoke, id: str | None) -> Acked | Invoke:
         return request
     if not isinstance(request, SendToGroup):
         raise InputError("only messages to groups have an id", fix="leave the id out")
-    metadata = {**(request.metadata or {}), ID_KEY: check_id("the id", id)}
+    metadata = {**(request.metadata or {}), MESSAGE_ID: check_id("the id", id)}
     return msgspec.structs.replace(request, metadata=metadata)
 
 

@@ -26,9 +26,6 @@ from semel.pubsub.messages import (
     ServerMessage,
 )
 
-ID_KEY = "semel-id"
-"""The key in the metadata under which the application's own id of a message travels. A hub takes each id once."""
-
 Acked = JoinGroup | LeaveGroup | SendToGroup | SendEvent
 """What is answered with an ack."""
 
