@@ -4,7 +4,13 @@ from semel.kernel.ops import OPEN_STATES, RecordKind, WorkState
 
 
 def test_numbers_that_are_stored_never_change() -> None:
-    assert {kind.name: kind.value for kind in RecordKind} == {"MESSAGE": 0, "JOIN": 1, "LEAVE": 2, "OPEN": 3, "CLOSE": 4}
+    assert {kind.name: kind.value for kind in RecordKind} == {
+        "MESSAGE": 0,
+        "JOIN": 1,
+        "LEAVE": 2,
+        "OPEN": 3,
+        "CLOSE": 4,
+    }
     assert {state.name: state.value for state in WorkState} == {
         "READY": 0,
         "SCHEDULED": 1,
