@@ -113,7 +113,7 @@ class _Session(msgspec.Struct):
 
 
 class _Handed(msgspec.Struct, frozen=True, gc=False):
-    """A message that the application has not had yet, and what it came among."""
+    """A message that the application has not had yet. `arrivals` are those of the session in which it came."""
 
     number: int
     arrivals: Arrivals | None
@@ -404,7 +404,6 @@ class Client:
         self._notify(SessionLost(self._session.connection_id, error))
         self._session = None
         self._arrivals = self._new_arrivals()
-        self._rejoining = set()
         self._requests.lose_session()
         self._drop_the_unrepeatable(now)
         for invocation in self._invocations:
@@ -493,7 +492,7 @@ class Client:
     def _delivered(self, number: int, now: float) -> None:
         while self._handed and self._handed[0].number <= number:
             handed = self._handed.popleft()
-            if handed.arrivals is self._arrivals:
+            if handed.arrivals is not None:
                 handed.arrivals.deliver(handed.sequence_id, handed.size, now)
 
     def _acknowledge(self, sequence_id: int | None) -> None:

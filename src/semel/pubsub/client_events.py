@@ -1,6 +1,8 @@
 """What a client is told and what it wants done: the options, events and effects of the machine in `client.py`.
 
-Every socket has a number, given by `Connect`; what is said of a socket that is not the newest any more is ignored.
+A driver carries out the effects of one call in their order, and the calls one after the other; it calls `on_timer` when
+`next_deadline` has come. Every socket has a number, given by `Connect`; what is said of a socket that is not the newest
+any more is ignored, so a driver need not be careful about that.
 """
 
 from __future__ import annotations

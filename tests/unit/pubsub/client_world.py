@@ -19,10 +19,10 @@ from tests.unit.pubsub.world import EVERYTHING, HUB, World, text
 from semel.errors import PeerUnavailable, StoreBusy
 from semel.kernel.effects import Send
 from semel.kernel.group import Group
-from semel.kernel.ops import Append, RecordKind
+from semel.kernel.ops import RecordKind
+from semel.pubsub.calls import CloseConnections, Connection
 from semel.pubsub.client import Client, Phase
 from semel.pubsub.client_events import (
-    ID_KEY,
     Ask,
     ClientOptions,
     Closed,
@@ -50,31 +50,16 @@ from semel.pubsub.client_events import (
     Stopped,
     Taken,
 )
-from semel.pubsub.calls import CloseConnections, Connection
-from semel.pubsub.clients import Clients
 from semel.pubsub.frames import Codec, Frame, Subprotocol, codec_for
 from semel.pubsub.hub import Gone, HubOptions, Open, Resume, Shut, Write
 from semel.pubsub.messages import JoinGroup, SendToGroup, SequenceAck
 from semel.pubsub.permissions import Permissions
-from semel.pubsub.session import Session
 from semel.pubsub.wire import frame
 
 STREAM = f"hub/{HUB}"
 STEPS_MAX = 200_000
 NEVER_TRIM_S = 1e9
 CODEC = codec_for(Subprotocol.JSON_RELIABLE)
-
-
-class ClientsById(Clients):
-    """A hub that knows messages by the application's own id as well."""
-
-    def _message(self, session: Session, request: SendToGroup, now: float) -> Append:
-        append = super()._message(session, request, now)
-        id = (request.metadata or {}).get(ID_KEY)
-        if id is None:
-            return append
-        envelope = msgspec.structs.replace(append.envelope, id=id)
-        return msgspec.structs.replace(append, envelope=envelope, identity=id)
 
 
 # -- sockets
@@ -146,6 +131,7 @@ class Actor:
         self.settled: dict[int, Result] = {}
         self.joined_at: dict[str, int] = {}
         self.outbox: dict[str, OutboxEntry] = {}
+        self.kept: set[str] = set()
         self.bodies: dict[int, str] = {}
         self.acked_too_early = 0
         self._had = 0
@@ -219,6 +205,7 @@ class Actor:
     def _keep(self, entry: OutboxEntry) -> None:
         def kept() -> None:
             self.outbox[entry.id] = entry
+            self.kept.add(entry.request.data.body.decode())
             self.tell(Kept([entry.id]))
 
         life = self.life
@@ -255,7 +242,8 @@ class Actor:
 
     @property
     def losses(self) -> int:
-        return sum(isinstance(state, SessionLost) for state in self.states)
+        """How often messages for it may have been lost."""
+        return self.life - 1 + sum(isinstance(state, SessionLost) for state in self.states)
 
     @property
     def unsettled(self) -> set[int]:
@@ -279,6 +267,7 @@ class ClientWorld(World):
         self.unreachable_until = 0.0
         self.latency_s = 0.005
         self.dies_with_next_commit = False
+        self.doubtful_commits = 0
         self._is_dead = False
         self._todo: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
@@ -398,8 +387,8 @@ class ClientWorld(World):
             link.is_whole = False
             link.actor.tell(Closed(link.socket, data.code, data.reason))
 
-    def cut(self, link: Link, *, hub_knows_after_s: float = 0.0) -> None:
-        """It breaks between two bytes, in each direction. The client hears at once or by its own timers."""
+    def cut(self, link: Link, *, hub_knows_after_s: float = 0.0, client_knows: bool = True) -> None:
+        """It breaks between two bytes, in each direction. Each end hears of it, or has to find out."""
         if not link.is_whole:
             return
         up, down = link.up.cut(self.rng), link.down.cut(self.rng)
@@ -415,14 +404,14 @@ class ClientWorld(World):
                 self.tell(link.peer, Gone())
 
         self.at(self.now + hub_knows_after_s, hub_knows)
-        link.actor.later(self._delay(), Closed(link.socket))
+        if client_knows:
+            link.actor.later(self._delay(), Closed(link.socket))
 
     # -- the server
 
     def restart(self) -> None:
         """What is on its way from the hub may still arrive, what is on its way to it does not."""
         super().restart()
-        self.hub._clients = ClientsById(self.hub)
         self.held, self._is_dead, self.dies_with_next_commit = None, False, False
         self.failing.clear()
         for link in list(self.links.values()):
@@ -438,6 +427,13 @@ class ClientWorld(World):
             self.store.commit(group.units)
             self._is_dead = True
             self.at(self.now, self.restart)
+            return
+        if self.doubtful_commits and self.held is None:
+            self.doubtful_commits -= 1
+            if self.rng.random() < 0.5:
+                self.store.commit(group.units)
+            self.interpreter.unknown(group)
+            self.interpreter.wake()
             return
         super().commit(group)
 
@@ -457,16 +453,21 @@ class ClientWorld(World):
 
 
 class Weather:
-    """What goes wrong, and when. `loses_sessions`: also what no session survives."""
+    """What goes wrong, and when. `refuses`: also commits that fail. `loses_sessions`: also what no session survives.
+    `crashes`: also the processes of the applications."""
 
-    def __init__(self, world: ClientWorld, *, loses_sessions: bool = False) -> None:
+    def __init__(self, world: ClientWorld, *, refuses: bool, loses_sessions: bool, crashes: bool) -> None:
         self._world, self._rng = world, world.rng
         self._faults: list[Callable[[], None]] = [
-            self._cut, self._cut, self._cut, self._half_open, self._restart, self._die_in_commit, self._refuse,
+            self._cut, self._cut, self._cut, self._half_open, self._silence, self._restart, self._die_in_commit,
             self._hold, self._outage, self._slow,
         ]  # fmt: skip
+        if refuses:
+            self._faults.append(self._refuse)
         if loses_sessions:
-            self._faults += [self._close_from_outside, self._long_outage]
+            self._faults += [self._close_from_outside, self._long_outage, self._doubt]
+        if crashes:
+            self._faults += [self._crash] * 3
 
     def brew(self, seconds: float, faults: int) -> None:
         for _ in range(faults):
@@ -484,6 +485,13 @@ class Weather:
         if (link := self._some_link()) is not None:
             self._world.cut(link, hub_knows_after_s=self._rng.random() * 5)
 
+    def _silence(self) -> None:
+        if (link := self._some_link()) is not None:
+            self._world.cut(link, hub_knows_after_s=40, client_knows=False)
+
+    def _crash(self) -> None:
+        self._rng.choice(self._world.actors).crash()
+
     def _restart(self) -> None:
         self._world.restart()
 
@@ -492,6 +500,9 @@ class Weather:
 
     def _refuse(self) -> None:
         self._world.failing += [StoreBusy("the store is busy")] * self._rng.randint(1, 3)
+
+    def _doubt(self) -> None:
+        self._world.doubtful_commits += 1
 
     def _hold(self) -> None:
         world = self._world
@@ -523,6 +534,52 @@ class Weather:
             world.cut(link)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What happens in a world: three clients in two groups publish to each other, in weather."""
+
+    window: int = 256
+    ids: bool = False
+    keeps: bool = False
+    refuses: bool = True
+    loses_sessions: bool = False
+    crashes: bool = False
+    messages: int = 12
+    faults: int = 16
+    storm_s: float = 20.0
+    calm_s: float = 150.0
+
+    def run(self, seed: int) -> ClientWorld:
+        world = ClientWorld(seed)
+        options = ClientOptions(window=self.window, connect_for_s=None)
+        for name, groups in (("ann", "a"), ("ben", "ab"), ("cem", "ab")):
+            actor = world.actor(name, options)
+            for group in groups:
+                actor.join(group)
+        weather = Weather(world, refuses=self.refuses, loses_sessions=self.loses_sessions, crashes=self.crashes)
+        weather.brew(self.storm_s, self.faults)
+        for actor in world.actors:
+            for time in self._times(world.rng):
+                world.at(world.now + time, self._publish(actor, world.rng.choice("ab")))
+        world.run_for(self.storm_s + 1)
+        world.failing.clear()
+        world.run_for(self.calm_s)
+        return world
+
+    def _times(self, rng: random.Random) -> list[float]:
+        """Some alone, and some close together, so that several are under way when it breaks."""
+        bursts = [rng.random() * self.storm_s for _ in range(3)]
+        alone = [rng.random() * self.storm_s for _ in range(self.messages // 3)]
+        return sorted([*alone, *(rng.choice(bursts) + rng.random() * 0.02 for _ in range(self.messages - len(alone)))])
+
+    def _publish(self, actor: Actor, group: str) -> Callable[[], None]:
+        def do() -> None:
+            body = f"{actor.name} {len(actor.bodies)}"
+            actor.publish(group, body, id=body if self.ids else None, keep=self.keeps)
+
+        return do
+
+
 # -- what must be true
 
 
@@ -544,6 +601,27 @@ def _check_publishes(actor: Actor, bodies: set[str]) -> None:
             assert body in bodies, f"{body} was taken and is not in the stream"
         elif isinstance(result, Failed) and not result.maybe_taken:
             assert body not in bodies, f"{body} was not taken and is in the stream"
+
+
+def check_nothing_failed(world: ClientWorld) -> None:
+    for actor in world.actors:
+        assert all(isinstance(result, Taken) for result in actor.settled.values())
+
+
+def check_order(world: ClientWorld) -> None:
+    """Each publisher's messages are in the stream in the order in which they were asked."""
+    bodies = [body for _, _, body in world.published()]
+    for actor in world.actors:
+        asked = list(actor.bodies.values())
+        assert [body for body in bodies if body in asked] == asked, f"the messages of {actor.name} changed places"
+
+
+def check_kept(world: ClientWorld) -> None:
+    """What was in an outbox is in the stream, and in no outbox any more."""
+    bodies = {body for _, _, body in world.published()}
+    for actor in world.actors:
+        assert actor.kept <= bodies, f"{actor.name} has lost {actor.kept - bodies}"
+        assert not actor.outbox
 
 
 def _check_deliveries(actor: Actor, published: Sequence[tuple[int, str, str]]) -> None:
