@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from semel.kernel.effects import (
+    Close,
     Commit,
     CommitFailed,
     Committed,
@@ -160,6 +161,8 @@ class Hub:
         self.accepted, self.repeated = accepted_event(hub), repeated_event(hub)
         self.roster = Roster()
         for session in sessions:
+            # what was sent before is not known any more; it cannot have been more than there was
+            session.sent = max(session.sent, head)
             self.roster.add(session)
         self.epoch, self.tail, self._boot = tail.epoch, tail.offset, head
         self._clients, self._service = Clients(self), Service(self)
@@ -268,8 +271,8 @@ class Hub:
         failed: Callable[[Failure], None],
         more: Sequence[Log | PutBlob] = (),
     ) -> None:
-        """In the name of a session, after what was committed for it before. If somebody else has the session by now, or
-        if nobody can say whether it happened, it is not ours to say anything: the session is let go of."""
+        """In the name of a session, after what was committed for it before. If somebody else has the session by now, it
+        is let go of. If nobody can say whether it happened, only the store can: the hub begins anew from it."""
         generation = session.generation
 
         def on_done(results: tuple[Result, ...], now: float) -> None:
@@ -280,7 +283,10 @@ class Hub:
             done(results, now)
 
         def on_failed(failure: Failure, now: float) -> None:
-            if isinstance(failure, CommitUnknown) or any(isinstance(each, Conflict) for each in failure.results):
+            if isinstance(failure, CommitUnknown):
+                self._begin_anew()
+                return
+            if any(isinstance(each, Conflict) for each in failure.results):
                 self.drop_bodies(appends)
                 self._lose(session)
                 return
@@ -291,8 +297,14 @@ class Hub:
 
         self.commit((*appends, *puts, *more), on_done, on_failed, session.id)
 
+    def _begin_anew(self) -> None:
+        """The clients come back, and find what the store holds."""
+        for session in list(self._sockets.values()):
+            self.shut(session, CloseCode.INTERNAL, "the store did not answer")
+        self._effects.append(Close("reload"))
+
     def _lose(self, session: Session) -> None:
-        """Its client may come back, here or elsewhere, and will find what the store holds."""
+        """Another node has it, and its client will be there."""
         self.shut(session, CloseCode.INTERNAL, "the session is not here any more")
         self.roster.remove(session)
         self._dirty.pop(session.id, None)

@@ -240,7 +240,7 @@ class Session:
     def _send(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
             self.out.append(entry.frame(self.subprotocol))
-            self.sent = entry.offset
+            self.sent = max(self.sent, entry.offset)
 
     def acknowledge(self, offset: int) -> None:
         """The client has everything up to here. What is new in it is gathered for the ledger."""

@@ -361,6 +361,43 @@ def test_another_owner_is_noticed_by_the_next_write(pair: World) -> None:
     assert published(pair) == []
 
 
+def test_when_nobody_knows_whether_it_happened_the_store_is_asked(pair: World) -> None:
+    """And the client, which has heard nothing, asks again under the same ackId."""
+    pair.held = []
+    pair.publish(ALICE, "g", "hello", 7)
+    [group] = pair.held
+    pair.held = None
+    pair.store.commit(group.units)
+    pair.interpreter.unknown(group)
+    for peer in (ALICE, BOB):
+        [shut] = pair.take(peer)
+        assert isinstance(shut, Shut)
+        assert shut.code is CloseCode.INTERNAL
+    pair.resume("alice again", ALICE)
+    pair.resume("bob again", BOB)
+    assert pair.bodies("bob again") == ["hello"]
+    pair.take("alice again")
+    pair.publish("alice again", "g", "hello", 7)
+    [ack] = acks(pair, "alice again")
+    assert ack.error is not None
+    assert ack.error.name == ErrorName.DUPLICATE
+    assert published(pair) == ["hello"]
+
+
+def test_what_has_expired_while_the_node_was_away_may_still_be_acknowledged(pair: World) -> None:
+    pair.send(ALICE, SendToGroup("g", text("short"), ttl_s=5))
+    [said] = messages(pair, BOB)
+    assert said.sequence_id is not None
+    pair.now += 10
+    pair.restart()
+    pair.resume("again", BOB)
+    pair.ack("again", said.sequence_id)
+    assert pair.take("again") == []
+    pair.publish(ALICE, "g", "x")
+    pair.ack("again", said.sequence_id + 100)
+    assert any(isinstance(each, Shut) for each in pair.take("again"))
+
+
 # -- acknowledging
 
 

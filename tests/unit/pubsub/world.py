@@ -150,7 +150,8 @@ class World:
         self.notes.append(effect)
 
     def closed(self, seat: Seat, effect: Close) -> None:
-        raise AssertionError(effect.reason)
+        assert effect.reason == "reload"
+        self.restart()
 
 
 def _payload(frame: bytes) -> str | bytes:
