@@ -18,6 +18,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     parts: dict[str, list[pytest.Item]] = {"only": [], "without": []}
     for item in items:
         parts["without" if item.get_closest_marker("spark") is None else "only"].append(item)
-    items[:] = parts.pop(chosen)
+    # the longest first: what is left at the end is short, and the workers end together
+    items[:] = sorted(parts.pop(chosen), key=lambda item: item.get_closest_marker("slow") is None)
     [others] = parts.values()
     config.hook.pytest_deselected(items=others)

@@ -21,6 +21,8 @@ from semel.testing.ledgers import BEGIN_US, DESK, IN, NORTH, OUT, SECOND_US, SOU
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = Options(deadline_s=60, window_s=1, now=NEWEST, examples_max=1000, session_class="^([a-z]+)-")
 
 
@@ -168,8 +170,8 @@ def test_in_small_turns_it_says_what_the_audit_of_all_says(
     rng, letters = random.Random(5), [Letter(f"m{number}", f"std-{number % 2}", number) for number in range(1, 31)]
     with opened(spark, sources(stage), options, FollowOptions(stage.folder.parent / "state")) as follower:
         said = []
-        for _ in range(3):
-            for _ in range(16):
+        for _ in range(2):
+            for _ in range(24):
                 stage.at(stage.end_us + rng.randrange(300_000))
                 _happen(stage, rng, letters)
             said.append(follower.step()[0])

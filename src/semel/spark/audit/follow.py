@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
@@ -281,7 +282,14 @@ class Followed(Case):
         return self._window_rows().drop("revision")
 
     def _window_rows(self) -> DataFrame:
-        return self.spark.createDataFrame(pq.read_table(self.place / "windows.parquet")).drop("messages")
+        return self.spark.createDataFrame(self._read_windows()).drop("messages")
+
+    def _window_sums(self) -> list[dict[str, Any]]:
+        rows = self._read_windows().to_pylist()
+        return [{**row, "sketch": dict(row["sketch"])} for row in rows]
+
+    def _read_windows(self) -> pa.Table:
+        return pq.read_table(self.place / "windows.parquet")
 
     def _start_notes(self, totals: Sequence[Figures]) -> list[str]:
         """The messages are not looked through again for it."""

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pyspark.sql import DataFrame as Frame
 from pyspark.sql import functions as F
@@ -234,10 +234,13 @@ class Case:
         with with_settings(self.spark, SKETCHES_HASHED):
             return self.spark.createDataFrame(found.toArrow(), found.schema)
 
+    def _window_sums(self) -> list[dict[str, Any]]:
+        return [row.asDict() for row in self._windows.collect()]
+
     def figures(self) -> list[Figures]:
         """Of every window, and with `window` None of the whole time, by hop and session class."""
         ways = {way.hop.code: way for way in self.ways}
-        rows = [row.asDict() for row in self._windows.collect()]
+        rows = self._window_sums()
         found = [figures.figures(row, ways) for row in (*rows, *figures.totals(rows))]
         return sorted(found, key=lambda cell: (cell.pipeline, cell.hop, cell.session_class, cell.window or 0))
 
