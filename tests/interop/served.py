@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ class Served:
         self._end()
 
     def stop(self) -> int:
+        self.service.close()
         assert self.process is not None
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
@@ -69,12 +71,13 @@ class Served:
 
     # -- Microsoft's service client
 
+    @cached_property
     def service(self) -> Any:
         text = f"Endpoint={self.endpoint};AccessKey={KEY};Version=1.0;"
         return WebPubSubServiceClient.from_connection_string(text, hub=HUB)
 
     def url(self, user: str | None = None, roles: list[str] | None = None) -> str:
-        token = self.service().get_client_access_token(user_id=user, roles=ROLES if roles is None else roles)
+        token = self.service.get_client_access_token(user_id=user, roles=ROLES if roles is None else roles)
         return str(token["url"])
 
 

@@ -114,7 +114,7 @@ spark.stop()
     assert count == "10"
     assert ran.stderr == ""
     assert {entry.name.split("-")[0] for entry in (tmp_path / "cache" / "semel").iterdir()} == {
-        "java", "log4j2.properties",
+        "java", "log4j2.properties", "python",
     }  # fmt: skip
 
 

@@ -58,7 +58,9 @@ def serve(
     recovery: Annotated[
         str, typer.Option("--recovery", metavar="TIME", help="How long a session waits for its client.")
     ] = "90s",
-    banner: Annotated[bool, typer.Option(help="Print the connection string, which is a secret.")] = True,
+    no_banner: Annotated[
+        bool, typer.Option("--no-banner", help="Do not print the connection string, which is a secret.")
+    ] = False,
     store: StoreOption = None,
     config: ConfigOption = None,
     json: JsonOption = False,
@@ -98,7 +100,7 @@ def serve(
         settings = PubSubSettings(found, tuple(endpoint or ()), loaded.store.node or "local", options)
 
         def ready(at: Listening) -> None:
-            _tell(terminal, at, settings.keys, url, banner=banner)
+            _tell(terminal, at, settings.keys, url, banner=not no_banner)
 
         uvloop.run(_serve(opened_store, settings, host, port, tls, ready))
 

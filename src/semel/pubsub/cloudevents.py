@@ -32,7 +32,7 @@ from semel.pubsub.handlers import Auth, EventHandler, Handlers, SystemEvent
 from semel.pubsub.keys import AccessKeys
 from semel.pubsub.messages import CONTENT_TYPES, Ack, CloseCode, Data, DataType, ErrorName, Fault, Metadata
 from semel.pubsub.names import check_group, check_metadata
-from semel.pubsub.rest_http import Headers, HttpRequest, read_data
+from semel.pubsub.rest_http import Headers, HttpError, HttpRequest, read_data
 from semel.pubsub.rest_routes import METADATA_PREFIX
 from semel.pubsub.tokens import ITEMS_MAX, ROLE_CHARS_MAX, USER_CHARS_MAX, ClientClaims, service_token
 
@@ -346,7 +346,7 @@ def read_connect(reply: Reply, offered: Sequence[str]) -> Allowed | Refused | Fa
     try:
         response = _taken(reply)
         return _allowed(_decoded_answer(response.body), offered, _state(response) or "")
-    except (InputError, FrameError) as error:
+    except (InputError, FrameError, HttpError) as error:
         return Failed(error.message)
 
 
@@ -355,7 +355,7 @@ def read_user_event(reply: Reply) -> Answered | Failed:
         response = _taken(reply)
         metadata = _metadata(response)
         return Answered(_data(response, metadata), metadata, _state(response))
-    except (InputError, FrameError) as error:
+    except (InputError, FrameError, HttpError) as error:
         return Failed(error.message)
 
 

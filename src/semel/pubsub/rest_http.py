@@ -8,7 +8,6 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 import msgspec
 
-from semel.errors import InputError
 from semel.kernel.text import clean_cause
 from semel.pubsub.frames import json_body
 from semel.pubsub.messages import CONTENT_TYPES, Data, DataType
@@ -56,13 +55,15 @@ class HttpResponse(msgspec.Struct, frozen=True):
     body: bytes = b""
 
 
-class HttpError(InputError):
-    """A request that is answered with an error. `name` is for machines, `target` says what is wrong."""
+class HttpError(Exception):
+    """A request that is answered with an error. It never leaves the part that answers requests. `name` is for machines,
+    `target` says what is wrong."""
 
     def __init__(
         self, status: int, name: str, message: str, *, fix: str = "", target: str = "Request", headers: Headers = ()
     ) -> None:
-        super().__init__(message, fix=fix)
+        super().__init__(message)
+        self.message, self.fix = message, fix
         self.status = status
         self.name = name
         self.target = target

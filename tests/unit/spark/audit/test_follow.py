@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from unittest.mock import Mock, call
+from unittest.mock import MagicMock, Mock, call
 
 import pytest
 
@@ -84,8 +84,9 @@ def test_the_clock_is_read_before_the_stores_are(monkeypatch: pytest.MonkeyPatch
     calls.clock.return_value = 7
     evidence = Evidence(("sqlite:hub.db",))
     follower = Mock(
-        spec=Follower, evidence=evidence, folder=Mock(), state=Mock(), _drain=calls.drain, _judge=calls.judge
-    )
+        spec=Follower, evidence=evidence, folder=Mock(), state=Mock(parts=()), spark=MagicMock(), _drain=calls.drain,
+        _judge=calls.judge,
+    )  # fmt: skip
     monkeypatch.setattr(follow, "clock_us", calls.clock)
     monkeypatch.setattr(sources, "find", calls.find)
     Follower.step(follower)
