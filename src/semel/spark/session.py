@@ -79,8 +79,9 @@ QUICK_CHECKPOINTS = {
     ),
 }
 
-_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""A JVM that is gone in a minute is better off with code that is compiled quickly than with code that runs quickly."""
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
+"""A JVM that is gone in minutes is better off with code that is compiled quickly than with code that runs quickly. Such
+a one would have little room for it, throw away what many queries have generated, and compile it again."""
 
 FAST = {
     **QUICK_CHECKPOINTS,
