@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -26,8 +25,7 @@ START_S = 30
 class Served:
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder, self.options = folder, options
-        self.port = _free_port()
-        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.port = 0  # the system chooses; later starts take the same
         self.process: subprocess.Popen[str] | None = None
         self.start()
 
@@ -47,7 +45,8 @@ class Served:
         if not told["ok"]:
             self._end()
             raise PeerUnavailable(f"the server did not start: {told['error']}")
-        self.told: dict[str, Any] = told["result"]
+        self.endpoint = str(told["result"]["endpoint"])
+        self.port = int(self.endpoint.rpartition(":")[2])
 
     def kill(self) -> None:
         """With -9: nobody gets to say good-bye."""
@@ -79,9 +78,3 @@ class Served:
     def url(self, user: str | None = None, roles: list[str] | None = None) -> str:
         token = self.service.get_client_access_token(user_id=user, roles=ROLES if roles is None else roles)
         return str(token["url"])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
