@@ -650,8 +650,10 @@ class Hub:
         )  # fmt: skip
 
     def _trim(self, now: float) -> None:
-        """Give up what nobody needs any more."""
+        """Give up what nobody needs any more. A read that failed is made again here, if nothing else did."""
         self._trim_at = now + self.options.trim_s
+        if self._ahead or self.tail < self._boot:
+            self._read()
         floor = min((session.floor(self.tail) for session in self.roster), default=self.tail)
         if floor <= self._floor:
             return

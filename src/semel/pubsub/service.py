@@ -144,18 +144,24 @@ class Service:
         if session is None:
             self._hub.answer(peer, NOT_FOUND if isinstance(call, Grant) else DONE)
             return
-        change = session.permissions.granted if isinstance(call, Grant) else session.permissions.revoked
+        before = session.permissions
+        change = before.granted if isinstance(call, Grant) else before.revoked
         try:
             session.permit(change(call.permission, call.group))
         except LimitExceeded as error:
             self._hub.answer(peer, Answer(Outcome.REFUSED, error.message))
             return
+
+        def failed(failure: Failure) -> None:
+            session.permit(before)
+            self._hub.answer(peer, _failed(failure))
+
         self._hub.commit_for(
             session,
             (),
             (session.put_row(self._hub.hub, session.row()),),
             lambda results, now: self._hub.answer(peer, DONE),
-            lambda failure: self._hub.answer(peer, _failed(failure)),
+            failed,
         )
 
     # -- groups

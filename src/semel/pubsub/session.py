@@ -173,6 +173,8 @@ class Session:
     # -- what is stored
 
     def row(self) -> SessionRow:
+        """Of the stays that have ended, those in which something was not acknowledged yet."""
+        self.left = [stay for stay in self.left if stay[2] > self.acked]
         return SessionRow(
             self.user, self.subprotocol, self.node, self.start, self.permissions, dict(self.groups), tuple(self.left),
             self.dropped_at, self.state,

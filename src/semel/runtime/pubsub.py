@@ -37,6 +37,8 @@ from semel.runtime.transports.websocket import Message
 log = logging.getLogger(__name__)
 
 HUBS_MAX = 1_000
+CALL_S = 30.0
+"""A hub that begins anew does not answer what it was asked before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,10 @@ class HubLink:
         future = self._calls[name] = asyncio.get_running_loop().create_future()
         try:
             self.tell(name, call)
-            return await future
+            async with asyncio.timeout(CALL_S):
+                return await future
+        except TimeoutError:
+            return Answer(Outcome.FAILED, "the hub did not answer in time")
         finally:
             del self._calls[name]
 
@@ -169,8 +174,8 @@ class PubSub:
         def factory(store: Store) -> Any:
             return load_hub(store, name, settings.node, random, settings.hub)
 
-        self._performer.attach(link)
         await self._performer.host(factory, transport=link)
+        self._performer.attach(link)
         return link
 
     # -- HTTP
@@ -232,12 +237,14 @@ class PubSub:
                 peer.release()
 
     def on_room(self, peer: Peer) -> None:
+        peer.release()
         guest = _guest(peer)
         if guest.link is not None:
             guest.link.tell(guest.name, Room())
 
     def on_stalled(self, peer: Peer) -> None:
-        """The hub writes nothing more to who is full; what was written already is bounded."""
+        """The hub sends no more messages to who is full. Answers it still gets, so it may ask for no more of them."""
+        peer.hold()
 
     def on_closed(self, peer: Peer, code: int | None, reason: str) -> None:
         guest = _guest(peer)

@@ -6,6 +6,8 @@ import pytest
 from tests.unit.pubsub.world import HUB, World, text
 
 from semel.errors import StoreBusy
+from semel.kernel.effects import Read
+from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START, Kind
 from semel.kernel.ops import Append, Put, RecordKind, Unit
 from semel.pubsub.calls import (
@@ -461,6 +463,39 @@ def test_what_others_put_into_the_stream_is_delivered_in_its_place(pair: World) 
     assert pair.bodies(BOB) == ["from elsewhere"]
 
 
+def test_a_read_that_failed_is_made_again(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.publish(ALICE, "g", "hello")
+    with monkeypatch.context() as failing:
+
+        def fail(seat: Seat, effect: Read) -> None:
+            pair.interpreter.read_failed(seat, effect, StoreBusy("busy"))
+
+        failing.setattr(pair, "read", fail)
+        pair.restart()
+        pair.resume("again", BOB)
+        assert pair.bodies("again") == []
+    pair.pass_time(6)
+    assert pair.bodies("again") == ["hello"]
+
+
+def test_stays_that_are_acknowledged_are_forgotten(pair: World) -> None:
+    pair.publish(ALICE, "g", "hello")
+    [said] = messages(pair, BOB)
+    pair.send(BOB, LeaveGroup("g", 5))
+    session = pair.hub.roster.get(BOB)
+    assert session is not None
+    assert [stay[0] for stay in session.row().left] == ["g"]
+    assert said.sequence_id is not None
+    pair.ack(BOB, said.sequence_id)
+    pair.join(BOB, "h", 6)
+    assert [stay[0] for stay in session.row().left] == ["g"]
+    pair.publish(ALICE, "h", "later")
+    [later] = messages(pair, BOB)
+    assert later.sequence_id is not None
+    pair.ack(BOB, later.sequence_id)
+    assert session.row().left == ()
+
+
 def test_what_everybody_has_acknowledged_is_given_up_and_nothing_else(pair: World) -> None:
     for number in range(3):
         pair.publish(ALICE, "g", f"m{number}")
@@ -537,6 +572,9 @@ def test_the_service_grants_and_revokes(world: World) -> None:
     assert world.call(Revoke(*asked)).outcome is Outcome.DONE
     assert world.call(Check(*asked)).outcome is Outcome.NOT_FOUND
     assert world.call(Grant("nobody", Permission.SEND_TO_GROUP)).outcome is Outcome.NOT_FOUND
+    world.failing.append(StoreBusy("busy"))
+    assert world.call(Grant(*asked)).outcome is Outcome.FAILED
+    assert world.call(Check(*asked)).outcome is Outcome.NOT_FOUND
 
 
 def test_the_service_closes_connections(pair: World) -> None:

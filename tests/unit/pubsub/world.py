@@ -169,8 +169,11 @@ def _payload(frame: bytes) -> str | bytes:
 class _Driver:
     def __init__(self, world: World) -> None:
         self._world = world
-        self.commit, self.read, self.load = world.commit, world.read, world.load
+        self.commit, self.load = world.commit, world.load
         self.deliver, self.notify, self.closed = world.deliver, world.notify, world.closed
+
+    def read(self, seat: Seat, effect: Read) -> None:
+        self._world.read(seat, effect)
 
     def send(self, seat: Seat, effect: Send) -> None:
         self._world.send_effect(effect)

@@ -1,0 +1,43 @@
+"""What the server does between the door and its hubs."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import pytest
+
+from semel.pubsub.calls import Find, Group, Outcome
+from semel.pubsub.keys import DEV_KEY, AccessKeys
+from semel.runtime import pubsub
+from semel.runtime.perform import Performer
+from semel.runtime.pubsub import HubLink, PubSub, PubSubSettings, _Guest
+from semel.runtime.transports.websocket import Peer
+from semel.stores.memory import MemoryStore
+
+
+async def test_who_takes_nothing_may_ask_for_nothing_until_it_does() -> None:
+    service = PubSub(Mock(spec=Performer), PubSubSettings(AccessKeys(DEV_KEY)))
+    peer = Mock(spec=Peer, key=_Guest(None, None, None))
+    service.on_stalled(peer)
+    peer.hold.assert_called_once_with()
+    peer.release.assert_not_called()
+    service.on_room(peer)
+    peer.release.assert_called_once_with()
+
+
+async def test_a_call_that_nobody_answers_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pubsub, "CALL_S", 0.01)
+    link = HubLink("chat")
+    link.bind(Mock())
+    answer = await link.call(Find(Group("g")))
+    assert answer.outcome is Outcome.FAILED
+    assert link._calls == {}
+
+
+async def test_hubs_begin_once_each_and_answer() -> None:
+    async with Performer(MemoryStore()) as performer:
+        service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+        chat = await service.hub("chat")
+        assert await service.hub("chat") is chat
+        assert await service.hub("other") is not chat
+        assert (await chat.call(Find(Group("g")))).outcome is Outcome.NOT_FOUND
