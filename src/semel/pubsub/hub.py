@@ -65,6 +65,7 @@ from semel.pubsub.wire import frame
 
 READ_ROWS = 2000
 FLUSH_S = 1.0
+EARLY_MAX = 1_000
 AHEAD_MAX = 20_000
 """How many records of our own may wait for others before them. Beyond that they are read again."""
 
@@ -320,7 +321,7 @@ class Hub:
                     self._effects.append(Send(peer, Shut(CloseCode.GOING_AWAY, "this session is not open")))
                     return
                 self.touch(session)
-                self._clients.hear(session, requests, now)
+                self._ask(session, requests, now)
             case Stalled() | Room():
                 self._stall(peer, isinstance(told, Stalled), now)
             case Open():
@@ -331,6 +332,14 @@ class Hub:
                 self._gone(peer, code, now)
             case _ if isinstance(told, Call):
                 self._service.hear(peer, told, now)
+
+    def _ask(self, session: Session, requests: Sequence[Request], now: float) -> None:
+        if session.early is None:
+            self._clients.hear(session, requests, now)
+        elif len(session.early) + len(requests) > EARLY_MAX:
+            self.shut(session, CloseCode.POLICY, "wait for connected before you ask for so much")
+        else:
+            session.early += requests
 
     def answer(self, peer: str, answer: Answer) -> None:
         self._effects.append(Send(peer, answer))
@@ -364,7 +373,7 @@ class Hub:
         groups = dict.fromkeys(asked.groups, start)
         row = SessionRow(asked.user, asked.subprotocol, self.node, start, asked.permissions, groups, state=asked.state)
         session = Session(asked.connection, row, AcksRow(start, ()), 0, 0)
-        session.peer = peer
+        session.peer, session.early, session.is_stalled = peer, [], True
         self._sockets[peer] = session
         self.roster.add(session)
         puts = (session.put_row(self.hub, row), session.put_acks(self.hub))
@@ -372,9 +381,12 @@ class Hub:
 
         def done(results: tuple[Result, ...], now: float) -> None:
             session.row_version, session.acks_version = session.row_stored, session.acks_stored
-            held, session.out = session.out, []
             self.tell(session, Connected(session.id, session.user, asked.token))
-            session.out += held
+            session.is_stalled = False
+            session.catch_up()
+            self.touch(session)
+            early, session.early = session.early or (), None
+            self._clients.hear(session, early, now)
 
         def failed(failure: Failure) -> None:
             self.roster.remove(session)
@@ -401,7 +413,7 @@ class Hub:
     def _stall(self, peer: str, is_stalled: bool, now: float) -> None:
         """What a reliable client has no room for waits in its queue. A plain one has none, and is too slow."""
         session = self._sockets.get(peer)
-        if session is None:
+        if session is None or session.early is not None:
             return
         if is_stalled and not session.is_reliable:
             self.notify("slow-client", f"{session.id} takes less than it is sent")
@@ -594,7 +606,11 @@ class Hub:
         for record in records:
             if record.body is not None and record.envelope.blob is not None and record.position.offset > self.tail:
                 self._bodies[record.envelope.blob.name] = record.body
-        self._take_in([(record.position.offset, of_record(record)) for record in records], now)
+        # what a read gives follows on what is known, also where a new epoch has left a gap in the numbers
+        for record in records:
+            if record.position.offset > self.tail:
+                self._fold(record.position.offset, of_record(record), now)
+        self._take_in((), now)
         if len(records) == READ_ROWS or self._ahead or (records and self.tail < self._boot):
             self._read()
 

@@ -23,7 +23,7 @@ from semel.kernel.ledger import hash_id
 from semel.kernel.numbers import NumberSet
 from semel.kernel.ops import Append, Put, PutBlob, Result
 from semel.pubsub.frames import RELIABLE, Frame, codec_for, subprotocol_of
-from semel.pubsub.messages import GroupMessage, Response, ServerMessage
+from semel.pubsub.messages import GroupMessage, Request, Response, ServerMessage
 from semel.pubsub.permissions import Permission, Permissions
 from semel.pubsub.records import Terms, data_of, terms_of
 from semel.pubsub.wire import frame
@@ -123,13 +123,13 @@ class Entry:
 class Session:
     """In memory. `acked` is how far the client has acknowledged, `sent` the highest offset that went to its socket,
     `queue` what it has not acknowledged. `taken` are the ackIds whose messages are durable, `claimed` also those that
-    are on their way."""
+    are on their way. `early` is what the client has said before its session was durable; None from then on."""
 
     __slots__ = (
-        "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "generation", "groups",
-        "id", "is_reliable", "is_stalled", "left", "node", "out", "peer", "permissions", "queue", "queue_bytes",
-        "row_stored", "row_version", "sent", "staged", "staged_chunks", "staged_ids", "start", "state", "subprotocol",
-        "taken", "user", "waiting",
+        "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "early", "generation",
+        "groups", "id", "is_reliable", "is_stalled", "left", "node", "out", "peer", "permissions", "queue",
+        "queue_bytes", "row_stored", "row_version", "sent", "staged", "staged_chunks", "staged_ids", "start", "state",
+        "subprotocol", "taken", "user", "waiting",
     )  # fmt: skip
 
     def __init__(self, id: str, row: SessionRow, acks: AcksRow, row_version: int, acks_version: int) -> None:
@@ -153,6 +153,7 @@ class Session:
         self.queue_bytes = 0
         self.peer: str | None = None
         self.is_stalled = False
+        self.early: list[Request] | None = None
         self.out: list[bytes] = []
         self.staged: list[Append] = []
         self.staged_ids: list[int | None] = []

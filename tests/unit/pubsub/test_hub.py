@@ -94,6 +94,33 @@ def test_the_first_word_is_connected_and_it_is_durable(world: World) -> None:
     assert world.store.state(session_key(HUB, ALICE)) is not None
 
 
+def test_connected_comes_before_all_else_and_what_is_asked_before_it_is_done_after_it(pair: World) -> None:
+    """Whatever the epoch: versions of rows need not begin at 1."""
+    pair.store.raise_epoch("restored")
+    pair.restart()
+    pair.held = []
+    pair.connect("carol", groups=("g",))
+    pair.publish("carol", "g", "early", 1)
+    pair.publish("carol", "g", "earlier than connected", 2)
+    assert pair.call_later(Publish(Group("g"), text("from the service")))
+    pair.let_go()
+    first, *rest = pair.take("carol")
+    assert isinstance(first, Connected)
+    assert [said.ack_id for said in rest if isinstance(said, Ack) and said.error is None] == [1, 2]
+    bodies = [said.data.body.decode() for said in rest if isinstance(said, GroupMessage) and said.data is not None]
+    assert sorted(bodies) == ["earlier than connected", "early", "from the service"]
+    pair.publish("carol", "g", "afterwards", 3)
+    assert Ack(3) in pair.take("carol")
+
+
+def test_who_asks_for_too_much_before_it_is_connected_is_shut(world: World) -> None:
+    world.held = []
+    world.connect(ALICE)
+    world.send(ALICE, *(Ping() for _ in range(1_001)))
+    [shut] = world.take(ALICE)
+    assert isinstance(shut, Shut)
+
+
 def test_a_session_that_the_store_cannot_take_is_closed_so_that_the_client_tries_again(world: World) -> None:
     world.failing.append(StoreBusy("busy"))
     world.connect(ALICE)

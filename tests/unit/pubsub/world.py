@@ -91,6 +91,11 @@ class World:
         assert isinstance(answer, Answer)
         return answer
 
+    def call_later(self, call: Call) -> bool:
+        """Without waiting for the answer."""
+        self.tell("later", call)
+        return not self.take("later")
+
     def tell(self, peer: str, told: object) -> None:
         self.interpreter.feed(self.seat, Received(peer, told))
 
