@@ -14,7 +14,7 @@ import msgspec
 from semel.errors import SemelError
 from semel.kernel.ops import Op, Result, WorkRow
 from semel.kernel.position import Position
-from semel.kernel.store import Record, State
+from semel.kernel.store import Record, State, Store
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
@@ -44,6 +44,21 @@ class Load(msgspec.Struct, frozen=True):
     """Hand over the state stored under a key."""
 
     key: str
+
+    def of(self, store: Store) -> State | None:
+        return store.state(self.key)
+
+
+class LoadAll(msgspec.Struct, frozen=True):
+    """Hand over what is stored under the keys that begin with a prefix and come after the key `after`, as they stood at
+    one moment."""
+
+    prefix: str
+    after: str = ""
+    limit: int = 1000
+
+    def of(self, store: Store) -> Sequence[tuple[str, State]]:
+        return store.states(self.prefix, self.after, self.limit)
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
@@ -84,7 +99,7 @@ class Close(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-Effect = Commit | Read | Load | Send | SetTimer | CancelTimer | Deliver | Notify | Close
+Effect = Commit | Read | Load | LoadAll | Send | SetTimer | CancelTimer | Deliver | Notify | Close
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
@@ -107,11 +122,12 @@ class CommitUnknown(msgspec.Struct, frozen=True):
 
 
 class ReadDone(msgspec.Struct, frozen=True):
-    """`after` is the read's own, here and below: it tells two reads of one stream apart."""
+    """`after` and `limit` are the read's own, here and below: they tell two reads of one stream apart."""
 
     stream: str
     records: tuple[Record, ...]
     after: Position | None = None
+    limit: int = 0
 
 
 class ReadTrimmed(msgspec.Struct, frozen=True):
@@ -120,12 +136,14 @@ class ReadTrimmed(msgspec.Struct, frozen=True):
     stream: str
     first: Position
     after: Position | None = None
+    limit: int = 0
 
 
 class ReadFailed(msgspec.Struct, frozen=True):
     stream: str
     error: SemelError
     after: Position | None = None
+    limit: int = 0
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -133,7 +151,16 @@ class Loaded(msgspec.Struct, frozen=True):
     state: State | None
 
 
+class LoadedAll(msgspec.Struct, frozen=True):
+    """`asked` is the effect that this answers."""
+
+    asked: LoadAll
+    states: Sequence[tuple[str, State]]
+
+
 class LoadFailed(msgspec.Struct, frozen=True):
+    """`key` is that of a `Load`, or the prefix of a `LoadAll`."""
+
     key: str
     error: SemelError
 
@@ -194,6 +221,7 @@ Event = (
     | ReadTrimmed
     | ReadFailed
     | Loaded
+    | LoadedAll
     | LoadFailed
     | Received
     | Connected

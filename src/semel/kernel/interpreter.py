@@ -21,7 +21,9 @@ from semel.kernel.effects import (
     Effect,
     Event,
     Load,
+    LoadAll,
     Loaded,
+    LoadedAll,
     LoadFailed,
     Machine,
     Notify,
@@ -64,8 +66,8 @@ class Driver(Protocol):
         """Then report read_done or read_failed."""
         ...
 
-    def load(self, seat: Seat, effect: Load) -> None:
-        """Then report load_done or load_failed."""
+    def load(self, seat: Seat, effect: Load | LoadAll) -> None:
+        """Ask `effect.of(store)`, then report load_done or load_failed."""
         ...
 
     def send(self, seat: Seat, effect: Send) -> None: ...
@@ -172,9 +174,9 @@ class Interpreter:
         have come too late for it and would wake nobody again, so then the read is made once more."""
         wakes = seat.asked.pop(effect, self._wakes)
         if isinstance(found, Trimmed):
-            self.feed(seat, ReadTrimmed(effect.stream, found.first, effect.after))
+            self.feed(seat, ReadTrimmed(effect.stream, found.first, effect.after, effect.limit))
         elif found.records or not effect.wait:
-            self.feed(seat, ReadDone(effect.stream, found.records, effect.after))
+            self.feed(seat, ReadDone(effect.stream, found.records, effect.after, effect.limit))
         elif seat.alive and wakes != self._wakes:
             self._read(seat, effect)
         elif seat.alive:
@@ -182,13 +184,18 @@ class Interpreter:
 
     def read_failed(self, seat: Seat, effect: Read, error: SemelError) -> None:
         seat.asked.pop(effect, None)
-        self.feed(seat, ReadFailed(effect.stream, error, effect.after))
+        self.feed(seat, ReadFailed(effect.stream, error, effect.after, effect.limit))
 
-    def load_done(self, seat: Seat, effect: Load, state: State | None) -> None:
-        self.feed(seat, Loaded(effect.key, state))
+    def load_done(self, seat: Seat, effect: Load | LoadAll, found: State | Sequence[tuple[str, State]] | None) -> None:
+        if isinstance(effect, Load):
+            assert found is None or isinstance(found, State)
+            self.feed(seat, Loaded(effect.key, found))
+        else:
+            assert isinstance(found, Sequence)
+            self.feed(seat, LoadedAll(effect, found))
 
-    def load_failed(self, seat: Seat, effect: Load, error: SemelError) -> None:
-        self.feed(seat, LoadFailed(effect.key, error))
+    def load_failed(self, seat: Seat, effect: Load | LoadAll, error: SemelError) -> None:
+        self.feed(seat, LoadFailed(effect.key if isinstance(effect, Load) else effect.prefix, error))
 
     # -- performing
 
@@ -229,7 +236,7 @@ class Interpreter:
                 self._driver.send(seat, effect)
             case Read():
                 self._read(seat, effect)
-            case Load():
+            case Load() | LoadAll():
                 self._driver.load(seat, effect)
             case Deliver():
                 self._driver.deliver(seat, effect)

@@ -27,6 +27,9 @@ class RecordKind(IntEnum):
     LEAVE = 2
     OPEN = 3
     CLOSE = 4
+    STATE = 5
+    ORDER = 6
+    REPLY = 7
 
 
 class WorkState(IntEnum):
@@ -84,8 +87,9 @@ class Put(msgspec.Struct, frozen=True, gc=False):
     """Set the state of a machine. `expected` is the version that the caller has read: 0 means "does not exist yet",
     None means "whatever it is". `value` None deletes.
 
-    A version never comes back: a key that is deleted and set again goes on counting, at the cost of a small row for
-    each key that was ever set. Whoever creates a key learns its version from the answer."""
+    A version does not come back while somebody may remember it: a key that is deleted and set again goes on counting.
+    Its count is a small row, which a sweep removes once the key has been gone for the store's `state_keep_s`; then the
+    key is new. Whoever creates a key learns its version from the answer."""
 
     key: str
     value: bytes | None

@@ -31,6 +31,7 @@ from semel.kernel.effects import (
     Disconnected,
     Event,
     Load,
+    LoadAll,
     Machine,
     Notify,
     Read,
@@ -368,14 +369,16 @@ class Performer:
             partial(self._heard, self._interpreter.read_failed, seat, effect),
         )
 
-    def load(self, seat: Seat, effect: Load) -> None:
+    def load(self, seat: Seat, effect: Load | LoadAll) -> None:
         self._readers.submit(
-            partial(self.store.state, effect.key),
+            partial(effect.of, self.store),
             partial(self._heard, self._interpreter.load_done, seat, effect),
             partial(self._heard, self._interpreter.load_failed, seat, effect),
         )
 
-    def _heard(self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Load, answer: Any) -> None:
+    def _heard(
+        self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Load | LoadAll, answer: Any
+    ) -> None:
         tell(seat, effect, answer)
         self._touch()
 

@@ -10,7 +10,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import SemelError
-from semel.kernel.effects import Close, Deliver, Delivered, DeliverFailed, Event, Load, Machine, Notify, Read, Send
+from semel.kernel.effects import (
+    Close,
+    Deliver,
+    Delivered,
+    DeliverFailed,
+    Event,
+    Load,
+    LoadAll,
+    Machine,
+    Notify,
+    Read,
+    Send,
+)
 from semel.kernel.envelope import Envelope
 from semel.kernel.group import Group, GroupLimits
 from semel.kernel.interpreter import Interpreter, Seat
@@ -202,10 +214,10 @@ class Node:
             lambda found: self._report(seat, effect, found, self.interpreter.read_done, self.interpreter.read_failed),
         )
 
-    def load(self, seat: Seat, effect: Load) -> None:
+    def load(self, seat: Seat, effect: Load | LoadAll) -> None:
         self.database.ask(
             self,
-            lambda store: store.state(effect.key),
+            effect.of,
             lambda found: self._report(seat, effect, found, self.interpreter.load_done, self.interpreter.load_failed),
         )
 
@@ -213,7 +225,12 @@ class Node:
         self._run_in(life, done, answer)
 
     def _report(
-        self, seat: Seat, effect: Read | Load, found: Any, done: Callable[..., None], failed: Callable[..., None]
+        self,
+        seat: Seat,
+        effect: Read | Load | LoadAll,
+        found: Any,
+        done: Callable[..., None],
+        failed: Callable[..., None],
     ) -> None:
         if isinstance(found, SemelError):
             self._world.see(f"read.{found.code}")

@@ -6,7 +6,19 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from semel.kernel.effects import Close, Deliver, Delivered, DeliverFailed, Effect, Event, Load, Notify, Read, Send
+from semel.kernel.effects import (
+    Close,
+    Deliver,
+    Delivered,
+    DeliverFailed,
+    Effect,
+    Event,
+    Load,
+    LoadAll,
+    Notify,
+    Read,
+    Send,
+)
 from semel.kernel.effects import Resume as ResumeEvent
 from semel.kernel.group import Group
 from semel.kernel.hop import Ask, Confirm
@@ -168,8 +180,8 @@ class Durable:
         found = self._store.read(effect.stream, effect.after, effect.limit)
         self._reports.append(lambda: self._interpreter.read_done(seat, effect, found))
 
-    def load(self, seat: Seat, effect: Load) -> None:
-        state = self._store.state(effect.key)
+    def load(self, seat: Seat, effect: Load | LoadAll) -> None:
+        state = effect.of(self._store)
         self._reports.append(lambda: self._interpreter.load_done(seat, effect, state))
 
     def send(self, seat: Seat, effect: Send) -> None:

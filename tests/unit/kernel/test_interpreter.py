@@ -236,7 +236,11 @@ def test_reads_answer_with_records_or_with_the_trim_mark(driver: ToyDriver, inte
     interpreter.read_done(seat, effect, Records((RECORD,)))
     interpreter.read_done(seat, effect, Trimmed(AT))
     interpreter.read_failed(seat, effect, DOWN)
-    assert machine.heard == [ReadDone("hub/x", (RECORD,)), ReadTrimmed("hub/x", AT), ReadFailed("hub/x", DOWN)]
+    assert machine.heard == [
+        ReadDone("hub/x", (RECORD,), None, 1),
+        ReadTrimmed("hub/x", AT, None, 1),
+        ReadFailed("hub/x", DOWN, None, 1),
+    ]
 
 
 def test_an_empty_read_waits_for_the_next_commit(driver: ToyDriver, interpreter: Interpreter) -> None:

@@ -10,6 +10,9 @@ def test_numbers_that_are_stored_never_change() -> None:
         "LEAVE": 2,
         "OPEN": 3,
         "CLOSE": 4,
+        "STATE": 5,
+        "ORDER": 6,
+        "REPLY": 7,
     }
     assert {state.name: state.value for state in WorkState} == {
         "READY": 0,
