@@ -6,7 +6,7 @@ what was asked is durable and not before.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, StrEnum
 
 import msgspec
 
@@ -106,7 +106,31 @@ class Check(msgspec.Struct, frozen=True):
     group: str | None = None
 
 
-Call = Publish | CloseConnections | Find | JoinMembers | RemoveMembers | ListMembers | Grant | Revoke | Check
+# -- for operators
+
+
+class Summarize(msgspec.Struct, frozen=True):
+    """How much there is of everything: one `HubInfo`."""
+
+
+class ListConnections(msgspec.Struct, frozen=True):
+    """Connections after the one named `after`, in the order of their ids."""
+
+    of: Everybody | Group | User = Everybody()
+    after: str = ""
+    limit: int = 200
+
+
+class ListGroups(msgspec.Struct, frozen=True):
+    """Groups with a member, after the one named `after`, in the order of their names."""
+
+    after: str = ""
+    limit: int = 200
+
+
+Look = Summarize | ListConnections | ListGroups
+
+Call = Publish | CloseConnections | Find | JoinMembers | RemoveMembers | ListMembers | Grant | Revoke | Check | Look
 
 
 class Outcome(Enum):
@@ -124,6 +148,44 @@ class Member(msgspec.Struct, frozen=True):
     user: str | None = None
 
 
+class HubInfo(msgspec.Struct, frozen=True):
+    connected: int
+    waiting: int
+    elsewhere: int
+    groups: int
+
+
+class Attendance(StrEnum):
+    CONNECTED = "connected"
+    WAITING = "waiting"
+    """It has lost its socket, and its session waits for the client."""
+    ELSEWHERE = "elsewhere"
+    """It belongs to another node, which knows more."""
+
+
+class ConnectionInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """`begin` is where the stream stood when it came, `acked` how far the client has acknowledged. `waiting_since` in
+    seconds since 1970. The backlog is what was sent, or waits to be, and is not acknowledged. None: only the node that
+    has it knows."""
+
+    connection_id: str
+    state: Attendance
+    node: str
+    groups: tuple[str, ...]
+    user_id: str | None = None
+    protocol: str | None = None
+    begin: int | None = None
+    acked: int | None = None
+    backlog: int | None = None
+    backlog_bytes: int | None = None
+    waiting_since: float | None = None
+
+
+class GroupInfo(msgspec.Struct, frozen=True):
+    name: str
+    members: int
+
+
 class Answer(msgspec.Struct, frozen=True):
     """`more`: the list goes on after its last member."""
 
@@ -131,3 +193,5 @@ class Answer(msgspec.Struct, frozen=True):
     message: str = ""
     members: tuple[Member, ...] = ()
     more: bool = False
+    rows: tuple[HubInfo | ConnectionInfo | GroupInfo, ...] = ()
+    """What a `Look` has found."""

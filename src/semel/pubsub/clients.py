@@ -14,15 +14,24 @@ from semel.kernel.ops import Append, Duplicate, Put, RecordKind, Result
 from semel.pubsub.commits import Failure, why
 from semel.pubsub.messages import (
     Ack,
+    CancelInvocation,
     ErrorName,
     Fault,
+    Invoke,
     JoinGroup,
     LeaveGroup,
     Ping,
     Pong,
     Request,
+    SendEvent,
     SendToGroup,
     SequenceAck,
+    SetGroupState,
+    StartStream,
+    StreamData,
+    StreamEnd,
+    SubscribeGroupState,
+    UnsubscribeGroupState,
 )
 from semel.pubsub.permissions import Permission
 from semel.pubsub.records import MESSAGE_ID, NO_TERMS, Terms, group_target, id_identity, message
@@ -55,40 +64,59 @@ class Clients:
                 self._change_group(session, request, RecordKind.JOIN, now)
             case LeaveGroup():
                 self._change_group(session, request, RecordKind.LEAVE, now)
-            case _:
-                fault = Fault(ErrorName.BAD_REQUEST, f"{type(request).__name__} is not possible here")
-                self._ack(session, getattr(request, "ack_id", None), fault)
+            case SendEvent():
+                if not self.is_repeated(session, request.ack_id):
+                    self._hub.events.send(session, request, now)
+            case Invoke():
+                self._hub.events.invocations.invoke(session, request, now)
+            case CancelInvocation():
+                self._hub.events.invocations.cancel(session, request)
+            case StreamData():
+                self._hub.streams.part(session, request, now)
+            case StartStream():
+                self._hub.streams.start(session, request, now)
+            case StreamEnd():
+                self._hub.streams.end(session, request, now)
+            case SetGroupState():
+                self._hub.group_states.set(session, request, now)
+            case SubscribeGroupState():
+                self._hub.group_states.watch(session, request)
+            case UnsubscribeGroupState():
+                self._hub.group_states.unwatch(session, request)
 
     # -- acks
 
-    def _ack(self, session: Session, ack_id: int | None, error: Fault | None = None) -> None:
+    def ack(self, session: Session, ack_id: int | None, error: Fault | None = None) -> None:
         if ack_id is not None:
             self._hub.tell(session, Ack(ack_id, error))
 
-    def _is_repeated(self, session: Session, ack_id: int | None) -> bool:
+    def is_repeated(self, session: Session, ack_id: int | None) -> bool:
         """One that is durable is answered at once; one on its way when it is decided."""
-        if ack_id is None or ack_id not in session.claimed:
+        if ack_id is None or (ack_id not in session.claimed and ack_id not in session.waiting):
             return False
         if ack_id in session.taken:
-            self._ack(session, ack_id, _duplicate(ack_id))
+            self.ack(session, ack_id, _duplicate(ack_id))
         else:
             session.waiting[ack_id] = session.waiting.get(ack_id, 0) + 1
         return True
 
-    def _taken(self, session: Session, ack_ids: Sequence[int], repeated: Container[int] = ()) -> None:
+    def taken(self, session: Session, ack_ids: Sequence[int], repeated: Container[int] = ()) -> None:
         """`repeated` are those whose messages were there already, under their own ids."""
         for ack_id in ack_ids:
             session.taken.add(ack_id)
-            self._ack(session, ack_id, _duplicate(ack_id) if ack_id in repeated else None)
+            self.ack(session, ack_id, _duplicate(ack_id) if ack_id in repeated else None)
             if session.waiting:
                 for _ in range(session.waiting.pop(ack_id, 0)):
-                    self._ack(session, ack_id, _duplicate(ack_id))
+                    self.ack(session, ack_id, _duplicate(ack_id))
 
-    def _not_taken(self, session: Session, ack_ids: Sequence[int], failure: Failure) -> None:
-        fault = Fault(ErrorName.INTERNAL, why(failure))
+    def not_taken(self, session: Session, ack_ids: Sequence[int], failure: Failure) -> None:
+        self.refuse(session, ack_ids, Fault(ErrorName.INTERNAL, why(failure)))
+
+    def refuse(self, session: Session, ack_ids: Sequence[int], fault: Fault) -> None:
+        """They are forgotten, and may be tried again."""
         for ack_id in ack_ids:
             for _ in range(1 + session.waiting.pop(ack_id, 0)):
-                self._ack(session, ack_id, fault)
+                self.ack(session, ack_id, fault)
 
     def _commit(self, session: Session, puts: Sequence[Put], ack_ids: Sequence[int]) -> None:
         """What stands behind these ackIds, with them."""
@@ -98,23 +126,23 @@ class Clients:
             session,
             (),
             puts,
-            lambda results, now: self._taken(session, ack_ids),
-            lambda failure: self._not_taken(session, ack_ids, failure),
+            lambda results, now: self.taken(session, ack_ids),
+            lambda failure: self.not_taken(session, ack_ids, failure),
         )
 
     # -- messages
 
     def _publish(self, session: Session, request: SendToGroup, now: float) -> None:
         ack_id, group = request.ack_id, request.group
-        if self._is_repeated(session, ack_id):
+        if self.is_repeated(session, ack_id):
             return
         if not session.may(Permission.SEND_TO_GROUP, group):
-            self._ack(session, ack_id, _forbidden("send to", group))
+            self.ack(session, ack_id, forbidden("send to", group))
             return
         try:
             append = self._message(session, request, now)
         except InputError as error:
-            self._ack(session, ack_id, Fault(ErrorName.BAD_REQUEST, error.message))
+            self.ack(session, ack_id, Fault(ErrorName.BAD_REQUEST, error.message))
             return
         session.staged.append(append)
         session.staged_ids.append(ack_id)
@@ -142,30 +170,36 @@ class Clients:
         return append
 
     def commit_staged(self, session: Session) -> None:
-        """All that a session has published in one go is one commit, with its ackIds in one row."""
+        """All that a session has published in one go is one commit, with its ackIds and its streams in one row."""
         appends, session.staged = session.staged, []
         ids, session.staged_ids = session.staged_ids, []
         chunks, session.staged_chunks = session.staged_chunks, []
+        streams, session.staged_streams = session.staged_streams, None
         ack_ids = [ack_id for ack_id in ids if ack_id is not None]
 
         def done(results: tuple[Result, ...], now: float) -> None:
             pairs = zip(ids, results, strict=False)
             repeated = {ack_id for ack_id, result in pairs if type(result) is Duplicate and ack_id is not None}
-            self._taken(session, ack_ids, repeated)
+            self.taken(session, ack_ids, repeated)
+            if streams is not None:
+                self._hub.streams.taken(session, streams)
 
-        puts = (session.put_acks(self._hub.hub),) if ack_ids else ()
-        self._hub.commit_for(
-            session, appends, puts, done, lambda failure: self._not_taken(session, ack_ids, failure), more=chunks
-        )
+        def failed(failure: Failure) -> None:
+            self.not_taken(session, ack_ids, failure)
+            if streams is not None:
+                self._hub.streams.not_taken(session, streams, failure)
+
+        puts = (session.put_acks(self._hub.hub),) if ack_ids or streams is not None else ()
+        self._hub.commit_for(session, appends, puts, done, failed, more=chunks)
 
     # -- groups
 
     def _change_group(self, session: Session, request: JoinGroup | LeaveGroup, kind: RecordKind, now: float) -> None:
         ack_id, group = request.ack_id, request.group
-        if self._is_repeated(session, ack_id):
+        if self.is_repeated(session, ack_id):
             return
         if not session.may(Permission.JOIN_LEAVE_GROUP, group):
-            self._ack(session, ack_id, _forbidden("join" if kind is RecordKind.JOIN else "leave", group))
+            self.ack(session, ack_id, forbidden("join" if kind is RecordKind.JOIN else "leave", group))
             return
         if ack_id is not None:
             session.claimed.add(ack_id)
@@ -180,7 +214,7 @@ class Clients:
             kind,
             now,
             lambda puts: self._commit(session, puts, ack_ids),
-            lambda failure: self._not_taken(session, ack_ids, failure),
+            lambda failure: self.not_taken(session, ack_ids, failure),
         )
 
 
@@ -188,5 +222,5 @@ def _duplicate(ack_id: int) -> Fault:
     return Fault(ErrorName.DUPLICATE, f"Message with ack-id: {ack_id} has been processed")
 
 
-def _forbidden(verb: str, group: str) -> Fault:
+def forbidden(verb: str, group: str) -> Fault:
     return Fault(ErrorName.FORBIDDEN, f"The client does not have permission to {verb} group '{group}'")

@@ -30,7 +30,7 @@ from semel.kernel.text import check_text, clean_cause
 from semel.pubsub.frames import check_depth, subprotocol_of
 from semel.pubsub.handlers import Auth, EventHandler, Handlers, SystemEvent
 from semel.pubsub.keys import AccessKeys
-from semel.pubsub.messages import CONTENT_TYPES, Ack, CloseCode, Data, DataType, ErrorName, Fault, Metadata
+from semel.pubsub.messages import CONTENT_TYPES, CloseCode, Data, DataType, ErrorName, Fault, Metadata
 from semel.pubsub.names import check_group, check_metadata
 from semel.pubsub.rest_http import Headers, HttpError, HttpRequest, read_data
 from semel.pubsub.rest_routes import METADATA_PREFIX
@@ -90,7 +90,11 @@ class Unreachable(msgspec.Struct, frozen=True):
     is_late: bool = False
 
 
-Reply = IncomingResponse | Unreachable
+class NotAllowed(msgspec.Struct, frozen=True):
+    """It was not sent: the handler has not said that it wants events of this server."""
+
+
+Reply = IncomingResponse | Unreachable | NotAllowed
 
 
 # -- events
@@ -137,10 +141,10 @@ class PendingEvent(msgspec.Struct, frozen=True, array_like=True):
         return handlers.for_system_event(SystemEvent(self.name))
 
 
-def event_id(number: int, ack_id: int | None = None) -> str:
-    """With an ackId its own name, so that a client who tries a failed event again repeats its id as well. Without one,
-    the `number` of the event, which must not be given twice in the life of a connection: 0 is `connect`."""
-    return f"ack-{ack_id}" if ack_id is not None else str(number)
+def event_id(minted: str, ack_id: int | None = None) -> str:
+    """With an ackId its own name, so that a client who tries a failed event again repeats its id as well. Without one
+    what was `minted` for it, which must not be given twice in the life of a connection."""
+    return f"ack-{ack_id}" if ack_id is not None else minted
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -326,15 +330,15 @@ class Answered(msgspec.Struct, frozen=True):
     state: str | None = None
 
 
-NO_HANDLER = Failed("no event handler takes the event")
-NOT_ALLOWED = Failed("the event handler has not said that it wants events of this server")
+NO_HANDLER = "no event handler takes the event"
+NOT_TAKEN = "the event handler could not take the event"
 
 
-def told(event: PendingEvent) -> Ack | CloseCode | None:
+def told(event: PendingEvent, why: str = NOT_TAKEN) -> Fault | CloseCode | None:
     """What a client hears when its event has failed: an error for its ackId or, if it is a simple client and so knows
     no acks, the end of the connection. Nothing, if it wanted to hear nothing."""
     if event.ack_id is not None:
-        return Ack(event.ack_id, Fault(ErrorName.INTERNAL, "the event handler could not take the event"))
+        return Fault(ErrorName.INTERNAL, why)
     return CloseCode.INTERNAL if subprotocol_of(event.client.subprotocol) is None else None
 
 
@@ -372,6 +376,11 @@ def _taken(reply: Reply) -> IncomingResponse:
     """The response, if it says yes and is no larger than allowed."""
     if isinstance(reply, Unreachable):
         raise InputError(f"the event handler cannot be reached: {clean_cause(reply.cause)}")
+    if isinstance(reply, NotAllowed):
+        raise InputError(
+            "the event handler has not said that it wants events of this server",
+            fix="let it answer OPTIONS with WebHook-Allowed-Origin",
+        )
     if 300 <= reply.status < 400:
         raise InputError(f"the event handler redirects with status {reply.status}, which is not followed")
     if not 200 <= reply.status < 300:
@@ -484,4 +493,8 @@ def next_try(attempt: int, reply: Reply, began: float, now: float) -> float | No
 def _may_pass(reply: Reply) -> bool:
     if isinstance(reply, Unreachable):
         return not reply.is_late
-    return reply.status == 408 or 500 <= reply.status < 600
+    return isinstance(reply, IncomingResponse) and _is_trouble(reply.status)
+
+
+def _is_trouble(status: int) -> bool:
+    return status == 408 or 500 <= status < 600

@@ -1,9 +1,14 @@
 """One hub on one node: takes what clients and services say, makes it durable, and hands on what the stream says.
 
     clients     what the sessions ask (`clients.py`)
-    service     what REST, event handlers and commands ask (`service.py`)
-    stream      the records in the order of their offsets, each to those who were there at that place (here)
+    service     what REST and commands ask (`service.py`)
+    events      what is told to event handlers, and what they answer (`events.py`)
+    streams     messages in parts (`streams.py`)
+    states      what members say of themselves in a group (`group_state.py`)
+    tail        the records in the order of their offsets (`tail.py`), each to those who were there at that place (here)
     sessions    opened, recovered, dropped and ended; they survive their sockets and this process (here)
+    catch-up    what sessions have missed (`catchup.py`)
+    nodes       who lives, and whose sessions have to be taken over (`nodes.py`, `takeover.py`, `orders.py`)
 
 Delivery never comes from a publish but from the stream. What this node has committed itself need not be read again if
 nothing of another node stands before it.
@@ -14,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import NamedTuple
+from itertools import count
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -26,8 +32,12 @@ from semel.kernel.effects import (
     CommitUnknown,
     Effect,
     Event,
+    Load,
+    LoadAll,
+    Loaded,
+    LoadedAll,
+    LoadFailed,
     Notify,
-    Read,
     ReadDone,
     ReadFailed,
     ReadTrimmed,
@@ -35,49 +45,61 @@ from semel.kernel.effects import (
     Send,
     Wake,
 )
-from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob, mint_id
+from semel.kernel.envelope import Blob, mint_id
 from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Advance, Append, Conflict, Fresh, Log, Op, Put, PutBlob, RecordKind, Result, Trim
+from semel.kernel.ops import Append, Conflict, Fresh, Log, Op, Put, PutBlob, RecordKind, Result
 from semel.kernel.position import Position
-from semel.kernel.store import Record
 from semel.pubsub.calls import Answer, Call
+from semel.pubsub.catchup import CatchUp
 from semel.pubsub.clients import Clients
 from semel.pubsub.commits import Done, Failed, Failure, nothing_more, why
+from semel.pubsub.events import Events
+from semel.pubsub.floors import Floors
 from semel.pubsub.frames import codec_for
+from semel.pubsub.group_state import GroupStates
+from semel.pubsub.handler_calls import Fetched, Replied
+from semel.pubsub.handlers import Handlers
 from semel.pubsub.messages import CloseCode, Connected, Disconnected, Request, Response
+from semel.pubsub.nodes import Nodes
 from semel.pubsub.odata import parse
+from semel.pubsub.orders import Orders
 from semel.pubsub.permissions import Permissions
 from semel.pubsub.records import (
     NO_TERMS,
     accepted_event,
-    chunks_of,
+    closed,
     membership,
-    of_record,
-    presence,
+    opened,
+    opened_on,
     repeated_event,
     stream_of,
 )
-from semel.pubsub.roster import Roster
+from semel.pubsub.roster import Elsewhere, Here, Roster
 from semel.pubsub.service import Service
 from semel.pubsub.session import AcksRow, Confirmed, Entry, Session, SessionRow, acks_key, session_key
+from semel.pubsub.streams import Streams
+from semel.pubsub.tail import READ_ROWS, Tail
+from semel.pubsub.takeover import TakeOver
 from semel.pubsub.wire import frame
 
-READ_ROWS = 2000
 FLUSH_S = 1.0
 EARLY_MAX = 1_000
-AHEAD_MAX = 20_000
-"""How many records of our own may wait for others before them. Beyond that they are read again."""
+BEHIND_S = 1.0
+"""A session that is still catching up when its time is over gets this much more."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubOptions:
-    """`recovery_s`: how long a session waits for its client. The backlog is what a client has not acknowledged."""
+    """`recovery_s`: how long a session waits for its client. The backlog is what a client has not acknowledged.
+    `is_shared`: other nodes may use the store at the same time; one that is silent for `lease_s` is taken for dead."""
 
     recovery_s: float = 90.0
     backlog_count: int = 100_000
     backlog_bytes: int = 64 * 1024 * 1024
     trim_s: float = 5.0
+    is_shared: bool = False
+    lease_s: float = 10.0
 
 
 # -- what the server tells a hub
@@ -135,6 +157,14 @@ class Shut(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class _Timed(Protocol):
+    """A part of the hub that has something to do at times."""
+
+    def next_deadline(self) -> float | None: ...
+
+    def on_timer(self, now: float) -> None: ...
+
+
 class _Waiting(NamedTuple):
     """Who hears what became of a commit."""
 
@@ -143,101 +173,112 @@ class _Waiting(NamedTuple):
 
 
 class Hub:
-    """A machine. `random` gives as many fresh bytes as it is asked for. `tail` is the place up to which every session
-    has been served, `head` the end of the stream when the sessions were read."""
+    """A machine. `random` gives as many fresh bytes as it is asked for. `head` is the end of the stream when the
+    sessions were read, `floor` where this node began to need it. `elsewhere` are the sessions of other nodes."""
 
     def __init__(
         self,
         hub: str,
         node: str,
-        tail: Position,
-        head: int,
+        head: Position,
+        floor: int,
         sessions: Iterable[Session],
+        elsewhere: Iterable[Elsewhere],
         random: Callable[[int], bytes],
         options: HubOptions | None = None,
+        handlers: Handlers | None = None,
     ) -> None:
-        self.hub, self.node = hub, node
+        self.hub, self.node, self.epoch = hub, node, head.epoch
         self.stream = self.name = stream_of(hub)
         self.options = options or HubOptions()
         self.accepted, self.repeated = accepted_event(hub), repeated_event(hub)
-        self.roster = Roster()
-        for session in sessions:
-            # what was sent before is not known any more; it cannot have been more than there was
-            session.sent = max(session.sent, head)
-            self.roster.add(session)
-        self.epoch, self.tail, self._boot = tail.epoch, tail.offset, head
-        self._clients, self._service = Clients(self), Service(self)
+        self.roster, self.elsewhere = Here(), Roster[Elsewhere]()
+        for each in elsewhere:
+            self.elsewhere.add(each)
+        self.head = head.offset
+        self._effects: list[Effect] = []
+        self.tail = Tail(_begin_of(head, self.options), self._tell, self._effects.append)
+        self.floors, self._catch_up, self.orders = Floors(self, floor), CatchUp(self), Orders(self)
+        self._clients, self.service = Clients(self), Service(self)
+        self.events = Events(self, self._clients, handlers or Handlers(hub))
+        self.streams, self.group_states = Streams(self), GroupStates(self, self._clients)
+        self.take_over, self._nodes = TakeOver(self), Nodes(self) if self.options.is_shared else None
+        self._timed: tuple[_Timed, ...] = self.floors, self.orders, self.events, self.streams
+        if self._nodes is not None:
+            self._timed += (self._nodes,)
         self._random = random
         self._sockets: dict[str, Session] = {}
-        self._ahead: dict[int, Append] = {}
-        self._bodies: dict[str, bytes] = {}
-        self._looks: dict[int, list[Callable[[Record | None], None]]] = {}
-        self._reading: int | None = None
-        self._own_commits = 0
-        self._token = 0
+        self._tokens = count(1)
         self._waiting: dict[int, _Waiting] = {}
+        self._loads: dict[str | LoadAll, list[Callable[[Loaded | LoadedAll | LoadFailed, float], None]]] = {}
+        self._told: list[tuple[int, int, Callable[[], None]]] = []
         self._touched: dict[str, Session] = {}
         self._dirty: dict[str, Session] = {}
         self._expiries: list[tuple[float, str]] = []
-        self._effects: list[Effect] = []
         self._flush_at: float | None = None
-        self._trim_at: float | None = None
-        self._floor = tail.offset
+        self._begin_with = tuple(sessions)
 
     # -- the machine
 
     def start(self, now: float) -> Sequence[Effect]:
         """Nobody has a socket yet: the time for coming back begins now, however long the node was away."""
-        for session in self.roster:
-            if session.node == self.node:
-                self._drop(session, now)
-        self._trim_at = now + self.options.trim_s
-        self._read()
+        for session in self._begin_with:
+            # what was sent before is not known any more; it cannot have been more than there was
+            session.sent = max(session.sent, self.head)
+            self._begin(session, now)
+        self._begin_with = ()
+        self.floors.start(now)
+        if self._nodes is not None:
+            self._nodes.start(now)
+        self.tail.read_on()
         return self._end(now)
+
+    def _begin(self, session: Session, now: float) -> None:
+        """Of another time, in which the store was another one, nothing can be gone on with."""
+        self.roster.add(session)
+        if session.epoch != self.epoch:
+            self.close(session, Kind.CANCELLED, "the store was restored from a backup", now)
+        else:
+            self.fall_behind(session, now)
 
     def receive(self, event: Event, now: float) -> Sequence[Effect]:
         match event:
             case Received(peer=peer, message=told):
                 self._hear(peer, told, now)
             case Committed(token=token, results=results):
-                self._own_commits += 1
+                self.tail.committed()
                 self._waiting.pop(token).done(results, now)
             case CommitFailed(token=token) | CommitUnknown(token=token):
                 self._waiting.pop(token).failed(event, now)
-            case ReadDone(records=records, after=after):
-                self._looked(after, records[0] if records else None)
-                if self._is_ours(after):
-                    self._read_done(records, now)
-            case ReadTrimmed(first=first, after=after):
-                self._looked(after, None)
-                if self._is_ours(after):
-                    self.tail = max(self.tail, first.offset - 1)
-                    self._read()
-            case ReadFailed(error=error, after=after):
-                self._looked(after, None)
-                if self._is_ours(after):
-                    self.notify("hub-read", error.message)
+            case ReadDone() | ReadTrimmed() | ReadFailed():
+                if isinstance(event, ReadFailed):
+                    self.notify("hub-read", event.error.message)
+                self.tail.heard(event, now)
+            case Loaded(key=key) | LoadedAll(asked=key) | LoadFailed(key=key):
+                for tell in self._loads.pop(key, ()):
+                    tell(event, now)
             case Wake():
-                self._look_for_others()
+                self.tail.wake()
         return self._end(now)
 
     def next_deadline(self) -> float | None:
-        times = [at for at in (self._flush_at, self._trim_at) if at is not None]
+        times = [self._flush_at, *(part.next_deadline() for part in self._timed)]
         if self._expiries:
             times.append(self._expiries[0][0])
-        return min(times, default=None)
+        return min((at for at in times if at is not None), default=None)
 
     def on_timer(self, now: float) -> Sequence[Effect]:
         if self._flush_at is not None and self._flush_at <= now:
             self._flush()
-        if self._trim_at is not None and self._trim_at <= now:
-            self._trim(now)
+        for part in self._timed:
+            part.on_timer(now)
         while self._expiries and self._expiries[0][0] <= now:
             self._expire(heappop(self._expiries)[1], now)
         return self._end(now)
 
     def _end(self, now: float) -> Sequence[Effect]:
         """What was staged and written while one event was handled goes out together."""
+        self._catch_up.go_on()
         touched, self._touched = self._touched, {}
         for session in touched.values():
             if session.staged:
@@ -247,7 +288,8 @@ class Hub:
                 session.out = []
         if self._dirty and self._flush_at is None:
             self._flush_at = now + FLUSH_S
-        effects, self._effects = self._effects, []
+        effects = list(self._effects)
+        self._effects.clear()
         return effects
 
     def mint(self, now: float) -> str:
@@ -256,12 +298,27 @@ class Hub:
     def notify(self, topic: str, detail: str) -> None:
         self._effects.append(Notify(topic, f"{self.stream}: {detail}"))
 
-    # -- commits
+    def send(self, peer: str, message: object) -> None:
+        self._effects.append(Send(peer, message))
+
+    def answer(self, peer: str, answer: Answer) -> None:
+        self.send(peer, answer)
+
+    # -- the store
+
+    def load(self, key: str, tell: Callable[[Loaded | LoadedAll | LoadFailed, float], None]) -> None:
+        self._loads.setdefault(key, []).append(tell)
+        self._effects.append(Load(key))
+
+    def load_all(self, asked: LoadAll, tell: Callable[[Loaded | LoadedAll | LoadFailed, float], None]) -> None:
+        """The answer to one of several for the same prefix that fails is told to the first."""
+        self._loads.setdefault(asked, []).append(tell)
+        self._effects.append(asked)
 
     def commit(self, ops: Iterable[Op], done: Done, failed: Failed, chain: str | None = None) -> None:
-        self._token += 1
-        self._waiting[self._token] = _Waiting(done, failed)
-        self._effects.append(Commit(tuple(ops), self._token, chain))
+        token = next(self._tokens)
+        self._waiting[token] = _Waiting(done, failed)
+        self._effects.append(Commit(tuple(ops), token, chain))
 
     def commit_for(
         self,
@@ -270,7 +327,7 @@ class Hub:
         puts: Sequence[Put],
         done: Done,
         failed: Callable[[Failure], None],
-        more: Sequence[Log | PutBlob] = (),
+        more: Sequence[Op] = (),
     ) -> None:
         """In the name of a session, after what was committed for it before. If somebody else has the session by now, it
         is let go of. If nobody can say whether it happened, only the store can: the hub begins anew from it."""
@@ -285,30 +342,23 @@ class Hub:
 
         def on_failed(failure: Failure, now: float) -> None:
             if isinstance(failure, CommitUnknown):
-                self._begin_anew()
+                self.begin_anew("the store did not answer")
                 return
+            self.drop_bodies(appends)
             if any(isinstance(each, Conflict) for each in failure.results):
-                self.drop_bodies(appends)
-                self._lose(session)
+                self.lose(session)
                 return
             if session.generation == generation:
                 session.fall_back()
-            self.drop_bodies(appends)
             failed(failure)
 
         self.commit((*appends, *puts, *more), on_done, on_failed, session.id)
 
-    def _begin_anew(self) -> None:
+    def begin_anew(self, reason: str) -> None:
         """The clients come back, and find what the store holds."""
         for session in list(self._sockets.values()):
-            self.shut(session, CloseCode.INTERNAL, "the store did not answer")
+            self.shut(session, CloseCode.INTERNAL, reason)
         self._effects.append(Close("reload"))
-
-    def _lose(self, session: Session) -> None:
-        """Another node has it, and its client will be there."""
-        self.shut(session, CloseCode.INTERNAL, "the session is not here any more")
-        self.roster.remove(session)
-        self._dirty.pop(session.id, None)
 
     # -- sockets
 
@@ -317,32 +367,36 @@ class Hub:
             case Frames(requests=requests):
                 session = self._sockets.get(peer)
                 if session is None:
-                    # it was shut, or belongs to a hub that was here before this one: let it come back
-                    self._effects.append(Send(peer, Shut(CloseCode.GOING_AWAY, "this session is not open")))
+                    self._unknown(peer, requests)
                     return
                 self.touch(session)
-                self._ask(session, requests, now)
+                self.ask(session, requests, now)
             case Stalled() | Room():
                 self._stall(peer, isinstance(told, Stalled), now)
             case Open():
                 self._open(peer, told, now)
             case Resume(connection=connection):
-                self._resume(peer, connection)
+                self._resume(peer, connection, now)
             case Gone(code=code):
                 self._gone(peer, code, now)
+            case Replied() | Fetched():
+                self.events.hear(told, now)
             case _ if isinstance(told, Call):
-                self._service.hear(peer, told, now)
+                self.service.hear(peer, told, now)
 
-    def _ask(self, session: Session, requests: Sequence[Request], now: float) -> None:
+    def _unknown(self, peer: str, requests: Sequence[Request]) -> None:
+        """Its session is on its way here; or it was shut, or belongs to a hub that was here before this one: then it
+        may come back."""
+        if not self.take_over.hold(peer, requests):
+            self.shut_peer(peer, CloseCode.GOING_AWAY, "this session is not open")
+
+    def ask(self, session: Session, requests: Sequence[Request], now: float) -> None:
         if session.early is None:
             self._clients.hear(session, requests, now)
         elif len(session.early) + len(requests) > EARLY_MAX:
             self.shut(session, CloseCode.POLICY, "wait for connected before you ask for so much")
         else:
             session.early += requests
-
-    def answer(self, peer: str, answer: Answer) -> None:
-        self._effects.append(Send(peer, answer))
 
     def touch(self, session: Session) -> None:
         self._touched[session.id] = session
@@ -359,25 +413,34 @@ class Hub:
         if session.peer is None:
             return
         if session.out:
-            self._effects.append(Send(session.peer, Write(session.out)))
+            self.send(session.peer, Write(session.out))
             session.out = []
-        self._effects.append(Send(session.peer, Shut(code, reason)))
+        self.send(session.peer, Shut(code, reason))
         self._sockets.pop(session.peer, None)
         session.peer = None
+
+    def shut_peer(self, peer: str, code: CloseCode, reason: str) -> None:
+        """Of a socket that has no session here."""
+        self.send(peer, Shut(code, reason))
 
     # -- sessions
 
     def _open(self, peer: str, asked: Open, now: float) -> None:
         """It begins where the stream stands now: what comes in before it is durable is for it as well."""
-        start = max(self.tail, self._boot)
+        if self._nodes is not None and not self._nodes.is_in:
+            self.shut_peer(peer, CloseCode.INTERNAL, "the node is not ready yet")
+            return
+        start = max(self.tail.offset, self.head)
         groups = dict.fromkeys(asked.groups, start)
-        row = SessionRow(asked.user, asked.subprotocol, self.node, start, asked.permissions, groups, state=asked.state)
+        row = SessionRow(
+            asked.user, asked.subprotocol, self.node, start, asked.permissions, groups, state=asked.state,
+            epoch=self.epoch,
+        )  # fmt: skip
         session = Session(asked.connection, row, AcksRow(start, ()), 0, 0)
         session.peer, session.early, session.is_stalled = peer, [], True
         self._sockets[peer] = session
         self.roster.add(session)
         puts = (session.put_row(self.hub, row), session.put_acks(self.hub))
-        came = self._presence(RecordKind.OPEN, session, now)
 
         def done(results: tuple[Result, ...], now: float) -> None:
             session.row_version, session.acks_version = session.row_stored, session.acks_stored
@@ -387,21 +450,31 @@ class Hub:
             self.touch(session)
             early, session.early = session.early or (), None
             self._clients.hear(session, early, now)
+            self.events.look(session.id)
 
         def failed(failure: Failure) -> None:
             self.roster.remove(session)
             self.shut(session, CloseCode.INTERNAL, "the store cannot take the session now")
 
-        self.commit_for(session, (came,), puts, done, failed)
+        more = self.events.on_open(session, now)
+        self.commit_for(session, (self.opened(session, now),), puts, done, failed, more)
 
-    def _presence(self, kind: RecordKind, session: Session, now: float) -> Append:
-        return presence(self.stream, kind, session.id, session.user, round(now * 1e6), self.mint(now))
+    def opened(self, session: Session, now: float) -> Append:
+        return opened(self.stream, session, self.node, round(now * 1e6), self.mint(now))
 
-    def _resume(self, peer: str, connection: str) -> None:
+    def _resume(self, peer: str, connection: str, now: float) -> None:
         session = self.roster.get(connection)
-        if session is None or not session.is_reliable:
-            self._effects.append(Send(peer, Shut(CloseCode.POLICY, "there is no such session any more")))
-            return
+        if session is not None and session.is_reliable:
+            self.attach(session, peer, now)
+        elif session is None and self._nodes is not None and self._nodes.is_in:
+            self.take_over.resume(connection, peer, now)
+        elif self._nodes is not None and not self._nodes.is_in:
+            self.shut_peer(peer, CloseCode.INTERNAL, "the node is not ready yet")
+        else:
+            self.shut_peer(peer, CloseCode.POLICY, "there is no such session any more")
+
+    def attach(self, session: Session, peer: str, now: float) -> None:
+        """The client is back, on this socket."""
         if session.peer is not None:
             self.shut(session, CloseCode.GOING_AWAY, "another socket has taken over")
         session.peer, session.dropped_at, session.is_stalled = peer, None, False
@@ -409,6 +482,30 @@ class Hub:
         self.touch(session)
         session.out.clear()
         session.replay()
+        self.streams.resumed(session, now)
+        self.group_states.resumed(session)
+        self.events.look(session.id)
+
+    def fall_behind(self, session: Session, now: float) -> None:
+        """It is here from now on, and has to be given what it has missed. Its client may take its time for coming back
+        from now."""
+        self._drop(session, now)
+        self._catch_up.add(session, self.tail.offset)
+
+    def welcome(self, session: Session, now: float) -> None:
+        """It comes from another node."""
+        other = self.elsewhere.get(session.id)
+        if other is not None:
+            self.elsewhere.remove(other)
+        self.roster.add(session)
+        self.fall_behind(session, now)
+
+    def lose(self, session: Session) -> None:
+        """Another node has it, and its client will be there."""
+        self.shut(session, CloseCode.INTERNAL, "the session is not here any more")
+        self.roster.remove(session)
+        self._dirty.pop(session.id, None)
+        self.events.lost(session.id)
 
     def _stall(self, peer: str, is_stalled: bool, now: float) -> None:
         """What a reliable client has no room for waits in its queue. A plain one has none, and is too slow."""
@@ -423,9 +520,11 @@ class Hub:
         session.is_stalled = is_stalled
         if not is_stalled:
             session.catch_up()
+            self.group_states.has_room(session)
             self.touch(session)
 
     def _gone(self, peer: str, code: int | None, now: float) -> None:
+        self.take_over.gone(peer)
         session = self._sockets.pop(peer, None)
         if session is None:
             return
@@ -444,7 +543,9 @@ class Hub:
         session = self.roster.get(connection)
         if session is None or session.dropped_at is None:
             return
-        if session.dropped_at + self.options.recovery_s <= now:
+        if session.is_behind:
+            heappush(self._expiries, (now + BEHIND_S, connection))
+        elif session.dropped_at + self.options.recovery_s <= now:
             self.close(session, Kind.EXPIRED, "the client did not come back in time", now)
 
     def close(
@@ -456,17 +557,23 @@ class Hub:
         then: Callable[[Failure | None], None] | None = None,
     ) -> None:
         """The session ends, and what it has not acknowledged with it: the ledger says so. `then` hears whether that is
-        in the store."""
+        in the store. If another node has it by now, it is not ours to end."""
         self.roster.remove(session)
         self._dirty.pop(session.id, None)
-        went = self._presence(RecordKind.CLOSE, session, now)
-        rows = [Put(key(self.hub, session.id), None) for key in (session_key, acks_key)]
-        log = [Log(self._told(session, session.confirmed))] if session.confirmed is not None else []
+        end = session.acked if session.is_behind else self.tail.offset
+        went = closed(self.stream, session.id, session.user, end, round(now * 1e6), self.mint(now))
+        rows = (
+            Put(session_key(self.hub, session.id), None, session.row_version),
+            Put(acks_key(self.hub, session.id), None, session.acks_version),
+        )
+        log = [Log(self.said(session, session.confirmed))] if session.confirmed is not None else []
         if session.queue:
-            log.append(Log(self._told(session, Confirmed.of(session.queue), kind, reason)))
+            log.append(Log(self.said(session, Confirmed.of(session.queue), kind, reason)))
+        appends = (*self.streams.cancel(session, now), went)
 
         def done(results: tuple[Result, ...], now: float) -> None:
-            self.take_own((went,), results, now)
+            self.take_own(appends, results, now)
+            self.events.look(session.id)
             if then is not None:
                 then(None)
 
@@ -475,9 +582,11 @@ class Hub:
             if then is not None:
                 then(failure)
 
-        self.commit((went, *rows, *log), done, failed, session.id)
+        self.commit((*appends, *rows, *log, *self.events.on_close(session, reason, now)), done, failed, session.id)
 
-    def _overflow(self, session: Session, now: float) -> None:
+    def check_backlog(self, session: Session, now: float) -> None:
+        if len(session.queue) <= self.options.backlog_count and session.queue_bytes <= self.options.backlog_bytes:
+            return
         reason = f"{len(session.queue):,} messages are not acknowledged"
         self.notify("backlog", f"{session.id} is closed, {reason}")
         self.tell(session, Disconnected(reason))
@@ -492,9 +601,11 @@ class Hub:
             reason = f"{offset} is acknowledged, but {session.sent} is the last one sent"
             self.shut(session, CloseCode.POLICY, reason)
             self._drop(session, now)
-            return
-        session.acknowledge(offset)
-        self._dirty[session.id] = session
+        elif session.is_behind:
+            session.early_ack = max(session.early_ack, offset)
+        else:
+            session.acknowledge(offset)
+            self._dirty[session.id] = session
 
     # -- groups
 
@@ -508,140 +619,124 @@ class Hub:
         failed: Callable[[Failure], None],
     ) -> None:
         """A record in the stream says from where on it holds. Where that is is known only when the record is durable,
-        so the row that says it is a commit after it, which `then` has to make: nobody was told before."""
+        so the row that says it is a commit after it, which `then` has to make: nobody was told before. The acks are
+        written only to be refused if another node has the session."""
         record = membership(self.stream, kind, group, session.id, session.user, round(now * 1e6), self.mint(now))
 
         def done(results: tuple[Result, ...], now: float) -> None:
-            [result] = results
-            assert isinstance(result, Fresh)
+            joined = results[0]
+            assert isinstance(joined, Fresh)
             row = session.row()
             groups = dict(row.groups)
             if kind is RecordKind.JOIN:
-                groups.setdefault(group, result.position.offset)
+                groups.setdefault(group, joined.position.offset)
             else:
                 groups.pop(group, None)
             then((session.put_row(self.hub, msgspec.structs.replace(row, groups=groups)),))
+            self.events.look(session.id)
 
-        self.commit_for(session, (record,), (), done, failed)
+        tell = self.events.on_join if kind is RecordKind.JOIN else self.events.on_leave
+        more = tell(session, group, now)
+        self.commit_for(session, (record,), (session.put_acks(self.hub),), done, failed, more)
 
     # -- the stream
 
     def take_own(self, appends: Sequence[Append], results: Sequence[Result], now: float) -> None:
-        """Records of our own: delivered in their turn."""
-        fresh = []
-        for append, result in zip(appends, results, strict=False):
-            if type(result) is Fresh:
-                fresh.append((result.position.offset, append))
-            else:
-                self.drop_bodies((append,))
-        self._take_in(fresh, now)
+        self.tail.take_own(appends, results, now)
 
-    def _take_in(self, found: Iterable[tuple[int, Append]], now: float) -> None:
-        for offset, append in found:
-            if offset == self.tail + 1:
-                self._fold(offset, append, now)
-            elif offset > self.tail:
-                self._ahead[offset] = append
-        if not self._ahead:
-            return
-        while (following := self._ahead.get(self.tail + 1)) is not None:
-            self._fold(self.tail + 1, following, now)
-        self._ahead = {offset: append for offset, append in self._ahead.items() if offset > self.tail}
-        if self._ahead:
-            if len(self._ahead) > AHEAD_MAX:
-                self._ahead = {}
-            self._read()
+    def keep_body(self, body: bytes, now: float) -> tuple[Blob | None, list[PutBlob]]:
+        return self.tail.keep_body(body, lambda: self.mint(now))
 
-    def _fold(self, offset: int, append: Append, now: float) -> None:
-        self.tail = offset
+    def drop_bodies(self, appends: Iterable[Append]) -> None:
+        self.tail.drop_bodies(appends)
+
+    def when_told(self, offset: int, call: Callable[[], None]) -> None:
+        """As soon as the record that stands there has been handed on."""
+        if offset <= self.tail.offset:
+            call()
+        else:
+            heappush(self._told, (offset, next(self._tokens), call))
+
+    def _tell(self, offset: int, append: Append, body: bytes | None, now: float) -> None:
         kind = append.kind
         if kind is RecordKind.MESSAGE:
-            blob = append.envelope.blob
-            body = self._bodies.pop(blob.name, None) if blob is not None else None
-            if blob is not None and body is None:
+            if append.envelope.blob is not None and body is None:
                 self.notify("hub-body", f"the body of {append.envelope.id} is gone")
             else:
                 self._fan_out(Entry(offset, append, body), now)
-        elif offset > self._boot and (kind is RecordKind.JOIN or kind is RecordKind.LEAVE):
+        elif kind is RecordKind.JOIN or kind is RecordKind.LEAVE:
             self._change_member(kind, append, offset)
-        if offset == self._boot:
-            self.roster.forget_stays()
+            if kind is RecordKind.LEAVE:
+                self.group_states.on_leave(append.envelope.source, append.target[2:], now)
+        elif kind is RecordKind.OPEN:
+            self._opened(append, offset)
+        elif kind is RecordKind.CLOSE:
+            self._closed(append.envelope.source)
+            self.group_states.on_close(append.envelope.source, now)
+        elif kind is RecordKind.STATE:
+            self.group_states.fold(offset, append, now)
+        elif kind is RecordKind.ORDER or kind is RecordKind.REPLY:
+            self.orders.hear(append, now)
+        while self._told and self._told[0][0] <= offset:
+            heappop(self._told)[2]()
 
     def _change_member(self, kind: RecordKind, append: Append, offset: int) -> None:
-        """What was so when the sessions were read is in their rows; a change that is not had not been promised."""
-        session = self.roster.get(append.envelope.source)
+        """What another node said of a session before it came here is in its row; what is not had not been promised."""
+        group, connection = append.target[2:], append.envelope.source
+        session = self.roster.get(connection)
         if session is not None:
-            change = self.roster.join if kind is RecordKind.JOIN else self.roster.leave
-            change(session, append.target[2:], offset)
+            if offset > session.opened:
+                (self.roster.join if kind is RecordKind.JOIN else self.roster.leave)(session, group, offset)
+            return
+        other = self.elsewhere.get(connection)
+        if other is not None:
+            (self.elsewhere.join if kind is RecordKind.JOIN else self.elsewhere.leave)(other, group, offset)
+
+    def _opened(self, append: Append, offset: int) -> None:
+        """Whoever wrote this has the session. One that is here and was opened by others has been taken over."""
+        envelope = append.envelope
+        node, groups = opened_on(envelope)
+        known = self.elsewhere.get(envelope.source)
+        if known is not None:
+            self.elsewhere.remove(known)
+        if node == self.node:
+            return
+        session = self.roster.get(envelope.source)
+        if session is not None and offset > session.opened:
+            self.lose(session)
+        if session is None or offset > session.opened:
+            self.elsewhere.add(Elsewhere(envelope.source, envelope.subject, node, dict.fromkeys(groups, offset)))
+
+    def _closed(self, connection: str) -> None:
+        session, other = self.roster.get(connection), self.elsewhere.get(connection)
+        if session is not None:
+            self.lose(session)
+        if other is not None:
+            self.elsewhere.remove(other)
 
     def _fan_out(self, entry: Entry, now: float) -> None:
-        receivers = self.roster.receivers(entry.target, entry.offset)
-        if entry.terms is not NO_TERMS:
-            receivers = _chosen(receivers, entry, now)
         offset, count_max, bytes_max = entry.offset, self.options.backlog_count, self.options.backlog_bytes
-        for session in receivers:
+        for session in self.due(self.roster.receivers(entry.target, offset), entry, now):
             if offset <= session.acked:
                 continue
             session.push(entry)
             self._touched[session.id] = session
             if len(session.queue) > count_max or session.queue_bytes > bytes_max:
-                self._overflow(session, now)
+                self.check_backlog(session, now)
 
-    def keep_body(self, body: bytes, now: float) -> tuple[Blob | None, list[PutBlob]]:
-        """What stands in the row for a body that is too large for it, and its chunks. It is kept until it is
-        delivered."""
-        if len(body) <= DATA_INLINE_BYTES_MAX:
-            return None, []
-        blob = Blob(f"{self.stream}/{self.mint(now)}", len(body))
-        self._bodies[blob.name] = body
-        return blob, chunks_of(blob, body)
-
-    def drop_bodies(self, appends: Iterable[Append]) -> None:
-        """They will not be delivered."""
-        for append in appends:
-            if append.envelope.blob is not None:
-                self._bodies.pop(append.envelope.blob.name, None)
-
-    def _read_done(self, records: Sequence[Record], now: float) -> None:
-        for record in records:
-            if record.body is not None and record.envelope.blob is not None and record.position.offset > self.tail:
-                self._bodies[record.envelope.blob.name] = record.body
-        # what a read gives follows on what is known, also where a new epoch has left a gap in the numbers
-        for record in records:
-            if record.position.offset > self.tail:
-                self._fold(record.position.offset, of_record(record), now)
-        self._take_in((), now)
-        if len(records) == READ_ROWS or self._ahead or (records and self.tail < self._boot):
-            self._read()
-
-    def _read(self) -> None:
-        if self._reading is None:
-            self._reading = self.tail
-            after = Position(self.stream, self.epoch, self.tail)
-            self._effects.append(Read(self.stream, after, READ_ROWS, wait=False, bodies=True))
-
-    def _is_ours(self, after: Position | None) -> bool:
-        """Whether this is the end of a read that goes on with the stream."""
-        if after is None or after.offset != self._reading:
-            return False
-        self._reading = None
-        return True
-
-    def look_at(self, position: Position, tell: Callable[[Record | None], None]) -> None:
-        """Read one record again. None if it is gone."""
-        before = msgspec.structs.replace(position, offset=position.offset - 1)
-        self._looks.setdefault(before.offset, []).append(tell)
-        self._effects.append(Read(self.stream, before, 1, wait=False, bodies=True))
-
-    def _looked(self, after: Position | None, found: Record | None) -> None:
-        for tell in self._looks.pop(after.offset, ()) if after is not None else ():
-            tell(found)
-
-    def _look_for_others(self) -> None:
-        """A commit that we know of explains the wake; what others put between is seen as a gap."""
-        is_explained, self._own_commits = self._own_commits > 0, 0
-        if not is_explained:
-            self._read()
+    def due(self, receivers: Iterable[Session], entry: Entry, now: float) -> Iterable[Session]:
+        """Those of them to whom the terms of a message let it go."""
+        terms = entry.terms
+        if terms is NO_TERMS:
+            return receivers
+        if terms.expires is not None and terms.expires <= now * 1e6:
+            return ()
+        left_out = {*terms.excluded, *([entry.envelope.source] if terms.no_echo else [])}
+        chosen = [session for session in receivers if session.id not in left_out]
+        if terms.filter is None:
+            return chosen
+        asked = parse(terms.filter)
+        return [session for session in chosen if asked.matches(session)]
 
     # -- what is written down later
 
@@ -650,14 +745,14 @@ class Hub:
         self._flush_at = None
         dirty, self._dirty = self._dirty, {}
         for session in dirty.values():
-            log = [Log(self._told(session, session.confirmed))] if session.confirmed is not None else []
+            log = [Log(self.said(session, session.confirmed))] if session.confirmed is not None else []
             session.confirmed = None
             self.commit_for(session, (), (session.put_acks(self.hub),), nothing_more, self._not_flushed, more=log)
 
     def _not_flushed(self, failure: Failure) -> None:
         self.notify("hub-flush", why(failure))
 
-    def _told(
+    def said(
         self, session: Session, range: Confirmed, kind: Kind = Kind.CONFIRMED, cause: str | None = None
     ) -> LedgerEvent:
         return LedgerEvent(
@@ -665,32 +760,16 @@ class Hub:
             last=range.last, n=range.n, fold=range.fold, cause=cause,
         )  # fmt: skip
 
-    def _trim(self, now: float) -> None:
-        """Give up what nobody needs any more. A read that failed is made again here, if nothing else did."""
-        self._trim_at = now + self.options.trim_s
-        if self._ahead or self.tail < self._boot:
-            self._read()
-        floor = min((session.floor(self.tail) for session in self.roster), default=self.tail)
-        if floor <= self._floor:
-            return
-        self._floor = floor
-        cursor = floor_cursor(self.hub, self.node)
-        ops = (Advance(cursor, Position(self.stream, self.epoch, floor)), Trim(self.stream, floor + 1))
-        self.commit(ops, nothing_more, lambda failure, now: self.notify("hub-trim", why(failure)))
+    def look_for_missed(self) -> None:
+        """Again, if a read has failed."""
+        self._catch_up.try_again()
+        if self.tail.is_behind():
+            self.tail.read_on()
 
 
-def floor_cursor(hub: str, node: str) -> str:
-    """Up to here nobody on the node needs a record any more. It pins the rest."""
-    return f"{stream_of(hub)}/floor/{node}"
-
-
-def _chosen(receivers: Iterable[Session], entry: Entry, now: float) -> Iterable[Session]:
-    terms = entry.terms
-    if terms.expires is not None and terms.expires <= now * 1e6:
-        return ()
-    left_out = {*terms.excluded, *([entry.envelope.source] if terms.no_echo else [])}
-    chosen = [session for session in receivers if session.id not in left_out]
-    if terms.filter is None:
-        return chosen
-    asked = parse(terms.filter)
-    return [session for session in chosen if asked.matches(session)]
+def _begin_of(head: Position, options: HubOptions) -> Position:
+    """Rows that other nodes write a moment after the records that they speak of may not have been there yet, so what
+    those say is looked at again. Sessions of this node have nothing of the kind: it begins at the end."""
+    if not options.is_shared:
+        return head
+    return msgspec.structs.replace(head, offset=max(0, head.offset - READ_ROWS))

@@ -1,38 +1,64 @@
-"""A hub as the store holds it: what a node needs to go on after a restart, or after another node has died."""
+"""A hub as the store holds it: what a node needs to go on after a restart, or beside other nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from semel.kernel.position import Position
 from semel.kernel.store import State, Store
-from semel.pubsub.hub import Hub, HubOptions, floor_cursor
+from semel.pubsub.floors import floor_key, read_floor
+from semel.pubsub.handlers import Handlers
+from semel.pubsub.hub import Hub, HubOptions
 from semel.pubsub.records import stream_of
-from semel.pubsub.session import AcksRow, Session, acks_key, read_acks, read_session, session_key
+from semel.pubsub.roster import Elsewhere
+from semel.pubsub.session import Session, acks_key, session_key
+from semel.pubsub.takeover import session_of
 
 PAGE = 1000
+ROOT = "hub/"
+LAST = "\U0010ffff"
 
 
 def load_hub(
-    store: Store, hub: str, node: str, random: Callable[[int], bytes], options: HubOptions | None = None
+    store: Store,
+    hub: str,
+    node: str,
+    random: Callable[[int], bytes],
+    options: HubOptions | None = None,
+    handlers: Handlers | None = None,
 ) -> Hub:
     """The end of the stream is looked at before the sessions: what comes after it is read from the stream, and what it
-    says of a session that knows it already changes nothing."""
+    says of a session that knows it already changes nothing. A node that is alone has all sessions."""
+    options = options or HubOptions()
     head = store.head(stream_of(hub))
+    floor = store.state(floor_key(hub, node))
+    here, elsewhere = [], []
     sessions = list(_sessions(store, hub))
-    floor = store.cursor(floor_cursor(hub, node))
-    begin = min((session.acked for session in sessions), default=head.offset)
-    tail = max(begin, floor.offset if floor is not None else 0)
-    return Hub(hub, node, Position(head.stream, head.epoch, tail), head.offset, sessions, random, options)
+    for session in sessions:
+        if not options.is_shared or session.node == node:
+            session.node = node
+            here.append(session)
+        else:
+            elsewhere.append(Elsewhere(session.id, session.user, session.node, session.groups))
+    begin = read_floor(floor) if floor is not None else head.offset
+    machine = Hub(hub, node, head, begin, here, elsewhere, random, options, handlers)
+    for session in sessions:
+        machine.group_states.load(session)
+    return machine
+
+
+def known_hubs(store: Store) -> Iterator[str]:
+    """The hubs of which the store has sessions, or a node that had some. From each to the next it is one look."""
+    after = ROOT
+    while found := store.states(ROOT, after, 1):
+        hub = found[0][0].removeprefix(ROOT).partition("/")[0]
+        yield hub
+        after = f"{ROOT}{hub}/{LAST}"
 
 
 def _sessions(store: Store, hub: str) -> Iterator[Session]:
     acks = dict(_states(store, acks_key(hub, "")))
     for connection, state in _states(store, session_key(hub, "")):
-        row = read_session(state.value)
-        told = acks.get(connection)
-        taken = read_acks(told.value) if told is not None else AcksRow(row.start, ())
-        yield Session(connection, row, taken, state.version, told.version if told is not None else 0)
+        yield session_of(connection, state, acks.get(connection))
 
 
 def _states(store: Store, prefix: str) -> Iterator[tuple[str, State]]:

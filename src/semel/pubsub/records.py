@@ -6,15 +6,22 @@
               c/<connection>
               "" for everybody
     join, leave   g/<group>     the connection               its user
-    open, close   c/<connection>
+    open, close   c/<connection>                             its user
+    state     g/<group>         the connection               its user
+    order, reply                the node                     in a reply: the id of the order
+
+An `open` says on which node a session is from here on. An order asks other nodes to do something for the sessions that
+they have.
 
 A record carries all that decides who gets it, so every node decides alike, also when it is read again much later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
+from typing import Protocol
 
 import msgspec
 
@@ -29,8 +36,14 @@ REST = "rest"
 DATA_TYPES = {content: kind for kind, content in CONTENT_TYPES.items()}
 
 NO_ECHO, EXCLUDED, FILTER, EXPIRES, STREAM = "no-echo", "excluded", "filter", "expires", "stream"
+NODE, NODES = "node", "nodes"
 META = "meta-"
 """Headers. Those of the sender's own metadata begin with `META`."""
+
+START, END, GROUPS, RELIABLE = "start", "end", "groups", "reliable"
+"""Headers of `open` and `close`, for the audit: a session is given what stands after `start` and up to `end`. `groups`
+are those that it is in from the start. Only a reliable one acknowledges."""
+GROUPS_CHARS_MAX = 8 * 1024
 
 
 MESSAGE_ID = "semel-id"
@@ -85,6 +98,16 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_TERMS = Terms()
+
+
+class Served(Protocol):
+    """A session, as far as the stream tells of it."""
+
+    id: str
+    user: str | None
+    start: int
+    is_reliable: bool
+    groups: dict[str, int]
 
 
 def accepted_event(hub: str) -> Event:
@@ -178,10 +201,46 @@ def membership(
     return Append(stream, Envelope(id, connection, time=at, subject=user), kind=kind, target=group_target(group))
 
 
-def presence(stream: str, kind: RecordKind, connection: str, user: str | None, at: int, id: str) -> Append:
-    """A connection came, changed or went."""
-    envelope = Envelope(id, connection, time=at, subject=user)
-    return Append(stream, envelope, kind=kind, target=connection_target(connection))
+def opened(stream: str, session: Served, node: str, at: int, id: str) -> Append:
+    """A session is on this node from here on: it is new, or was taken over."""
+    headers = {NODE: node, **_opening(session.start, session.is_reliable, sorted(session.groups))}
+    data = msgspec.json.encode(sorted(session.groups))
+    envelope = Envelope(id, session.id, data=data, time=at, subject=session.user, headers=headers)
+    return Append(stream, envelope, kind=RecordKind.OPEN, target=connection_target(session.id))
+
+
+def opened_on(envelope: Envelope) -> tuple[str, tuple[str, ...]]:
+    """The node and the groups of an `open`."""
+    groups = msgspec.json.decode(envelope.data, type=tuple[str, ...]) if envelope.data else ()
+    return envelope.headers.get(NODE, ""), groups
+
+
+def closed(stream: str, connection: str, user: str | None, end: int, at: int, id: str) -> Append:
+    envelope = Envelope(id, connection, time=at, subject=user, headers={END: str(end)})
+    return Append(stream, envelope, kind=RecordKind.CLOSE, target=connection_target(connection))
+
+
+def order(stream: str, node: str, nodes: Sequence[str], body: bytes, at: int, id: str) -> Append:
+    headers = {NODES: msgspec.json.encode(nodes).decode()}
+    return Append(stream, Envelope(id, node, data=body, time=at, headers=headers), kind=RecordKind.ORDER)
+
+
+def ordered(envelope: Envelope) -> tuple[str, ...]:
+    """The nodes that an order is for."""
+    return msgspec.json.decode(envelope.headers.get(NODES, "[]"), type=tuple[str, ...])
+
+
+def reply(stream: str, node: str, order_id: str, body: bytes, at: int, id: str) -> Append:
+    return Append(stream, Envelope(id, node, data=body, time=at, subject=order_id), kind=RecordKind.REPLY)
+
+
+def _opening(start: int, is_reliable: bool, groups: Sequence[str]) -> dict[str, str]:
+    """A session with more groups than a header may hold is not audited, like one that does not acknowledge."""
+    headers = {START: str(start)}
+    told = msgspec.json.encode(groups).decode()
+    if is_reliable and len(told) <= GROUPS_CHARS_MAX:
+        headers |= {RELIABLE: "1", GROUPS: told}
+    return headers
 
 
 def of_record(record: Record) -> Append:

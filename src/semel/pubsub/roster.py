@@ -2,66 +2,105 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 from semel.pubsub.session import Session
 
 
-class Roster:
+class Member(Protocol):
+    """`groups` says since which offset it is in each."""
+
+    id: str
+    user: str | None
+    groups: dict[str, int]
+
+    @property
+    def connection_id(self) -> str: ...
+
+    @property
+    def user_id(self) -> str | None: ...
+
+
+class Elsewhere:
+    """A session that another node has, as far as one must know of it here."""
+
+    __slots__ = ("groups", "id", "node", "user")
+
+    def __init__(self, id: str, user: str | None, node: str, groups: dict[str, int]) -> None:
+        self.id, self.user, self.node, self.groups = id, user, node, groups
+
+    @property
+    def connection_id(self) -> str:
+        return self.id
+
+    @property
+    def user_id(self) -> str | None:
+        return self.user
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Roster(Generic[M]):
     def __init__(self) -> None:
-        self.sessions: dict[str, Session] = {}
-        self.users: dict[str, dict[str, Session]] = {}
-        self.groups: dict[str, dict[str, Session]] = {}
-        self._left: dict[str, list[tuple[Session, int, int]]] = {}
+        self.sessions: dict[str, M] = {}
+        self.users: dict[str, dict[str, M]] = {}
+        self.groups: dict[str, dict[str, M]] = {}
 
     def __len__(self) -> int:
         return len(self.sessions)
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[M]:
         return iter(self.sessions.values())
 
-    def get(self, connection: str) -> Session | None:
+    def get(self, connection: str) -> M | None:
         return self.sessions.get(connection)
 
-    def add(self, session: Session) -> None:
-        """With the groups that it is in. Stays that have ended count for records of their time."""
+    def add(self, session: M) -> None:
+        """With the groups that it is in."""
         self.sessions[session.id] = session
         if session.user is not None:
             self.users.setdefault(session.user, {})[session.id] = session
         for group in session.groups:
             self.groups.setdefault(group, {})[session.id] = session
-        for group, since, until in session.left:
-            self._left.setdefault(group, []).append((session, since, until))
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: M) -> None:
         self.sessions.pop(session.id, None)
         if session.user is not None:
             _discard(self.users, session.user, session.id)
         for group in session.groups:
             _discard(self.groups, group, session.id)
 
-    def join(self, session: Session, group: str, offset: int) -> None:
+    def join(self, session: M, group: str, offset: int) -> None:
         """From this record on. Who is in already stays in since then."""
         if session.groups.setdefault(group, offset) == offset:
             self.groups.setdefault(group, {})[session.id] = session
 
-    def leave(self, session: Session, group: str, offset: int) -> None:
+    def leave(self, session: M, group: str, offset: int) -> int | None:
+        """Since when it was in, if it was."""
         since = session.groups.get(group)
         if since is None or since > offset:
-            return
+            return None
         del session.groups[group]
-        if session.queue:
-            session.left.append((group, since, offset))
         _discard(self.groups, group, session.id)
+        return since
 
-    def forget_stays(self) -> None:
-        """Nothing of the time before will be read again."""
-        self._left.clear()
+
+class Here(Roster[Session]):
+    """The sessions that this node has, and to which of them a record is due."""
+
+    def leave(self, session: Session, group: str, offset: int) -> int | None:
+        since = super().leave(session, group, offset)
+        if since is not None and (session.queue or session.is_behind):
+            session.left.append((group, since, offset))
+        return since
 
     def receivers(self, target: str, offset: int) -> Iterable[Session]:
         """To whom a record with this target is due, at its place in the stream."""
         if target.startswith("g/"):
-            return self._members(target[2:], offset)
+            return self.members(target[2:], offset)
         if target.startswith("u/"):
             found: Iterable[Session] = self.users.get(target[2:], {}).values()
         elif target.startswith("c/"):
@@ -71,15 +110,31 @@ class Roster:
             found = self.sessions.values()
         return [session for session in found if session.start < offset]
 
-    def _members(self, group: str, offset: int) -> Iterable[Session]:
+    def members(self, group: str, offset: int) -> list[Session]:
         members = self.groups.get(group, {}).values()
-        found = [session for session in members if session.groups[group] < offset]
-        if group in self._left:
-            found += [session for session, since, until in self._left[group] if since < offset < until]
-        return found
+        return [session for session in members if session.groups[group] < offset]
 
 
-def _discard(index: dict[str, dict[str, Session]], key: str, connection: str) -> None:
+class Past(Here):
+    """As it was when they were added, with the stays in groups that have ended, which count for records of their
+    time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stays: dict[str, list[tuple[Session, int, float]]] = {}
+
+    def add(self, session: Session) -> None:
+        super().add(session)
+        for group, since in session.groups.items():
+            self._stays.setdefault(group, []).append((session, since, math.inf))
+        for group, since, until in session.left:
+            self._stays.setdefault(group, []).append((session, since, until))
+
+    def members(self, group: str, offset: int) -> list[Session]:
+        return [session for session, since, until in self._stays.get(group, ()) if since < offset < until]
+
+
+def _discard(index: dict[str, dict[str, M]], key: str, connection: str) -> None:
     found = index.get(key)
     if found is not None:
         found.pop(connection, None)

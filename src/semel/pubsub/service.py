@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from semel.errors import InputError, LimitExceeded
+from semel.kernel.effects import Loaded, LoadedAll, LoadFailed
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Duplicate, PutBlob, RecordKind, Result
 from semel.kernel.store import Record
@@ -20,6 +21,8 @@ from semel.pubsub.calls import (
     Grant,
     Group,
     JoinMembers,
+    ListConnections,
+    ListGroups,
     ListMembers,
     Member,
     Outcome,
@@ -27,11 +30,14 @@ from semel.pubsub.calls import (
     Receivers,
     RemoveMembers,
     Revoke,
+    Summarize,
     User,
 )
 from semel.pubsub.commits import Failure, why
 from semel.pubsub.messages import CloseCode, Disconnected
 from semel.pubsub.odata import parse
+from semel.pubsub.overview import overview
+from semel.pubsub.permissions import Permissions
 from semel.pubsub.records import (
     EVERYBODY,
     NO_TERMS,
@@ -43,10 +49,14 @@ from semel.pubsub.records import (
     message,
     user_target,
 )
-from semel.pubsub.session import Session
+from semel.pubsub.roster import Elsewhere, M, Roster
+from semel.pubsub.session import Session, read_session, session_key
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
+    from semel.pubsub.orders import Command
+
+Reply = Callable[[Answer], None]
 
 DONE, NOT_FOUND = Answer(), Answer(Outcome.NOT_FOUND)
 
@@ -56,63 +66,82 @@ class Service:
         self._hub = hub
 
     def hear(self, peer: str, call: Call, now: float) -> None:
+        def answer(answer: Answer) -> None:
+            self._hub.answer(peer, answer)
+
         match call:
             case Publish():
-                self._publish(peer, call, now)
-            case CloseConnections():
-                self._close(peer, call, now)
-            case JoinMembers():
-                self._join(peer, call, now)
-            case RemoveMembers():
-                self._remove(peer, call, now)
-            case Grant() | Revoke():
-                self._permit(peer, call)
+                self._publish(call, now, answer)
+            case CloseConnections() | JoinMembers() | RemoveMembers() | Grant() | Revoke():
+                self._command(call, now, answer)
             case Find(who=who):
-                self._hub.answer(peer, DONE if self._there(who) else NOT_FOUND)
+                answer(DONE if self._there(who) or self._elsewhere(who) else NOT_FOUND)
             case ListMembers():
-                self._hub.answer(peer, self._list(call))
-            case Check(connection=connection, permission=permission, group=group):
-                session = self._hub.roster.get(connection)
-                has = session is not None and session.permissions.has(permission, group)
-                self._hub.answer(peer, DONE if has else NOT_FOUND)
+                answer(self._list(call))
+            case Summarize() | ListConnections() | ListGroups():
+                answer(overview(self._hub, call))
+            case Check():
+                self._check(call, answer)
 
     def _there(self, who: Receivers) -> Sequence[Session]:
-        """Those who are there now."""
-        roster = self._hub.roster
-        match who:
-            case Group(name=name):
-                return list(roster.groups.get(name, {}).values())
-            case User(name=name):
-                return list(roster.users.get(name, {}).values())
-            case Connection(name=name):
-                session = roster.get(name)
-                return [session] if session is not None else []
-            case Everybody():
-                return list(roster)
+        """Those who are here now."""
+        return _found(self._hub.roster, who)
+
+    def _elsewhere(self, who: Receivers) -> Sequence[Elsewhere]:
+        """Those whom other nodes have."""
+        return _found(self._hub.elsewhere, who)
+
+    def _command(self, command: Command, now: float, answer: Reply) -> None:
+        """For the sessions that are here, and by order for those that are elsewhere."""
+        nodes = {each.node for each in self._chosen(command, self._elsewhere(_whom(command)))}
+        if not nodes:
+            self.obey(command, now, answer)
+            return
+        both = Gathered(2, answer)
+        self.obey(command, now, both.hear)
+        self._hub.orders.give(command, nodes, now, both.hear)
+
+    def obey(self, command: Command, now: float, answer: Reply) -> None:
+        """For the sessions that are here."""
+        match command:
+            case CloseConnections():
+                self._close(command, now, answer)
+            case JoinMembers():
+                self._join(command, now, answer)
+            case RemoveMembers():
+                self._remove(command, now, answer)
+            case Grant() | Revoke():
+                self._permit(command, answer)
+
+    def _chosen(self, command: Command, found: Sequence[M]) -> Sequence[M]:
+        if isinstance(command, CloseConnections):
+            return [each for each in found if each.id not in command.excluded]
+        if isinstance(command, JoinMembers | RemoveMembers) and command.filter is not None:
+            asked = parse(command.filter)
+            return [each for each in found if asked.matches(each)]
+        return found
 
     # -- messages
 
-    def _publish(self, peer: str, call: Publish, now: float) -> None:
+    def _publish(self, call: Publish, now: float, answer: Reply) -> None:
         try:
             append, chunks = self._message(call, now)
         except InputError as error:
-            self._hub.answer(peer, Answer(Outcome.REFUSED, error.message))
+            answer(Answer(Outcome.REFUSED, error.message))
             return
 
         def done(results: tuple[Result, ...], now: float) -> None:
             result, *_ = results
             if isinstance(result, Duplicate):
                 self._hub.drop_bodies((append,))
-                self._hub.look_at(
-                    result.position, lambda first: self._hub.answer(peer, _compared(append, call.data.body, first))
-                )
+                self._hub.tail.look_at(result.position, lambda first: answer(_compared(append, call.data.body, first)))
                 return
             self._hub.take_own((append,), results, now)
-            self._hub.answer(peer, DONE)
+            answer(DONE)
 
         def failed(failure: Failure, now: float) -> None:
             self._hub.drop_bodies((append,))
-            self._hub.answer(peer, _failed(failure))
+            answer(_failed(failure))
 
         self._hub.commit((append, *chunks), done, failed)
 
@@ -131,69 +160,67 @@ class Service:
 
     # -- connections
 
-    def _close(self, peer: str, call: CloseConnections, now: float) -> None:
-        chosen = [session for session in self._there(call.to) if session.id not in call.excluded]
-        together = _Together(len(chosen), lambda answer: self._hub.answer(peer, answer))
+    def _close(self, call: CloseConnections, now: float, answer: Reply) -> None:
+        chosen = self._chosen(call, self._there(call.to))
+        together = Gathered(len(chosen), answer)
         for session in chosen:
             self._hub.tell(session, Disconnected(call.reason))
             self._hub.shut(session, CloseCode.POLICY, call.reason)
-            self._hub.close(session, Kind.CANCELLED, call.reason or "closed by the service", now, together.hear)
+            self._hub.close(session, Kind.CANCELLED, call.reason or "closed by the service", now, together.became)
 
-    def _permit(self, peer: str, call: Grant | Revoke) -> None:
+    def _permit(self, call: Grant | Revoke, answer: Reply) -> None:
         session = self._hub.roster.get(call.connection)
         if session is None:
-            self._hub.answer(peer, NOT_FOUND if isinstance(call, Grant) else DONE)
+            answer(NOT_FOUND if isinstance(call, Grant) else DONE)
             return
         before = session.permissions
         change = before.granted if isinstance(call, Grant) else before.revoked
         try:
             session.permit(change(call.permission, call.group))
         except LimitExceeded as error:
-            self._hub.answer(peer, Answer(Outcome.REFUSED, error.message))
+            answer(Answer(Outcome.REFUSED, error.message))
             return
 
         def failed(failure: Failure) -> None:
             session.permit(before)
-            self._hub.answer(peer, _failed(failure))
+            answer(_failed(failure))
 
-        self._hub.commit_for(
-            session,
-            (),
-            (session.put_row(self._hub.hub, session.row()),),
-            lambda results, now: self._hub.answer(peer, DONE),
-            failed,
-        )
+        put = session.put_row(self._hub.hub, session.row())
+        self._hub.commit_for(session, (), (put,), lambda results, now: answer(DONE), failed)
+
+    def _check(self, call: Check, answer: Reply) -> None:
+        session = self._hub.roster.get(call.connection)
+        if session is not None:
+            answer(_has(session.permissions, call))
+        elif self._hub.elsewhere.get(call.connection) is None:
+            answer(NOT_FOUND)
+        else:
+            self._hub.load(
+                session_key(self._hub.hub, call.connection), lambda found, now: answer(_has_by_row(found, call))
+            )
 
     # -- groups
 
-    def _join(self, peer: str, call: JoinMembers, now: float) -> None:
-        chosen = self._chosen(call)
+    def _join(self, call: JoinMembers, now: float, answer: Reply) -> None:
+        chosen = self._chosen(call, self._there(call.who))
         if not chosen and not isinstance(call.who, Everybody):
-            self._hub.answer(peer, NOT_FOUND)
+            answer(NOT_FOUND)
             return
         changes = [(session, group) for session in chosen for group in call.groups if group not in session.groups]
-        self._change(peer, changes, RecordKind.JOIN, now)
+        self._change(changes, RecordKind.JOIN, now, answer)
 
-    def _remove(self, peer: str, call: RemoveMembers, now: float) -> None:
+    def _remove(self, call: RemoveMembers, now: float, answer: Reply) -> None:
         changes = [
             (session, group)
-            for session in self._chosen(call)
+            for session in self._chosen(call, self._there(call.who))
             for group in (session.groups if call.groups is None else call.groups)
             if group in session.groups
         ]
-        self._change(peer, changes, RecordKind.LEAVE, now)
+        self._change(changes, RecordKind.LEAVE, now, answer)
 
-    def _chosen(self, call: JoinMembers | RemoveMembers) -> Sequence[Session]:
-        found = self._there(call.who)
-        if call.filter is None:
-            return found
-        asked = parse(call.filter)
-        return [session for session in found if asked.matches(session)]
-
-    def _change(self, peer: str, changes: Iterable[tuple[Session, str]], kind: RecordKind, now: float) -> None:
+    def _change(self, changes: Sequence[tuple[Session, str]], kind: RecordKind, now: float, answer: Reply) -> None:
         """Each is durable by itself; the answer comes when all are."""
-        changes = list(changes)
-        together = _Together(len(changes), lambda answer: self._hub.answer(peer, answer))
+        together = Gathered(len(changes), answer)
         for session, group in changes:
             self._hub.change_group(
                 session,
@@ -201,32 +228,76 @@ class Service:
                 kind,
                 now,
                 lambda puts, session=session: self._hub.commit_for(  # type: ignore[misc]
-                    session, (), puts, lambda results, now: together.hear(None), together.hear
+                    session, (), puts, lambda results, now: together.became(None), together.became
                 ),
-                together.hear,
+                together.became,
             )
 
     def _list(self, call: ListMembers) -> Answer:
-        ids = sorted(id for id in self._hub.roster.groups.get(call.group, ()) if id > call.after)
-        roster = self._hub.roster
-        members = tuple(Member(id, roster.sessions[id].user) for id in ids[: call.limit])
-        return Answer(members=members, more=len(ids) > call.limit)
+        group = Group(call.group)
+        found: list[Session | Elsewhere] = [*self._there(group), *self._elsewhere(group)]
+        after = sorted((Member(each.id, each.user) for each in found if each.id > call.after), key=_by_connection)
+        return Answer(members=tuple(after[: call.limit]), more=len(after) > call.limit)
 
 
-class _Together:
-    """One answer for many."""
+class Gathered:
+    """One answer for many: the worst of them. That something was not there counts only if it was nowhere."""
 
-    def __init__(self, count: int, answer: Callable[[Answer], None]) -> None:
+    def __init__(self, count: int, answer: Reply) -> None:
         self._left, self._answer = count, answer
-        self._failure: Failure | None = None
+        self._worst = NOT_FOUND
         if count == 0:
             answer(DONE)
 
-    def hear(self, failure: Failure | None) -> None:
-        self._failure = self._failure or failure
+    def hear(self, answer: Answer) -> None:
+        if _WORSE.index(answer.outcome) > _WORSE.index(self._worst.outcome):
+            self._worst = answer
         self._left -= 1
         if self._left == 0:
-            self._answer(_failed(self._failure) if self._failure is not None else DONE)
+            self._answer(self._worst)
+
+    def became(self, failure: Failure | None) -> None:
+        self.hear(DONE if failure is None else _failed(failure))
+
+
+_WORSE = (Outcome.NOT_FOUND, Outcome.DONE, Outcome.CONFLICT, Outcome.REFUSED, Outcome.FAILED)
+
+
+def _by_connection(member: Member) -> str:
+    return member.connection
+
+
+def _found(roster: Roster[M], who: Receivers) -> Sequence[M]:
+    match who:
+        case Group(name=name):
+            return list(roster.groups.get(name, {}).values())
+        case User(name=name):
+            return list(roster.users.get(name, {}).values())
+        case Connection(name=name):
+            session = roster.get(name)
+            return [session] if session is not None else []
+        case Everybody():
+            return list(roster)
+
+
+def _whom(command: Command) -> Receivers:
+    match command:
+        case CloseConnections(to=to):
+            return to
+        case JoinMembers(who=who) | RemoveMembers(who=who):
+            return who
+        case Grant(connection=connection) | Revoke(connection=connection):
+            return Connection(connection)
+
+
+def _has(permissions: Permissions, call: Check) -> Answer:
+    return DONE if permissions.has(call.permission, call.group) else NOT_FOUND
+
+
+def _has_by_row(found: Loaded | LoadedAll | LoadFailed, call: Check) -> Answer:
+    if not isinstance(found, Loaded):
+        return Answer(Outcome.FAILED, "the store cannot be read")
+    return _has(read_session(found.state.value).permissions, call) if found.state is not None else NOT_FOUND
 
 
 def _failed(failure: Failure) -> Answer:

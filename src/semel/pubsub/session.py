@@ -3,7 +3,8 @@
 A session outlives its socket. Two rows of the store hold it:
 
     session   who it is, its permissions and groups, and since when it has no socket      changes seldom
-    acks      which of its own messages were taken, and how far it has acknowledged       changes with every publish
+    acks      which of its own messages were taken, how far its streams have come, and    changes with every publish
+              how far it has acknowledged
 
 Every write to a row names the version that it builds on, so a node that was replaced cannot write for the session any
 more, whatever it believes.
@@ -12,9 +13,9 @@ more, whatever it believes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -22,18 +23,31 @@ from semel.errors import StoreError
 from semel.kernel.ledger import hash_id
 from semel.kernel.numbers import NumberSet
 from semel.kernel.ops import Append, Put, PutBlob, Result
-from semel.pubsub.frames import RELIABLE, Frame, codec_for, subprotocol_of
-from semel.pubsub.messages import GroupMessage, Request, Response, ServerMessage
+from semel.pubsub.frames import RELIABLE, Frame, Subprotocol, codec_for, subprotocol_of
+from semel.pubsub.messages import Data, DataType, GroupMessage, Metadata, Request, Response, ServerMessage
 from semel.pubsub.permissions import Permission, Permissions
 from semel.pubsub.records import Terms, data_of, terms_of
 from semel.pubsub.wire import frame
 
+if TYPE_CHECKING:
+    from semel.pubsub.streams import StreamChanges
+
 ALLOWED_MAX = 1024
+WITHOUT_STREAMS = frozenset({Subprotocol.PROTOBUF, Subprotocol.PROTOBUF_RELIABLE})
+"""They cannot say which part of a stream a message is: they get it as one of its own, and the end as an empty one."""
+NO_TEXT = Data(DataType.TEXT, b"")
+
+
+class OwnState(msgspec.Struct, frozen=True, array_like=True):
+    """What a session says of itself in a group. `updated_at` in milliseconds."""
+
+    state: dict[str, str]
+    updated_at: int
 
 
 class SessionRow(msgspec.Struct, frozen=True, array_like=True):
     """`groups` says since which offset; `left` are the stays in groups that ended after `acked`. `dropped_at` in
-    seconds, None while a socket is attached."""
+    seconds, None while a socket is attached. Offsets are those of `epoch`: in another one they mean nothing."""
 
     user: str | None
     subprotocol: str
@@ -44,11 +58,29 @@ class SessionRow(msgspec.Struct, frozen=True, array_like=True):
     left: tuple[tuple[str, int, int], ...] = ()
     dropped_at: float | None = None
     state: str = ""
+    epoch: int = 0
+    states: dict[str, OwnState] = {}
+    watches: tuple[str, ...] = ()
+
+
+class ClientStream(msgspec.Struct, frozen=True, array_like=True):
+    """A stream that a client sends to a group, and the number of the part that comes next. One that `is_ended` is
+    remembered for a client that did not hear so."""
+
+    id: str
+    group: str
+    expected: int
+    idle_ms: int
+    no_echo: bool = False
+    ttl_s: int | None = None
+    metadata: Metadata | None = None
+    is_ended: bool = False
 
 
 class AcksRow(msgspec.Struct, frozen=True, array_like=True):
     acked: int
     taken: tuple[tuple[int, int], ...]
+    streams: tuple[ClientStream, ...] = ()
 
 
 def session_key(hub: str, connection: str) -> str:
@@ -109,27 +141,33 @@ class Entry:
     def _make(self, subprotocol: str) -> bytes:
         envelope, terms = self.envelope, self.terms
         sequence = self.offset if subprotocol in RELIABLE else None
-        data = data_of(envelope, self.body)
+        data, part = data_of(envelope, self.body), terms.stream
         response: Response
         if self.target.startswith("g/"):
-            response = GroupMessage(self.target[2:], data, envelope.subject, sequence, terms.metadata, terms.stream)
+            if part is not None and subprotocol in WITHOUT_STREAMS:
+                data, part = data or NO_TEXT, None
+            response = GroupMessage(self.target[2:], data, envelope.subject, sequence, terms.metadata, part)
         else:
-            assert data is not None
-            response = ServerMessage(data, sequence, terms.metadata)
+            response = ServerMessage(data or Data(DataType.BINARY, b""), sequence, terms.metadata)
         encoded: Frame | None = codec_for(subprotocol).encode(response)
         return frame(encoded) if encoded is not None else b""
 
 
 class Session:
-    """In memory. `acked` is how far the client has acknowledged, `sent` the highest offset that went to its socket,
-    `queue` what it has not acknowledged. `taken` are the ackIds whose messages are durable, `claimed` also those that
-    are on their way. `early` is what the client has said before its session was durable; None from then on."""
+    """In memory. `acked` is how far the client has acknowledged, `sent` the highest offset that ever went to it,
+    `written` the highest that went to its present socket, `queue` what it has not acknowledged. `taken` are the ackIds
+    whose messages are durable, `claimed` also those that are on their way. `early` is what the client has said before
+    its session was durable; None from then on. While it `is_behind`, what it has missed is still being read: what comes
+    in waits in its queue, and `early_ack` is how far it has acknowledged meanwhile. `opened` is where the stream says
+    that it is on this node. `streams`, `states` and `watches` count what is on its way, those that are `stored` do
+    not."""
 
     __slots__ = (
-        "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "early", "generation",
-        "groups", "id", "is_reliable", "is_stalled", "left", "node", "out", "peer", "permissions", "queue",
-        "queue_bytes", "row_stored", "row_version", "sent", "staged", "staged_chunks", "staged_ids", "start", "state",
-        "subprotocol", "taken", "user", "waiting",
+        "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "early", "early_ack",
+        "epoch", "generation", "groups", "id", "is_behind", "is_reliable", "is_stalled", "left", "node", "opened",
+        "out", "peer", "permissions", "queue", "queue_bytes", "row_stored", "row_version", "sent", "staged",
+        "staged_chunks", "staged_ids", "staged_streams", "start", "state", "states", "states_stored", "streams",
+        "streams_stored", "subprotocol", "taken", "user", "waiting", "watches", "watches_stored", "written",
     )  # fmt: skip
 
     def __init__(self, id: str, row: SessionRow, acks: AcksRow, row_version: int, acks_version: int) -> None:
@@ -144,11 +182,21 @@ class Session:
         self.left = list(row.left)
         self.dropped_at = row.dropped_at
         self.state = row.state
+        self.epoch = row.epoch
+        self.opened = 0
+        self.is_behind = False
+        self.early_ack = 0
         self.row_version = self.row_stored = row_version
         self.acks_version = self.acks_stored = acks_version
         self.taken = NumberSet(acks.taken)
         self.claimed = NumberSet(acks.taken)
-        self.acked = self.sent = acks.acked
+        self.streams_stored = {stream.id: stream for stream in acks.streams}
+        self.streams = dict(self.streams_stored)
+        self.states_stored = dict(row.states)
+        self.states = dict(row.states)
+        self.watches_stored = dict.fromkeys(row.watches)
+        self.watches = dict.fromkeys(row.watches)
+        self.acked = self.sent = self.written = acks.acked
         self.queue: deque[Entry] = deque()
         self.queue_bytes = 0
         self.peer: str | None = None
@@ -158,6 +206,7 @@ class Session:
         self.staged: list[Append] = []
         self.staged_ids: list[int | None] = []
         self.staged_chunks: list[PutBlob] = []
+        self.staged_streams: StreamChanges | None = None
         self.waiting: dict[int, int] = {}
         self.generation = 0
         self.confirmed: Confirmed | None = None
@@ -178,7 +227,7 @@ class Session:
         self.left = [stay for stay in self.left if stay[2] > self.acked]
         return SessionRow(
             self.user, self.subprotocol, self.node, self.start, self.permissions, dict(self.groups), tuple(self.left),
-            self.dropped_at, self.state,
+            self.dropped_at, self.state, self.epoch, dict(self.states), tuple(self.watches),
         )  # fmt: skip
 
     def put_row(self, hub: str, row: SessionRow) -> Put:
@@ -200,9 +249,12 @@ class Session:
         self.generation += 1
         self.row_version, self.acks_version = self.row_stored, self.acks_stored
         self.claimed = NumberSet(self.taken.ranges())
+        self.streams, self.states = dict(self.streams_stored), dict(self.states_stored)
+        self.watches = dict(self.watches_stored)
 
     def put_acks(self, hub: str) -> Put:
-        put = Put(acks_key(hub, self.id), _encode(AcksRow(self.acked, tuple(self.claimed.ranges()))), self.acks_version)
+        row = AcksRow(self.acked, tuple(self.claimed.ranges()), tuple(self.streams.values()))
+        put = Put(acks_key(hub, self.id), _encode(row), self.acks_version)
         self.acks_version += 1
         return put
 
@@ -226,24 +278,35 @@ class Session:
         if self.is_reliable:
             self.queue.append(entry)
             self.queue_bytes += entry.size
-        if self.peer is not None and not self.is_stalled:
-            self.sent = entry.offset
-            self.out.append(entry.frame(self.subprotocol))
+        if self.peer is not None and not self.is_stalled and not self.is_behind:
+            self.sent = self.written = entry.offset
+            made = entry.frame(self.subprotocol)
+            if made:
+                self.out.append(made)
 
     def replay(self) -> None:
         """Everything that is not acknowledged, to a new socket."""
-        self._send(self.queue)
+        self.written = self.acked
+        self.catch_up()
+
+    def caught_up(self, missed: Sequence[Entry]) -> None:
+        """What it has missed is there, and comes before what came in meanwhile."""
+        self.is_behind = False
+        self.queue.extendleft(reversed(missed))
+        self.queue_bytes += sum(entry.size for entry in missed)
+        if self.early_ack > self.acked:
+            self.acknowledge(self.early_ack)
+        self.catch_up()
 
     def catch_up(self) -> None:
-        """What came while the socket had no room."""
-        sent = self.sent
-        behind = list(takewhile(lambda entry: entry.offset > sent, reversed(self.queue)))
-        self._send(reversed(behind))
-
-    def _send(self, entries: Iterable[Entry]) -> None:
-        for entry in entries:
+        """What came while the socket had no room, or before it was there."""
+        if self.peer is None or self.is_stalled or self.is_behind:
+            return
+        written = self.written
+        for entry in reversed(list(takewhile(lambda entry: entry.offset > written, reversed(self.queue)))):
             self.out.append(entry.frame(self.subprotocol))
-            self.sent = max(self.sent, entry.offset)
+            self.written = entry.offset
+        self.sent = max(self.sent, self.written)
 
     def acknowledge(self, offset: int) -> None:
         """The client has everything up to here. What is new in it is gathered for the ledger."""
@@ -258,6 +321,8 @@ class Session:
 
     def floor(self, tail: int) -> int:
         """Records up to here are not needed for this session any more."""
+        if self.is_behind:
+            return self.acked
         return self.queue[0].offset - 1 if self.queue else tail
 
 

@@ -7,7 +7,7 @@ import fcntl
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from semel.runtime.pubsub import PubSub, PubSubSettings
 log = logging.getLogger(__name__)
 
 SWEEP_S = 5.0
+BEGIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +51,59 @@ async def serving(
     """Serve for as long as the block lasts. At the end clients are told to come back (1001), and what was taken is
     finished."""
     async with Performer(store) as performer, sweeping(store):
-        door = Door(PubSub(performer, settings), limits=limits, tls=tls)
+        service = PubSub(performer, settings)
+        door = Door(service, limits=limits, tls=tls)
         try:
-            yield Listening(host, await door.listen(host, port), door.scheme)
+            async with beginning(service):
+                yield Listening(host, await door.listen(host, port), door.scheme)
         finally:
+            service.operating.stop()
             await door.stop()
 
 
 @asynccontextmanager
 async def sweeping(store: Store, every_s: float = SWEEP_S) -> AsyncIterator[None]:
     """Meanwhile rows that nobody needs any more are removed from the store, a little at a time."""
-    task = asyncio.create_task(_sweep(store, every_s))
+
+    async def sweep() -> bool:
+        return (await asyncio.to_thread(store.sweep, time.time_ns() // 1000)).more
+
+    async with _meanwhile("the store was not swept", sweep, every_s):
+        yield
+
+
+@asynccontextmanager
+async def beginning(service: PubSub, every_s: float = BEGIN_S) -> AsyncIterator[None]:
+    """Meanwhile hubs that other nodes have begun, or a server before this one, begin here as well."""
+
+    async def begin() -> bool:
+        await service.begin_known()
+        return False
+
+    async with _meanwhile("the hubs of the store cannot begin", begin, every_s):
+        yield
+
+
+@asynccontextmanager
+async def _meanwhile(trouble: str, job: Callable[[], Awaitable[bool]], every_s: float) -> AsyncIterator[None]:
+    """Do it again and again: at once if it says that there is more to do."""
+
+    async def repeat() -> None:
+        while True:
+            try:
+                is_more = await job()
+            except SemelError as error:
+                log.warning("%s: %s", trouble, error.message)
+                is_more = False
+            if not is_more:
+                await asyncio.sleep(every_s)
+
+    task = asyncio.create_task(repeat())
     try:
         yield
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-async def _sweep(store: Store, every_s: float) -> None:
-    while True:
-        try:
-            swept = await asyncio.to_thread(store.sweep, time.time_ns() // 1000)
-        except SemelError as error:
-            log.warning("the store was not swept: %s", error.message)
-        else:
-            if swept.more:
-                continue
-        await asyncio.sleep(every_s)
 
 
 def tls_context(certificate: Path, key: Path | None) -> ssl.SSLContext:

@@ -145,7 +145,7 @@ def test_a_message_is_acknowledged_when_it_is_durable_and_not_before(pair: World
     pair.publish(ALICE, "g", "hello", 7)
     assert pair.take(ALICE) == pair.take(BOB) == []
     pair.let_go()
-    sent = GroupMessage("g", text("hello"), "user of alice", pair.hub.tail)
+    sent = GroupMessage("g", text("hello"), "user of alice", pair.hub.tail.offset)
     assert pair.take(ALICE) == [sent, Ack(7)]
     assert pair.take(BOB) == [sent]
 
@@ -642,18 +642,18 @@ def test_a_large_body_is_delivered_whole_and_again_after_a_crash(pair: World) ->
     assert pair.call(Publish(Group("g"), text(larger), key="k")).outcome is Outcome.DONE
     assert pair.call(Publish(Group("g"), text("z" * 1_000_000), key="k")).outcome is Outcome.CONFLICT
     assert pair.bodies(BOB) == [large, larger]
-    assert pair.hub._bodies == {}
+    assert pair.hub.tail.bodies == 0
     pair.restart()
     pair.resume("again", BOB)
     assert pair.bodies("again") == [large, larger]
-    assert pair.hub._bodies == {}
+    assert pair.hub.tail.bodies == 0
 
 
 def test_a_large_body_that_the_store_refuses_is_let_go_of(pair: World) -> None:
     pair.failing += [StoreBusy("busy"), StoreBusy("busy")]
     pair.publish(ALICE, "g", "x" * 300_000, 7)
     assert pair.call(Publish(Group("g"), text("x" * 300_000))).outcome is Outcome.FAILED
-    assert pair.hub._bodies == {}
+    assert pair.hub.tail.bodies == 0
 
 
 def test_the_longest_names_and_keys_are_fine(pair: World) -> None:
@@ -694,3 +694,45 @@ def test_a_socket_that_nobody_knows_is_told_to_come_back(pair: World) -> None:
     [shut] = pair.take(ALICE)
     assert isinstance(shut, Shut)
     assert shut.code is CloseCode.GOING_AWAY
+
+
+def test_after_a_restore_sessions_are_over_for_good(pair: World) -> None:
+    """Their positions mean nothing any more: nobody can say what they have missed."""
+    pair.publish(ALICE, "g", "hello")
+    pair.store.raise_epoch("a backup")
+    pair.restart()
+    pair.resume("new", ALICE)
+    assert pair.take("new") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+    assert pair.store.states("hub/chat/session/") == []
+
+
+def test_what_was_missed_comes_before_what_comes_in_while_it_is_read(pair: World) -> None:
+    pair.publish(ALICE, "g", "missed")
+    pair.take(BOB)
+    reads: list[tuple[Seat, Read]] = []
+    read, pair.read = pair.read, lambda seat, effect: reads.append((seat, effect))  # type: ignore[method-assign]
+    pair.restart()
+    pair.resume("new", BOB)
+    pair.resume("alice again", ALICE)
+    pair.publish("alice again", "g", "meanwhile", 5)
+    assert pair.bodies("new") == []
+    pair.read = read  # type: ignore[method-assign]
+    for seat, effect in reads:
+        pair.read(seat, effect)
+    assert pair.bodies("new") == ["missed", "meanwhile"]
+
+
+def test_what_is_acknowledged_while_it_is_behind_is_not_sent_again(pair: World) -> None:
+    pair.publish(ALICE, "g", "first")
+    pair.publish(ALICE, "g", "second")
+    first = next(said.sequence_id for said in pair.take(BOB) if isinstance(said, GroupMessage))
+    assert first is not None
+    reads: list[tuple[Seat, Read]] = []
+    read, pair.read = pair.read, lambda seat, effect: reads.append((seat, effect))  # type: ignore[method-assign]
+    pair.restart()
+    pair.resume("new", BOB)
+    pair.ack("new", first)
+    pair.read = read  # type: ignore[method-assign]
+    for seat, effect in reads:
+        pair.read(seat, effect)
+    assert pair.bodies("new") == ["second"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from semel.errors import SemelError
-from semel.kernel.effects import Close, Deliver, Load, Notify, Read, Received, Send
+from semel.kernel.effects import Close, Deliver, Load, LoadAll, Notify, Read, Received, Send
 from semel.kernel.group import Group
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.pubsub.calls import Answer, Call
@@ -30,22 +30,34 @@ def text(body: str) -> Data:
 class World:
     """Also the driver of its interpreter, by way of `_Driver`."""
 
-    def __init__(self, options: HubOptions | None = None) -> None:
-        self.now = 1_800_000_000.0
-        self.store = MemoryStore(clock=lambda: round(self.now * 1e6))
+    def __init__(self, options: HubOptions | None = None, node: str = "node", beside: World | None = None) -> None:
+        """`beside` is another node on the same store."""
+        self._time = [1_800_000_000.0] if beside is None else beside._time
+        self.node = node
+        self.nodes: list[World] = [] if beside is None else beside.nodes
+        self.nodes.append(self)
+        self.store = MemoryStore(clock=lambda: round(self.now * 1e6)) if beside is None else beside.store
         self.options = options
         self.said: dict[str, list[Response | Shut | Answer]] = defaultdict(list)
         self.notes: list[Notify] = []
         self.failing: list[SemelError] = []
         self.held: list[Group] | None = None
         self._protocols: dict[str, str] = {}
-        self._minted = 0
+        self._minted = 1_000_000 * len(self.nodes)
         self.restart()
+
+    @property
+    def now(self) -> float:
+        return self._time[0]
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self._time[0] = now
 
     def restart(self) -> None:
         """As after kill -9: nothing is left but the store."""
         self.interpreter = Interpreter(_Driver(self), lambda: self.now)
-        self.hub: Hub = load_hub(self.store, HUB, "node", self._random, self.options)
+        self.hub: Hub = load_hub(self.store, HUB, self.node, self._random, self.options)
         self.seat = self.interpreter.add(self.hub)
 
     def _random(self, count: int) -> bytes:
@@ -100,8 +112,14 @@ class World:
         self.interpreter.feed(self.seat, Received(peer, told))
 
     def pass_time(self, seconds: float) -> None:
-        self.now += seconds
-        self.interpreter.run_timers()
+        """For all nodes that live."""
+        self._time[0] += seconds
+        for world in list(self.nodes):
+            world.interpreter.run_timers()
+
+    def die(self) -> None:
+        """As by kill -9, and nobody starts it again."""
+        self.nodes.remove(self)
 
     # -- what they hear
 
@@ -123,7 +141,8 @@ class World:
         else:
             outcomes = self.store.commit(group.units)
             self.interpreter.committed(group, outcomes)
-            self.interpreter.wake()
+            for world in list(self.nodes):
+                world.interpreter.wake()
 
     def let_go(self) -> None:
         """Commits that were held back happen now."""
@@ -136,8 +155,8 @@ class World:
         found = read(effect.stream, effect.after, effect.limit)
         self.interpreter.read_done(seat, effect, found)
 
-    def load(self, seat: Seat, effect: Load) -> None:
-        self.interpreter.load_done(seat, effect, self.store.state(effect.key))
+    def load(self, seat: Seat, effect: Load | LoadAll) -> None:
+        self.interpreter.load_done(seat, effect, effect.of(self.store))
 
     def send_effect(self, effect: Send) -> None:
         message = effect.message

@@ -1,0 +1,106 @@
+"""What sessions have missed: read from the stream, in one pass for all that are behind.
+
+A session is behind after a restart, and when it comes here from another node. What comes in from then on waits in its
+queue until what was before is there. Who falls behind while a pass is under way waits for the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from semel.kernel.effects import ReadFailed, ReadTrimmed
+from semel.kernel.ops import RecordKind
+from semel.kernel.store import Record
+from semel.pubsub.records import of_record
+from semel.pubsub.roster import Past
+from semel.pubsub.session import Entry, Session
+from semel.pubsub.tail import READ_ROWS, Found
+
+if TYPE_CHECKING:
+    from semel.pubsub.hub import Hub
+
+
+class CatchUp:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._waiting: list[tuple[Session, int]] = []
+        self._pass: _Pass | None = None
+        self._has_failed = False
+
+    def add(self, session: Session, until: int) -> None:
+        """It has missed what comes after what it acknowledged, up to here."""
+        session.is_behind = True
+        self._waiting.append((session, until))
+
+    def try_again(self) -> None:
+        """If a read has failed."""
+        self._has_failed = False
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Begin a pass if somebody waits for one."""
+        if self._has_failed:
+            return
+        if self._pass is None and self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._pass = _Pass(waiting)
+        if self._pass is not None and not self._pass.is_reading:
+            self._pass.is_reading = True
+            self._hub.tail.read_after(self._pass.at, self._read)
+
+    def _read(self, found: Found, now: float) -> None:
+        reading = self._pass
+        assert reading is not None
+        reading.is_reading = False
+        if isinstance(found, ReadFailed):
+            self._has_failed = True
+            return
+        if isinstance(found, ReadTrimmed):
+            # only what nobody needed is trimmed
+            reading.at = max(reading.at, found.first.offset - 1)
+        else:
+            self._take(reading, found, now)
+            if len(found) < READ_ROWS or reading.at >= reading.until:
+                self._pass = None
+                self._finish(reading, now)
+        self.go_on()
+
+    def _take(self, reading: _Pass, records: Iterable[Record], now: float) -> None:
+        for record in records:
+            reading.at = record.position.offset
+            if record.kind is not RecordKind.MESSAGE:
+                continue
+            if record.envelope.blob is not None and record.body is None:
+                self._hub.notify("hub-body", f"the body of {record.envelope.id} is gone")
+                continue
+            entry = Entry(record.position.offset, of_record(record), record.body)
+            for session in self._hub.due(reading.past.receivers(entry.target, entry.offset), entry, now):
+                reading.offer(session, entry)
+
+    def _finish(self, reading: _Pass, now: float) -> None:
+        for session, missed in reading.missed.values():
+            session.caught_up(missed)
+            self._hub.touch(session)
+            if self._hub.roster.get(session.id) is session:
+                self._hub.check_backlog(session, now)
+
+
+class _Pass:
+    """`at` is how far it has come, `until` where it ends."""
+
+    def __init__(self, behind: list[tuple[Session, int]]) -> None:
+        self.past = Past()
+        self.missed: dict[str, tuple[Session, list[Entry]]] = {}
+        self._until: dict[str, int] = {}
+        for session, until in behind:
+            self.past.add(session)
+            self.missed[session.id] = session, []
+            self._until[session.id] = until
+        self.at = min(session.acked for session, _ in behind)
+        self.until = max(self._until.values())
+        self.is_reading = False
+
+    def offer(self, session: Session, entry: Entry) -> None:
+        if session.is_reliable and session.acked < entry.offset <= self._until[session.id]:
+            self.missed[session.id][1].append(entry)

@@ -1,0 +1,147 @@
+"""Which nodes live. Each holds a lease on its own name for each hub and renews it; one whose lease has run out is dead,
+and whoever claims the lease takes over the sessions that it had.
+
+A node that was only asleep hears that its lease is gone, and begins anew. What it writes for its sessions until then is
+refused if they have been taken over (`takeover.py`), so nothing hangs on when it notices.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from semel.errors import StoreError
+from semel.kernel.effects import LoadAll, Loaded, LoadedAll, LoadFailed
+from semel.kernel.envelope import Envelope
+from semel.kernel.lease import renew_at
+from semel.kernel.ops import Claim, Claimed, Enqueue, Finish, Op, Put, Renew, Result, Stale, WorkRow, WorkState
+from semel.pubsub.commits import Failure, nothing_more, why
+from semel.pubsub.floors import floor_key
+from semel.pubsub.session import read_session, session_key
+
+if TYPE_CHECKING:
+    from semel.pubsub.hub import Hub
+
+PAGE = 1000
+ADOPT_LEASE_S = 60.0
+DEAD_MAX = 4
+AGAIN_S = 1.0
+KEEP_S = 60.0
+
+
+class Nodes:
+    """`is_in`: this node has its lease, and its floor is written down."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._queue = f"{hub.stream}/nodes"
+        self._fence: int | None = None
+        self._at: float | None = None
+
+    @property
+    def is_in(self) -> bool:
+        return self._fence is not None
+
+    def start(self, now: float) -> None:
+        """The lease may be there from a life before in this process: it is set again, so that whoever has claimed it
+        meanwhile cannot finish."""
+        node, lease_s = self._hub.node, self._hub.options.lease_s
+        row = Enqueue(self._queue, node, Envelope(id=node, type="node"), replace=True)
+        claim = Claim(self._queue, node, lease_s=lease_s, identity=node)
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            claimed = results[1]
+            assert isinstance(claimed, Claimed)
+            if claimed.rows:
+                self._fence = claimed.rows[0].fence
+                self._at = renew_at(now, lease_s)
+            else:
+                self._at = now + AGAIN_S
+
+        self._at = None
+        self._hub.commit((row, claim, self._hub.floors.first()), done, self._not_in)
+
+    def _not_in(self, failure: Failure, now: float) -> None:
+        self._hub.notify("node", f"{self._hub.node} cannot begin: {why(failure)}")
+        self._at = now + AGAIN_S
+
+    def next_deadline(self) -> float | None:
+        return self._at
+
+    def on_timer(self, now: float) -> None:
+        if self._at is None or self._at > now:
+            return
+        if self._fence is None:
+            self.start(now)
+        else:
+            self._renew(now, self._fence)
+
+    def _renew(self, now: float, fence: int) -> None:
+        """And look for one whose lease has run out."""
+        node, lease_s = self._hub.node, self._hub.options.lease_s
+        self._at = renew_at(now, lease_s)
+        renew = Renew(self._queue, node, fence, lease_s)
+        look = Claim(self._queue, node, limit=DEAD_MAX, lease_s=ADOPT_LEASE_S)
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            claimed = results[1]
+            assert isinstance(claimed, Claimed)
+            for row in claimed.rows:
+                _Adoption(self._hub, self._queue, row).go_on()
+
+        def failed(failure: Failure, now: float) -> None:
+            if any(isinstance(each, Stale) for each in getattr(failure, "results", ())):
+                self._hub.begin_anew("another node has taken over")
+            else:
+                self._hub.notify("node", f"{node} cannot renew its lease: {why(failure)}")
+
+        self._hub.commit((renew, look), done, failed)
+
+
+class _Adoption:
+    """The sessions of a dead node come here, page by page. When all have, its name and its floor are forgotten. If some
+    have not, it is done again; if this node dies, its claim runs out and another does it."""
+
+    def __init__(self, hub: Hub, queue: str, row: WorkRow) -> None:
+        self._hub, self._queue, self._row = hub, queue, row
+        self._after = ""
+        self._left = 0
+        self._is_last, self._is_decided = False, True
+        hub.notify("node", f"{row.identity} is dead: its sessions come to {hub.node}")
+
+    def go_on(self) -> None:
+        self._hub.load_all(LoadAll(session_key(self._hub.hub, ""), self._after, PAGE), self._found)
+
+    def _found(self, found: Loaded | LoadedAll | LoadFailed, now: float) -> None:
+        if not isinstance(found, LoadedAll):
+            return
+        self._is_last = len(found.states) < PAGE
+        prefix = found.asked.prefix
+        theirs = [key.removeprefix(prefix) for key, state in found.states if self._is_theirs(state.value)]
+        if found.states:
+            self._after = found.states[-1][0]
+        self._left = 1 + len(theirs)
+        for connection in theirs:
+            self._hub.take_over.take_from(self._row.identity, connection, self._one_less)
+        self._one_less(True)
+
+    def _is_theirs(self, value: bytes) -> bool:
+        try:
+            return read_session(value).node == self._row.identity
+        except StoreError:
+            return False
+
+    def _one_less(self, is_decided: bool) -> None:
+        self._left -= 1
+        self._is_decided &= is_decided
+        if self._left:
+            return
+        if not self._is_last:
+            self.go_on()
+            return
+        name, fence = self._row.identity, self._row.fence
+        if self._is_decided:
+            forget = Put(floor_key(self._hub.hub, name), None)
+            ops: tuple[Op, ...] = Finish(self._queue, name, WorkState.DONE, fence=fence, keep_s=KEEP_S), forget
+        else:
+            ops = (Finish(self._queue, name, WorkState.SCHEDULED, fence=fence, delay_s=AGAIN_S),)
+        self._hub.commit(ops, nothing_more, lambda failure, now: None)

@@ -1,0 +1,119 @@
+"""What is asked here of sessions that other nodes have.
+
+A session belongs to one node, and only that one writes for it. So an order goes into the stream, where every node reads
+it; those whom it names carry it out for the sessions that they have, and say so in the stream. Who asked hears when all
+have, or that one did not answer in time: then it may have happened or not, and asking again does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from semel.kernel.ops import Append, RecordKind, Result
+from semel.pubsub.calls import Answer, CloseConnections, Grant, JoinMembers, Outcome, RemoveMembers, Revoke
+from semel.pubsub.commits import Failure, why
+from semel.pubsub.records import order, ordered, reply
+from semel.pubsub.service import Gathered
+
+if TYPE_CHECKING:
+    from semel.pubsub.hub import Hub
+
+ANSWER_S = 10.0
+
+Command = CloseConnections | JoinMembers | RemoveMembers | Grant | Revoke
+_KINDS: dict[str, type[Command]] = {
+    kind.__name__: kind for kind in (CloseConnections, JoinMembers, RemoveMembers, Grant, Revoke)
+}
+
+
+class _Said(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    command: msgspec.Raw
+
+
+def encode_command(command: Command) -> bytes:
+    return msgspec.msgpack.encode(_Said(type(command).__name__, msgspec.Raw(msgspec.msgpack.encode(command))))
+
+
+def decode_command(body: bytes) -> Command | None:
+    """None if a newer node asks for what is not known here."""
+    try:
+        said = msgspec.msgpack.decode(body, type=_Said)
+        kind = _KINDS.get(said.name)
+        command: Command | None = None if kind is None else msgspec.msgpack.decode(said.command, type=kind)
+        return command
+    except msgspec.MsgspecError:
+        return None
+
+
+@dataclass(slots=True)
+class _Asked:
+    missing: set[str]
+    until: float
+    answers: Gathered
+
+
+class Orders:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._asked: dict[str, _Asked] = {}
+
+    def give(self, command: Command, nodes: Collection[str], now: float, answer: Callable[[Answer], None]) -> None:
+        hub = self._hub
+        record = order(hub.stream, hub.node, sorted(nodes), encode_command(command), round(now * 1e6), hub.mint(now))
+        id = record.envelope.id
+        self._asked[id] = _Asked(set(nodes), now + ANSWER_S, Gathered(len(nodes), answer))
+
+        def failed(failure: Failure, now: float) -> None:
+            del self._asked[id]
+            answer(Answer(Outcome.FAILED, why(failure)))
+
+        hub.commit((record,), lambda results, now: hub.take_own((record,), results, now), failed)
+
+    def hear(self, append: Append, now: float) -> None:
+        if append.kind is RecordKind.REPLY:
+            self._hear_reply(append)
+        elif self._hub.node in ordered(append.envelope) and append.envelope.source != self._hub.node:
+            self._obey(append, now)
+
+    def _obey(self, append: Append, now: float) -> None:
+        command = decode_command(append.envelope.data)
+        if command is None:
+            self._reply(append.envelope.id, Answer(Outcome.REFUSED, "the node does not know this order"), now)
+            return
+        id = append.envelope.id
+        self._hub.service.obey(command, now, lambda answer: self._reply(id, answer, now))
+
+    def _reply(self, order_id: str, answer: Answer, now: float) -> None:
+        hub = self._hub
+        body = msgspec.msgpack.encode((answer.outcome.value, answer.message))
+        record = reply(hub.stream, hub.node, order_id, body, round(now * 1e6), hub.mint(now))
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            hub.take_own((record,), results, now)
+
+        hub.commit((record,), done, lambda failure, now: hub.notify("order", why(failure)))
+
+    def _hear_reply(self, append: Append) -> None:
+        asked = self._asked.get(append.envelope.subject or "")
+        if asked is None or append.envelope.source not in asked.missing:
+            return
+        asked.missing.discard(append.envelope.source)
+        outcome, message = msgspec.msgpack.decode(append.envelope.data, type=tuple[str, str])
+        if not asked.missing:
+            del self._asked[append.envelope.subject or ""]
+        asked.answers.hear(Answer(Outcome(outcome), message))
+
+    def next_deadline(self) -> float | None:
+        return min((asked.until for asked in self._asked.values()), default=None)
+
+    def on_timer(self, now: float) -> None:
+        for id, asked in list(self._asked.items()):
+            if asked.until <= now:
+                del self._asked[id]
+                for node in sorted(asked.missing):
+                    asked.answers.hear(Answer(Outcome.FAILED, f"the node {node} did not answer in time; ask again"))

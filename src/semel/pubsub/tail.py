@@ -1,0 +1,144 @@
+"""The end of a hub's stream, as one node follows it: every record once, in the order of the offsets.
+
+its own     what this node has committed itself need not be read again, if nothing of another stands before it
+ahead       what it has committed itself and cannot be told yet, because something of another stands before it
+bodies      large ones, from their commit or their reading until they are told
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from semel.kernel.effects import Read, ReadDone, ReadFailed, ReadTrimmed
+from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob
+from semel.kernel.ops import Append, Fresh, PutBlob, Result
+from semel.kernel.position import Position
+from semel.kernel.store import Record
+from semel.pubsub.records import chunks_of, of_record
+
+READ_ROWS = 2000
+AHEAD_MAX = 20_000
+"""How many records of our own may wait for others before them. Beyond that they are read again."""
+
+Tell = Callable[[int, Append, bytes | None, float], None]
+"""Offset, record, large body (None if it has none, or if it is gone) and the time."""
+
+Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
+
+
+class Tail:
+    """`offset` is the last record that was told."""
+
+    def __init__(self, at: Position, tell: Tell, ask: Callable[[Read], None]) -> None:
+        self.stream, self.epoch, self.offset = at.stream, at.epoch, at.offset
+        self._tell, self._ask = tell, ask
+        self._ahead: dict[int, Append] = {}
+        self._bodies: dict[str, bytes] = {}
+        self._asked: dict[tuple[int, int], list[Callable[[Found, float], None]]] = {}
+        self._is_reading = False
+        self._own_commits = 0
+
+    # -- what this node commits
+
+    def committed(self) -> None:
+        """A commit that we know of explains the next wake; what others put between is seen as a gap."""
+        self._own_commits += 1
+
+    def take_own(self, appends: Sequence[Append], results: Sequence[Result], now: float) -> None:
+        """Records of our own: told in their turn."""
+        for append, result in zip(appends, results, strict=False):
+            if type(result) is not Fresh:
+                self.drop_bodies((append,))
+                continue
+            offset = result.position.offset
+            if offset == self.offset + 1:
+                self._tell_one(offset, append, now)
+            elif offset > self.offset:
+                self._ahead[offset] = append
+        if self._ahead:
+            self._tell_ahead(now)
+
+    def keep_body(self, body: bytes, name: Callable[[], str]) -> tuple[Blob | None, list[PutBlob]]:
+        """What stands in the row for a body that is too large for it, and its chunks. It is kept until it is told."""
+        if len(body) <= DATA_INLINE_BYTES_MAX:
+            return None, []
+        blob = Blob(f"{self.stream}/{name()}", len(body))
+        self._bodies[blob.name] = body
+        return blob, chunks_of(blob, body)
+
+    def drop_bodies(self, appends: Iterable[Append]) -> None:
+        """They will not be told."""
+        for append in appends:
+            if append.envelope.blob is not None:
+                self._bodies.pop(append.envelope.blob.name, None)
+
+    @property
+    def bodies(self) -> int:
+        return len(self._bodies)
+
+    # -- what others commit
+
+    def wake(self) -> None:
+        is_explained, self._own_commits = self._own_commits > 0, 0
+        if not is_explained:
+            self.read_on()
+
+    def is_behind(self) -> bool:
+        """Something is known to be there that was not read. A read that failed leaves it so."""
+        return bool(self._ahead)
+
+    def read_on(self) -> None:
+        if not self._is_reading:
+            self._is_reading = True
+            self.read_after(self.offset, self._read)
+
+    def _read(self, found: Found, now: float) -> None:
+        self._is_reading = False
+        if isinstance(found, ReadTrimmed):
+            self.offset = max(self.offset, found.first.offset - 1)
+            self.read_on()
+        elif not isinstance(found, ReadFailed):
+            self._tell_records(found, now)
+
+    def _tell_records(self, records: Sequence[Record], now: float) -> None:
+        """What a read gives follows on what is known, also where a new epoch has left a gap in the numbers."""
+        for record in records:
+            if record.position.offset > self.offset:
+                if record.body is not None and record.envelope.blob is not None:
+                    self._bodies[record.envelope.blob.name] = record.body
+                self._tell_one(record.position.offset, of_record(record), now)
+        self._tell_ahead(now)
+        if len(records) == READ_ROWS:
+            self.read_on()
+
+    def _tell_ahead(self, now: float) -> None:
+        while (following := self._ahead.get(self.offset + 1)) is not None:
+            self._tell_one(self.offset + 1, following, now)
+        self._ahead = {offset: append for offset, append in self._ahead.items() if offset > self.offset}
+        if self._ahead:
+            if len(self._ahead) > AHEAD_MAX:
+                self._ahead = {}
+            self.read_on()
+
+    def _tell_one(self, offset: int, append: Append, now: float) -> None:
+        self.offset = offset
+        blob = append.envelope.blob
+        self._tell(offset, append, self._bodies.pop(blob.name, None) if blob is not None else None, now)
+
+    # -- reads
+
+    def read_after(self, offset: int, found: Callable[[Found, float], None], limit: int = READ_ROWS) -> None:
+        self._asked.setdefault((offset, limit), []).append(found)
+        self._ask(Read(self.stream, Position(self.stream, self.epoch, offset), limit, wait=False, bodies=True))
+
+    def look_at(self, position: Position, tell: Callable[[Record | None], None]) -> None:
+        """Read one record again. None if it is gone."""
+        self.read_after(
+            position.offset - 1, lambda found, now: tell(found[0] if isinstance(found, tuple) and found else None), 1
+        )
+
+    def heard(self, answer: ReadDone | ReadTrimmed | ReadFailed, now: float) -> None:
+        assert answer.after is not None
+        found: Found = answer.records if isinstance(answer, ReadDone) else answer
+        for tell in self._asked.pop((answer.after.offset, answer.limit), ()):
+            tell(found, now)

@@ -1,0 +1,190 @@
+"""A session comes to this node: its client has come back here, or the node that had it is dead.
+
+Its two rows are read, and written anew with this node's name under the versions that were read. From that commit on the
+node that had it is refused whatever it writes for the session; it hears of it from the `open` record in the stream. If
+the rows have changed meanwhile, they are read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from semel.errors import StoreError
+from semel.kernel.effects import CommitUnknown, Loaded, LoadedAll, LoadFailed
+from semel.kernel.ledger import Kind
+from semel.kernel.ops import Conflict, Fresh, Result
+from semel.kernel.store import State
+from semel.pubsub.commits import Failure, why
+from semel.pubsub.messages import CloseCode, Request
+from semel.pubsub.session import AcksRow, Session, acks_key, read_acks, read_session, session_key
+
+if TYPE_CHECKING:
+    from semel.pubsub.hub import Hub
+
+TRIES = 5
+HELD_MAX = 10_000
+
+
+@dataclass(slots=True)
+class _Coming:
+    """`peer` is the client's socket, if it is here. `wanted` says by which node it is believed to be held, if it is to
+    be taken only from that one. `held` is what the client asks meanwhile."""
+
+    connection: str
+    then: Callable[[bool], None]
+    peer: str | None = None
+    wanted: str | None = None
+    tries: int = 0
+    row: State | None = None
+    held: list[Request] = field(default_factory=list)
+
+
+class TakeOver:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._coming: dict[str, _Coming] = {}
+
+    # -- for a client that has come back
+
+    def resume(self, connection: str, peer: str, now: float) -> None:
+        coming = self._coming.get(connection)
+        if coming is None:
+            coming = self._coming[connection] = _Coming(connection, lambda is_decided: None)
+            self._load(coming)
+        elif coming.peer is not None:
+            self._shut(coming, CloseCode.GOING_AWAY, "another socket has taken over")
+        coming.peer, coming.wanted = peer, None
+
+    def hold(self, peer: str, requests: Sequence[Request]) -> bool:
+        """What a client asks before its session is here waits for it. False if it has none that is on its way."""
+        coming = next((coming for coming in self._coming.values() if coming.peer == peer), None)
+        if coming is None:
+            return False
+        if len(coming.held) + len(requests) > HELD_MAX:
+            self._shut(coming, CloseCode.INTERNAL, "the session is not here yet")
+        else:
+            coming.held += requests
+        return True
+
+    def gone(self, peer: str) -> None:
+        for coming in self._coming.values():
+            if coming.peer == peer:
+                coming.peer = None
+                coming.held.clear()
+
+    # -- after a node's death
+
+    def take_from(self, node: str, connection: str, then: Callable[[bool], None]) -> None:
+        """Unless somebody else has it by now. `then` hears whether that is decided."""
+        if connection in self._coming:
+            then(False)
+            return
+        coming = self._coming[connection] = _Coming(connection, then, wanted=node)
+        self._load(coming)
+
+    # -- how it comes
+
+    def _load(self, coming: _Coming) -> None:
+        coming.tries += 1
+        if coming.tries > TRIES:
+            self._fail(coming, "others use the session")
+            return
+        self._hub.load(
+            session_key(self._hub.hub, coming.connection), lambda found, now: self._found_row(coming, found, now)
+        )
+
+    def _found_row(self, coming: _Coming, found: Loaded | LoadedAll | LoadFailed, now: float) -> None:
+        if not isinstance(found, Loaded):
+            self._fail(coming, "the store cannot be read")
+        elif found.state is None:
+            self._end(coming)
+            self._shut(coming, CloseCode.POLICY, "there is no such session any more")
+        else:
+            coming.row = found.state
+            self._hub.load(
+                acks_key(self._hub.hub, coming.connection), lambda found, now: self._found_acks(coming, found, now)
+            )
+
+    def _found_acks(self, coming: _Coming, found: Loaded | LoadedAll | LoadFailed, now: float) -> None:
+        if not isinstance(found, Loaded):
+            self._fail(coming, "the store cannot be read")
+            return
+        assert coming.row is not None
+        try:
+            session = session_of(coming.connection, coming.row, found.state)
+        except StoreError as error:
+            self._fail(coming, error.message)
+            return
+        if coming.wanted is not None and session.node not in (coming.wanted, self._hub.node):
+            self._end(coming)
+        elif session.epoch != self._hub.epoch or not session.is_reliable:
+            self._give_up(coming, session, now)
+        else:
+            self._take(coming, session, now)
+
+    def _give_up(self, coming: _Coming, session: Session, now: float) -> None:
+        """It cannot be gone on with: of a plain client, or of a time before the store was restored."""
+        self._end(coming)
+        self._shut(coming, CloseCode.POLICY, "there is no such session any more")
+        self._hub.close(session, Kind.CANCELLED, "its node is dead, and it cannot be gone on with", now)
+
+    def _take(self, coming: _Coming, session: Session, now: float) -> None:
+        hub = self._hub
+        session.node, session.dropped_at = hub.node, now
+        record = hub.opened(session, now)
+        floor = hub.floors.come(session.id, session.acked)
+        puts = (session.put_row(hub.hub, session.row()), session.put_acks(hub.hub))
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            came = results[0]
+            assert isinstance(came, Fresh)
+            for put, result in zip(puts, results[1:], strict=False):
+                session.stored(put, result)
+            # nothing that was sent to it can stand after the record that says where it is now
+            session.opened = session.sent = came.position.offset
+            self._arrive(coming, session, now)
+            hub.take_own((record,), results, now)
+
+        def failed(failure: Failure, now: float) -> None:
+            hub.floors.arrived(session.id)
+            if isinstance(failure, CommitUnknown) or any(isinstance(each, Conflict) for each in failure.results):
+                self._load(coming)
+            else:
+                self._fail(coming, why(failure))
+
+        hub.commit((record, *puts, *([floor] if floor is not None else ())), done, failed, session.id)
+
+    def _arrive(self, coming: _Coming, session: Session, now: float) -> None:
+        hub = self._hub
+        self._end(coming)
+        hub.welcome(session, now)
+        hub.floors.arrived(session.id)
+        if coming.peer is not None:
+            hub.attach(session, coming.peer, now)
+            hub.ask(session, coming.held, now)
+
+    # -- how it ends
+
+    def _fail(self, coming: _Coming, cause: str) -> None:
+        """The client may come again: the session may be there."""
+        self._end(coming, is_decided=False)
+        self._hub.notify("take-over", f"{coming.connection}: {cause}")
+        self._shut(coming, CloseCode.INTERNAL, cause)
+
+    def _end(self, coming: _Coming, is_decided: bool = True) -> None:
+        self._coming.pop(coming.connection, None)
+        coming.then(is_decided)
+
+    def _shut(self, coming: _Coming, code: CloseCode, reason: str) -> None:
+        if coming.peer is not None:
+            self._hub.shut_peer(coming.peer, code, reason)
+            coming.peer = None
+
+
+def session_of(connection: str, row: State, acks: State | None) -> Session:
+    """As its rows tell of it."""
+    told = read_session(row.value)
+    taken = read_acks(acks.value) if acks is not None else AcksRow(told.start, ())
+    return Session(connection, told, taken, row.version, acks.version if acks is not None else 0)

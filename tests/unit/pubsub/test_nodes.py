@@ -1,0 +1,372 @@
+"""Several nodes on one store: publish on one, receive on any, and go on elsewhere when one dies."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.pubsub.world import World, text
+
+from semel.errors import StoreUnavailable
+from semel.kernel.position import Position
+from semel.pubsub.calls import (
+    Check,
+    CloseConnections,
+    Connection,
+    Everybody,
+    Find,
+    Grant,
+    Group,
+    JoinMembers,
+    ListMembers,
+    Member,
+    Outcome,
+    Publish,
+    RemoveMembers,
+    Revoke,
+    User,
+)
+from semel.pubsub.hub import HubOptions, Shut
+from semel.pubsub.messages import Ack, CloseCode, Connected, Disconnected, ErrorName, GroupMessage, SendToGroup
+from semel.pubsub.permissions import Permission
+
+ALICE, BOB = "alice", "bob"
+SHARED = HubOptions(is_shared=True, lease_s=10.0, trim_s=5.0)
+
+
+@pytest.fixture
+def one() -> World:
+    return World(SHARED, "one")
+
+
+@pytest.fixture
+def two(one: World) -> World:
+    """With alice on `one` and bob here, both in the group g."""
+    two = World(SHARED, "two", beside=one)
+    one.connect(ALICE, "user of alice")
+    two.connect(BOB, "user of bob")
+    one.join(ALICE, "g")
+    two.join(BOB, "g")
+    one.take(ALICE)
+    two.take(BOB)
+    return two
+
+
+def sequence(said: list[object]) -> list[tuple[str, int | None]]:
+    return [(m.data.body.decode(), m.sequence_id) for m in said if isinstance(m, GroupMessage) and m.data is not None]
+
+
+# -- messages
+
+
+def test_what_is_published_on_one_node_is_received_on_all_in_one_order(one: World, two: World) -> None:
+    for number in range(5):
+        one.publish(ALICE, "g", f"one {number}")
+        two.publish(BOB, "g", f"two {number}")
+    alice, bob = sequence(one.take(ALICE)), sequence(two.take(BOB))
+    assert alice == bob
+    assert len(alice) == 10
+    assert [offset for _, offset in alice] == sorted(offset for _, offset in alice if offset is not None)
+
+
+def test_what_was_committed_here_waits_for_what_stands_before_it(one: World, two: World) -> None:
+    one.nodes.remove(two)  # it hears of nothing
+    one.publish(ALICE, "g", "first")
+    one.nodes.append(two)
+    two.publish(BOB, "g", "second")
+    assert [body for body, _ in sequence(two.take(BOB))] == ["first", "second"]
+
+
+def test_a_join_by_a_service_reaches_the_node_that_has_the_session(one: World, two: World) -> None:
+    assert one.call(JoinMembers(Connection(BOB), ("h",))).outcome is Outcome.DONE
+    one.publish(ALICE, "h", "hello")
+    assert two.bodies(BOB) == ["hello"]
+    assert two.hub.roster.sessions[BOB].groups.keys() == {"g", "h"}
+    assert one.hub.elsewhere.sessions[BOB].groups.keys() == {"g", "h"}
+
+
+# -- sessions
+
+
+def test_a_session_is_gone_on_with_on_another_node(one: World, two: World) -> None:
+    one.publish(ALICE, "g", "before")
+    one.drop(ALICE)
+    two.publish(BOB, "g", "meanwhile", 5)
+    two.resume("new", ALICE)
+    assert [body for body, _ in sequence(two.take("new"))] == ["before", "meanwhile"]
+    two.publish(BOB, "g", "after", 6)
+    assert [body for body, _ in sequence(two.take("new"))] == ["after"]
+    assert one.hub.roster.get(ALICE) is None
+    assert one.hub.elsewhere.sessions[ALICE].node == "two"
+
+
+def test_what_was_acknowledged_is_not_sent_again(one: World, two: World) -> None:
+    one.publish(ALICE, "g", "first")
+    one.publish(ALICE, "g", "second")
+    (_, first), _ = sequence(one.take(ALICE))
+    assert first is not None
+    one.ack(ALICE, first)
+    one.pass_time(2)
+    two.resume("new", ALICE)
+    assert [body for body, _ in sequence(two.take("new"))] == ["second"]
+
+
+def test_the_ack_ids_of_a_session_go_with_it(one: World, two: World) -> None:
+    one.publish(ALICE, "g", "once", 7)
+    two.take(BOB)
+    two.resume("new", ALICE)
+    two.take("new")
+    two.send("new", SendToGroup("g", text("once"), 7))
+    [ack] = two.take("new")
+    assert isinstance(ack, Ack)
+    assert ack.error is not None
+    assert ack.error.name == ErrorName.DUPLICATE
+    assert two.bodies(BOB) == []
+
+
+def test_the_node_before_loses_the_socket_that_it_still_has(one: World, two: World) -> None:
+    two.resume("new", ALICE)
+    assert [said.code for said in one.take(ALICE) if isinstance(said, Shut)] == [CloseCode.INTERNAL]
+
+
+def test_a_node_that_was_replaced_cannot_publish_for_the_session(one: World, two: World) -> None:
+    """It has not heard of it yet."""
+    one.nodes.remove(one)
+    two.resume("new", ALICE)
+    one.publish(ALICE, "g", "too late", 9)
+    assert [type(said) for said in one.take(ALICE)] == [Shut]
+    two.publish("new", "g", "too late", 9)
+    assert two.bodies(BOB) == ["too late"]
+
+
+def test_a_node_that_was_replaced_cannot_join_a_group_for_the_session(one: World, two: World) -> None:
+    one.nodes.remove(one)
+    two.resume("new", ALICE)
+    one.join(ALICE, "late", 9)
+    two.take("new")
+    two.publish(BOB, "late", "hello")
+    assert two.bodies("new") == []
+
+
+def test_a_session_can_come_and_go(one: World, two: World) -> None:
+    for turn in range(4):
+        node = two if turn % 2 == 0 else one
+        node.resume(f"socket {turn}", ALICE)
+        two.publish(BOB, "g", f"message {turn}")
+        assert f"message {turn}" in node.bodies(f"socket {turn}")
+    assert ALICE in one.hub.roster.sessions
+
+
+def test_what_a_client_asks_before_its_session_is_here_is_done_then(one: World, two: World) -> None:
+    one.drop(ALICE)
+    two.held = []
+    two.resume("new", ALICE)
+    two.publish("new", "g", "early", 11)
+    assert two.take("new") == []
+    two.let_go()
+    said = two.take("new")
+    assert Ack(11) in said
+    assert two.bodies(BOB) == ["early"]
+
+
+def test_of_two_sockets_that_come_for_one_session_the_last_has_it(one: World, two: World) -> None:
+    one.drop(ALICE)
+    two.held = []
+    two.resume("first", ALICE)
+    two.resume("second", ALICE)
+    two.let_go()
+    [shut] = two.take("first")
+    assert isinstance(shut, Shut)
+    assert shut.code is CloseCode.GOING_AWAY
+    two.publish(BOB, "g", "hello")
+    assert two.bodies("second") == ["hello"]
+
+
+def test_an_unknown_session_is_refused_for_good(two: World) -> None:
+    two.resume("new", "nobody")
+    assert two.take("new") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+
+
+def test_a_store_in_trouble_refuses_nobody_for_good(one: World, two: World) -> None:
+    one.drop(ALICE)
+    two.failing = [StoreUnavailable("away")]
+    two.resume("new", ALICE)
+    [shut] = two.take("new")
+    assert isinstance(shut, Shut)
+    assert shut.code is CloseCode.INTERNAL
+    two.resume("again", ALICE)
+    two.publish(BOB, "g", "hello")
+    assert two.bodies("again") == ["hello"]
+
+
+# -- dead nodes
+
+
+def test_the_sessions_of_a_dead_node_are_taken_over(one: World, two: World) -> None:
+    one.publish(ALICE, "g", "unacknowledged")
+    one.die()
+    two.pass_time(4)
+    assert two.hub.roster.get(ALICE) is None
+    two.pass_time(7)
+    assert two.hub.roster.get(ALICE) is not None
+    two.resume("new", ALICE)
+    assert two.bodies("new") == ["unacknowledged"]
+
+
+def test_whoever_does_not_come_back_is_ended_once(one: World, two: World) -> None:
+    three = World(SHARED, "three", beside=one)
+    one.die()
+    for _ in range(12):
+        two.pass_time(5)
+    assert [ALICE in world.hub.roster.sessions for world in (two, three)].count(True) == 1
+    for _ in range(20):
+        two.pass_time(5)
+    assert two.call(Find(Connection(ALICE))).outcome is Outcome.NOT_FOUND
+    assert three.call(Find(Connection(ALICE))).outcome is Outcome.NOT_FOUND
+    assert two.store.states("hub/chat/session/alice") == []
+
+
+def test_a_plain_client_ends_with_its_node(one: World, two: World) -> None:
+    one.connect("plain", protocol="json.webpubsub.azure.v1")
+    one.die()
+    two.pass_time(4)
+    two.pass_time(8)
+    assert two.call(Find(Connection("plain"))).outcome is Outcome.NOT_FOUND
+
+
+def test_a_node_that_slept_begins_anew(one: World, two: World) -> None:
+    one.nodes.remove(one)
+    two.pass_time(4)
+    two.pass_time(8)
+    assert ALICE in two.hub.roster.sessions
+    one.nodes.append(one)
+    one.interpreter.run_timers()
+    assert ALICE not in one.hub.roster.sessions
+    assert [said.code for said in one.take(ALICE) if isinstance(said, Shut)] == [CloseCode.INTERNAL]
+    one.connect("carol")
+    assert isinstance(one.take("carol")[0], Connected)
+
+
+def test_taking_over_is_done_again_if_the_store_was_away(one: World, two: World) -> None:
+    one.die()
+    two.pass_time(4)
+    two.failing = [StoreUnavailable("away")] * 3
+    for _ in range(20):
+        two.pass_time(4)
+    assert ALICE in two.hub.roster.sessions
+
+
+# -- the floor
+
+
+def test_nothing_is_trimmed_that_a_session_of_another_node_needs(one: World, two: World) -> None:
+    one.publish(ALICE, "g", "first")
+    [(_, first)] = sequence(two.take(BOB))
+    assert first is not None
+    two.ack(BOB, first)
+    for _ in range(4):
+        two.pass_time(5)
+    assert two.store.read("hub/chat", Position("hub/chat", two.store.epoch, first - 1), 1).records  # type: ignore[union-attr]
+    two.resume("new", ALICE)
+    assert two.bodies("new") == ["first"]
+
+
+def test_a_floor_falls_with_a_session_that_comes(one: World, two: World) -> None:
+    """The node that takes it over had given up what the session needs; if it dies as well, another finds it."""
+    three = World(SHARED, "three", beside=one)
+    one.publish(ALICE, "g", "kept")
+    [(_, kept)] = sequence(two.take(BOB))
+    assert kept is not None
+    two.ack(BOB, kept)
+    for _ in range(3):
+        two.pass_time(3)
+    two.resume("new", ALICE)
+    one.pass_time(6)
+    one.pass_time(6)
+    two.die()
+    for _ in range(5):
+        one.pass_time(3)
+    three.resume("newer", ALICE)
+    assert three.bodies("newer") == ["kept"]
+
+
+def test_what_nobody_needs_is_trimmed_on_several_nodes_too(one: World, two: World) -> None:
+    for number in range(10):
+        one.publish(ALICE, "g", str(number))
+    for world, who in ((one, ALICE), (two, BOB)):
+        last = sequence(world.take(who))[-1][1]
+        assert last is not None
+        world.ack(who, last)
+    for _ in range(4):
+        one.pass_time(3)
+    assert not hasattr(one.store.read("hub/chat", None, 1), "records")
+
+
+# -- calls about sessions of other nodes
+
+
+def test_everybody_is_found_wherever_they_are(one: World, two: World) -> None:
+    assert one.call(Find(Connection(BOB))).outcome is Outcome.DONE
+    assert one.call(Find(User("user of bob"))).outcome is Outcome.DONE
+    assert one.call(ListMembers("g")).members == (Member(ALICE, "user of alice"), Member(BOB, "user of bob"))
+    page = one.call(ListMembers("g", limit=1))
+    assert (page.members, page.more) == ((Member(ALICE, "user of alice"),), True)
+
+
+def test_a_node_that_comes_later_finds_them_too(one: World, two: World) -> None:
+    three = World(SHARED, "three", beside=one)
+    assert three.call(ListMembers("g")).members == two.call(ListMembers("g")).members
+    three.call(Publish(Group("g"), text("hello")))
+    assert (one.bodies(ALICE), two.bodies(BOB)) == (["hello"], ["hello"])
+
+
+def test_a_connection_of_another_node_is_closed(one: World, two: World) -> None:
+    assert one.call(CloseConnections(Connection(BOB), reason="enough")).outcome is Outcome.DONE
+    disconnected, shut = two.take(BOB)
+    assert isinstance(disconnected, Disconnected)
+    assert disconnected.reason == "enough"
+    assert isinstance(shut, Shut)
+    assert shut.code is CloseCode.POLICY
+    assert one.call(Find(Connection(BOB))).outcome is Outcome.NOT_FOUND
+
+
+def test_all_connections_are_closed_but_those_left_out(one: World, two: World) -> None:
+    three = World(SHARED, "three", beside=one)
+    three.connect("carol")
+    assert one.call(CloseConnections(Everybody(), excluded=("carol",))).outcome is Outcome.DONE
+    assert [type(said) for said in two.take(BOB)] == [Disconnected, Shut]
+    assert "carol" in three.hub.roster.sessions
+
+
+def test_permissions_of_another_nodes_session(one: World, two: World) -> None:
+    two.connect("carol", roles=())
+    asked = "carol", Permission.SEND_TO_GROUP, "g"
+    assert one.call(Check(*asked)).outcome is Outcome.NOT_FOUND
+    assert one.call(Grant(*asked)).outcome is Outcome.DONE
+    assert one.call(Check(*asked)).outcome is Outcome.DONE
+    two.publish("carol", "g", "allowed")
+    assert one.bodies(ALICE) == ["allowed"]
+    assert one.call(Revoke(*asked)).outcome is Outcome.DONE
+    assert one.call(Check(*asked)).outcome is Outcome.NOT_FOUND
+
+
+def test_members_of_another_node_are_removed(one: World, two: World) -> None:
+    assert one.call(RemoveMembers(Everybody(), ("g",), filter="userId eq 'user of bob'")).outcome is Outcome.DONE
+    assert [member.connection for member in two.call(ListMembers("g")).members] == [ALICE]
+
+
+def test_a_node_that_does_not_answer_is_named(one: World, two: World) -> None:
+    two.die()
+    assert one.call_later(CloseConnections(Connection(BOB)))
+    one.pass_time(11)
+    [answer] = one.take("later")
+    assert answer.outcome is Outcome.FAILED  # type: ignore[union-attr]
+    assert "two" in answer.message  # type: ignore[union-attr]
+
+
+def test_a_node_without_its_lease_lets_nobody_in(one: World) -> None:
+    two = World(SHARED, "two", beside=one)
+    two.failing = [StoreUnavailable("away")]
+    two.restart()
+    two.connect("carol")
+    [shut] = two.take("carol")
+    assert isinstance(shut, Shut)
+    assert shut.code is CloseCode.INTERNAL
