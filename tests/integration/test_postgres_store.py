@@ -42,6 +42,7 @@ from semel.kernel.envelope import Blob, Envelope
 from semel.kernel.ledger import START, Event, Kind, Mark
 from semel.kernel.ops import (
     Advance,
+    Advanced,
     Append,
     Applied,
     Claim,
@@ -66,6 +67,7 @@ from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
 from semel.stores.postgres_engine import PostgresEngine, TryAgain
 from semel.stores.postgres_wire import Q, is_refusal
+from semel.stores.queries import load_migrations
 from semel.testing.postgres import PrivatePostgres, new_database
 
 pytestmark = pytest.mark.connected
@@ -73,6 +75,7 @@ pytestmark = pytest.mark.connected
 STREAM = "hub/orders"
 QUEUE = "inbox/orders"
 DEADLINE_S = 60.0
+NEWEST = load_migrations("postgres")[-1][0]
 DOUBTFUL = [Applied((Fresh(Position(STREAM, 1, 2)),))]
 
 
@@ -542,6 +545,47 @@ def test_a_sweeper_whose_clock_is_ahead_forgets_nothing(store: PostgresStore) ->
     assert (swept.records, swept.identities, swept.work) == (1, 0, 0)
     assert isinstance(commit(store, Append(STREAM, Envelope(id="a"), identity="a"))[0], Duplicate)
     assert isinstance(commit(store, Enqueue(QUEUE, "w", Envelope(id="w")))[0], Duplicate)
+
+
+def test_a_count_that_somebody_is_about_to_go_on_with_is_not_swept(store: PostgresStore) -> None:
+    commit(store, Put("k", b"1"), Put("k", None))
+    with closing(PostgresStore(store.url, state_keep_s=0.0)) as sweeper, psycopg.connect(store.url) as user:
+        assert store.bind(user).apply([Put("k", b"2")]) == (Advanced(version=3),)
+        assert sweeper.sweep(time.time_ns() // 1000).states == 0
+        user.commit()
+        assert sweeper.sweep(time.time_ns() // 1000).states == 0
+    assert store.state("k") == State(b"2", 3)
+
+
+def test_a_state_that_is_set_again_and_again_stays_in_its_page(store: PostgresStore) -> None:
+    """Otherwise each Put would write to every index of the table."""
+    for number in range(20):
+        commit(store, Put("k", str(number).encode()))
+    stats = "SELECT pg_stat_get_xact_tuples_hot_updated('semel_state'::regclass)"
+    with psycopg.connect(store.url) as user:
+        tx = store.bind(user)
+        for number in range(5):
+            tx.apply([Put("k", str(number).encode())])
+        assert user.execute(stats).fetchall() == [(5,)]
+
+
+def test_old_counts_are_kept_from_the_migration_on(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = load_migrations("postgres")[:1]
+    monkeypatch.setattr("semel.stores.postgres.load_migrations", lambda engine: old)
+    PostgresStore(postgres_url).close()
+    execute(postgres_url, "INSERT INTO semel_state VALUES ('gone', '', -5), ('here', 'x', 3)")
+    monkeypatch.undo()
+    now = time.time_ns() // 1000
+    with closing(PostgresStore(postgres_url)) as store:
+        assert store.migrate() == (NEWEST, NEWEST)
+        assert (store.status().sweepable, store.sweep(now).states) == (0, 0)
+        assert store.state("here") == State(b"x", 3)
+    with closing(PostgresStore(postgres_url, state_keep_s=0.0)) as store:
+        assert (store.status().sweepable, store.sweep(time.time_ns() // 1000).states) == (1, 1)
+        assert store.status().sweepable == 0
+        assert commit(store, Put("gone", b"y", expected=0), Put("here", b"y", expected=3)) == (
+            Advanced(version=1), Advanced(version=4),
+        )  # fmt: skip
 
 
 # -- the group commit
@@ -1079,7 +1123,7 @@ def test_many_may_open_an_empty_database_at_once(postgres_url: str) -> None:
 def test_opening_again_keeps_the_epoch(store: PostgresStore) -> None:
     with closing(PostgresStore(store.url)) as again:
         assert (again.epoch, again.store_id) == (1, store.store_id)
-        assert again.migrate() == (1, 1)
+        assert again.migrate() == (NEWEST, NEWEST)
 
 
 @contextmanager

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import shutil
 import sqlite3
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from semel import Envelope, errors
 from semel.kernel.envelope import Blob
-from semel.kernel.ops import Advance, Append, Applied, Claim, Duplicate, Enqueue, Fresh, Unit
+from semel.kernel.ops import Advance, Advanced, Append, Applied, Claim, Duplicate, Enqueue, Fresh, Put, Unit
 from semel.kernel.position import Position
-from semel.kernel.store import Records
+from semel.kernel.store import Records, State
 from semel.stores import queries
 from semel.stores.sqlite import SqliteStore
+from semel.stores.sqlite_engine import Q
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -370,11 +373,13 @@ class TestMigration:
         store = open_at()
         store.commit([append("a")])
         store.close()
-        steps = [*queries.load_migrations("sqlite"), (2, "CREATE TABLE semel_later (x INTEGER) STRICT;\n")]
+        steps = queries.load_migrations("sqlite")
+        newest = steps[-1][0] + 1
+        steps.append((newest, "CREATE TABLE semel_later (x INTEGER) STRICT;\n"))
         monkeypatch.setattr("semel.stores.sqlite.load_migrations", lambda engine: steps)
         again = open_at()
-        assert again.status().schema == 2
-        assert again.migrate() == (2, 2)
+        assert again.status().schema == newest
+        assert again.migrate() == (newest, newest)
         [outcome] = again.commit([append("a")])
         assert isinstance(outcome, Applied)
         assert isinstance(outcome.results[0], Duplicate)
@@ -383,12 +388,48 @@ class TestMigration:
         store = open_at()
         store.close()
         good = queries.load_migrations("sqlite")
-        bad = [*good, (2, "CREATE TABLE semel_later (x INTEGER) STRICT;\nCREATE TABLE semel_later (y);\n")]
+        broken = "CREATE TABLE semel_later (x INTEGER) STRICT;\nCREATE TABLE semel_later (y);\n"
+        bad = [*good, (good[-1][0] + 1, broken)]
         with monkeypatch.context() as patch:
             patch.setattr("semel.stores.sqlite.load_migrations", lambda engine: bad)
             with pytest.raises(errors.StoreError):
                 open_at()
         assert open_at().status().schema == good[-1][0]
+
+    def test_old_counts_of_deleted_states_are_kept_from_the_migration_on(self, open_at, path, monkeypatch):
+        with monkeypatch.context() as patch:
+            old = queries.load_migrations("sqlite")[:1]
+            patch.setattr("semel.stores.sqlite.load_migrations", lambda engine: old)
+            open_at().close()
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            db.execute("INSERT INTO semel_state VALUES ('gone', x'', -5), ('here', x'01', 3)")
+        now = time.time_ns() // 1000
+        store = open_at()
+        assert (store.status().sweepable, store.sweep(now).states) == (0, 0)
+        assert store.state("here") == State(b"\x01", 3)
+        later = open_at(clock=lambda: now + 25 * 3600 * 1_000_000)
+        assert (later.status().sweepable, later.sweep(later._clock()).states) == (1, 1)
+        assert later.status().sweepable == 0
+        [outcome] = store.commit([Unit((Put("gone", b"y", expected=0), Put("here", b"y", expected=3)))])
+        assert outcome.results == (Advanced(version=1), Advanced(version=4))
+
+    def test_a_state_that_an_older_process_has_set_again_is_not_swept(self, open_at, path):
+        """It knows no time of deletion, and leaves the one that is there."""
+        store = open_at(state_keep_s=0.0)
+        store.commit([Unit((Put("k", b"1"), Put("k", None)))])
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            db.execute("UPDATE semel_state SET value = x'02', version = 3")
+        assert store.sweep(time.time_ns() // 1000).states == 0
+        assert store.state("k") == State(b"\x02", 3)
+
+
+def test_a_sweep_finds_the_counts_of_deleted_states_by_an_index(open_at, path):
+    open_at()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        plan = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + Q["sweep_states"], (0, 1000))]
+    assert not any("SCAN semel_state" in line for line in plan)
+    assert any("semel_state_deleted" in line for line in plan)
+    assert not any("TEMP B-TREE" in line for line in plan)
 
 
 def test_the_log_does_not_grow_without_end(open_at, path):

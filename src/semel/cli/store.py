@@ -443,6 +443,7 @@ def _sweep_all(store: Store, terminal: Terminal) -> Swept:
                 total.work + step.work,
                 total.blobs + step.blobs,
                 total.ledger + step.ledger,
+                total.states + step.states,
                 step.more,
             )
             update(total.total)

@@ -14,13 +14,17 @@
     after a restart or a restore. Expiry is judged by the store's clock.
 7.  *Ordered claims.* Rows of a key are claimed in the order of their turn; none is claimed while an earlier one of the
     key is open, unless that one was put aside without holding the key.
-8.  *Nothing open is deleted.* `sweep` removes what is trimmed, finished and past its time, or never became visible.
-    It works in short transactions and reports whether more is waiting.
+8.  *Nothing open is deleted.* `sweep` removes what is trimmed, finished and past its time, or never became visible,
+    and what is left of a state that was deleted `state_keep_s` ago. It works in short transactions and reports whether
+    more is waiting.
 9.  *Readers do not wait.* Reads never block a commit and are never blocked by one.
 10. *Work has an order within a commit.* However the ops are ordered, `Finish` and `Renew` come before `Enqueue`, and
     `Enqueue` before `Claim`. So a claim sees the rows that are new in its commit, but nothing else does: to finish or
     renew such a row, or to use it as a guard, is `Stale(0)` until the commit has returned. A row that is finished and
     set again in one commit is open afterwards.
+11. *An old version never fits.* All versions that a state key is given are different, in all its lives and after a
+    restore, so whoever acts on an old one meets `Conflict`. Only a key that has been gone for `state_keep_s` begins
+    anew: no process may go on after a longer pause with what it remembers.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ from semel.kernel.position import Position
 BLOB_CHUNK_BYTES = 256 * 1024
 IDENTITY_KEEP_S = 7 * 24 * 3600.0
 ORPHAN_KEEP_S = 3600.0
+STATE_KEEP_S = 24 * 3600.0
+"""How long a deleted state key keeps its count of versions; longer than any process is ever paused."""
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -112,11 +118,12 @@ class Swept:
     work: int = 0
     blobs: int = 0
     ledger: int = 0
+    states: int = 0
     more: bool = False
 
     @property
     def total(self) -> int:
-        return self.records + self.identities + self.work + self.blobs + self.ledger
+        return self.records + self.identities + self.work + self.blobs + self.ledger + self.states
 
 
 @dataclass(frozen=True, slots=True)

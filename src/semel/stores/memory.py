@@ -23,6 +23,7 @@ from semel.kernel.position import EPOCH_GAP, Position, check_epoch
 from semel.kernel.store import (
     IDENTITY_KEEP_S,
     ORPHAN_KEEP_S,
+    STATE_KEEP_S,
     CursorInfo,
     IndexEntry,
     Record,
@@ -121,7 +122,7 @@ class _Data:
     seqs: dict[Position, int] = field(default_factory=dict)
     cursors: dict[str, CursorHead] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
-    deleted: dict[str, int] = field(default_factory=dict)
+    deleted: dict[str, tuple[int, int]] = field(default_factory=dict)
     work: dict[tuple[str, str], _Work] = field(default_factory=dict)
     scopes: dict[tuple[str, str], _Work] = field(default_factory=dict)
     claimable: dict[str, dict[int, _Work]] = field(default_factory=dict)
@@ -175,7 +176,7 @@ class MemoryEngine:
 
     def lock_states(self, keys: Sequence[str]) -> dict[str, int]:
         live = {key: self.data.states[key].version for key in keys if key in self.data.states}
-        return {key: self.data.deleted[key] for key in keys if key in self.data.deleted} | live
+        return {key: self.data.deleted[key][0] for key in keys if key in self.data.deleted} | live
 
     def lock_cursors(self, names: Sequence[str]) -> dict[str, CursorHead]:
         return {name: self.data.cursors[name] for name in names if name in self.data.cursors}
@@ -234,7 +235,7 @@ class MemoryEngine:
         for key, value, version in rows:
             if value is None:
                 self._pop(self.data.states, key)
-                self._set(self.data.deleted, key, version)
+                self._set(self.data.deleted, key, (version, self.now))
             else:
                 self._pop(self.data.deleted, key)
                 self._set(self.data.states, key, State(value, version))
@@ -417,11 +418,13 @@ class MemoryStore:
         journal: Journal | None = None,
         store_id: str = "memory",
         identity_keep_s: float = IDENTITY_KEEP_S,
+        state_keep_s: float = STATE_KEEP_S,
     ) -> None:
         self.url = "memory:"
         self.node = node
         self.store_id = store_id
         self.identity_keep_s = identity_keep_s
+        self.state_keep_s = state_keep_s
         self._clock = clock or (lambda: time.time_ns() // 1000)
         self._journal = journal
         self._writer = threading.RLock()
@@ -608,10 +611,10 @@ class MemoryStore:
         work = self._sweep_work(now, limit)
         blobs = self._sweep_blobs(now, limit)
         ledger = self._sweep_ledger(limit)
+        states = self._sweep_states(now, limit)
         reach("sweep.deleted")
-        return Swept(
-            records, identities, work, blobs, ledger, more=max(records, identities, work, blobs, ledger) >= limit
-        )
+        more = max(records, identities, work, blobs, ledger, states) >= limit
+        return Swept(records, identities, work, blobs, ledger, states, more)
 
     def _sweep_records(self, now: int, limit: int) -> tuple[int, int]:
         data = self._data
@@ -663,6 +666,13 @@ class MemoryStore:
         count = sum(1 for entry in self._data.ledger[:limit] if entry.mark <= exported)
         del self._data.ledger[:count]
         return count
+
+    def _sweep_states(self, now: int, limit: int) -> int:
+        forget = now - int(self.state_keep_s * 1_000_000)
+        doomed = [key for key, (_, at) in self._data.deleted.items() if at <= forget][:limit]
+        for key in doomed:
+            del self._data.deleted[key]
+        return len(doomed)
 
     def migrate(self) -> tuple[int, int]:
         return SCHEMA, SCHEMA

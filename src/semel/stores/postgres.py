@@ -33,6 +33,7 @@ from semel.kernel.position import EPOCH_GAP, Position, check_epoch
 from semel.kernel.store import (
     IDENTITY_KEEP_S,
     ORPHAN_KEEP_S,
+    STATE_KEEP_S,
     CursorInfo,
     IndexEntry,
     Records,
@@ -84,7 +85,7 @@ LEDGER_COLUMNS = (
 )  # fmt: skip
 INDEX_COLUMNS = (
     "xid", "seq", "stream", "epoch", "offset", "identity", "kind", "target", "at", "bytes",
-    "message", "source", "type", "subject", "time", "session", "idx", "datacontenttype",
+    "message", "source", "type", "subject", "time", "session", "idx", "datacontenttype", "terms",
 )  # fmt: skip
 
 
@@ -98,11 +99,13 @@ class PostgresStore:
         node: str = "local",
         create: bool = True,
         identity_keep_s: float = IDENTITY_KEEP_S,
+        state_keep_s: float = STATE_KEEP_S,
         lock_s: float = LOCK_S,
     ) -> None:
         self.url = url
         self.node = node
         self.identity_keep_s = identity_keep_s
+        self.state_keep_s = state_keep_s
         self.lock_s = lock_s
         self._lock = threading.RLock()
         self._writer: Connection[Any] | None = None
@@ -425,10 +428,11 @@ class PostgresStore:
         work = self._sweep_work(now, limit)
         blobs = self._sweep_blobs(now, limit)
         ledger = self._sweep_ledger(limit)
+        states = self._sweep_states(now, limit)
         with self._transaction(durable=False) as run:
             run.run("sweep_markers", MARKER_KEEP_US)
-        more = max(records, identities, work, blobs, ledger) >= limit
-        return Swept(records, identities, work, blobs, ledger, more)
+        more = max(records, identities, work, blobs, ledger, states) >= limit
+        return Swept(records, identities, work, blobs, ledger, states, more)
 
     def _sweep_time(self, now: int) -> int:
         return min(now, int(self._pool.ask("store_now")[0][0]))
@@ -529,6 +533,14 @@ class PostgresStore:
         self._ledger_swept = max((Mark(*row) for row in rows), default=self._ledger_swept)
         return len(rows)
 
+    def _sweep_states(self, now: int, limit: int) -> int:
+        with self._sweeping() as run:
+            return run.run("sweep_states", now - self._state_keep_us, limit).rowcount if run is not None else 0
+
+    @property
+    def _state_keep_us(self) -> int:
+        return int(self.state_keep_s * 1_000_000)
+
     # -- the rest
 
     def raise_epoch(self, reason: str) -> int:
@@ -587,7 +599,7 @@ class PostgresStore:
                 ),
                 work=work,
                 ledger_entries=run.ask("status_ledger")[0][0],
-                sweepable=run.ask("status_sweepable")[0][0],
+                sweepable=run.ask("status_sweepable", self._state_keep_us)[0][0],
                 bytes=run.ask("status_bytes")[0][0],
                 details={"database": run.connection.info.dbname, "user": run.connection.info.user},
             )

@@ -145,7 +145,7 @@ SELECT t.epoch, coalesce(s.head, 0) FROM semel_store t LEFT JOIN semel_stream s 
 
 -- name: read_index
 SELECT r.xid, r.seq, s.name, r.epoch, r."offset", r.identity, r.kind, r.target, r.at, r.size,
-    r.id, r.source, r.type, r.subject, r.time, r.session, r.idx, r.datacontenttype
+    r.id, r.source, r.type, r.subject, r.time, r.session, r.idx, r.datacontenttype, r.headers
 FROM semel_record r
 JOIN semel_stream s ON s.id = r.stream_id
 WHERE (r.xid, r.seq) > ($1::bigint, $2::bigint)
@@ -202,13 +202,13 @@ SELECT stream, epoch, "offset" FROM semel_cursor WHERE name = $1
 SELECT key, version FROM semel_state WHERE key = ANY($1) ORDER BY key FOR UPDATE
 
 -- name: change_states
-UPDATE semel_state s SET value = u.value, version = u.version
-FROM unnest($1::text[], $2::bytea[], $3::bigint[]) AS u (key, value, version)
+UPDATE semel_state s SET value = u.value, version = u.version, deleted_at = u.deleted_at
+FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bigint[]) AS u (key, value, version, deleted_at)
 WHERE s.key = u.key
 
 -- name: add_states
-INSERT INTO semel_state (key, value, version)
-SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[]) AS u (key) ORDER BY key
+INSERT INTO semel_state (key, value, version, deleted_at)
+SELECT * FROM unnest($1::text[], $2::bytea[], $3::bigint[], $4::bigint[]) AS u (key) ORDER BY key
 ON CONFLICT DO NOTHING
 RETURNING key
 
@@ -493,6 +493,16 @@ DELETE FROM semel_ledger WHERE (xid, seq) IN (
 )
 RETURNING xid, seq
 
+-- name: sweep_states
+-- A process of an older version leaves deleted_at as it is when it sets a key again.
+DELETE FROM semel_state WHERE key = ANY(ARRAY(
+    SELECT key FROM semel_state
+    WHERE deleted_at <= $1::bigint AND deleted_at IS NOT NULL AND version < 0
+    ORDER BY deleted_at
+    LIMIT $2::bigint
+    FOR UPDATE SKIP LOCKED
+))
+
 -- name: sweep_markers
 -- By the server's clock: whoever resolves a doubt goes by it too.
 DELETE FROM semel_marker WHERE at < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - $1::bigint
@@ -574,6 +584,10 @@ SELECT (
     SELECT count(*) FROM semel_work
     WHERE keep_until IS NOT NULL AND NOT holds
         AND keep_until <= (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+) + (
+    SELECT count(*) FROM semel_state
+    WHERE deleted_at IS NOT NULL AND version < 0
+        AND deleted_at <= (extract(epoch FROM clock_timestamp()) * 1000000)::bigint - $1::bigint
 )
 
 -- name: status_bytes

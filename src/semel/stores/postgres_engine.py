@@ -433,8 +433,9 @@ class PostgresEngine:
     # -- states, cursors, bodies
 
     def put_states(self, rows: Sequence[tuple[str, bytes | None, int]]) -> None:
-        """A deleted state stays as an empty value under a negative version, so that its versions never begin anew."""
-        kept = sorted({key: (key, value or b"", version) for key, value, version in rows}.values())
+        """A deleted state stays as an empty value under a negative version, and goes on counting until it is swept."""
+        last = {key: (key, value or b"", version, self.now if value is None else None) for key, value, version in rows}
+        kept = [last[key] for key in sorted(last)]
         self._upsert("states", [row for row in kept if row[0] in self._states], _state_arrays, exists=True)
         self._upsert("states", [row for row in kept if row[0] not in self._states], _state_arrays, exists=False)
 
@@ -563,9 +564,9 @@ def _envelope_arrays(envelopes: Sequence[Envelope]) -> list[Array]:
     ]  # fmt: skip
 
 
-def _state_arrays(rows: Sequence[tuple[str, bytes, int]]) -> list[Array]:
-    keys, values, versions = zip(*rows, strict=True)
-    return [texts(keys), byteas(values), bigints(versions)]
+def _state_arrays(rows: Sequence[tuple[str, bytes, int, int | None]]) -> list[Array]:
+    keys, values, versions, deleted = zip(*rows, strict=True)
+    return [texts(keys), byteas(values), bigints(versions), bigints(deleted)]
 
 
 def _cursor_arrays(rows: Sequence[tuple[str, Position, bool]]) -> list[Array]:
@@ -632,6 +633,6 @@ def entry_of(row: Row) -> Entry:
 
 def index_entry_of(row: Row) -> IndexEntry:
     xid, seq, stream, epoch, offset, identity, kind, target, at, size, *attributes = row
-    envelope = envelope_of((*attributes, None, None, None, size))
+    envelope = envelope_of((*attributes, None, None, size))
     record = Record(Position(stream, epoch, offset), envelope, at, RecordKind(kind), target, identity)
     return IndexEntry(Mark(xid, seq), record, size)

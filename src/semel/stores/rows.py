@@ -29,11 +29,15 @@ def envelope_row(envelope: Envelope) -> tuple[Any, ...]:
         envelope.session,
         envelope.index,
         envelope.datacontenttype,
-        _encode(envelope.headers).decode() if envelope.headers else None,
+        headers_text(envelope.headers),
         envelope.data if blob is None else None,
         blob.name if blob is not None else None,
         blob.size if blob is not None else len(envelope.data),
     )
+
+
+def headers_text(headers: dict[str, str]) -> str | None:
+    return _encode(headers).decode() if headers else None
 
 
 def envelope_columns(envelopes: Sequence[Envelope]) -> tuple[list[Any], ...]:
@@ -43,7 +47,7 @@ def envelope_columns(envelopes: Sequence[Envelope]) -> tuple[list[Any], ...]:
     blobs: list[Any] = [envelope.blob for envelope in envelopes]
     sizes = list(map(len, bodies))
     if any(headers):
-        headers = [_encode(found).decode() if found else None for found in headers]
+        headers = list(map(headers_text, headers))
     else:
         headers = [None] * len(envelopes)
     if any(blobs):

@@ -36,6 +36,7 @@ from semel.kernel.position import EPOCH_GAP, Position, check_epoch
 from semel.kernel.store import (
     IDENTITY_KEEP_S,
     ORPHAN_KEEP_S,
+    STATE_KEEP_S,
     CursorInfo,
     IndexEntry,
     Records,
@@ -72,7 +73,7 @@ LEDGER_COLUMNS = (
 )  # fmt: skip
 INDEX_COLUMNS = (
     "seq", "stream", "epoch", "offset", "identity", "kind", "target", "at", "bytes",
-    "message", "source", "type", "subject", "time", "session", "idx", "datacontenttype",
+    "message", "source", "type", "subject", "time", "session", "idx", "datacontenttype", "terms",
 )  # fmt: skip
 
 
@@ -87,12 +88,14 @@ class SqliteStore:
         create: bool = True,
         clock: Callable[[], int] | None = None,
         identity_keep_s: float = IDENTITY_KEEP_S,
+        state_keep_s: float = STATE_KEEP_S,
         busy_s: float = BUSY_S,
     ) -> None:
         self.url = url
         self.node = node
         self.path = path_of(url)
         self.identity_keep_s = identity_keep_s
+        self.state_keep_s = state_keep_s
         self.busy_s = busy_s
         self._clock = clock or (lambda: time.time_ns() // 1000)
         self._lock = threading.RLock()
@@ -453,8 +456,9 @@ class SqliteStore:
         work = self._sweep_work(now, limit)
         blobs = self._sweep_blobs(now, limit)
         ledger = self._sweep_ledger(limit)
-        more = max(records, identities, work, blobs, ledger) >= limit
-        return Swept(records, identities, work, blobs, ledger, more)
+        states = self._sweep_states(now, limit)
+        more = max(records, identities, work, blobs, ledger, states) >= limit
+        return Swept(records, identities, work, blobs, ledger, states, more)
 
     @contextmanager
     def _sweeping(self, now: int) -> Iterator[SqliteEngine]:
@@ -530,6 +534,13 @@ class SqliteStore:
                 return 0
             return self._writer.execute(Q["delete_ledger"], (exported.seq, limit)).rowcount
 
+    def _sweep_states(self, now: int, limit: int) -> int:
+        with self._sweeping(now):
+            return self._writer.execute(Q["sweep_states"], (self._forget_states(now), limit)).rowcount
+
+    def _forget_states(self, now: int) -> int:
+        return now - int(self.state_keep_s * 1_000_000)
+
     # -- the rest
 
     def raise_epoch(self, reason: str) -> int:
@@ -572,7 +583,8 @@ class SqliteStore:
                 for name, stream, at_epoch, offset, pins in db.execute(Q["status_cursors"])
             )
             [(ledger,)] = db.execute(Q["status_ledger"]).fetchall()
-            [(sweepable,)] = db.execute(Q["status_sweepable"], (self._clock(),)).fetchall()
+            now = self._clock()
+            [(sweepable,)] = db.execute(Q["status_sweepable"], (now, self._forget_states(now))).fetchall()
         return Status(
             url=self.url,
             engine=f"SQLite {sqlite3.sqlite_version}",

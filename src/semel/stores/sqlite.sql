@@ -39,8 +39,8 @@ INSERT INTO semel_record (
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: put_state
-INSERT INTO semel_state (key, value, version) VALUES (?, ?, ?)
-ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version
+INSERT INTO semel_state (key, value, version, deleted_at) VALUES (?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value, version = excluded.version, deleted_at = excluded.deleted_at
 
 -- name: put_cursor
 INSERT INTO semel_cursor (name, stream, epoch, "offset", pins) VALUES (?, ?, ?, ?, ?)
@@ -196,7 +196,7 @@ FROM semel_ledger WHERE seq > ? ORDER BY seq LIMIT ?
 -- name: read_index
 SELECT
     r.seq, s.name, r.epoch, r."offset", r.identity, r.kind, r.target, r.at, r.size,
-    r.id, r.source, r.type, r.subject, r.time, r.session, r.idx, r.datacontenttype
+    r.id, r.source, r.type, r.subject, r.time, r.session, r.idx, r.datacontenttype, r.headers
 FROM semel_record r JOIN semel_stream s ON s.id = r.stream_id WHERE r.seq > ? ORDER BY r.seq LIMIT ?
 
 -- name: read_chunks
@@ -243,6 +243,13 @@ DELETE FROM semel_chunk WHERE blob = ?
 -- name: delete_ledger
 DELETE FROM semel_ledger WHERE seq IN (SELECT seq FROM semel_ledger WHERE seq <= ? ORDER BY seq LIMIT ?)
 
+-- name: sweep_states
+-- A process of an older version leaves deleted_at as it is when it sets a key again.
+DELETE FROM semel_state WHERE rowid IN (
+    SELECT rowid FROM semel_state WHERE deleted_at IS NOT NULL AND deleted_at <= ? AND version < 0
+    ORDER BY deleted_at LIMIT ?
+)
+
 -- name: raise_epoch
 UPDATE semel_store SET epoch = epoch + 1, fence = fence + ?
 
@@ -274,5 +281,6 @@ SELECT count(*) FROM semel_ledger
 -- name: status_sweepable
 SELECT
     (SELECT count(*) FROM semel_work WHERE keep_until IS NOT NULL AND keep_until <= ? AND holds = 0)
+    + (SELECT count(*) FROM semel_state WHERE deleted_at IS NOT NULL AND deleted_at <= ? AND version < 0)
     + (SELECT count(*) FROM semel_stream s JOIN semel_record r
        ON r.stream_id = s.id AND r."offset" > s.hollowed AND r."offset" < s.first)

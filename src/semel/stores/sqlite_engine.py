@@ -123,8 +123,10 @@ class SqliteEngine:
         return due or 0
 
     def put_states(self, rows: Sequence[tuple[str, bytes | None, int]]) -> None:
-        """A deleted state stays as an empty value under a negative version, so that its versions never begin anew."""
-        self._db.executemany(Q["put_state"], [(key, value or b"", version) for key, value, version in rows])
+        """A deleted state stays as an empty value under a negative version, and goes on counting until it is swept."""
+        now = self.now
+        values = [(key, value or b"", version, now if value is None else None) for key, value, version in rows]
+        self._db.executemany(Q["put_state"], values)
 
     def put_cursors(self, rows: Sequence[tuple[str, Position, bool]]) -> None:
         values = [(name, at.stream, at.epoch, at.offset, int(pins)) for name, at, pins in rows]
@@ -327,7 +329,7 @@ def record_of(stream: str, epoch: int, row: Sequence[Any]) -> Record:
 
 def index_entry_of(row: Sequence[Any]) -> IndexEntry:
     seq, stream, epoch, offset, identity, kind, target, at, size, *attributes = row
-    envelope = envelope_of((*attributes, None, None, None, size))
+    envelope = envelope_of((*attributes, None, None, size))
     record = Record(Position(stream, epoch, offset), envelope, at, RecordKind(kind), target, identity)
     return IndexEntry(Mark(0, seq), record, size)
 

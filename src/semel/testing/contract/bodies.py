@@ -7,8 +7,22 @@ import pytest
 from semel.errors import InputError, StoreRefused
 from semel.kernel.envelope import Blob, Envelope
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Append, Duplicate, Enqueue, Finish, Fresh, Log, Put, PutBlob, Trim, Unit, WorkState
-from semel.kernel.store import ORPHAN_KEEP_S, Store, Swept
+from semel.kernel.ops import (
+    Advanced,
+    Append,
+    Conflict,
+    Duplicate,
+    Enqueue,
+    Finish,
+    Fresh,
+    Log,
+    Put,
+    PutBlob,
+    Trim,
+    Unit,
+    WorkState,
+)
+from semel.kernel.store import ORPHAN_KEEP_S, STATE_KEEP_S, State, Store, Swept
 from semel.testing.contract.base import (
     DAY_US,
     QUEUE,
@@ -18,6 +32,7 @@ from semel.testing.contract.base import (
     append,
     claim_one,
     commit,
+    commit_refused,
     enqueue,
     entries,
     events,
@@ -30,6 +45,7 @@ from semel.testing.contract.base import (
 
 PARTS = (b"a" * 1000, b"b" * 1000, b"c" * 10)
 SIZE = sum(map(len, PARTS))
+STATE_KEEP_US = int(STATE_KEEP_S * 1_000_000)
 
 
 def put_parts(store: Store, name: str = "body") -> None:
@@ -281,6 +297,46 @@ class SweepSuite(StoreSuite):
         assert sweep_all(store, time.now()).ledger == 2
         assert [event.message for event in events(store)] == ["m2", "m3"]
 
+    def test_the_count_of_a_deleted_state_is_kept_for_its_time(self, store: Store, time: Time) -> None:
+        commit(store, Put("k", b"first life"), Put("k", None))
+        now = time.now()
+        assert store.sweep(now + STATE_KEEP_US - 60_000_000).states == 0
+        assert commit(store, Put("k", b"second life", expected=0)) == (Advanced(version=3),)
+        commit(store, Put("k", None))
+        now = time.now()
+        assert store.sweep(now + STATE_KEEP_US + 60_000_000).states == 1
+        assert store.sweep(now + STATE_KEEP_US + 60_000_000) == Swept()
+
+    def test_a_key_is_new_when_its_count_is_gone(self, store: Store, time: Time) -> None:
+        commit(store, Put("k", b"1"), Put("k", b"2"), Put("k", None))
+        assert sweep_all(store, time.now() + 2 * DAY_US).states == 1
+        assert store.state("k") is None
+        assert commit_refused(store, Put("k", b"late", expected=2)) == (Conflict(0),)
+        assert commit(store, Put("k", None)) == (Advanced(version=0),)
+        assert commit(store, Put("k", b"new", expected=0)) == (Advanced(version=1),)
+        assert store.state("k") == State(b"new", 1)
+
+    def test_a_key_that_is_there_counts_on_whatever_is_swept(self, store: Store, time: Time) -> None:
+        commit(store, Put("here", b"1"), *(Put("gone", b"x") for _ in range(5)), Put("gone", None))
+        assert sweep_all(store, time.now() + 2 * DAY_US).states == 1
+        assert commit(store, Put("here", b"2", expected=1)) == (Advanced(version=2),)
+
+    def test_a_state_that_was_set_again_is_never_swept(self, store: Store, time: Time) -> None:
+        commit(store, Put("k", b"1"), Put("k", None))
+        commit(store, Put("k", b"2"))
+        commit(store, Put("one unit", b"1"), Put("one unit", None), Put("one unit", b"2"))
+        assert sweep_all(store, time.now() + 3650 * DAY_US).total == 0
+        assert store.state("k") == State(b"2", 3)
+        assert store.state("one unit") == State(b"2", 3)
+
+    def test_counts_of_deleted_states_are_swept_in_bounded_steps(self, store: Store, time: Time) -> None:
+        commit(store, *(Put(f"k{n}", b"x") for n in range(5)))
+        commit(store, *(Put(f"k{n}", None) for n in range(5)))
+        now = time.now() + 2 * DAY_US
+        assert [store.sweep(now, limit=2) for _ in range(3)] == [
+            Swept(states=2, more=True), Swept(states=2, more=True), Swept(states=1),
+        ]  # fmt: skip
+
     def test_a_sweep_takes_nothing_from_later_commits(self, store: Store, time: Time) -> None:
         append(store, "a")
         commit(store, Trim(STREAM, 2))
@@ -300,6 +356,7 @@ def sweep_all(store: Store, now: int, limit: int = 1000) -> Swept:
             total.work + swept.work,
             total.blobs + swept.blobs,
             total.ledger + swept.ledger,
+            total.states + swept.states,
         )
         if not swept.more:
             return total

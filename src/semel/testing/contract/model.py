@@ -45,7 +45,7 @@ from semel.kernel.ops import (
 )
 from semel.kernel.position import EPOCH_GAP, Position
 from semel.kernel.store import Records, Store, Trimmed
-from semel.testing.contract.base import HOP, LONG_S, ManualClock, StoreSuite, Time, commit, events, message
+from semel.testing.contract.base import DAY_US, HOP, LONG_S, ManualClock, StoreSuite, Time, commit, events, message
 
 STREAMS = ("hub/a", "hub/b")
 QUEUES = ("inbox/a", "inbox/a", "inbox/a", "inbox/b")
@@ -193,7 +193,7 @@ class Model:
                 self.logged.append((op.event.kind, op.event.message))
 
     def _put(self, op: Put) -> int:
-        """A key that was deleted goes on counting where it ended."""
+        """A key that was deleted goes on counting where it ended, unless that was swept."""
         if op.value is not None:
             last = self.states[op.key][1] if op.key in self.states else self.deleted.pop(op.key, 0)
             self.states[op.key] = (op.value, self._next_version(last))
@@ -364,8 +364,9 @@ class Model:
             return []
         return sorted(line, key=lambda row: row.turn or 0)
 
-    def sweep(self, now: int) -> None:
-        """All rows here are kept for no time once they are finished."""
+    def sweep(self) -> None:
+        """All rows here are kept for no time once they are finished, and the sweep comes after the time of states."""
+        self.deleted.clear()
         for place, row in list(self.rows.items()):
             if row.state in (WorkState.DONE, WorkState.DEAD) and not row.holds:
                 del self.rows[place]
@@ -544,10 +545,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.time.advance(seconds)
 
     def sweep(self, data: st.DataObject) -> None:
-        now = self.time.now()
+        now = self.time.now() + 2 * DAY_US
         while self.store.sweep(now, limit=3).more:
             pass
-        self.model.sweep(now)
+        self.model.sweep()
 
     def raise_epoch(self, data: st.DataObject) -> None:
         self.model.raise_epoch()
