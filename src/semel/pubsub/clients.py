@@ -204,7 +204,7 @@ class Clients:
         if ack_id is not None:
             session.claimed.add(ack_id)
         ack_ids = [ack_id] if ack_id is not None else []
-        if (group in session.groups) == (kind is RecordKind.JOIN):
+        if (group in session.groups_wanted) == (kind is RecordKind.JOIN):
             if ack_ids:
                 self._commit(session, (), ack_ids)
             return

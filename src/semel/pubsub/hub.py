@@ -626,17 +626,16 @@ class Hub:
         def done(results: tuple[Result, ...], now: float) -> None:
             joined = results[0]
             assert isinstance(joined, Fresh)
-            row = session.row()
-            groups = dict(row.groups)
-            if kind is RecordKind.JOIN:
-                groups.setdefault(group, joined.position.offset)
-            else:
-                groups.pop(group, None)
-            then((session.put_row(self.hub, msgspec.structs.replace(row, groups=groups)),))
+            session.decide_group(group, joined.position.offset, kind is RecordKind.JOIN, self.tail.offset)
+            then((session.put_row(self.hub, session.row()),))
             self.events.look(session.id)
 
-        tell = self.events.on_join if kind is RecordKind.JOIN else self.events.on_leave
-        more = tell(session, group, now)
+        if kind is RecordKind.JOIN:
+            session.groups_wanted.add(group)
+            more = self.events.on_join(session, group, now)
+        else:
+            session.groups_wanted.discard(group)
+            more = self.events.on_leave(session, group, now)
         self.commit_for(session, (record,), (session.put_acks(self.hub),), done, failed, more)
 
     # -- the stream

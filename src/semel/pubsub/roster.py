@@ -78,24 +78,15 @@ class Roster(Generic[M]):
         if session.groups.setdefault(group, offset) == offset:
             self.groups.setdefault(group, {})[session.id] = session
 
-    def leave(self, session: M, group: str, offset: int) -> int | None:
-        """Since when it was in, if it was."""
+    def leave(self, session: M, group: str, offset: int) -> None:
         since = session.groups.get(group)
-        if since is None or since > offset:
-            return None
-        del session.groups[group]
-        _discard(self.groups, group, session.id)
-        return since
+        if since is not None and since <= offset:
+            del session.groups[group]
+            _discard(self.groups, group, session.id)
 
 
 class Here(Roster[Session]):
     """The sessions that this node has, and to which of them a record is due."""
-
-    def leave(self, session: Session, group: str, offset: int) -> int | None:
-        since = super().leave(session, group, offset)
-        if since is not None and (session.queue or session.is_behind):
-            session.left.append((group, since, offset))
-        return since
 
     def receivers(self, target: str, offset: int) -> Iterable[Session]:
         """To whom a record with this target is due, at its place in the stream."""

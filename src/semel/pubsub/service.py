@@ -206,15 +206,17 @@ class Service:
         if not chosen and not isinstance(call.who, Everybody):
             answer(NOT_FOUND)
             return
-        changes = [(session, group) for session in chosen for group in call.groups if group not in session.groups]
+        changes = [
+            (session, group) for session in chosen for group in call.groups if group not in session.groups_wanted
+        ]
         self._change(changes, RecordKind.JOIN, now, answer)
 
     def _remove(self, call: RemoveMembers, now: float, answer: Reply) -> None:
         changes = [
             (session, group)
             for session in self._chosen(call, self._there(call.who))
-            for group in (session.groups if call.groups is None else call.groups)
-            if group in session.groups
+            for group in (sorted(session.groups_wanted) if call.groups is None else call.groups)
+            if group in session.groups_wanted
         ]
         self._change(changes, RecordKind.LEAVE, now, answer)
 

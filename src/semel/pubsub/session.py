@@ -160,14 +160,18 @@ class Session:
     its session was durable; None from then on. While it `is_behind`, what it has missed is still being read: what comes
     in waits in its queue, and `early_ack` is how far it has acknowledged meanwhile. `opened` is where the stream says
     that it is on this node. `streams`, `states` and `watches` count what is on its way, those that are `stored` do
-    not."""
+    not.
+
+    What groups it is in is `groups_wanted` as soon as it is asked for, `groups_decided` when it is durable from which
+    record on, and `groups` when the stream has come there: with several nodes that may be a little later."""
 
     __slots__ = (
         "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "early", "early_ack",
-        "epoch", "generation", "groups", "id", "is_behind", "is_reliable", "is_stalled", "left", "node", "opened",
-        "out", "peer", "permissions", "queue", "queue_bytes", "row_stored", "row_version", "sent", "staged",
-        "staged_chunks", "staged_ids", "staged_streams", "start", "state", "states", "states_stored", "streams",
-        "streams_stored", "subprotocol", "taken", "user", "waiting", "watches", "watches_stored", "written",
+        "epoch", "generation", "groups", "groups_decided", "groups_wanted", "id", "is_behind", "is_reliable",
+        "is_stalled", "left", "node", "opened", "out", "peer", "permissions", "queue", "queue_bytes", "row_stored",
+        "row_version", "sent", "staged", "staged_chunks", "staged_ids", "staged_streams", "start", "state", "states",
+        "states_stored", "streams", "streams_stored", "subprotocol", "taken", "user", "waiting", "watches",
+        "watches_stored", "written",
     )  # fmt: skip
 
     def __init__(self, id: str, row: SessionRow, acks: AcksRow, row_version: int, acks_version: int) -> None:
@@ -179,6 +183,8 @@ class Session:
         self.start = row.start
         self.permissions = row.permissions
         self.groups = dict(row.groups)
+        self.groups_decided = dict(row.groups)
+        self.groups_wanted = set(row.groups)
         self.left = list(row.left)
         self.dropped_at = row.dropped_at
         self.state = row.state
@@ -226,8 +232,8 @@ class Session:
         """Of the stays that have ended, those in which something was not acknowledged yet."""
         self.left = [stay for stay in self.left if stay[2] > self.acked]
         return SessionRow(
-            self.user, self.subprotocol, self.node, self.start, self.permissions, dict(self.groups), tuple(self.left),
-            self.dropped_at, self.state, self.epoch, dict(self.states), tuple(self.watches),
+            self.user, self.subprotocol, self.node, self.start, self.permissions, dict(self.groups_decided),
+            tuple(self.left), self.dropped_at, self.state, self.epoch, dict(self.states), tuple(self.watches),
         )  # fmt: skip
 
     def put_row(self, hub: str, row: SessionRow) -> Put:
@@ -244,8 +250,20 @@ class Session:
         else:
             self.row_stored = version
 
+    def decide_group(self, group: str, offset: int, is_joined: bool, tail: int) -> None:
+        """A record in the stream says so. A stay that ends is remembered while something of it may be missing."""
+        if is_joined:
+            self.groups_decided.setdefault(group, offset)
+            return
+        since = self.groups_decided.pop(group, None)
+        served = self.floor(tail)
+        self.left = [stay for stay in self.left if stay[2] > served]
+        if since is not None and served < offset:
+            self.left.append((group, since, offset))
+
     def fall_back(self) -> None:
         """Nothing that was on its way will be stored: go on from what is."""
+        self.groups_wanted = set(self.groups_decided)
         self.generation += 1
         self.row_version, self.acks_version = self.row_stored, self.acks_stored
         self.claimed = NumberSet(self.taken.ranges())

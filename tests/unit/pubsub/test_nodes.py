@@ -25,7 +25,17 @@ from semel.pubsub.calls import (
     User,
 )
 from semel.pubsub.hub import HubOptions, Shut
-from semel.pubsub.messages import Ack, CloseCode, Connected, Disconnected, ErrorName, GroupMessage, SendToGroup
+from semel.pubsub.messages import (
+    Ack,
+    CloseCode,
+    Connected,
+    Disconnected,
+    ErrorName,
+    GroupMessage,
+    JoinGroup,
+    LeaveGroup,
+    SendToGroup,
+)
 from semel.pubsub.permissions import Permission
 
 ALICE, BOB = "alice", "bob"
@@ -370,3 +380,25 @@ def test_a_node_without_its_lease_lets_nobody_in(one: World) -> None:
     [shut] = two.take("carol")
     assert isinstance(shut, Shut)
     assert shut.code is CloseCode.INTERNAL
+
+
+def test_two_joins_whose_records_wait_for_others_are_both_kept(one: World, two: World) -> None:
+    """Each row says all that was decided before it, also what the stream has not come to here yet."""
+    one.nodes.remove(two)
+    one.publish(ALICE, "g", "not heard of yet")
+    hold, two.read = two.read, lambda seat, effect: None  # type: ignore[method-assign]
+    two.send(BOB, JoinGroup("first", 21), JoinGroup("second", 22))
+    two.read = hold  # type: ignore[method-assign]
+    three = World(SHARED, "three", beside=one)
+    three.resume("new", BOB)
+    three.take("new")
+    one.publish(ALICE, "first", "a")
+    one.publish(ALICE, "second", "b")
+    assert three.bodies("new") == ["a", "b"]
+
+
+def test_who_joins_and_leaves_at_once_is_out(one: World, two: World) -> None:
+    two.send(BOB, JoinGroup("h", 31), LeaveGroup("h", 32))
+    assert two.take(BOB) == [Ack(31), Ack(32)]
+    one.publish(ALICE, "h", "nobody hears")
+    assert two.bodies(BOB) == []
