@@ -6,6 +6,7 @@ an error: a setting that is silently ignored is worse than none.
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -13,22 +14,31 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeAlias, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
 from semel import __version__
-from semel.errors import ConfigError
+from semel.errors import ConfigError, InputError, SemelError
 
 FILE = "semel.toml"
 ENV_PREFIX = "SEMEL_"
 DEFAULT_URL = "sqlite:///semel.db"
-LATER_SECTIONS = frozenset({
-    "server", "auth", "pubsub", "inbox", "ebxml", "geo", "pipe", "telemetry",
-})  # fmt: skip
+LATER_SECTIONS = frozenset({"inbox", "ebxml", "geo", "pipe", "telemetry"})
 """Sections that belong to parts of Semel which are not in this version."""
 
 
@@ -149,6 +159,7 @@ class PipelineSection(BaseModel):
         default=None, pattern=_FUNCTION, description="the function from DataFrame to DataFrame, as module:function"
     )
     to: str | None = Field(default=None, min_length=1, description="the stream that gets the output")
+    target: str = Field(default="", description="for whom it is where `to` is a hub: g/<group>, u/<user>")
     table: str | None = Field(default=None, min_length=1, description="the table that gets the output")
     key: str | None = Field(default=None, min_length=1, description="the column that names a row of the table")
     path: str | None = Field(default=None, min_length=1, description="the folder that gets the output as Parquet")
@@ -162,14 +173,151 @@ class PipelineSection(BaseModel):
     )
 
 
+_TOLD = "told"
+
+
+def _told(error: SemelError) -> PydanticCustomError:
+    """The complaint of a part that knows better than a pattern what is wrong, without the value: it may be a secret."""
+    return PydanticCustomError(_TOLD, "{message}", {"message": error.message, "fix": error.fix})
+
+
+class ServerSection(BaseModel):
+    """[server]: where `semel serve` listens, and how much it takes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="the address to listen on, such as 0.0.0.0")
+    port: int = Field(default=8080, ge=0, le=65_535, description="the port to listen on: 0 to 65535, 0 takes any")
+    tls_cert: Path | None = Field(default=None, description="the certificate in PEM form; with it, TLS is served")
+    tls_key: Path | None = Field(default=None, description="the key of the certificate, if it is in another file")
+    endpoints: tuple[str, ...] = Field(default=(), description="a list of other addresses of this server")
+    banner: bool = Field(default=True, description="true or false: whether the connection string is printed")
+    metrics: Literal["role", "open"] = Field(
+        default="role", description="'role' or 'open': who may read /metrics, the holder of a token or everybody"
+    )
+    connections: int = Field(default=100_000, ge=1, description="connections at a time, at most: 1 or more")
+    connections_per_address: int = Field(
+        default=20_000, ge=1, description="connections at a time from one address, at most: 1 or more"
+    )
+    frame_bytes: int = Field(
+        default=1_048_576, ge=1_024, le=1_048_576, description="bytes of one frame, at most: 1,024 to 1,048,576"
+    )
+
+    @field_validator("endpoints")
+    @classmethod
+    def _check_endpoints(cls, endpoints: tuple[str, ...]) -> tuple[str, ...]:
+        from semel.pubsub.keys import DEV_KEY, connection_string
+
+        for endpoint in endpoints:
+            try:
+                connection_string(endpoint, DEV_KEY)
+            except ConfigError as error:
+                raise _told(error) from None
+        return endpoints
+
+
+class AuthSection(BaseModel):
+    """[auth]: the access keys of the server, in a file of their own or here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    keys: Path | None = Field(default=None, description="the file with the access keys, made at the first start")
+    primary_key: str | None = Field(default=None, repr=False, description="an access key of 32 to 512 signs")
+    secondary_key: str | None = Field(default=None, repr=False, description="another key of 32 to 512 signs")
+
+    @field_validator("primary_key", "secondary_key")
+    @classmethod
+    def _check_key(cls, key: str | None, info: ValidationInfo) -> str | None:
+        from semel.pubsub.keys import DEV_KEY, AccessKeys
+
+        try:
+            AccessKeys(key or DEV_KEY) if info.field_name == "primary_key" else AccessKeys(DEV_KEY, key)
+        except ConfigError as error:
+            raise _told(error) from None
+        return key
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.primary_key is not None and self.keys is not None:
+            raise _told(ConfigError("[auth] has both keys and primary_key", fix="leave out one of the two"))
+        if self.secondary_key is not None and self.primary_key is None:
+            raise _told(ConfigError("[auth] has a secondary_key without a primary_key", fix="set primary_key as well"))
+        return self
+
+
+class HandlerSection(BaseModel):
+    """[[pubsub.hub.handler]]: where some events of a hub go. The first handler that takes an event gets it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str = Field(description="the address, such as https://app.example/hooks/{hub}/{event}")
+    system_events: tuple[Literal["connect", "connected", "disconnected", "joined", "left"], ...] = Field(
+        default=(), description="a list of 'connect', 'connected', 'disconnected', 'joined', 'left'"
+    )
+    user_events: str | None = Field(default=None, description="'*', or names of events with commas between")
+    auth: Literal["none", "key"] = Field(
+        default="none", description="'none' or 'key': whether a token under the server's key goes with each event"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        from semel.pubsub.handlers import event_handler
+
+        try:
+            event_handler(self.url, self.system_events, self.user_events, self.auth)
+        except ConfigError as error:
+            raise _told(error) from None
+        return self
+
+
+def _hub_name(name: str) -> str:
+    from semel.pubsub.names import check_hub
+
+    try:
+        return check_hub(name)
+    except InputError as error:
+        raise _told(error) from None
+
+
+class HubSection(BaseModel):
+    """[[pubsub.hub]]: what is special about one hub. Hubs need not be named to be used."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Annotated[str, AfterValidator(_hub_name)] = Field(description="the hub's name, in any case")
+    handler: tuple[HandlerSection, ...] = Field(default=(), description="its event handlers, in order")
+
+
+class PubSubSection(BaseModel):
+    """[pubsub]: what hubs do for sessions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    recovery_s: float = Field(
+        default=90.0, ge=1.0, le=86_400.0, description="seconds that a session waits for its client: 1 to 86400"
+    )
+    backlog_count: int = Field(
+        default=100_000, ge=1, description="messages that a client may leave unacknowledged: 1 or more"
+    )
+    backlog_bytes: int = Field(
+        default=67_108_864, ge=1_024, description="bytes that a client may leave unacknowledged: 1,024 or more"
+    )
+    hub: tuple[HubSection, ...] = Field(default=(), description="tables [[pubsub.hub]], one for each hub")
+
+
 _SECTIONS: dict[str, type[BaseModel]] = {
     "store": StoreSection,
     "ledger": LedgerSection,
     "spark": SparkSection,
     "pipeline": PipelineSection,
+    "server": ServerSection,
+    "auth": AuthSection,
+    "pubsub": PubSubSection,
 }
 _LISTS = frozenset({"pipeline"})
 """Sections that may be there many times. The environment has no way to say which one is meant, so it sets none."""
+_INNER_LISTS = frozenset({("pubsub", "hub"), ("pubsub", "hub", "handler")})
+"""Tables within a section that may be there many times."""
 
 _Path: TypeAlias = tuple[str | int, ...]
 
@@ -183,6 +331,9 @@ class _Settings(BaseSettings):
     ledger: LedgerSection = LedgerSection()
     spark: SparkSection = SparkSection()
     pipeline: tuple[PipelineSection, ...] = ()
+    server: ServerSection = ServerSection()
+    auth: AuthSection = AuthSection()
+    pubsub: PubSubSection = PubSubSection()
 
     @classmethod
     def settings_customise_sources(
@@ -206,6 +357,9 @@ class Config:
     file: Path | None = None
     spark: SparkSection = field(default_factory=SparkSection)
     pipelines: tuple[PipelineSection, ...] = ()
+    server: ServerSection = field(default_factory=ServerSection)
+    auth: AuthSection = field(default_factory=AuthSection)
+    pubsub: PubSubSection = field(default_factory=PubSubSection)
 
     def resolve_store(self, given: str | None = None) -> tuple[str, str]:
         """The URL of the store and where it comes from: the command line, else the configuration, else the default."""
@@ -249,26 +403,46 @@ def _checked(data: dict[str, Any], file: Path | None, text: str) -> Config:
     except ValidationError as error:
         raise _config_error([_explain(details, file, text) for details in error.errors()]) from None
     except SettingsError:
-        variable = _env_name(("spark", "settings"))
-        raise ConfigError(
-            f"environment variable {variable}: this is not JSON", fix='write it as {"name": "value"}, quotes included'
-        ) from None
-    if problems := _names_taken(settings.pipeline, file, text):
+        raise _not_json() from None
+    # a pipeline's name is the name of its lease, its checkpoint and its stream
+    problems = _names_taken("pipeline", [each.name for each in settings.pipeline], ("pipeline",), file, text)
+    problems += _names_taken("hub", [each.name for each in settings.pubsub.hub], ("pubsub", "hub"), file, text)
+    if problems:
         raise _config_error(problems)
-    return Config(settings.store, settings.ledger, file, settings.spark, settings.pipeline)
+    return Config(
+        settings.store, settings.ledger, file, settings.spark, settings.pipeline, settings.server, settings.auth,
+        settings.pubsub,
+    )  # fmt: skip
 
 
-def _names_taken(pipelines: tuple[PipelineSection, ...], file: Path | None, text: str) -> list[tuple[str, str]]:
-    """A pipeline's name is the name of its lease, its checkpoint and its stream: two may not share one."""
-    names = [pipeline.name for pipeline in pipelines]
+def _not_json() -> ConfigError:
+    """Lists and tables are written as JSON in the environment."""
+    shapes = {
+        ("spark", "settings"): '{"name": "value"}',
+        ("server", "endpoints"): '["https://events.example.com"]',
+        ("pubsub", "hub"): '[{"name": "chat"}]',
+    }
+    named = [(name, shape) for loc, shape in shapes.items() if (name := _env_name(loc)) is not None]
+    name, shape = next(each for each in named if not _is_json(os.environ[each[0]]))
+    return ConfigError(f"environment variable {name}: this is not JSON", fix=f"write it as {shape}, quotes included")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _names_taken(what: str, names: list[str], loc: _Path, file: Path | None, text: str) -> list[tuple[str, str]]:
+    """Two of a list may not share a name."""
     return [
-        (
-            f"{file}, line {line_of(text, ('pipeline', at, 'name'))}: there is another pipeline {name!r} above",
-            "give each pipeline a name of its own",
-        )
+        (f"{_where((*loc, at, 'name'), file, text)}: there is another {what} {name!r} above",
+         f"give each {what} a name of its own")
         for at, name in enumerate(names)
         if name in names[:at]
-    ]
+    ]  # fmt: skip
 
 
 def _config_error(problems: list[tuple[str, str]]) -> ConfigError:
@@ -323,11 +497,12 @@ def _explain(details: Any, file: Path | None, text: str) -> tuple[str, str]:
     """One complaint of pydantic as where, what and what to do."""
     loc: _Path = details["loc"]
     where = _where(loc, file, text)
-    header = f"[[{loc[0]}]]" if loc[0] in _LISTS else f"[{loc[0]}]"
+    if details["type"] == _TOLD:
+        return f"{where}: {details['ctx']['message']}", details["ctx"]["fix"]
     *tables, key = (part for part in loc if isinstance(part, str))
     if not tables:
-        return _not_a_section(where, key, header)
-    inside = ".".join([header, *tables[1:]])
+        return _not_a_section(where, key, _header([key]))
+    inside = _header(tables)
     fields = _fields(tables)
     if details["type"] == "extra_forbidden":
         return f"{where}: there is no key {key!r} in {inside}", _did_you_mean(key, tuple(fields), "keys")
@@ -341,6 +516,14 @@ def _explain(details: Any, file: Path | None, text: str) -> tuple[str, str]:
         return f"{where}: {inside} has no {key!r}", allowed
     what = details["msg"].removeprefix("Input ").removeprefix("Value error, ")
     return f"{where}: {name} = {details['input']!r} {what}", allowed
+
+
+def _header(tables: list[str]) -> str:
+    """How the table is written in the file, or where it is to be found in one that is."""
+    if tuple(tables) in _INNER_LISTS:
+        return f"[[{'.'.join(tables)}]]"
+    first = f"[[{tables[0]}]]" if tables[0] in _LISTS else f"[{tables[0]}]"
+    return ".".join([first, *tables[1:]])
 
 
 def _not_a_section(where: str, name: str, header: str) -> tuple[str, str]:

@@ -10,16 +10,21 @@ from semel.config import (
     DEFAULT_URL,
     LATER_SECTIONS,
     Config,
+    HandlerSection,
     InputSection,
     LedgerSection,
     OrderSection,
     PipelineSection,
+    ServerSection,
     SparkSection,
     StoreSection,
     line_of,
     load_config,
 )
 from semel.errors import ConfigError
+from semel.pubsub.frames import FRAME_BYTES_MAX
+from semel.pubsub.hub import HubOptions
+from semel.runtime.door import DoorLimits
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +85,11 @@ def test_the_example_can_be_loaded_as_it_is_and_with_every_line_switched_on(tmp_
     assert config.spark.settings
     [pipeline] = config.pipelines
     assert (pipeline.name, pipeline.order) == ("orders", OrderSection())
+    [hub] = config.pubsub.hub
+    assert (hub.name, len(hub.handler)) == ("chat", 1)
     named = {line.split(" = ")[0] for line in switched_on if " = " in line}
-    assert named >= {*StoreSection.model_fields, *LedgerSection.model_fields, *SparkSection.model_fields}
+    sections = (StoreSection, LedgerSection, SparkSection, ServerSection, HandlerSection)
+    assert named >= {name for section in sections for name in section.model_fields}
 
 
 # -- mistakes in the file
@@ -111,7 +119,7 @@ def test_a_section_of_a_later_part_says_so(section: str) -> None:
 
 
 def test_an_array_of_tables_of_a_later_part_says_so() -> None:
-    assert "line 3: section [pubsub]" in complaint('[store]\n\n[[pubsub.hub]]\nname = "chat"\n')[0]
+    assert "line 3: section [geo]" in complaint('[store]\n\n[[geo.region]]\nname = "east"\n')[0]
 
 
 @pytest.mark.parametrize(
@@ -270,6 +278,93 @@ def test_memory_needs_a_unit(memory: str) -> None:
     assert "such as 512m or 4g" in complaint(f'[spark]\nmemory = "{memory}"\n')[1]
 
 
+# -- the pub/sub server
+
+HUB = '[[pubsub.hub]]\nname = "Chat"\n'
+HANDLER = '[[pubsub.hub.handler]]\nurl = "https://app.example/{event}"\n'
+
+
+def test_the_server_is_read_with_its_defaults() -> None:
+    """They are what the parts themselves have as defaults."""
+    config = load_config()
+    door, hub = DoorLimits(), HubOptions()
+    server, pubsub = config.server, config.pubsub
+    assert (server.host, server.port, server.banner, server.metrics) == ("127.0.0.1", 8080, True, "role")
+    assert (server.connections, server.connections_per_address) == (door.connections, door.connections_per_address)
+    assert server.frame_bytes == door.frame_bytes == FRAME_BYTES_MAX
+    assert (pubsub.recovery_s, pubsub.hub) == (hub.recovery_s, ())
+    assert (pubsub.backlog_count, pubsub.backlog_bytes) == (hub.backlog_count, hub.backlog_bytes)
+    assert config.auth.keys is config.auth.primary_key is config.auth.secondary_key is None
+
+
+def test_the_server_in_the_file_and_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMEL_SERVER__PORT", "9000")
+    monkeypatch.setenv("SEMEL_SERVER__ENDPOINTS", '["https://a.example"]')
+    monkeypatch.setenv("SEMEL_PUBSUB__RECOVERY_S", "5")
+    monkeypatch.setenv("SEMEL_AUTH__PRIMARY_KEY", "p" * 32)
+    config = load('[server]\nhost = "0.0.0.0"\nport = 80\n[pubsub]\nbacklog_count = 7\n')
+    assert (config.server.host, config.server.port, config.server.endpoints) == (
+        "0.0.0.0",
+        9000,
+        ("https://a.example",),
+    )
+    assert (config.pubsub.recovery_s, config.pubsub.backlog_count) == (5.0, 7)
+    assert config.auth.primary_key == "p" * 32
+
+
+def test_handlers_of_a_hub_keep_their_order() -> None:
+    second = '[[pubsub.hub.handler]]\nurl = "http://b.example"\nsystem_events = ["connect"]\nauth = "key"\n'
+    chat, other = load(f'{HUB}{HANDLER}user_events = "*"\n{second}[[pubsub.hub]]\nname = "other"\n').pubsub.hub
+    assert (chat.name, other.name, other.handler) == ("chat", "other", ())
+    assert chat.handler == (
+        HandlerSection(url="https://app.example/{event}", user_events="*"),
+        HandlerSection(url="http://b.example", system_events=("connect",), auth="key"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "fix"),
+    [
+        ("[server]\nprot = 1\n", "line 2: there is no key 'prot' in [server]", "did you mean 'port'?"),
+        ("[server]\nport = 65536\n", "line 2: server.port = 65536 should be less than", "server.port is the port"),
+        ('[server]\nmetrics = "x"\n', "line 2: server.metrics = 'x' should be 'role'", "server.metrics is 'role' or"),
+        ('[server]\nendpoints = "x"\n', "line 2: server.endpoints = 'x' should be", "server.endpoints is a list"),
+        ('[server]\n\nendpoints = ["ftp://x"]\n', "line 3: the endpoint is no address", "write http://"),
+        ("[pubsub]\nrecovery_s = 0\n", "line 2: pubsub.recovery_s = 0 should be greater", "pubsub.recovery_s is"),
+        ('[pubsub]\nhub = "chat"\n', "line 2: pubsub.hub = 'chat' should be a valid", "pubsub.hub is tables"),
+        ("[[pubsub.hub]]\nnam = 1\n", "line 1: [[pubsub.hub]] has no 'name'", "pubsub.hub.name is the hub's name"),
+        ('[[pubsub.hub]]\n\nname = "a b"\n', "line 3: 'a b' is not a name of a hub", "begin with a letter"),
+        (f"{HUB}x = 1\n", "line 3: there is no key 'x' in [[pubsub.hub]]", "the keys are: handler, name"),
+        (f"{HUB}{HANDLER}", "line 3: the event handler 'https://app.example/{event}' takes no event", "name system_ev"),
+        (f"{HUB}{HANDLER}urll = 1\n", "line 5: there is no key 'urll' in [[pubsub.hub.handler]]", "did you mean 'url'"),
+        (
+            f'{HUB}{HANDLER}system_events = ["x"]\n',
+            "line 5: pubsub.hub.handler.system_events = 'x'",
+            "pubsub.hub.handl",
+        ),
+        (f'{HUB}{HANDLER}user_events = "a b"\n', "line 3: 'a b' in user_events is neither *", 'use "*" for all'),
+        (f'{HUB}[[pubsub.hub]]\nname = "CHAT"\n', "line 4: there is another hub 'chat' above", "give each hub a name"),
+        ('[auth]\nprimary_key = "short"\n', "line 2: the primary key has 5 characters", "use a long random key"),
+        ('[auth]\nsecondary_key = "short"\n', "line 2: the secondary key has 5 char", "use a long random key"),
+        (f'[auth]\nsecondary_key = "{"s" * 32}"\n', "line 1: [auth] has a secondary_key without", "set primary_key"),
+        (f'[auth]\nkeys = "k"\nprimary_key = "{"s" * 32}"\n', "line 1: [auth] has both keys", "leave out one"),
+    ],
+)
+def test_a_mistake_about_the_server_is_found_on_its_line(text: str, message: str, fix: str) -> None:
+    said, mend = complaint(text)
+    assert f"semel.toml, {message}" in said
+    assert fix in mend if "\n" not in said else fix in said
+
+
+@pytest.mark.parametrize("name", ["primary_key", "secondary_key"])
+def test_no_message_shows_a_key(name: str) -> None:
+    for key in ("secret one", "secret;" * 5):
+        with pytest.raises(ConfigError) as caught:
+            load(f'[auth]\n{name} = "{key}"\n')
+        assert "secret" not in str(caught.value)
+    assert "secret" not in repr(load(f'[auth]\nprimary_key = "{"secret" * 6}"\n'))
+
+
 # -- mistakes in the environment
 
 
@@ -285,6 +380,8 @@ def test_memory_needs_a_unit(memory: str) -> None:
         ("SEMEL_PIPELINE__NAME", "[[pipeline]] can only be set in the file"),
         ("SEMEL_SPARK__MEMORY", "spark.memory = '5' String should match pattern '^[1-9][0-9]*[mg]$'"),
         ("SEMEL_SPARK__SETTINGS", "spark.settings = 5 should be a valid dictionary"),
+        ("SEMEL_SERVER__ENDPOINTS", "server.endpoints = 5 should be a valid tuple"),
+        ("SEMEL_AUTH__PRIMARY_KEY", "the primary key has 1 characters, and needs 32 to 512"),
     ],
 )
 def test_a_mistake_in_the_environment_names_the_variable(
@@ -297,9 +394,10 @@ def test_a_mistake_in_the_environment_names_the_variable(
     assert caught.value.fix
 
 
-def test_a_table_in_the_environment_that_is_not_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SEMEL_SPARK__SETTINGS", "{spark.a")
-    with pytest.raises(ConfigError, match="environment variable SEMEL_SPARK__SETTINGS: this is not JSON"):
+@pytest.mark.parametrize("variable", ["SEMEL_SPARK__SETTINGS", "SEMEL_SERVER__ENDPOINTS", "semel_pubsub__hub"])
+def test_a_table_in_the_environment_that_is_not_json(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "{spark.a")
+    with pytest.raises(ConfigError, match=f"environment variable {variable}: this is not JSON"):
         load_config()
 
 

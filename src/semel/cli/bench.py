@@ -12,7 +12,10 @@ from semel.cli.terminal import Answer, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from semel.bench.pipes import PipesResult
+    from semel.bench.pubsub import PubSubResult
     from semel.bench.spark import SparkResult
     from semel.bench.store import Result
 
@@ -32,6 +35,7 @@ def bench_group(json: JsonOption = False, debug: DebugOption = False) -> None:
       semel bench store
       semel bench store --engine postgres --json
       semel bench pipes
+      semel bench pubsub
       semel bench spark
     """
 
@@ -142,6 +146,69 @@ def _pipes_answer(result: PipesResult) -> Answer:
     return Answer(result.as_dict(), [table(result)], EXIT_CLAIM_FALSE, error)
 
 
+@app.command("pubsub")
+def pubsub(
+    context: typer.Context,
+    parts: Annotated[
+        str,
+        typer.Option(
+            "--parts", metavar="LIST", help="publish, postgres, peers, fanout, idle, recover, growth: any of them."
+        ),
+    ] = "publish,postgres,peers,fanout,idle,recover,growth",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, metavar="N", help="Rounds of each figure.")] = 3,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.05, max=60, metavar="N", help="Of each measurement of a rate.")
+    ] = 2.0,
+    body_bytes: Annotated[
+        int, typer.Option("--body-bytes", min=126, max=16_000, metavar="N", help="Bytes in each body.")
+    ] = 200,
+    window: Annotated[int, typer.Option("--window", min=1, max=10_000, metavar="N", help="Messages in flight.")] = 1000,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, to see that it works.")] = False,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="A PostgreSQL server. Default: a private one.")
+    ] = None,
+    folder: FolderOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Durable publishes, fan-out, idle connections and recovery, beside bare sockets and other brokers.
+
+    Exit code 1 when something is worse than promised. Brokers that are not installed are named and left out.
+
+    \b
+    Examples:
+      semel bench pubsub
+      semel bench pubsub --parts publish,fanout --json
+      semel bench pubsub --quick
+    """
+    from semel.bench.pubsub import PARTS, PubSubOptions, run
+
+    terminal: Terminal = context.obj
+    options = PubSubOptions(
+        parts=parse_parts(parts, PARTS),
+        rounds=rounds,
+        seconds=seconds,
+        body_bytes=body_bytes,
+        window=window,
+        url=url,
+        folder=_checked_folder(folder),
+    )
+    return _pubsub_answer(run(options.quick() if quick else options, terminal.live))
+
+
+def _pubsub_answer(result: PubSubResult) -> Answer:
+    from semel.bench.pubsub import tables
+
+    if result.holds:
+        return Answer(result.as_dict(), tables(result), EXIT_HOLDS)
+    error = {
+        "code": "claim-false",
+        "message": "; ".join(result.misses),
+        "fix": "run it again on an idle machine with two cores or more",
+    }
+    return Answer(result.as_dict(), tables(result), EXIT_CLAIM_FALSE, error)
+
+
 @app.command("spark")
 def spark(
     context: typer.Context,
@@ -177,13 +244,13 @@ def spark(
       semel bench spark --events 5,20,100 --memory 8g --json
       semel bench spark --parts source --postgres
     """
-    from semel.bench.spark import SparkOptions, run
+    from semel.bench.spark import PARTS, SparkOptions, run
 
     terminal: Terminal = context.obj
     options = SparkOptions(
         events=parse_millions(events),
         rows=rows,
-        parts=parse_parts(parts),
+        parts=parse_parts(parts, PARTS),
         rounds=rounds,
         threads=threads,
         memory=memory,
@@ -221,13 +288,12 @@ def parse_millions(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def parse_parts(text: str) -> tuple[str, ...]:
-    from semel.bench.spark import PARTS
-
+def parse_parts(text: str, parts: Sequence[str]) -> tuple[str, ...]:
+    """Those of `parts` that are asked for, in their order."""
     asked = set(text.split(","))
-    if unknown := sorted(asked - set(PARTS)):
-        raise ConfigError(f"the bench has no part {unknown[0]!r}", fix=f"use: {', '.join(PARTS)}")
-    return tuple(part for part in PARTS if part in asked)
+    if unknown := sorted(asked - set(parts)):
+        raise ConfigError(f"the bench has no part {unknown[0]!r}", fix=f"use: {', '.join(parts)}")
+    return tuple(part for part in parts if part in asked)
 
 
 def parse_scales(text: str) -> tuple[int, ...]:

@@ -27,6 +27,9 @@ def demo(
     folder: Annotated[
         Path | None, typer.Option("--folder", metavar="DIR", help="Put them here. Default: a temporary folder.")
     ] = None,
+    hub: Annotated[
+        bool, typer.Option("--hub/--no-hub", help="Let clients of the pub/sub server have their part.")
+    ] = True,
     audit: Annotated[
         bool, typer.Option("--audit/--no-audit", help="End with an audit of the ledgers by Spark.")
     ] = True,
@@ -34,6 +37,7 @@ def demo(
     debug: DebugOption = False,
 ) -> Answer:
     """See it work: two processes exchange messages over a link that loses, doubles, delays and cuts, and are killed.
+    Beside them clients of a hub, ours and Microsoft's, whose connections are cut while the server is killed.
 
     Exit code 0 when nothing was lost, doubled or out of order; 1 when something was.
 
@@ -42,7 +46,7 @@ def demo(
       semel demo
       semel demo --messages 10000 --loss 0.2 --kills 6
       semel demo --plant no-dedup
-      semel demo --no-audit
+      semel demo --no-hub --no-audit
       semel demo --json
     """
     from semel.demo import DemoOptions, run
@@ -60,6 +64,7 @@ def demo(
         keep=keep,
         folder=folder,
         audit=audit,
+        hub=hub,
     )
     result = run(options, terminal.story)
     if result.holds:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from semel import __version__
-from semel.cli import audit, bench, demo, doctor, pipeline, plan, serve, sim, store
+from semel.cli import audit, bench, demo, doctor, pipeline, plan, pubsub, serve, sim, store, token
 from semel.cli.options import DebugOption, JsonOption
 from semel.cli.terminal import Answer, Terminal
 from semel.errors import EXIT_USAGE, SemelError
@@ -27,7 +27,7 @@ class _Ordered(typer.core.TyperGroup):
     """Commands in the order in which one meets them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return ["demo", "doctor", "serve", "plan", "store", "pipeline", "audit", "sim", "bench"]
+        return ["demo", "doctor", "serve", "token", "pubsub", "plan", "store", "pipeline", "audit", "sim", "bench"]
 
 
 app = typer.Typer(
@@ -56,6 +56,8 @@ app = typer.Typer(
 )
 app.command("doctor")(doctor.doctor)
 app.command("serve")(serve.serve)
+app.command("token")(token.token)
+app.add_typer(pubsub.app, name="pubsub")
 app.add_typer(store.app, name="store")
 app.command("plan", cls=plan.PlanCommand)(plan.plan)
 app.add_typer(pipeline.app, name="pipeline")

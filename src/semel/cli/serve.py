@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +19,7 @@ from semel.cli.options import (
     parse_duration,
 )
 from semel.cli.options import shown as without_password
+from semel.cli.remote import KeysOption, find_keys
 from semel.cli.terminal import Terminal
 from semel.errors import ConfigError
 
@@ -27,26 +27,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from ssl import SSLContext
 
+    from semel.config import Config, HubSection, ServerSection
     from semel.kernel.store import Store
+    from semel.pubsub.handlers import Handlers
     from semel.pubsub.keys import AccessKeys
+    from semel.runtime.door import DoorLimits
     from semel.runtime.pubsub import PubSubSettings
     from semel.runtime.server import Listening
 
-KEY_VARIABLES = ("SEMEL_ACCESS_KEY", "SEMEL_ACCESS_KEY_SECONDARY")
-DEV_HOST = "127.0.0.1"
+DEV_HOST, DEV_PORT = "127.0.0.1", 8080
 
 
 def serve(
     context: typer.Context,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where to listen.")] = DEV_HOST,
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65_535, help="0 takes any.")] = 8080,
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="ADDRESS", help="Where to listen. Default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="N", min=0, max=65_535, help="0 takes any. Default: 8080."),
+    ] = None,
     dev: Annotated[
         bool, typer.Option("--dev", help="The well-known key of Microsoft's emulator, for this machine only.")
     ] = False,
-    keys: Annotated[
-        Path | None,
-        typer.Option("--keys", metavar="FILE", help="The access keys. Default: semel.keys, made at the first start."),
-    ] = None,
+    keys: KeysOption = None,
     endpoint: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,8 +60,9 @@ def serve(
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Serve TLS, with this.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its key, if elsewhere.")] = None,
     recovery: Annotated[
-        str, typer.Option("--recovery", metavar="TIME", help="How long a session waits for its client.")
-    ] = "90s",
+        str | None,
+        typer.Option("--recovery", metavar="TIME", help="How long a session waits for its client. Default: 90s."),
+    ] = None,
     no_banner: Annotated[
         bool, typer.Option("--no-banner", help="Do not print the connection string, which is a secret.")
     ] = False,
@@ -68,6 +73,8 @@ def serve(
 ) -> None:
     """Serve Azure Web PubSub's protocols: WebSocket clients and REST, durable, on one port.
 
+    What is not said here is taken from [server], [auth] and [pubsub] of the configuration.
+
     \b
     Examples:
       semel serve
@@ -77,40 +84,88 @@ def serve(
     """
     import uvloop
 
-    from semel.pubsub.hub import HubOptions
-    from semel.runtime.pubsub import PubSubSettings
-    from semel.runtime.server import alone_with, tls_context
+    from semel.runtime.server import alone_with
     from semel.stores.sqlite import path_of
 
     terminal: Terminal = context.obj
     loaded = load(config)
     url = find_store(terminal, store, loaded)
-    if dev and host != DEV_HOST:
+    server = loaded.server
+    bound = host or (DEV_HOST if dev else server.host)
+    if dev and bound != DEV_HOST:
         raise ConfigError(
-            f"--dev has a key that everybody knows, and {host} is not this machine alone",
+            f"--dev has a key that everybody knows, and {bound} is not this machine alone",
             fix="leave out --host, or --dev",
         )
-    options = HubOptions(recovery_s=parse_duration("--recovery", recovery))
-    found = _keys(dev, keys)
-    tls = tls_context(tls_cert, tls_key) if tls_cert is not None else None
+    settings = _settings(loaded, find_keys(dev, keys, loaded.auth), endpoint, recovery)
+    tls = _tls(server, tls_cert, tls_key)
     with ExitStack() as stack:
         if url.startswith("sqlite:"):
             stack.enter_context(alone_with(path_of(url).absolute()))
         opened_store = stack.enter_context(opened(url, loaded, create=True))
-        settings = PubSubSettings(found, tuple(endpoint or ()), loaded.store.node or "local", options)
 
         def ready(at: Listening) -> None:
-            _tell(terminal, at, settings.keys, url, banner=not no_banner)
+            _tell(terminal, at, settings.keys, url, banner=server.banner and not no_banner)
 
-        uvloop.run(_serve(opened_store, settings, host, port, tls, ready))
+        at = bound, port if port is not None else DEV_PORT if dev else server.port
+        uvloop.run(_serve(opened_store, settings, at, tls, _limits(server), ready))
+
+
+def _tls(server: ServerSection, cert: Path | None, key: Path | None) -> SSLContext | None:
+    """A certificate on the command line does not go with the key of another one."""
+    from semel.runtime.server import tls_context
+
+    if cert is None:
+        cert, key = server.tls_cert, key or server.tls_key
+    if cert is None and key is not None:
+        raise ConfigError("there is a key for TLS, and no certificate", fix="give --tls-cert or tls_cert as well")
+    return tls_context(cert, key) if cert is not None else None
+
+
+def _settings(loaded: Config, keys: AccessKeys, endpoints: list[str] | None, recovery: str | None) -> PubSubSettings:
+    """The command line wins over the configuration."""
+    from semel.pubsub.hub import HubOptions
+    from semel.runtime.pubsub import PubSubSettings
+
+    pubsub = loaded.pubsub
+    options = HubOptions(
+        recovery_s=pubsub.recovery_s if recovery is None else parse_duration("--recovery", recovery),
+        backlog_count=pubsub.backlog_count,
+        backlog_bytes=pubsub.backlog_bytes,
+    )
+    return PubSubSettings(
+        keys,
+        tuple(endpoints or loaded.server.endpoints),
+        loaded.store.node,
+        options,
+        open_metrics=loaded.server.metrics == "open",
+        handlers={hub.name: _handlers(hub) for hub in pubsub.hub if hub.handler},
+    )
+
+
+def _handlers(hub: HubSection) -> Handlers:
+    from semel.pubsub.handlers import Handlers, event_handler
+
+    found = (event_handler(each.url, each.system_events, each.user_events, each.auth) for each in hub.handler)
+    return Handlers(hub.name, tuple(found))
+
+
+def _limits(server: ServerSection) -> DoorLimits:
+    from semel.runtime.door import DoorLimits
+
+    return DoorLimits(
+        connections=server.connections,
+        connections_per_address=server.connections_per_address,
+        frame_bytes=server.frame_bytes,
+    )
 
 
 async def _serve(
     store: Store,
     settings: PubSubSettings,
-    host: str,
-    port: int,
+    at: tuple[str, int],
     tls: SSLContext | None,
+    limits: DoorLimits,
     ready: Callable[[Listening], None],
 ) -> None:
     """Until Ctrl-C or a polite kill."""
@@ -122,30 +177,10 @@ async def _serve(
     told = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
-    async with serving(store, settings, host=host, port=port, tls=tls) as listening:
+    host, port = at
+    async with serving(store, settings, host=host, port=port, tls=tls, limits=limits) as listening:
         ready(listening)
         await told.wait()
-
-
-def _keys(dev: bool, file: Path | None) -> AccessKeys:
-    from semel.pubsub.keys import DEV_KEY, AccessKeys
-    from semel.runtime.key_file import load_keys
-
-    given = [os.environ.get(name) or None for name in KEY_VARIABLES]
-    if dev:
-        if file is not None or any(given):
-            raise ConfigError("--dev has its own key, and another one is given", fix="leave out one of the two")
-        return AccessKeys(DEV_KEY)
-    primary, secondary = given
-    if primary is None and secondary is not None:
-        raise ConfigError(
-            f"{KEY_VARIABLES[1]} is set without {KEY_VARIABLES[0]}", fix=f"set {KEY_VARIABLES[0]} as well"
-        )
-    if primary is not None:
-        if file is not None:
-            raise ConfigError(f"both {KEY_VARIABLES[0]} and --keys are given", fix="leave out one of the two")
-        return AccessKeys(primary, secondary)
-    return load_keys((file or Path("semel.keys")).absolute())
 
 
 def _tell(terminal: Terminal, at: Listening, keys: AccessKeys, url: str, *, banner: bool) -> None:

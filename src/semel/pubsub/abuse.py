@@ -17,7 +17,7 @@ from enum import Enum
 
 import msgspec
 
-from semel.pubsub.cloudevents import IncomingResponse, OutgoingRequest, Reply, Unreachable
+from semel.pubsub.cloudevents import IncomingResponse, OutgoingRequest, Unreachable
 from semel.pubsub.handlers import VALIDATE, EventHandler
 
 TIMEOUT_S = 10.0
@@ -70,7 +70,7 @@ def validation_request(handler: EventHandler, hub: str, origin: str, method: str
     return OutgoingRequest(method, handler.url_for(hub, VALIDATE), headers)
 
 
-def judge(reply: Reply, origin: str, method: str = OPTIONS) -> Verdict:
+def judge(reply: IncomingResponse | Unreachable, origin: str, method: str = OPTIONS) -> Verdict:
     """What the reply to a question means. A server that is in trouble has not answered it."""
     if isinstance(reply, Unreachable) or reply.status == 408 or reply.status >= 500:
         return Verdict.NO_ANSWER

@@ -35,6 +35,8 @@ from semel.pubsub.client_checks import check_request, with_id
 from semel.pubsub.client_errors import error_of, is_for_a_time, kept, not_sent, not_taken_in_time, unknown
 from semel.pubsub.client_events import (
     Abandoned,
+    Abort,
+    Acked,
     Answered,
     Ask,
     ClientOptions,
@@ -48,6 +50,7 @@ from semel.pubsub.client_events import (
     Failed,
     FrameReceived,
     GroupLost,
+    InOutbox,
     Interrupted,
     Keep,
     Kept,
@@ -94,6 +97,9 @@ from semel.pubsub.messages import (
     ServerMessage,
 )
 
+OVERFLOW, ROOM_AGAIN = 2.0, 0.5
+"""How full the inbox is when no more is taken, and when it is again."""
+
 STABLE_S = 2.0
 """A socket that has lived for so long was not part of the trouble before it."""
 
@@ -136,7 +142,8 @@ class Client:
         self._invocations = Invocations(codec)
         self._arrivals = self._new_arrivals()
         self._handed: deque[_Handed] = deque()
-        self._handed_count = 0
+        self._handed_count = self._handed_bytes = 0
+        self._overflowed = False
         self._session: _Session | None = None
         self._goodbye = ""
         self._rejoining: set[str] = set()
@@ -147,6 +154,7 @@ class Client:
         self._next_at = self._ready_at = self._heard_at = self._asked_at = 0.0
         self._timeouts: list[tuple[float, int]] = []
         self._stop_at: float | None = None
+        self._stop_delivers = True
         self._effects: list[Effect] = []
 
     def _new_arrivals(self) -> Arrivals:
@@ -189,8 +197,11 @@ class Client:
                     self._keep_failed(id, error)
             case Withdraw(token=token):
                 self._give_up(token, LocalProtocolError("it was withdrawn", fix="ask again if it is still wanted"))
-            case Stop(drain_s=drain_s):
-                self._stop_at = now + drain_s
+            case Stop(drain_s=drain_s, delivers=delivers):
+                self._stop_at, self._stop_delivers = now + drain_s, delivers
+            case Abort(error=error):
+                if self.phase is not Phase.STOPPED:
+                    self._finish(error)
         return self._end(now)
 
     @property
@@ -200,8 +211,19 @@ class Client:
 
     @property
     def undelivered(self) -> int:
-        """How many messages the application has not had yet. A driver that has enough of them stops reading."""
+        """How many messages the application has not had yet."""
         return len(self._handed)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a driver should go on reading. The application may have enough for now; but as long as anybody waits
+        for an answer it is read on, because that may be the application itself."""
+        is_asked = bool(len(self._requests) or len(self._invocations))
+        return self.phase is not Phase.READY or is_asked or self._fullness() < 1
+
+    def _fullness(self) -> float:
+        options = self.options
+        return max(len(self._handed) / options.inbox_max, self._handed_bytes / options.inbox_bytes_max)
 
     def next_deadline(self) -> float | None:
         times = [self._timeouts[0][0]] if self._timeouts else []
@@ -251,7 +273,8 @@ class Client:
         return self._requests.by_token(token) is not None or self._invocations.by_token(token) is not None
 
     def _is_idle(self) -> bool:
-        return not len(self._requests) and not len(self._invocations) and not self._handed
+        is_delivered = not self._handed or not self._stop_delivers
+        return not len(self._requests) and not len(self._invocations) and is_delivered
 
     def _notify(self, state: State) -> None:
         self._effects.append(Notify(state))
@@ -321,6 +344,7 @@ class Client:
             self._try_again(error, now)
 
     def _leave_socket(self, now: float) -> None:
+        self._overflowed = False
         if self.phase is Phase.READY and now - self._ready_at >= STABLE_S:
             self._since, self._attempt = None, 0
         self.phase = Phase.WAITING
@@ -356,7 +380,9 @@ class Client:
         self._send(self._codec.encode_request(Ping()))
 
     def _keep_alive(self, now: float) -> None:
-        if now >= self._heard_at + self.options.dead_s:
+        if not self.is_reading:
+            self._heard_at = now  # it may have spoken, and nobody listens
+        elif now >= self._heard_at + self.options.dead_s:
             silence = PeerUnavailable(
                 f"the server has said nothing for {now - self._heard_at:.0f} s", fix="is the network there?"
             )
@@ -479,6 +505,11 @@ class Client:
     # -- messages
 
     def _deliver(self, message: Message, size: int, now: float) -> None:
+        """When the inbox is twice as full as it should be, what comes is not taken: the server is asked for it again
+        when there is room."""
+        self._overflowed = self._overflowed or self._fullness() >= OVERFLOW
+        if self._overflowed:
+            return
         sequence_id, arrivals = message.sequence_id or 0, None
         if sequence_id:
             arrivals = self._arrivals
@@ -486,14 +517,18 @@ class Client:
                 return
             self._calm_down()
         self._handed_count += 1
+        self._handed_bytes += size
         self._handed.append(_Handed(self._handed_count, arrivals, sequence_id, size))
         self._effects.append(Deliver(self._handed_count, message))
 
     def _delivered(self, number: int, now: float) -> None:
         while self._handed and self._handed[0].number <= number:
             handed = self._handed.popleft()
+            self._handed_bytes -= handed.size
             if handed.arrivals is not None:
                 handed.arrivals.deliver(handed.sequence_id, handed.size, now)
+        if self._overflowed and self._fullness() <= ROOM_AGAIN and self.phase is Phase.READY:
+            self._hang_up(LimitExceeded("more messages came than the application takes", fix="raise inbox_max"), now)
 
     def _acknowledge(self, sequence_id: int | None) -> None:
         if sequence_id is not None:
@@ -505,7 +540,9 @@ class Client:
         try:
             self._check(asked)
             request = with_id(asked.request, asked.id)
-            check_request(request, self._codec)
+            size = check_request(request, self._codec)
+            if asked.keep and self._is_adopted(asked, request, now):
+                return
         except SemelError as error:
             self._settle(asked.token, Failed(error))
             return
@@ -513,13 +550,16 @@ class Client:
             self._invocations.add(asked.token, request)
             timeout_s: float | None = self.options.invoke_timeout_s if asked.timeout_s is None else asked.timeout_s
         else:
-            pending = Pending(asked.token, request, asked.at_least_once)
+            pending = Pending(asked.token, request, asked.at_least_once, until_kept=asked.until_kept, size=size)
             if asked.keep:
                 self._keep(pending, asked.id, now)
             self._requests.add(pending)
             timeout_s = asked.timeout_s
+        self._time_out(asked.token, timeout_s, now)
+
+    def _time_out(self, token: int, timeout_s: float | None, now: float) -> None:
         if timeout_s is not None:
-            heappush(self._timeouts, (now + timeout_s, asked.token))
+            heappush(self._timeouts, (now + timeout_s, token))
 
     def _check(self, asked: Ask) -> None:
         if self._stop_at is not None or self.phase is Phase.STOPPED:
@@ -531,8 +571,24 @@ class Client:
             )
         if asked.keep and asked.id is None:
             raise InputError("only a message with an id can be kept", fix="give it an id of your own")
-        if asked.keep and asked.id is not None and self._requests.by_id(asked.id) is not None:
+
+    def _is_adopted(self, asked: Ask, request: Acked | Invoke, now: float) -> bool:
+        """Whether it is in the outbox already, or on its way there, and nobody waits for it: a process that died has
+        left it, and the next one, which cannot know how far that came, asks for the same again."""
+        pending = self._requests.by_id(asked.id or "")
+        if pending is None:
+            return False
+        if pending.token is not None:
             raise DuplicateMessage(f"{asked.id!r} is in the outbox already", fix="nothing to do: it will be sent")
+        if pending.request != request:
+            raise InputError(f"{asked.id!r} is in the outbox with other content", fix="give each message its own id")
+        if asked.until_kept and pending.is_kept:
+            self._settle(asked.token, InOutbox())
+        else:
+            pending.until_kept = asked.until_kept
+            self._requests.adopt(pending, asked.token)
+            self._time_out(asked.token, asked.timeout_s, now)
+        return True
 
     def _send_requests(self, pendings: Sequence[Pending], now: float) -> None:
         """What the outbox holds as never sent is marked first."""
@@ -618,8 +674,9 @@ class Client:
     # -- the outbox
 
     def _take_back(self, entry: OutboxEntry) -> None:
-        was_sent = entry.sent_at is not None
-        self._requests.add(Pending(None, entry.request, entry=entry, sent_at=entry.sent_at, in_doubt=was_sent))
+        size, was_sent = len(entry.request.data.body), entry.sent_at is not None
+        pending = Pending(None, entry.request, entry=entry, size=size, sent_at=entry.sent_at, in_doubt=was_sent)
+        self._requests.add(pending)
 
     def _keep(self, pending: Pending, id: str | None, now: float) -> None:
         """If it can go out at once, it may have been sent from now on: that saves marking it."""
@@ -631,8 +688,12 @@ class Client:
 
     def _keep_done(self, id: str) -> None:
         pending = self._requests.by_id(id)
-        if pending is not None:
-            pending.is_kept = True
+        if pending is None:
+            return
+        pending.is_kept = True
+        if pending.until_kept:
+            self._settle(pending.token, InOutbox())
+            self._requests.let_go(pending)
 
     def _keep_failed(self, id: str, error: SemelError) -> None:
         pending = self._requests.by_id(id)
@@ -651,15 +712,23 @@ class Client:
         self.phase = Phase.STOPPED
         for pending in list(self._requests):
             self._requests.remove(pending)
-            self._settle(pending.token, _unfinished(error, pending.sent_at is not None, pending.entry is not None))
+            self._settle(pending.token, _unfinished(error, pending))
         for invocation in self._invocations:
             self._invocations.remove(invocation)
-            self._settle(invocation.token, _unfinished(error, invocation.is_sent))
+            self._settle(invocation.token, _unanswered(error, invocation.is_sent))
         self._notify(Stopped(error))
 
 
-def _unfinished(error: SemelError | None, was_sent: bool, is_kept: bool = False) -> Failed:
-    cause = error or LocalProtocolError("the client was stopped")
-    if is_kept:
-        return Failed(kept(cause), maybe_taken=True)
+def _unfinished(error: SemelError | None, pending: Pending) -> Failed:
+    if pending.entry is None:
+        return _unanswered(error, pending.sent_at is not None)
+    cause = error or _STOPPED
+    return Failed(kept(cause) if pending.is_kept else unknown(cause), maybe_taken=True)
+
+
+def _unanswered(error: SemelError | None, was_sent: bool) -> Failed:
+    cause = error or _STOPPED
     return Failed(unknown(cause) if was_sent else not_sent(cause), maybe_taken=was_sent)
+
+
+_STOPPED = LocalProtocolError("the client was stopped")

@@ -20,7 +20,8 @@ from semel.pubsub.records import MESSAGE_ID
 
 
 class Pending(msgspec.Struct, eq=False):
-    """A request without an answer. `token` None: nobody waits for it. `frame` is what goes out, the same each time.
+    """A request without an answer. `token` None: nobody waits for it. `frame` is what goes out, the same each time, and
+    `size` what it may have in bytes. `until_kept`: whoever waits does so until it is in the outbox.
 
     `sent_at`: when it went out first, in whatever session. `in_doubt`: in one that was lost before the answer came.
     """
@@ -30,6 +31,8 @@ class Pending(msgspec.Struct, eq=False):
     at_least_once: bool = False
     entry: OutboxEntry | None = None
     is_kept: bool = True
+    until_kept: bool = False
+    size: int = 0
     is_rejoin: bool = False
     refusals: int = 0
     sent_at: float | None = None
@@ -50,7 +53,8 @@ class Requests:
     def __init__(self, options: ClientOptions, codec: Codec) -> None:
         retry = RetryPolicy(None, options.ack_timeout_s, 2.0, options.ack_timeout_max_s)
         self._policy = ResendPolicy(options.window, options.ack_timeout_s, retry)
-        self._places = options.window + options.queue_max
+        self._places, self._bytes_max = options.window + options.queue_max, options.queue_bytes_max
+        self._bytes = 0
         self._codec = codec
         self._queue: deque[Pending] = deque()
         self._tokens: dict[int, Pending] = {}
@@ -74,10 +78,11 @@ class Requests:
     @property
     def room(self) -> int:
         """How many more requests can be taken."""
-        return max(0, self._places - len(self))
+        return max(0, self._places - len(self)) if self._bytes < self._bytes_max else 0
 
     def add(self, pending: Pending) -> None:
         self._queue.append(pending)
+        self._bytes += pending.size
         if pending.token is not None:
             self._tokens[pending.token] = pending
         if pending.entry is not None:
@@ -139,6 +144,7 @@ class Requests:
 
     def remove(self, pending: Pending) -> None:
         """It is settled, or nobody waits for it any more."""
+        self._bytes -= pending.size
         if pending.ack_id is None:
             self._queue.remove(pending)
         else:
@@ -150,6 +156,11 @@ class Requests:
             del self._tokens[pending.token]
         if pending.entry is not None:
             del self._entries[pending.entry.id]
+
+    def adopt(self, pending: Pending, token: int) -> None:
+        """Somebody waits for it again."""
+        pending.token = token
+        self._tokens[token] = pending
 
     def let_go(self, pending: Pending) -> None:
         """Nobody waits for it any more, but it is done all the same."""

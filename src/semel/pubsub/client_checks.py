@@ -23,7 +23,8 @@ def with_id(request: Acked | Invoke, id: str | None) -> Acked | Invoke:
     return msgspec.structs.replace(request, metadata=metadata)
 
 
-def check_request(request: Acked | Invoke, codec: Codec) -> None:
+def check_request(request: Acked | Invoke, codec: Codec) -> int:
+    """Returns how large the frame may become."""
     if isinstance(request, JoinGroup | LeaveGroup | SendToGroup):
         check_group(request.group)
     else:
@@ -34,7 +35,7 @@ def check_request(request: Acked | Invoke, codec: Codec) -> None:
         check_metadata(request.metadata)
     if not isinstance(request, JoinGroup | LeaveGroup) and request.data is not None:
         _check_data(request.data)
-    _check_size(request, codec)
+    return _check_size(request, codec)
 
 
 def _check_data(data: Data) -> None:
@@ -50,7 +51,7 @@ def _check_data(data: Data) -> None:
         raise InputError(error.message, fix=error.fix) from None
 
 
-def _check_size(request: Acked | Invoke, codec: Codec) -> None:
+def _check_size(request: Acked | Invoke, codec: Codec) -> int:
     """With the longest number that it could get."""
     if isinstance(request, Invoke):
         numbered: Acked | Invoke = msgspec.structs.replace(request, invocation_id=str(UINT64_MAX))
@@ -60,3 +61,4 @@ def _check_size(request: Acked | Invoke, codec: Codec) -> None:
     size = len(frame) if isinstance(frame, bytes) or frame.isascii() else len(frame.encode())
     if size > FRAME_BYTES_MAX:
         raise LimitExceeded(f"the frame would have {size:,} bytes", fix=f"send up to {FRAME_BYTES_MAX:,} bytes")
+    return size

@@ -7,8 +7,8 @@ from semel.errors import (
     InputError,
     PeerUnavailable,
     RemoteProtocolError,
+    RequestInDoubt,
     SemelError,
-    SessionGone,
 )
 from semel.pubsub.messages import ErrorName, Fault
 
@@ -33,7 +33,7 @@ def error_of(fault: Fault) -> SemelError:
 
 def unknown(cause: SemelError) -> SemelError:
     """It was sent, and the answer never came."""
-    return SessionGone(
+    return RequestInDoubt(
         f"it is not known whether the server has taken it: {cause.message}",
         fix="give messages an id of your own, and they are sent again and taken once; or allow at_least_once",
     )
@@ -49,7 +49,7 @@ def not_sent(cause: SemelError) -> SemelError:
 
 def not_taken_in_time(was_sent: bool) -> SemelError:
     if was_sent:
-        return PeerUnavailable(
+        return RequestInDoubt(
             "no answer came in time, and it is not known whether the server has taken it",
             fix="ask again only if doing it twice does no harm, or with the same id",
         )

@@ -7,7 +7,7 @@ any more is ignored, so a driver need not be careful about that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -36,8 +36,9 @@ Message = GroupMessage | ServerMessage
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """`window` requests may be without an answer, `queue_max` more may wait; with a window of 1 they are taken in the
-    order in which they were asked, also when the server refuses some for a time.
+    """`window` requests may be without an answer, `queue_max` more may wait, and all of them have `queue_bytes_max` or
+    little more; with a window of 1 they are taken in the order in which they were asked, also when the server refuses
+    some for a time. `inbox_max` messages of `inbox_bytes_max` may wait for the application, see `Client.is_reading`.
 
     `connect_for_s`: how long the first connection is tried for; `recover_for_s`: how long a session that has lost its
     socket; `reconnect_for_s`: how long a new session after one was lost. None is for ever, 0 not at all. `id_memory_s`:
@@ -47,6 +48,9 @@ class ClientOptions:
     subprotocol: Subprotocol = Subprotocol.JSON_RELIABLE
     window: int = 256
     queue_max: int = 10_000
+    queue_bytes_max: int = 64 * 1024 * 1024
+    inbox_max: int = 1000
+    inbox_bytes_max: int = 16 * 1024 * 1024
     ack_timeout_s: float = 5.0
     ack_timeout_max_s: float = 30.0
     refusals_max: int = 10
@@ -63,13 +67,15 @@ class ClientOptions:
     sequence_ack_count: int = 100
     sequence_ack_bytes: int = 256 * 1024
     sequence_ack_s: float = 0.2
-    id_memory_s: float = 86_400.0
+    id_memory_s: float = 6 * 86_400.0
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.queue_max < 0:
             raise ConfigError(
                 f"a window of {self.window} and a queue of {self.queue_max} let nothing pass", fix="use a window from 1"
             )
+        if self.inbox_max < 1 or self.inbox_bytes_max < 1 or self.queue_bytes_max < 1:
+            raise ConfigError("an inbox or a queue without room lets nothing pass", fix="use limits from 1")
         if not 0 < self.ack_timeout_s <= self.ack_timeout_max_s:
             raise ConfigError(
                 f"ack_timeout_s is {self.ack_timeout_s}", fix="use a positive time, not above ack_timeout_max_s"
@@ -94,18 +100,17 @@ class OutboxEntry(msgspec.Struct, frozen=True):
 
 
 class Outbox(Protocol):
-    """Where messages are kept, so that they are sent even if this process dies. Each call returns when it is durable;
-    several entries may be put together, in the order in which the machine asked."""
+    """Where messages are kept, so that they are sent even if this process dies. The calls block."""
 
-    def put(self, entries: Sequence[OutboxEntry]) -> None: ...
-
-    def mark_sent(self, ids: Sequence[str], at: float) -> None: ...
-
-    def remove(self, ids: Sequence[str]) -> None: ...
+    def write(self, put: Sequence[OutboxEntry], sent: Mapping[str, float], removed: Collection[str]) -> None:
+        """All of it or nothing, and durable on return. `sent` says since when a message may have reached the hub."""
+        ...
 
     def pending(self) -> Sequence[OutboxEntry]:
         """What a former process has left, in the order in which it was put."""
         ...
+
+    def close(self) -> None: ...
 
 
 # -- what the application says
@@ -115,7 +120,8 @@ class Ask(msgspec.Struct, frozen=True):
     """Do this and settle `token`, which is the caller's and new. The number of an ack or an invocation is ours to give.
 
     `id` is the application's own, for `SendToGroup`: with it a message is sent again after the loss of a session, and
-    the hub takes it once. Without it, only `at_least_once` allows that. `keep` puts it into the outbox first.
+    the hub takes it once. Without it, only `at_least_once` allows that. `keep` puts it into the outbox first, and
+    `until_kept` settles it as soon as it is there; what becomes of it later is told as `Abandoned`, if it is nothing.
     `timeout_s` None waits for ever, but an invocation as long as the options say.
     """
 
@@ -124,6 +130,7 @@ class Ask(msgspec.Struct, frozen=True):
     id: str | None = None
     at_least_once: bool = False
     keep: bool = False
+    until_kept: bool = False
     timeout_s: float | None = None
 
 
@@ -134,9 +141,17 @@ class Withdraw(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """End the session when all that was asked is settled and all that came is delivered, or after `drain_s`."""
+    """End the session when all that was asked is settled and all that came is delivered, or after `drain_s`.
+    `delivers` False: nobody takes messages any more, so there is nothing to wait for there."""
 
     drain_s: float = 0.0
+    delivers: bool = True
+
+
+class Abort(msgspec.Struct, frozen=True):
+    """The driver cannot go on: its outbox is gone, or the application's own code has failed."""
+
+    error: SemelError
 
 
 class Delivered(msgspec.Struct, frozen=True):
@@ -186,7 +201,7 @@ class NotKept(msgspec.Struct, frozen=True):
     error: SemelError
 
 
-Event = Ask | Withdraw | Stop | Delivered | Opened | OpenFailed | FrameReceived | Closed | Kept | NotKept
+Event = Ask | Withdraw | Stop | Abort | Delivered | Opened | OpenFailed | FrameReceived | Closed | Kept | NotKept
 
 
 # -- what became of a request
@@ -196,6 +211,10 @@ class Taken(msgspec.Struct, frozen=True):
     """The server has it, durably. `is_duplicate`: it had it before this attempt."""
 
     is_duplicate: bool = False
+
+
+class InOutbox(msgspec.Struct, frozen=True):
+    """It is durable here, and will be sent until the server has it."""
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -209,7 +228,7 @@ class Failed(msgspec.Struct, frozen=True):
     maybe_taken: bool = False
 
 
-Result = Taken | Answered | Failed
+Result = Taken | InOutbox | Answered | Failed
 
 
 # -- what happens to the client as a whole

@@ -60,6 +60,18 @@ class Clients:
                 self._hub.acknowledge(session, offset, now)
             case Ping():
                 self._hub.tell(session, PONG)
+            case StreamData():
+                self._hub.streams.part(session, request, now)
+            case StreamEnd():
+                self._hub.streams.end(session, request, now)
+            case _:
+                # what was published before is committed before, with its ackIds
+                if session.staged:
+                    self.commit_staged(session)
+                self._change(session, request, now)
+
+    def _change(self, session: Session, request: Request, now: float) -> None:
+        match request:
             case JoinGroup():
                 self._change_group(session, request, RecordKind.JOIN, now)
             case LeaveGroup():
@@ -71,12 +83,8 @@ class Clients:
                 self._hub.events.invocations.invoke(session, request, now)
             case CancelInvocation():
                 self._hub.events.invocations.cancel(session, request)
-            case StreamData():
-                self._hub.streams.part(session, request, now)
             case StartStream():
                 self._hub.streams.start(session, request, now)
-            case StreamEnd():
-                self._hub.streams.end(session, request, now)
             case SetGroupState():
                 self._hub.group_states.set(session, request, now)
             case SubscribeGroupState():
@@ -95,6 +103,7 @@ class Clients:
         if ack_id is None or (ack_id not in session.claimed and ack_id not in session.waiting):
             return False
         if ack_id in session.taken:
+            self._hub.counts.duplicates += 1
             self.ack(session, ack_id, _duplicate(ack_id))
         else:
             session.waiting[ack_id] = session.waiting.get(ack_id, 0) + 1
@@ -121,6 +130,8 @@ class Clients:
     def _commit(self, session: Session, puts: Sequence[Put], ack_ids: Sequence[int]) -> None:
         """What stands behind these ackIds, with them."""
         if ack_ids:
+            for ack_id in ack_ids:
+                session.claimed.add(ack_id)
             puts = (*puts, session.put_acks(self._hub.hub))
         self._hub.commit_for(
             session,
@@ -180,6 +191,8 @@ class Clients:
         def done(results: tuple[Result, ...], now: float) -> None:
             pairs = zip(ids, results, strict=False)
             repeated = {ack_id for ack_id, result in pairs if type(result) is Duplicate and ack_id is not None}
+            self._hub.counts.accepted += len(ids) - len(repeated)
+            self._hub.counts.duplicates += len(repeated)
             self.taken(session, ack_ids, repeated)
             if streams is not None:
                 self._hub.streams.taken(session, streams)
@@ -201,13 +214,15 @@ class Clients:
         if not session.may(Permission.JOIN_LEAVE_GROUP, group):
             self.ack(session, ack_id, forbidden("join" if kind is RecordKind.JOIN else "leave", group))
             return
-        if ack_id is not None:
-            session.claimed.add(ack_id)
         ack_ids = [ack_id] if ack_id is not None else []
-        if (group in session.groups_wanted) == (kind is RecordKind.JOIN):
+        is_join = kind is RecordKind.JOIN
+        if (group in session.groups_wanted) == (group in session.groups_decided) == is_join:
             if ack_ids:
                 self._commit(session, (), ack_ids)
             return
+        if ack_id is not None:
+            # the acks may not say so before it is durable from where on it holds
+            session.waiting[ack_id] = 0
         self._hub.change_group(
             session,
             group,

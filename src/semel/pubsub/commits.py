@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from semel.kernel.effects import CommitFailed, CommitUnknown
-from semel.kernel.ops import Result
+from semel.kernel.ops import Conflict, Result
 
 Failure = CommitFailed | CommitUnknown
 Done = Callable[[tuple[Result, ...], float], None]
@@ -15,6 +15,11 @@ Failed = Callable[[Failure, float], None]
 def why(failure: Failure) -> str:
     error = failure.error if isinstance(failure, CommitFailed) else None
     return error.message if error is not None else "the store could not take it"
+
+
+def is_conflict(failure: Failure) -> bool:
+    """Somebody else has written meanwhile."""
+    return isinstance(failure, CommitFailed) and any(isinstance(each, Conflict) for each in failure.results)
 
 
 def nothing_more(results: tuple[Result, ...], now: float) -> None:

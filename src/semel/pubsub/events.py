@@ -66,11 +66,7 @@ from semel.pubsub.commits import Failure, nothing_more, why
 from semel.pubsub.handler_calls import HANDLERS, Fetch, Fetched, HandlerCalls, Replied, Timers, client_of, micros
 from semel.pubsub.handlers import Handlers, SystemEvent
 from semel.pubsub.invocations import Invocations
-from semel.pubsub.messages import (
-    CloseCode,
-    Fault,
-    SendEvent,
-)
+from semel.pubsub.messages import CloseCode, ErrorName, Fault, SendEvent
 from semel.pubsub.records import NO_TERMS, Terms, chunks_of, connection_target, message
 from semel.pubsub.session import Session
 
@@ -83,7 +79,8 @@ SWEEP_S = 5.0
 SWEEP_ROWS = 100
 AGAIN_S = 1.0
 DEAD_KEEP_S = 24 * 3600.0
-EVENTS_MAX = 100
+FETCHES_MAX = 10
+EVENTS_MAX = 1_000
 """How many may wait for one session."""
 
 TOO_MANY = "too many events wait for their handlers"
@@ -91,11 +88,10 @@ TOO_MANY = "too many events wait for their handlers"
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A row that is claimed here. `event` None: it is being fetched, or cannot be read."""
+    """A row that is claimed here. The token is what its call goes by."""
 
     row: WorkRow
     token: str
-    event: PendingEvent | None = None
 
     @property
     def connection(self) -> str:
@@ -123,7 +119,7 @@ class Events:
         self._repeated = LedgerEvent(Kind.DUPLICATE, f"client>{self.queue}")
         self._held: dict[str, _Held] = {}
         self._fetching: dict[str, _Held] = {}
-        self._open: dict[str, set[str]] = {}
+        self._open: dict[str, dict[str, int | None]] = {}
         if handlers.handlers:
             self._timers.at(0.0, self._sweep)
 
@@ -145,6 +141,7 @@ class Events:
     def on_close(self, session: Session, reason: str, now: float) -> list[Op]:
         """The session is over. What of it is still to be told will be, but nobody waits for an answer."""
         self.invocations.end(session.id)
+        self._open.pop(session.id, None)
         if not self._wants(SystemEvent.DISCONNECTED):
             return []
         event = disconnected_event(client_of(self._hub.hub, session), self._hub.mint(now), micros(now), reason)
@@ -186,11 +183,11 @@ class Events:
         if self._handlers.for_user_event(request.event) is None:
             self._give_up(event, session, NO_HANDLER, now)
             return
-        mine = self._open.setdefault(session.id, set())
+        mine = self._open.setdefault(session.id, {})
         if len(mine) >= EVENTS_MAX:
             self._give_up(event, session, TOO_MANY, now)
             return
-        mine.add(event.identity)
+        mine[event.identity] = ack_id
         if ack_id is not None:
             session.waiting[ack_id] = 0
         self._store(session, event, now)
@@ -209,7 +206,7 @@ class Events:
         )  # fmt: skip
 
         def failed(failure: Failure) -> None:
-            self._ended(event)
+            self._ended(session.id, event.identity)
             self._give_up(event, self._hub.roster.get(session.id), why(failure), now)
 
         puts = (session.put_acks(self._hub.hub),)
@@ -266,7 +263,7 @@ class Events:
             self._let_go(held)
             return
         self._held[held.connection] = held
-        self._timers.at(renew_at(now, LEASE_S), lambda now: self._renew(held, now))
+        self._renew_later(held, now)
         if row.envelope.blob is None:
             self._begin(held, row.envelope.data, now)
         else:
@@ -278,10 +275,16 @@ class Events:
         back = Finish(self.queue, held.row.identity, WorkState.READY, held.row.fence)
         self._hub.commit((back,), nothing_more, self._not_claimed)
 
-    def _renew(self, held: _Held, now: float) -> None:
-        if self._held.get(held.connection) is not held:
+    def _renew_later(self, held: _Held, now: float) -> None:
+        """A timer outlives most events, so it holds no more of them than their names."""
+        connection, token = held.connection, held.token
+        self._timers.at(renew_at(now, LEASE_S), lambda now: self._renew(connection, token, now))
+
+    def _renew(self, connection: str, token: str, now: float) -> None:
+        held = self._held.get(connection)
+        if held is None or held.token != token:
             return
-        self._timers.at(renew_at(now, LEASE_S), lambda now: self._renew(held, now))
+        self._renew_later(held, now)
         renew = Renew(self.queue, held.row.identity, held.row.fence, LEASE_S)
         self._hub.commit((renew,), nothing_more, lambda failure, now: self._not_renewed(held, failure))
 
@@ -296,11 +299,9 @@ class Events:
             return
         del self._held[held.connection]
         self._calls.cancel(held.token)
-        session = self._hub.roster.get(held.connection)
-        if held.event is not None:
-            self._ended(held.event)
-            if session is not None and held.event.ack_id is not None:
-                session.waiting.pop(held.event.ack_id, None)
+        session, ack_id = self._hub.roster.get(held.connection), self._ended(held.connection, held.row.identity)
+        if session is not None and ack_id is not None:
+            session.waiting.pop(ack_id, None)
 
     # -- telling
 
@@ -313,11 +314,13 @@ class Events:
             self._fetched(held, message.stored, now)
 
     def _fetched(self, held: _Held, stored: bytes | None, now: float) -> None:
-        if stored is None:
+        if stored is not None:
+            self._begin(held, stored, now)
+        elif held.row.attempts < FETCHES_MAX:
             # the claim runs out by itself
             del self._held[held.connection]
-            return
-        self._begin(held, stored, now)
+        else:
+            self._finish_unreadable(held, "its body cannot be read", now)
 
     def _begin(self, held: _Held, stored: bytes, now: float) -> None:
         """The state of the connection is what handlers have last said of it, also since the event was stored."""
@@ -330,8 +333,8 @@ class Events:
         if session is not None:
             event = msgspec.structs.replace(event, client=client_of(self._hub.hub, session))
             if event.ack_id is not None:
+                self._open.setdefault(held.connection, {})[event.identity] = event.ack_id
                 session.waiting.setdefault(event.ack_id, 0)
-        held.event = event
         handler = event.handler(self._handlers)
         if handler is None:
             self._answer(held, event, Failed(NO_HANDLER), now)
@@ -413,7 +416,14 @@ class Events:
             return
         self._hub.notify("event-unreadable", f"{held.row.identity}: {cause}")
         end = _End(held, lambda now: self._finish_unreadable(held, cause, now))
-        self._finish(end, self._ops(held, WorkState.DEAD, Kind.DEAD_LETTERED, cause), now)
+        ack_id = self._open.get(held.connection, {}).get(held.row.identity)
+
+        def then(now: float) -> None:
+            session = self._hub.roster.get(held.connection)
+            if session is not None and ack_id is not None:
+                self._clients.refuse(session, [ack_id], Fault(ErrorName.INTERNAL, NOT_TAKEN))
+
+        self._finish(end, self._ops(held, WorkState.DEAD, Kind.DEAD_LETTERED, cause), now, then)
 
     def _finish(
         self, end: _End, ops: Sequence[Op], now: float, then: Callable[[float], None] = lambda now: None
@@ -444,8 +454,7 @@ class Events:
         """With the end of a row the next one of its connection was claimed."""
         if self._held.get(held.connection) is held:
             del self._held[held.connection]
-        if held.event is not None:
-            self._ended(held.event)
+        self._ended(held.connection, held.row.identity)
         self._claimed(results, now)
 
     def _not_finished(self, end: _End, failure: Failure, now: float) -> None:
@@ -456,12 +465,13 @@ class Events:
             self._hub.notify("event-end", why(failure))
             self._timers.at(now + AGAIN_S, end.again)
 
-    def _ended(self, event: PendingEvent) -> None:
-        mine = self._open.get(event.client.connection)
-        if mine is not None:
-            mine.discard(event.identity)
-            if not mine:
-                del self._open[event.client.connection]
+    def _ended(self, connection: str, identity: str) -> int | None:
+        """Returns its ackId, if it has one."""
+        mine = self._open.get(connection, {})
+        ack_id = mine.pop(identity, None)
+        if not mine:
+            self._open.pop(connection, None)
+        return ack_id
 
     def _give_up(self, event: PendingEvent, session: Session | None, why: str, now: float) -> None:
         """Say so to the client, as far as it listens."""

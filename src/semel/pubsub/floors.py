@@ -53,7 +53,7 @@ class Floors:
         if self._at is None or self._at > now:
             return
         self._at = now + self._hub.options.trim_s
-        self._hub.look_for_missed()
+        self._hub.try_again(now)
         self._raise()
 
     def first(self) -> Put:

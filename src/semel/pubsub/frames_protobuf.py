@@ -1,9 +1,8 @@
 """Frames of the two protobuf subprotocols, `protobuf.webpubsub.azure.v1` and its reliable sister.
 
-Protobuf has no fields for invocations, for the data, end and acks of streams, and for the state of groups: writing one
-of them is a `LocalProtocolError`. It can begin a stream, but not go on with it, and it cannot say which part of a
-stream a message is. Who sent a group message has no field either and is left out, as every server does; nor has a
-fault's `user_code`, which is refused. Empty metadata is no metadata, and an empty user id is no user id.
+Who sent a group message has no field and is left out, as every server does. A fault's `user_code` has one only in
+streams; elsewhere it is refused with a `LocalProtocolError`. Where a field has no presence, nothing and an empty text
+are the same: metadata, the user id of `connected`, the reason of a nack, the `user_code` in a part of a stream.
 
 The schema is `webpubsub.proto`, made here from a table. Code from `protoc` would run only with the major version of
 protobuf that it was made for and the next one, and would check that at import; descriptors built from plain data work
@@ -16,18 +15,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message, message_factory  # type: ignore[import-untyped]
+from msgspec.structs import replace
 
 from semel.errors import InputError, LocalProtocolError
 from semel.kernel.text import check_id
-from semel.pubsub.frames import Frame, FrameError, json_body, wrong_frame_type
+from semel.pubsub.frames import Frame, FrameError, check_uint, json_body, wrong_frame_type
 from semel.pubsub.messages import (
     Ack,
+    CancelInvocation,
     Connected,
     Data,
     DataType,
     Disconnected,
+    ErrorName,
     Fault,
     GroupMessage,
+    GroupStateItem,
+    GroupStateSnapshot,
+    GroupStateUpdate,
+    Invoke,
+    InvokeResponse,
     JoinGroup,
     LeaveGroup,
     Metadata,
@@ -39,7 +46,16 @@ from semel.pubsub.messages import (
     SendToGroup,
     SequenceAck,
     ServerMessage,
+    SetGroupState,
     StartStream,
+    StreamAck,
+    StreamClosed,
+    StreamData,
+    StreamEnd,
+    StreamNack,
+    StreamPart,
+    SubscribeGroupState,
+    UnsubscribeGroupState,
 )
 from semel.pubsub.names import check_event, check_group, check_metadata, check_ttl
 
@@ -47,7 +63,8 @@ PACKAGE = "semel.webpubsub"
 _FILE = "semel/pubsub/webpubsub.proto"
 _ANY = "google.protobuf.Any"
 
-# message: field number label type; a label is "", "optional", "map" (of string to string) or the name of a oneof
+# message: field number label type; a label is "", "optional", "repeated", "map" (of string to string) or the name of a
+# oneof
 SCHEMA: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
     "UpstreamMessage": (
         ("send_to_group_message", 1, "message", "SendToGroupMessage"),
@@ -56,6 +73,13 @@ SCHEMA: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
         ("leave_group_message", 7, "message", "LeaveGroupMessage"),
         ("sequence_ack_message", 8, "message", "SequenceAckMessage"),
         ("ping_message", 9, "message", "PingMessage"),
+        ("invoke_event_message", 10, "message", "InvokeEventMessage"),
+        ("cancel_invocation_message", 11, "message", "CancelInvocationMessage"),
+        ("stream_data_message", 13, "message", "StreamDataMessage"),
+        ("stream_end_message", 14, "message", "StreamEndMessage"),
+        ("set_group_state_message", 15, "message", "SetGroupStateMessage"),
+        ("subscribe_group_state_message", 16, "message", "SubscribeGroupStateMessage"),
+        ("unsubscribe_group_state_message", 17, "message", "UnsubscribeGroupStateMessage"),
     ),
     "SendToGroupMessage": (
         ("group", 1, "", "string"),
@@ -77,7 +101,30 @@ SCHEMA: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
     "LeaveGroupMessage": (("group", 1, "", "string"), ("ack_id", 2, "optional", "uint64")),
     "SequenceAckMessage": (("sequence_id", 1, "", "uint64"),),
     "PingMessage": (),
+    "InvokeEventMessage": (
+        ("event", 1, "", "string"),
+        ("invocation_id", 2, "", "string"),
+        ("data", 3, "", "MessageData"),
+        ("metadata", 4, "map", "string"),
+        ("stream", 5, "", "StreamStartInfo"),
+    ),
+    "CancelInvocationMessage": (("invocation_id", 1, "", "string"),),
     "StreamStartInfo": (("stream_id", 1, "", "string"), ("idle_timeout_ms", 2, "optional", "uint32")),
+    "StreamDataMessage": (
+        ("stream_id", 1, "", "string"),
+        ("stream_sequence_id", 2, "optional", "uint64"),
+        ("data", 3, "optional", "MessageData"),
+    ),
+    "StreamEndMessage": (("stream_id", 1, "", "string"), ("error", 2, "optional", "StreamEndError")),
+    "StreamEndError": (("message", 1, "optional", "string"), ("user_error_code", 2, "optional", "string")),
+    "SetGroupStateMessage": (
+        ("group", 1, "", "string"),
+        ("ack_id", 2, "optional", "uint64"),
+        ("state", 3, "optional", "GroupState"),
+    ),
+    "SubscribeGroupStateMessage": (("group", 1, "", "string"), ("ack_id", 2, "optional", "uint64")),
+    "UnsubscribeGroupStateMessage": (("group", 1, "", "string"), ("ack_id", 2, "optional", "uint64")),
+    "GroupState": (("entries", 1, "map", "string"),),
     "MessageData": (
         ("text_data", 1, "data", "string"),
         ("binary_data", 2, "data", "bytes"),
@@ -89,6 +136,12 @@ SCHEMA: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
         ("data_message", 2, "message", "DataMessage"),
         ("system_message", 3, "message", "SystemMessage"),
         ("pong_message", 4, "message", "PongMessage"),
+        ("invoke_response_message", 5, "message", "InvokeResponseMessage"),
+        ("stream_ack_message", 6, "message", "StreamAckMessage"),
+        ("stream_nack_message", 7, "message", "StreamNackMessage"),
+        ("stream_closed_message", 8, "message", "StreamClosedMessage"),
+        ("group_state_update_message", 9, "message", "GroupStateUpdateMessage"),
+        ("group_state_snapshot_message", 10, "message", "GroupStateSnapshotMessage"),
     ),
     "AckMessage": (
         ("ack_id", 1, "", "uint64"),
@@ -102,6 +155,18 @@ SCHEMA: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
         ("data", 3, "", "MessageData"),
         ("sequence_id", 4, "optional", "uint64"),
         ("metadata", 5, "map", "string"),
+        ("stream", 6, "optional", "StreamInfo"),
+    ),
+    "StreamInfo": (
+        ("stream_id", 1, "", "string"),
+        ("stream_sequence_id", 2, "", "uint64"),
+        ("end_of_stream", 3, "optional", "bool"),
+        ("error", 4, "optional", "StreamError"),
+    ),
+    "StreamError": (
+        ("name", 1, "", "string"),
+        ("message", 2, "", "string"),
+        ("user_error_code", 3, "", "string"),
     ),
     "SystemMessage": (
         ("connected_message", 1, "message", "ConnectedMessage"),
@@ -114,6 +179,37 @@ SCHEMA: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
     ),
     "DisconnectedMessage": (("reason", 2, "", "string"),),
     "PongMessage": (),
+    "InvokeResponseMessage": (
+        ("invocation_id", 1, "", "string"),
+        ("success", 2, "", "bool"),
+        ("data", 3, "optional", "MessageData"),
+        ("error", 4, "optional", "ErrorMessage"),
+        ("metadata", 5, "map", "string"),
+    ),
+    "StreamAckMessage": (("stream_id", 1, "", "string"), ("expected_sequence_id", 2, "", "uint64")),
+    "StreamNackMessage": (
+        ("stream_id", 1, "", "string"),
+        ("name", 2, "", "string"),
+        ("message", 3, "", "string"),
+        ("expected_sequence_id", 4, "", "uint64"),
+    ),
+    "StreamClosedMessage": (("stream_id", 1, "", "string"), ("error", 2, "optional", "ErrorMessage")),
+    "GroupStateUpdateMessage": (
+        ("group", 1, "", "string"),
+        ("items", 2, "repeated", "GroupStateItem"),
+        ("sequence_id", 3, "optional", "uint64"),
+    ),
+    "GroupStateSnapshotMessage": (
+        ("group", 1, "", "string"),
+        ("items", 2, "repeated", "GroupStateItem"),
+        ("sequence_id", 3, "optional", "uint64"),
+    ),
+    "GroupStateItem": (
+        ("connection_id", 1, "", "string"),
+        ("user_id", 2, "optional", "string"),
+        ("state", 3, "optional", "GroupState"),
+        ("updated_at", 4, "", "int64"),
+    ),
 }
 
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -121,14 +217,18 @@ _SCALARS = {
     "string": _Field.TYPE_STRING,
     "bytes": _Field.TYPE_BYTES,
     "bool": _Field.TYPE_BOOL,
+    "int64": _Field.TYPE_INT64,
     "uint32": _Field.TYPE_UINT32,
     "uint64": _Field.TYPE_UINT64,
 }
 
 
+_LABELS = ("", "optional", "repeated", "map")
+
+
 def _describe(name: str, fields: tuple[tuple[str, int, str, str], ...]) -> descriptor_pb2.DescriptorProto:
     described = descriptor_pb2.DescriptorProto(name=name)
-    oneofs = list(dict.fromkeys(label for _, _, label, _ in fields if label not in ("", "optional", "map")))
+    oneofs = list(dict.fromkeys(label for _, _, label, _ in fields if label not in _LABELS))
     # an optional field is the only one of a oneof of its own; those stand after the real ones
     oneofs += [f"_{field}" for field, _, label, _ in fields if label == "optional"]
     for oneof in oneofs:
@@ -138,7 +238,9 @@ def _describe(name: str, fields: tuple[tuple[str, int, str, str], ...]) -> descr
             _add_map(described, field, number)
             continue
         added = _add_field(described, field, number, type)
-        if label:
+        if label == "repeated":
+            added.label = _Field.LABEL_REPEATED
+        elif label:
             added.oneof_index = oneofs.index(f"_{field}" if label == "optional" else label)
             added.proto3_optional = label == "optional"
     return described
@@ -198,6 +300,9 @@ class ProtobufCodec:
 
 # -- reading
 
+# the end of a stream has empty data, because Microsoft's clients fail on a message that has none
+_EMPTY = Data(DataType.TEXT, b"")
+_NO_TEXT = _CLASSES["MessageData"](text_data="").SerializeToString()
 # the second from protobuf in pure Python, which is what there is where no wheel fits
 _UNREADABLE = (message.DecodeError, UnicodeDecodeError)
 
@@ -267,6 +372,33 @@ def _read_event(wire: Any) -> SendEvent:
     return SendEvent(check_event(wire.event), _data(wire.data), _optional(wire, "ack_id"), metadata)
 
 
+def _read_invoke(wire: Any) -> Invoke:
+    if wire.HasField("stream"):
+        raise FrameError("an invocation cannot begin a stream", fix="send the stream to a group")
+    data = _data(wire.data) if wire.HasField("data") else None
+    return Invoke(check_id("invocation_id", wire.invocation_id), check_event(wire.event), data)
+
+
+def _read_stream_data(wire: Any) -> StreamData:
+    stream_id = check_id("stream_id", wire.stream_id)
+    if wire.HasField("stream_sequence_id") != wire.HasField("data"):
+        raise FrameError("stream data needs a number and data", fix="send stream_sequence_id with data, or neither")
+    if not wire.HasField("data"):
+        return StreamData(stream_id)
+    return StreamData(stream_id, wire.stream_sequence_id, _data(wire.data))
+
+
+def _read_stream_end(wire: Any) -> StreamEnd:
+    error = None
+    if wire.HasField("error"):
+        error = Fault(ErrorName.USER, wire.error.message, _optional(wire.error, "user_error_code"))
+    return StreamEnd(check_id("stream_id", wire.stream_id), error)
+
+
+def _state(wire: Any) -> dict[str, str] | None:
+    return dict(wire.state.entries) if wire.HasField("state") else None
+
+
 _REQUEST_READERS: Mapping[str, Callable[[Any], Request]] = {
     "send_to_group_message": _read_send_to_group,
     "event_message": _read_event,
@@ -274,22 +406,58 @@ _REQUEST_READERS: Mapping[str, Callable[[Any], Request]] = {
     "leave_group_message": lambda wire: LeaveGroup(check_group(wire.group), _optional(wire, "ack_id")),
     "sequence_ack_message": lambda wire: SequenceAck(wire.sequence_id),
     "ping_message": lambda _: Ping(),
+    "invoke_event_message": _read_invoke,
+    "cancel_invocation_message": lambda wire: CancelInvocation(check_id("invocation_id", wire.invocation_id)),
+    "stream_data_message": _read_stream_data,
+    "stream_end_message": _read_stream_end,
+    "set_group_state_message": lambda w: SetGroupState(check_group(w.group), _optional(w, "ack_id"), _state(w)),
+    "subscribe_group_state_message": lambda w: SubscribeGroupState(check_group(w.group), _optional(w, "ack_id")),
+    "unsubscribe_group_state_message": lambda w: UnsubscribeGroupState(check_group(w.group), _optional(w, "ack_id")),
 }
 
 
 def _read_ack(wire: Any) -> Ack:
     if wire.success == wire.HasField("error"):
         raise FrameError("an ack has an error when it is no success, and only then", fix="send one of the two")
-    return Ack(wire.ack_id, Fault(wire.error.name, wire.error.message) if wire.HasField("error") else None)
+    return Ack(wire.ack_id, _fault(wire))
+
+
+def _fault(wire: Any) -> Fault | None:
+    return Fault(wire.error.name, wire.error.message) if wire.HasField("error") else None
 
 
 def _read_message(wire: Any) -> GroupMessage | ServerMessage:
     origin, sequence_id, metadata = getattr(wire, "from"), _optional(wire, "sequence_id"), _metadata(wire)
     if origin == "group" and wire.HasField("group"):
-        return GroupMessage(wire.group, _data(wire.data), None, sequence_id, metadata)
+        part = _part(wire.stream) if wire.HasField("stream") else None
+        is_bare = part is not None and part.is_end and wire.data.SerializeToString() in (b"", _NO_TEXT)
+        return GroupMessage(wire.group, None if is_bare else _data(wire.data), None, sequence_id, metadata, part)
     if origin == "server":
         return ServerMessage(_data(wire.data), sequence_id, metadata)
     raise FrameError("a message from nowhere", fix="send it from group, with a group, or from server")
+
+
+def _part(wire: Any) -> StreamPart:
+    error = None
+    if wire.HasField("error"):
+        error = Fault(wire.error.name, wire.error.message, wire.error.user_error_code or None)
+    return StreamPart(wire.stream_id, wire.stream_sequence_id, wire.end_of_stream, error)
+
+
+def _read_invoke_response(wire: Any) -> InvokeResponse:
+    if wire.success == wire.HasField("error"):
+        raise FrameError("a response has an error when it is no success, and only then", fix="send one of the two")
+    data = _data(wire.data) if wire.HasField("data") else None
+    return InvokeResponse(wire.invocation_id, data, _fault(wire))
+
+
+def _items(wire: Any) -> tuple[GroupStateItem, ...]:
+    return tuple(
+        GroupStateItem(
+            item.connection_id, check_uint("updated_at", item.updated_at), _optional(item, "user_id"), _state(item)
+        )
+        for item in wire.items
+    )
 
 
 def _read_system(wire: Any) -> Connected | Disconnected:
@@ -307,6 +475,12 @@ _RESPONSE_READERS: Mapping[str, Callable[[Any], Response]] = {
     "data_message": _read_message,
     "system_message": _read_system,
     "pong_message": lambda _: Pong(),
+    "invoke_response_message": _read_invoke_response,
+    "stream_ack_message": lambda wire: StreamAck(wire.stream_id, wire.expected_sequence_id),
+    "stream_nack_message": lambda w: StreamNack(w.stream_id, w.expected_sequence_id, w.name, w.message or None),
+    "stream_closed_message": lambda wire: StreamClosed(wire.stream_id, _fault(wire)),
+    "group_state_update_message": lambda wire: GroupStateUpdate(wire.group, _items(wire)),
+    "group_state_snapshot_message": lambda wire: GroupStateSnapshot(wire.group, _items(wire)),
 }
 
 
@@ -330,7 +504,7 @@ def _inexpressible(what: str) -> LocalProtocolError:
 
 def _write_data(data: Data | None) -> dict[str, Any]:
     if data is None:
-        raise _inexpressible("the end of a stream")
+        raise LocalProtocolError("a message without data", fix="give it data: only the end of a stream has none")
     if data.type is DataType.JSON:
         return {"json_data": data.body.decode()}
     if data.type is DataType.TEXT:
@@ -357,6 +531,33 @@ def _write_event(request: SendEvent) -> dict[str, Any]:
     return {"event_message": fields | {"metadata": request.metadata}}
 
 
+def _write_invoke(request: Invoke) -> dict[str, Any]:
+    fields: dict[str, Any] = {"event": request.event, "invocation_id": request.invocation_id}
+    if request.data is not None:
+        fields["data"] = _write_data(request.data)
+    return {"invoke_event_message": fields}
+
+
+def _write_stream_data(request: StreamData) -> dict[str, Any]:
+    fields: dict[str, Any] = {"stream_id": request.stream_id, "stream_sequence_id": request.sequence_id}
+    if (request.sequence_id is None) != (request.data is None):
+        raise LocalProtocolError("stream data needs a number and data", fix="give both, or neither to keep it alive")
+    if request.data is not None:
+        fields["data"] = _write_data(request.data)
+    return {"stream_data_message": fields}
+
+
+def _write_stream_end(request: StreamEnd) -> dict[str, Any]:
+    fields: dict[str, Any] = {"stream_id": request.stream_id}
+    if request.error is not None:
+        fields["error"] = {"message": request.error.message or None, "user_error_code": request.error.user_code}
+    return {"stream_end_message": fields}
+
+
+def _write_state(state: dict[str, str] | None) -> dict[str, Any] | None:
+    return {"entries": state} if state is not None else None
+
+
 _REQUEST_WRITERS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
     SendToGroup: _write_send_to_group,
     StartStream: _write_start_stream,
@@ -365,16 +566,37 @@ _REQUEST_WRITERS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
     LeaveGroup: lambda request: {"leave_group_message": {"group": request.group, "ack_id": request.ack_id}},
     SequenceAck: lambda request: {"sequence_ack_message": {"sequence_id": request.sequence_id}},
     Ping: lambda _: {"ping_message": {}},
+    Invoke: _write_invoke,
+    CancelInvocation: lambda request: {"cancel_invocation_message": {"invocation_id": request.invocation_id}},
+    StreamData: _write_stream_data,
+    StreamEnd: _write_stream_end,
+    SetGroupState: lambda request: {
+        "set_group_state_message": {
+            "group": request.group,
+            "ack_id": request.ack_id,
+            "state": _write_state(request.state),
+        }
+    },
+    SubscribeGroupState: lambda request: {
+        "subscribe_group_state_message": {"group": request.group, "ack_id": request.ack_id}
+    },
+    UnsubscribeGroupState: lambda request: {
+        "unsubscribe_group_state_message": {"group": request.group, "ack_id": request.ack_id}
+    },
 }
 
 
 def _write_ack(ack: Ack) -> dict[str, Any]:
     fields: dict[str, Any] = {"ack_id": ack.ack_id, "success": ack.error is None}
-    if ack.error is not None:
-        if ack.error.user_code is not None:
-            raise _inexpressible("a user_code")
-        fields["error"] = {"name": ack.error.name, "message": ack.error.message}
-    return {"ack_message": fields}
+    return {"ack_message": fields | _write_fault(ack.error)}
+
+
+def _write_fault(fault: Fault | None) -> dict[str, Any]:
+    if fault is None:
+        return {}
+    if fault.user_code is not None:
+        raise _inexpressible("a user_code")
+    return {"error": {"name": fault.name, "message": fault.message}}
 
 
 def _write_message(origin: str, response: GroupMessage | ServerMessage) -> dict[str, Any]:
@@ -384,9 +606,50 @@ def _write_message(origin: str, response: GroupMessage | ServerMessage) -> dict[
 
 
 def _write_group_message(response: GroupMessage) -> dict[str, Any]:
-    if response.stream is not None:
-        raise _inexpressible("a part of a stream")
-    return {"data_message": _write_message("group", response) | {"group": response.group}}
+    part = response.stream
+    if part is None:
+        return {"data_message": _write_message("group", response) | {"group": response.group}}
+    if response.data is None and part.is_end:
+        response = replace(response, data=_EMPTY)
+    fields = _write_message("group", response)
+    return {"data_message": fields | {"group": response.group, "stream": _write_part(part)}}
+
+
+def _write_part(part: StreamPart) -> dict[str, Any]:
+    fields: dict[str, Any] = {"stream_id": part.stream_id, "stream_sequence_id": part.sequence_id}
+    if part.is_end:
+        fields["end_of_stream"] = True
+    if part.error is not None:
+        error = {"name": part.error.name, "message": part.error.message}
+        fields["error"] = error | {"user_error_code": part.error.user_code or ""}
+    return fields
+
+
+def _write_invoke_response(response: InvokeResponse) -> dict[str, Any]:
+    fields: dict[str, Any] = {"invocation_id": response.invocation_id, "success": response.error is None}
+    if response.data is not None:
+        if response.error is not None:
+            raise LocalProtocolError("a response with data and an error", fix="give one of the two")
+        fields["data"] = _write_data(response.data)
+    return {"invoke_response_message": fields | _write_fault(response.error)}
+
+
+def _write_nack(nack: StreamNack) -> dict[str, Any]:
+    fields = {"stream_id": nack.stream_id, "name": nack.name, "message": nack.message or ""}
+    return {"stream_nack_message": {**fields, "expected_sequence_id": nack.expected}}
+
+
+def _write_states(response: GroupStateSnapshot | GroupStateUpdate) -> dict[str, Any]:
+    items = [
+        {
+            "connection_id": item.connection_id,
+            "user_id": item.user_id,
+            "state": _write_state(item.state),
+            "updated_at": item.updated_at,
+        }
+        for item in response.items
+    ]
+    return {"group": response.group, "items": items}
 
 
 def _write_connected(response: Connected) -> dict[str, Any]:
@@ -401,4 +664,10 @@ _RESPONSE_WRITERS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
     GroupMessage: _write_group_message,
     ServerMessage: lambda response: {"data_message": _write_message("server", response)},
     Pong: lambda _: {"pong_message": {}},
+    InvokeResponse: _write_invoke_response,
+    StreamAck: lambda r: {"stream_ack_message": {"stream_id": r.stream_id, "expected_sequence_id": r.expected}},
+    StreamNack: _write_nack,
+    StreamClosed: lambda r: {"stream_closed_message": {"stream_id": r.stream_id} | _write_fault(r.error)},
+    GroupStateUpdate: lambda response: {"group_state_update_message": _write_states(response)},
+    GroupStateSnapshot: lambda response: {"group_state_snapshot_message": _write_states(response)},
 }

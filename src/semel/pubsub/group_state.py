@@ -132,9 +132,10 @@ class GroupStates:
         return None if allowed else forbidden("see or change the state of", group)
 
     def _next_time(self, session: Session, now: float) -> int:
-        """Milliseconds, later than all that was said of this connection before."""
+        """Milliseconds, later than all that was said of this connection before. One is left free, for its leaving the
+        group in between, which may be on its way."""
         last = max((own.updated_at for own in session.states.values()), default=0)
-        at = max(round(now * 1000), last + 1, self._clocks.get(session.id, 0) + 1)
+        at = max(round(now * 1000), last + 2, self._clocks.get(session.id, 0) + 2)
         self._clocks[session.id] = at
         return at
 
@@ -181,25 +182,18 @@ class GroupStates:
         self._change(append.target[2:], envelope.source, envelope.subject, state, at, now)
 
     def on_leave(self, connection: str, group: str, now: float) -> None:
-        session = self._hub.roster.get(connection)
-        if session is not None:
-            session.states.pop(group, None)
-            session.states_stored.pop(group, None)
         known = self._connections.get(connection, {}).get(group)
         if known is not None:
-            self._change(group, connection, known.user_id, None, self._time_after(known, now), now)
+            self._change(group, connection, known.user_id, None, known.updated_at + 1, now)
 
     def on_close(self, connection: str, now: float) -> None:
         for group, known in list(self._connections.get(connection, {}).items()):
-            self._change(group, connection, known.user_id, None, self._time_after(known, now), now)
+            self._change(group, connection, known.user_id, None, known.updated_at + 1, now)
         watcher = self._watching.pop(connection, None)
         for group in watcher.watches if watcher is not None else ():
             _discard(self._watchers, group, connection)
         self._clocks.pop(connection, None)
         self._missed.discard(connection)
-
-    def _time_after(self, known: GroupStateItem, now: float) -> int:
-        return max(round(now * 1000), known.updated_at + 1)
 
     def load(self, session: Session) -> None:
         """What a session that was read from the store has said, wherever it is."""

@@ -16,6 +16,7 @@ from http import HTTPStatus
 import msgspec
 
 from semel.errors import AuthError, InputError
+from semel.pubsub.cloudevents import Allowed
 from semel.pubsub.frames import RELIABLE, Frame, Subprotocol, subprotocol_of
 from semel.pubsub.hub import Open
 from semel.pubsub.keys import AccessKeys
@@ -25,6 +26,7 @@ from semel.pubsub.permissions import Permissions
 from semel.pubsub.rest_http import HttpError, HttpRequest, Query, bearer_of, origin_of, split_path
 from semel.pubsub.tokens import (
     NONCE_BYTES,
+    ClientClaims,
     check_reconnection_token,
     client_audiences,
     read_client_token,
@@ -52,13 +54,13 @@ class Mode(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """`subprotocol` is to be echoed, if there is one. `mode` is for a client without."""
+    """`subprotocol` is to be echoed, if there is one. `mode` is for a client whose subprotocol is not one of ours."""
 
     hub: str
     subprotocol: str | None
     opening: Open
     mode: Mode | None
-    claims: dict[str, tuple[str, ...]]
+    claims: ClientClaims
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class TurnedAway:
 class Refused:
     """To be answered with an HTTP error."""
 
-    status: HTTPStatus
+    status: int
     message: str
 
 
@@ -106,7 +108,7 @@ class Handshake:
         except AuthError as error:
             return Refused(HTTPStatus.UNAUTHORIZED, error.message)
         except HttpError as error:
-            return Refused(HTTPStatus(error.status), error.message)
+            return Refused(error.status, error.message)
         except InputError as error:
             return Refused(HTTPStatus.BAD_REQUEST, error.message)
 
@@ -123,15 +125,33 @@ class Handshake:
 
     def _newcomer(self, request: HttpRequest, hub: str, query: Query, offered: Sequence[str], now: float) -> Newcomer:
         claims = read_client_token(_token(request, query), self.keys, self._audiences(request, hub), now)
-        subprotocol = _chosen(offered)
-        connection = self.random(16).hex()
-        token = None
-        if subprotocol in RELIABLE:
+        return self._let_in(hub, query, self.random(16).hex(), claims, _chosen(offered), "", now)
+
+    def let_in(self, newcomer: Newcomer, allowed: Allowed, request: HttpRequest, now: float) -> Newcomer | Refused:
+        """As the event handler has it. Who it is and how it speaks may be other than what its token says."""
+        subprotocol = allowed.subprotocol or newcomer.subprotocol
+        claims, connection = allowed.over(newcomer.claims), newcomer.opening.connection
+        try:
+            return self._let_in(newcomer.hub, Query(request.query), connection, claims, subprotocol, allowed.state, now)
+        except (HttpError, InputError) as error:
+            return Refused(HTTPStatus.BAD_REQUEST, error.message)
+
+    def _let_in(
+        self,
+        hub: str,
+        query: Query,
+        connection: str,
+        claims: ClientClaims,
+        subprotocol: str | None,
+        state: str,
+        now: float,
+    ) -> Newcomer:
+        token, known = None, subprotocol_of(subprotocol)
+        if known in RELIABLE:
             token = reconnection_token(self.keys, hub, connection, nonce=self.random(NONCE_BYTES), now=now)
         permissions = Permissions.of_roles(claims.roles)
-        opening = Open(connection, token, subprotocol or "", claims.user_id, permissions, claims.groups)
-        mode = _mode(query) if subprotocol is None else None
-        return Newcomer(hub, subprotocol, opening, mode, claims.claims)
+        opening = Open(connection, token, known or subprotocol or "", claims.user_id, permissions, claims.groups, state)
+        return Newcomer(hub, subprotocol, opening, _mode(query) if known is None else None, claims)
 
     def _audiences(self, request: HttpRequest, hub: str) -> tuple[str, ...]:
         return client_audiences(hub, [origin_of(request), *self.endpoints])

@@ -48,12 +48,13 @@ from semel.kernel.effects import (
 from semel.kernel.envelope import Blob, mint_id
 from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Append, Conflict, Fresh, Log, Op, Put, PutBlob, RecordKind, Result
+from semel.kernel.ops import Append, Fresh, Log, Op, Put, PutBlob, RecordKind, Result
 from semel.kernel.position import Position
 from semel.pubsub.calls import Answer, Call
 from semel.pubsub.catchup import CatchUp
 from semel.pubsub.clients import Clients
-from semel.pubsub.commits import Done, Failed, Failure, nothing_more, why
+from semel.pubsub.commits import Done, Failed, Failure, is_conflict, nothing_more, why
+from semel.pubsub.counts import Counts
 from semel.pubsub.events import Events
 from semel.pubsub.floors import Floors
 from semel.pubsub.frames import codec_for
@@ -197,7 +198,7 @@ class Hub:
             self.elsewhere.add(each)
         self.head = head.offset
         self._effects: list[Effect] = []
-        self.tail = Tail(_begin_of(head, self.options), self._tell, self._effects.append)
+        self.tail = Tail(_begin_of(head, self.options), self._tell, self._skip, self._effects.append)
         self.floors, self._catch_up, self.orders = Floors(self, floor), CatchUp(self), Orders(self)
         self._clients, self.service = Clients(self), Service(self)
         self.events = Events(self, self._clients, handlers or Handlers(hub))
@@ -206,6 +207,7 @@ class Hub:
         self._timed: tuple[_Timed, ...] = self.floors, self.orders, self.events, self.streams
         if self._nodes is not None:
             self._timed += (self._nodes,)
+        self.counts = Counts()
         self._random = random
         self._sockets: dict[str, Session] = {}
         self._tokens = count(1)
@@ -215,6 +217,7 @@ class Hub:
         self._touched: dict[str, Session] = {}
         self._dirty: dict[str, Session] = {}
         self._expiries: list[tuple[float, str]] = []
+        self._unclosed: list[tuple[Session, Kind, str]] = []
         self._flush_at: float | None = None
         self._begin_with = tuple(sessions)
 
@@ -242,6 +245,8 @@ class Hub:
             self.fall_behind(session, now)
 
     def receive(self, event: Event, now: float) -> Sequence[Effect]:
+        if self._is_over(now):
+            return self._end(now)
         match event:
             case Received(peer=peer, message=told):
                 self._hear(peer, told, now)
@@ -249,6 +254,7 @@ class Hub:
                 self.tail.committed()
                 self._waiting.pop(token).done(results, now)
             case CommitFailed(token=token) | CommitUnknown(token=token):
+                self.counts.failed_commits += 1
                 self._waiting.pop(token).failed(event, now)
             case ReadDone() | ReadTrimmed() | ReadFailed():
                 if isinstance(event, ReadFailed):
@@ -267,7 +273,16 @@ class Hub:
             times.append(self._expiries[0][0])
         return min((at for at in times if at is not None), default=None)
 
+    def _is_over(self, now: float) -> bool:
+        """A node that was asleep for too long does not go on where it was."""
+        if self._nodes is None or not self._nodes.is_over(now):
+            return False
+        self.begin_anew("the node was not heard of for too long")
+        return True
+
     def on_timer(self, now: float) -> Sequence[Effect]:
+        if self._is_over(now):
+            return self._end(now)
         if self._flush_at is not None and self._flush_at <= now:
             self._flush()
         for part in self._timed:
@@ -345,7 +360,7 @@ class Hub:
                 self.begin_anew("the store did not answer")
                 return
             self.drop_bodies(appends)
-            if any(isinstance(each, Conflict) for each in failure.results):
+            if is_conflict(failure):
                 self.lose(session)
                 return
             if session.generation == generation:
@@ -358,6 +373,8 @@ class Hub:
         """The clients come back, and find what the store holds."""
         for session in list(self._sockets.values()):
             self.shut(session, CloseCode.INTERNAL, reason)
+        self.take_over.abandon(reason)
+        self.orders.abandon(reason)
         self._effects.append(Close("reload"))
 
     # -- sockets
@@ -566,19 +583,24 @@ class Hub:
             Put(session_key(self.hub, session.id), None, session.row_version),
             Put(acks_key(self.hub, session.id), None, session.acks_version),
         )
-        log = [Log(self.said(session, session.confirmed))] if session.confirmed is not None else []
+        log = []
+        if session.confirmed is not None:
+            log.append(Log(self.said(session, session.confirmed)))
         if session.queue:
             log.append(Log(self.said(session, Confirmed.of(session.queue), kind, reason)))
         appends = (*self.streams.cancel(session, now), went)
 
         def done(results: tuple[Result, ...], now: float) -> None:
+            self.counts.discarded += len(session.queue)
             self.take_own(appends, results, now)
             self.events.look(session.id)
             if then is not None:
                 then(None)
 
         def failed(failure: Failure, now: float) -> None:
-            self.notify("session-close", f"{session.id} is not closed in the store: {why(failure)}")
+            if not is_conflict(failure):
+                self.notify("session-close", f"{session.id} is not closed in the store: {why(failure)}")
+                self._unclosed.append((session, kind, reason))
             if then is not None:
                 then(failure)
 
@@ -594,12 +616,14 @@ class Hub:
         self.close(session, Kind.DISCARDED, reason, now)
 
     def acknowledge(self, session: Session, offset: int, now: float) -> None:
-        """Of what was never sent, nothing can have been received: who says so is not believed."""
+        """Of what was never sent, nothing can have been received: who says so is not believed. But another node may
+        have had the session, and sent what has not come here yet: then it may come back when that is clear."""
         if not session.is_reliable or offset <= session.acked:
             return
         if offset > session.sent:
             reason = f"{offset} is acknowledged, but {session.sent} is the last one sent"
-            self.shut(session, CloseCode.POLICY, reason)
+            is_clear = self._nodes is None or offset <= self.tail.offset
+            self.shut(session, CloseCode.POLICY if is_clear else CloseCode.INTERNAL, reason)
             self._drop(session, now)
         elif session.is_behind:
             session.early_ack = max(session.early_ack, offset)
@@ -619,8 +643,9 @@ class Hub:
         failed: Callable[[Failure], None],
     ) -> None:
         """A record in the stream says from where on it holds. Where that is is known only when the record is durable,
-        so the row that says it is a commit after it, which `then` has to make: nobody was told before. The acks are
-        written only to be refused if another node has the session."""
+        so the row that says it is a commit after it, which `then` has to make: nobody was told before. The row is
+        written here as well, as it is, to be refused if another node has the session. Not the acks: they would say
+        that the ackId was taken."""
         record = membership(self.stream, kind, group, session.id, session.user, round(now * 1e6), self.mint(now))
 
         def done(results: tuple[Result, ...], now: float) -> None:
@@ -636,7 +661,7 @@ class Hub:
         else:
             session.groups_wanted.discard(group)
             more = self.events.on_leave(session, group, now)
-        self.commit_for(session, (record,), (session.put_acks(self.hub),), done, failed, more)
+        self.commit_for(session, (record,), (session.put_row(self.hub, session.row()),), done, failed, more)
 
     # -- the stream
 
@@ -679,6 +704,12 @@ class Hub:
         while self._told and self._told[0][0] <= offset:
             heappop(self._told)[2]()
 
+    def _skip(self, offset: int) -> None:
+        """What stands before is gone. If nobody here needed it, that is how it should be."""
+        if len(self.roster):
+            self.notify("hub-read", f"records before {offset} are gone that sessions may have needed")
+            self.begin_anew("messages are missing here")
+
     def _change_member(self, kind: RecordKind, append: Append, offset: int) -> None:
         """What another node said of a session before it came here is in its row; what is not had not been promised."""
         group, connection = append.target[2:], append.envelope.source
@@ -719,6 +750,7 @@ class Hub:
             if offset <= session.acked:
                 continue
             session.push(entry)
+            self.counts.deliveries += 1
             self._touched[session.id] = session
             if len(session.queue) > count_max or session.queue_bytes > bytes_max:
                 self.check_backlog(session, now)
@@ -744,12 +776,19 @@ class Hub:
         self._flush_at = None
         dirty, self._dirty = self._dirty, {}
         for session in dirty.values():
-            log = [Log(self.said(session, session.confirmed))] if session.confirmed is not None else []
-            session.confirmed = None
-            self.commit_for(session, (), (session.put_acks(self.hub),), nothing_more, self._not_flushed, more=log)
+            told, confirmed = session.told, session.take_confirmed()
+            self.counts.acknowledged += confirmed.n if confirmed is not None else 0
+            log = [Log(self.said(session, confirmed))] if confirmed is not None else []
+            put = session.put_acks(self.hub)
+            self.commit_for(session, (), (put,), nothing_more, self._not_flushed(session, confirmed, told), more=log)
 
-    def _not_flushed(self, failure: Failure) -> None:
-        self.notify("hub-flush", why(failure))
+    def _not_flushed(self, session: Session, confirmed: Confirmed | None, told: int) -> Callable[[Failure], None]:
+        def failed(failure: Failure) -> None:
+            session.put_back(confirmed, told)
+            self._dirty[session.id] = session
+            self.notify("hub-flush", why(failure))
+
+        return failed
 
     def said(
         self, session: Session, range: Confirmed, kind: Kind = Kind.CONFIRMED, cause: str | None = None
@@ -759,8 +798,11 @@ class Hub:
             last=range.last, n=range.n, fold=range.fold, cause=cause,
         )  # fmt: skip
 
-    def look_for_missed(self) -> None:
-        """Again, if a read has failed."""
+    def try_again(self, now: float) -> None:
+        """Again, if a read has failed, or the end of a session."""
+        unclosed, self._unclosed = self._unclosed, []
+        for session, kind, reason in unclosed:
+            self.close(session, kind, reason, now)
         self._catch_up.try_again()
         if self.tail.is_behind():
             self.tail.read_on()

@@ -27,18 +27,19 @@ def load_hub(
     handlers: Handlers | None = None,
 ) -> Hub:
     """The end of the stream is looked at before the sessions: what comes after it is read from the stream, and what it
-    says of a session that knows it already changes nothing. A node that is alone has all sessions."""
+    says of a session that knows it already changes nothing. A node that is alone has all sessions. One of several
+    begins with none, under a name that was never used: what it had before is another's, or comes back to it."""
     options = options or HubOptions()
+    if options.is_shared:
+        node = f"{node}-{random(4).hex()}"
     head = store.head(stream_of(hub))
     floor = store.state(floor_key(hub, node))
-    here, elsewhere = [], []
     sessions = list(_sessions(store, hub))
-    for session in sessions:
-        if not options.is_shared or session.node == node:
-            session.node = node
-            here.append(session)
-        else:
-            elsewhere.append(Elsewhere(session.id, session.user, session.node, session.groups))
+    here, elsewhere = sessions, []
+    if options.is_shared:
+        here, elsewhere = [], [Elsewhere(each.id, each.user, each.node, each.groups) for each in sessions]
+    for session in here:
+        session.node = node
     begin = read_floor(floor) if floor is not None else head.offset
     machine = Hub(hub, node, head, begin, here, elsewhere, random, options, handlers)
     for session in sessions:

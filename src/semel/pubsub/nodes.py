@@ -35,25 +35,32 @@ class Nodes:
         self._hub = hub
         self._queue = f"{hub.stream}/nodes"
         self._fence: int | None = None
+        self._until = 0.0
         self._at: float | None = None
 
     @property
     def is_in(self) -> bool:
         return self._fence is not None
 
+    def is_over(self, now: float) -> bool:
+        """Nothing was heard of the lease for so long that others may take this node for dead, and give up what its
+        sessions need: it may not go on serving them. It knew before they can."""
+        return self._fence is not None and now >= self._until
+
     def start(self, now: float) -> None:
-        """The lease may be there from a life before in this process: it is set again, so that whoever has claimed it
-        meanwhile cannot finish."""
+        """Under a name that nobody has used, so nobody else can have the lease."""
         node, lease_s = self._hub.node, self._hub.options.lease_s
-        row = Enqueue(self._queue, node, Envelope(id=node, type="node"), replace=True)
+        row = Enqueue(self._queue, node, Envelope(id=node, type="node"))
         claim = Claim(self._queue, node, lease_s=lease_s, identity=node)
+
+        asked = now
 
         def done(results: tuple[Result, ...], now: float) -> None:
             claimed = results[1]
             assert isinstance(claimed, Claimed)
             if claimed.rows:
-                self._fence = claimed.rows[0].fence
-                self._at = renew_at(now, lease_s)
+                self._fence, self._until = claimed.rows[0].fence, asked + lease_s
+                self._at = renew_at(asked, lease_s)
             else:
                 self._at = now + AGAIN_S
 
@@ -81,8 +88,10 @@ class Nodes:
         self._at = renew_at(now, lease_s)
         renew = Renew(self._queue, node, fence, lease_s)
         look = Claim(self._queue, node, limit=DEAD_MAX, lease_s=ADOPT_LEASE_S)
+        asked = now
 
         def done(results: tuple[Result, ...], now: float) -> None:
+            self._until = asked + lease_s
             claimed = results[1]
             assert isinstance(claimed, Claimed)
             for row in claimed.rows:

@@ -108,6 +108,13 @@ class Orders:
             del self._asked[append.envelope.subject or ""]
         asked.answers.hear(Answer(Outcome(outcome), message))
 
+    def abandon(self, reason: str) -> None:
+        """The hub begins anew, and will not hear of them."""
+        asked, self._asked = self._asked, {}
+        for each in asked.values():
+            for _ in each.missing:
+                each.answers.hear(Answer(Outcome.FAILED, reason))
+
     def next_deadline(self) -> float | None:
         return min((asked.until for asked in self._asked.values()), default=None)
 

@@ -133,9 +133,11 @@ class Service:
         def done(results: tuple[Result, ...], now: float) -> None:
             result, *_ = results
             if isinstance(result, Duplicate):
+                self._hub.counts.duplicates += 1
                 self._hub.drop_bodies((append,))
                 self._hub.tail.look_at(result.position, lambda first: answer(_compared(append, call.data.body, first)))
                 return
+            self._hub.counts.accepted += 1
             self._hub.take_own((append,), results, now)
             answer(DONE)
 

@@ -23,7 +23,7 @@ from semel.errors import StoreError
 from semel.kernel.ledger import hash_id
 from semel.kernel.numbers import NumberSet
 from semel.kernel.ops import Append, Put, PutBlob, Result
-from semel.pubsub.frames import RELIABLE, Frame, Subprotocol, codec_for, subprotocol_of
+from semel.pubsub.frames import RELIABLE, Frame, codec_for, subprotocol_of
 from semel.pubsub.messages import Data, DataType, GroupMessage, Metadata, Request, Response, ServerMessage
 from semel.pubsub.permissions import Permission, Permissions
 from semel.pubsub.records import Terms, data_of, terms_of
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from semel.pubsub.streams import StreamChanges
 
 ALLOWED_MAX = 1024
-WITHOUT_STREAMS = frozenset({Subprotocol.PROTOBUF, Subprotocol.PROTOBUF_RELIABLE})
-"""They cannot say which part of a stream a message is: they get it as one of its own, and the end as an empty one."""
-NO_TEXT = Data(DataType.TEXT, b"")
 
 
 class OwnState(msgspec.Struct, frozen=True, array_like=True):
@@ -141,12 +138,10 @@ class Entry:
     def _make(self, subprotocol: str) -> bytes:
         envelope, terms = self.envelope, self.terms
         sequence = self.offset if subprotocol in RELIABLE else None
-        data, part = data_of(envelope, self.body), terms.stream
+        data = data_of(envelope, self.body)
         response: Response
         if self.target.startswith("g/"):
-            if part is not None and subprotocol in WITHOUT_STREAMS:
-                data, part = data or NO_TEXT, None
-            response = GroupMessage(self.target[2:], data, envelope.subject, sequence, terms.metadata, part)
+            response = GroupMessage(self.target[2:], data, envelope.subject, sequence, terms.metadata, terms.stream)
         else:
             response = ServerMessage(data or Data(DataType.BINARY, b""), sequence, terms.metadata)
         encoded: Frame | None = codec_for(subprotocol).encode(response)
@@ -170,7 +165,7 @@ class Session:
         "epoch", "generation", "groups", "groups_decided", "groups_wanted", "id", "is_behind", "is_reliable",
         "is_stalled", "left", "node", "opened", "out", "peer", "permissions", "queue", "queue_bytes", "row_stored",
         "row_version", "sent", "staged", "staged_chunks", "staged_ids", "staged_streams", "start", "state", "states",
-        "states_stored", "streams", "streams_stored", "subprotocol", "taken", "user", "waiting", "watches",
+        "states_stored", "streams", "streams_stored", "subprotocol", "taken", "told", "user", "waiting", "watches",
         "watches_stored", "written",
     )  # fmt: skip
 
@@ -202,7 +197,7 @@ class Session:
         self.states = dict(row.states)
         self.watches_stored = dict.fromkeys(row.watches)
         self.watches = dict.fromkeys(row.watches)
-        self.acked = self.sent = self.written = acks.acked
+        self.acked = self.sent = self.written = self.told = acks.acked
         self.queue: deque[Entry] = deque()
         self.queue_bytes = 0
         self.peer: str | None = None
@@ -230,7 +225,7 @@ class Session:
 
     def row(self) -> SessionRow:
         """Of the stays that have ended, those in which something was not acknowledged yet."""
-        self.left = [stay for stay in self.left if stay[2] > self.acked]
+        self.left = [stay for stay in self.left if stay[2] > self.told]
         return SessionRow(
             self.user, self.subprotocol, self.node, self.start, self.permissions, dict(self.groups_decided),
             tuple(self.left), self.dropped_at, self.state, self.epoch, dict(self.states), tuple(self.watches),
@@ -251,10 +246,13 @@ class Session:
             self.row_stored = version
 
     def decide_group(self, group: str, offset: int, is_joined: bool, tail: int) -> None:
-        """A record in the stream says so. A stay that ends is remembered while something of it may be missing."""
+        """A record in the stream says so. A stay that ends is remembered while something of it may be missing; what the
+        session said of itself in it is not."""
         if is_joined:
             self.groups_decided.setdefault(group, offset)
             return
+        if self.states.get(group) is self.states_stored.pop(group, None):  # if not, it was said after leaving
+            self.states.pop(group, None)
         since = self.groups_decided.pop(group, None)
         served = self.floor(tail)
         self.left = [stay for stay in self.left if stay[2] > served]
@@ -271,7 +269,7 @@ class Session:
         self.watches = dict(self.watches_stored)
 
     def put_acks(self, hub: str) -> Put:
-        row = AcksRow(self.acked, tuple(self.claimed.ranges()), tuple(self.streams.values()))
+        row = AcksRow(self.told, tuple(self.claimed.ranges()), tuple(self.streams.values()))
         put = Put(acks_key(hub, self.id), _encode(row), self.acks_version)
         self.acks_version += 1
         return put
@@ -337,8 +335,22 @@ class Session:
             self.confirmed.add(entry)
         self.acked = offset
 
+    def take_confirmed(self) -> Confirmed | None:
+        """What is to be written down now: the ledger and the row say it in one commit."""
+        confirmed, self.confirmed, self.told = self.confirmed, None, self.acked
+        return confirmed
+
+    def put_back(self, confirmed: Confirmed | None, told: int) -> None:
+        """It was not written down."""
+        self.told = told
+        if confirmed is not None and self.confirmed is not None:
+            confirmed.extend(self.confirmed)
+        self.confirmed = confirmed or self.confirmed
+
     def floor(self, tail: int) -> int:
         """Records up to here are not needed for this session any more."""
+        if self.confirmed is not None:
+            return self.told
         if self.is_behind:
             return self.acked
         return self.queue[0].offset - 1 if self.queue else tail
@@ -366,3 +378,8 @@ class Confirmed:
         self.last = entry.offset
         self.n += 1
         self.fold ^= entry.hash
+
+    def extend(self, later: Confirmed) -> None:
+        self.last = later.last
+        self.n += later.n
+        self.fold ^= later.fold

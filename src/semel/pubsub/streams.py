@@ -36,7 +36,7 @@ from semel.pubsub.messages import (
 from semel.pubsub.names import METADATA_BYTES_MAX
 from semel.pubsub.permissions import Permission
 from semel.pubsub.records import Terms, group_target, message
-from semel.pubsub.session import WITHOUT_STREAMS, ClientStream, Session
+from semel.pubsub.session import ClientStream, Session
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
@@ -48,6 +48,9 @@ ENDED_KEPT = 16
 IDLE_MS = 300_000
 IDLE_MS_MAX = 24 * 3600 * 1000
 USER_CODE_CHARS_MAX = 128
+
+BEGIN, PART, END = "begin", "part", "end"
+"""What a client is answered to."""
 
 CANCELLED = "Cancelled"
 """What receivers of a stream hear when its sender is gone."""
@@ -84,8 +87,6 @@ class Streams:
 
     def start(self, session: Session, request: StartStream, now: float) -> None:
         """Asked again before anything was sent, because the answer was lost, it is the same stream."""
-        if session.subprotocol in WITHOUT_STREAMS:
-            return
         idle_ms = request.idle_timeout_ms or IDLE_MS
         stream = ClientStream(
             request.stream_id, request.group, 1, idle_ms, request.no_echo, request.ttl_s, request.metadata
@@ -100,9 +101,19 @@ class Streams:
             self._hub.tell(session, StreamClosed(stream.id, fault))
             return
         session.streams.pop(stream.id, None)
-        self._change(session, stream.id, stream, "begin", StreamAck(stream.id, 1))
+        session.streams[stream.id] = stream
         self._active.pop((session.id, stream.id), None)
         self._hear(session, stream, now)
+        begun = StreamChanges()
+        begun.streams[stream.id] = stream
+        begun.replies[stream.id, BEGIN] = StreamAck(stream.id, 1)
+        self._hub.commit_for(
+            session,
+            (),
+            (session.put_acks(self._hub.hub),),
+            lambda results, now: self.taken(session, begun),
+            lambda failure: self.not_taken(session, begun, failure),
+        )
 
     def _objection(
         self, session: Session, stream: ClientStream, known: ClientStream | None, now: float
@@ -150,7 +161,7 @@ class Streams:
         session.staged_chunks += chunks
         self._nacked.pop((session.id, stream.id), None)
         following = replace(stream, expected=stream.expected + 1)
-        self._change(session, stream.id, following, "part", StreamAck(stream.id, following.expected), append)
+        self._stage(session, following, PART, StreamAck(stream.id, following.expected), append)
 
     def end(self, session: Session, request: StreamEnd, now: float) -> None:
         stream = self._open(session, request.stream_id, now)
@@ -161,10 +172,11 @@ class Streams:
             code = _clean(error.user_code)[:USER_CODE_CHARS_MAX] if error.user_code is not None else None
             error = Fault(ErrorName.USER, _clean(error.message), code)
         append = self._end_of(session, stream, error, now)
-        self._change(session, stream.id, replace(stream, is_ended=True), "end", StreamClosed(stream.id), append)
+        changes = self._stage(session, replace(stream, is_ended=True), END, StreamClosed(stream.id), append)
         ended = [other.id for other in session.streams.values() if other.is_ended]
         for id in ended[:-ENDED_KEPT]:
-            self._change(session, id, None)
+            changes.streams[id] = None
+            del session.streams[id]
 
     def _open(self, session: Session, id: str, now: float) -> ClientStream | None:
         """The stream, if it is open and its client may go on with it. Otherwise the client is told."""
@@ -183,28 +195,18 @@ class Streams:
 
     # -- what is committed
 
-    def _change(
-        self,
-        session: Session,
-        id: str,
-        stream: ClientStream | None,
-        sort: str = "",
-        reply: Response | None = None,
-        append: Append | None = None,
-    ) -> None:
-        """Staged with all else that the session publishes in one go, and so in one commit with it."""
-        if stream is None:
-            session.streams.pop(id, None)
-        else:
-            session.streams[id] = stream
+    def _stage(
+        self, session: Session, stream: ClientStream, sort: str, reply: Response, append: Append
+    ) -> StreamChanges:
+        """With all else that the session publishes in one go, and so in one commit with it."""
+        session.streams[stream.id] = stream
         changes = session.staged_streams = session.staged_streams or StreamChanges()
-        changes.streams[id] = stream
-        if reply is not None:
-            changes.replies[id, sort] = reply
-        if append is not None:
-            session.staged.append(append)
-            session.staged_ids.append(None)
+        changes.streams[stream.id] = stream
+        changes.replies[stream.id, sort] = reply
+        session.staged.append(append)
+        session.staged_ids.append(None)
         self._hub.touch(session)
+        return changes
 
     def taken(self, session: Session, changes: StreamChanges) -> None:
         """They are durable."""
@@ -221,7 +223,7 @@ class Streams:
         """The session has fallen back to what is durable: from there its client may try again."""
         for id in changes.streams:
             stream = session.streams_stored.get(id)
-            if (id, "begin") in changes.replies:
+            if (id, BEGIN) in changes.replies:
                 self._hub.tell(session, StreamClosed(id, Fault(ErrorName.INTERNAL, why(failure))))
             elif stream is not None and not stream.is_ended:
                 self._nack(session, id, ErrorName.TRANSIENT, why(failure))
@@ -246,7 +248,9 @@ class Streams:
 
     def _break(self, session: Session, stream: ClientStream, fault: Fault, now: float) -> None:
         append = self._end_of(session, stream, fault, now)
-        self._change(session, stream.id, None, "end", StreamClosed(stream.id, fault), append)
+        changes = self._stage(session, stream, END, StreamClosed(stream.id, fault), append)
+        changes.streams[stream.id] = None
+        del session.streams[stream.id]
 
     def _end_of(self, session: Session, stream: ClientStream, fault: Fault | None, now: float) -> Append:
         """It does not expire: who has received something has to hear that there is no more."""

@@ -27,15 +27,16 @@ Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
 
 
 class Tail:
-    """`offset` is the last record that was told."""
+    """`offset` is the last record that was told. `skip` hears before which record something is gone that was not,
+    but for where it begins."""
 
-    def __init__(self, at: Position, tell: Tell, ask: Callable[[Read], None]) -> None:
+    def __init__(self, at: Position, tell: Tell, skip: Callable[[int], None], ask: Callable[[Read], None]) -> None:
         self.stream, self.epoch, self.offset = at.stream, at.epoch, at.offset
-        self._tell, self._ask = tell, ask
+        self._tell, self._skip, self._ask = tell, skip, ask
         self._ahead: dict[int, Append] = {}
         self._bodies: dict[str, bytes] = {}
         self._asked: dict[tuple[int, int], list[Callable[[Found, float], None]]] = {}
-        self._is_reading = False
+        self._is_reading = self._has_begun = False
         self._own_commits = 0
 
     # -- what this node commits
@@ -95,9 +96,13 @@ class Tail:
     def _read(self, found: Found, now: float) -> None:
         self._is_reading = False
         if isinstance(found, ReadTrimmed):
-            self.offset = max(self.offset, found.first.offset - 1)
+            if found.first.offset - 1 > self.offset:
+                self.offset = found.first.offset - 1
+                if self._has_begun:
+                    self._skip(found.first.offset)
             self.read_on()
         elif not isinstance(found, ReadFailed):
+            self._has_begun = True
             self._tell_records(found, now)
 
     def _tell_records(self, records: Sequence[Record], now: float) -> None:

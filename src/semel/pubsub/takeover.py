@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from semel.errors import StoreError
 from semel.kernel.effects import CommitUnknown, Loaded, LoadedAll, LoadFailed
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Conflict, Fresh, Result
+from semel.kernel.ops import Fresh, Result
 from semel.kernel.store import State
-from semel.pubsub.commits import Failure, why
+from semel.pubsub.commits import Failure, is_conflict, why
 from semel.pubsub.messages import CloseCode, Request
 from semel.pubsub.session import AcksRow, Session, acks_key, read_acks, read_session, session_key
 
@@ -73,6 +73,11 @@ class TakeOver:
             if coming.peer == peer:
                 coming.peer = None
                 coming.held.clear()
+
+    def abandon(self, reason: str) -> None:
+        """The hub begins anew: those who wait may come again."""
+        for coming in self._coming.values():
+            self._shut(coming, CloseCode.INTERNAL, reason)
 
     # -- after a node's death
 
@@ -144,12 +149,15 @@ class TakeOver:
                 session.stored(put, result)
             # nothing that was sent to it can stand after the record that says where it is now
             session.opened = session.sent = came.position.offset
-            self._arrive(coming, session, now)
+            if hub.tail.offset >= session.opened and hub.elsewhere.get(session.id) is not None:
+                self._fail(coming, "another node has taken it since")
+            else:
+                self._arrive(coming, session, now)
             hub.take_own((record,), results, now)
 
         def failed(failure: Failure, now: float) -> None:
             hub.floors.arrived(session.id)
-            if isinstance(failure, CommitUnknown) or any(isinstance(each, Conflict) for each in failure.results):
+            if isinstance(failure, CommitUnknown) or is_conflict(failure):
                 self._load(coming)
             else:
                 self._fail(coming, why(failure))

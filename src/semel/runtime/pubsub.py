@@ -1,6 +1,7 @@
 """The pub/sub server: hubs behind a door.
 
     door        WebSocket and HTTP on one port (`runtime.door`)
+    operating   health, metrics, and what operators ask (`runtime.operating`)
     handshake   who comes in, and to which hub (`pubsub.handshake`)
     hubs        one machine for each, on the performer (`pubsub.hub`)
     rest        calls become calls on a hub (`pubsub.rest`)
@@ -14,29 +15,44 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
 
 from semel.errors import FrameError, LimitExceeded, SemelError
 from semel.kernel.store import Store
+from semel.pubsub import cloudevents
 from semel.pubsub.calls import Answer, Call, Outcome
+from semel.pubsub.cloudevents import Allowed, Client, Failed, connect_event, read_connect
 from semel.pubsub.frames import Codec, codec_for
+from semel.pubsub.handler_calls import HANDLERS
+from semel.pubsub.handlers import Handlers, SystemEvent
 from semel.pubsub.handshake import Handshake, Mode, Newcomer, Refused, Returning, TurnedAway
-from semel.pubsub.hub import Frames, Gone, HubOptions, Open, Resume, Room, Shut, Stalled, Write
+from semel.pubsub.hub import Frames, Gone, Hub, HubOptions, Open, Resume, Room, Shut, Stalled, Write
 from semel.pubsub.keys import AccessKeys
-from semel.pubsub.loading import load_hub
+from semel.pubsub.loading import known_hubs, load_hub
 from semel.pubsub.messages import CloseCode
 from semel.pubsub.messages import Request as ClientRequest
+from semel.pubsub.records import stream_of
 from semel.pubsub.rest import HttpRequest, HttpResponse, Rest, RestSettings
 from semel.runtime.door import Accept, Peer, Request, Response, subprotocols
+from semel.runtime.metrics import Metrics, Traffic
+from semel.runtime.operating import Operating
 from semel.runtime.perform import Performer
 from semel.runtime.transports.base import Inbox
 from semel.runtime.transports.websocket import Message
 
+if TYPE_CHECKING:
+    from semel.runtime.webhooks import Webhooks
+
 log = logging.getLogger(__name__)
 
 HUBS_MAX = 1_000
+DEFAULT_ORIGIN = "localhost"
+CONNECT_S = 25.0
+"""How long an event handler may take to let a client in: a little less than a client may be kept waiting."""
 CALL_S = 30.0
 """A hub that begins anew does not answer what it was asked before."""
 
@@ -49,6 +65,17 @@ class PubSubSettings:
     endpoints: tuple[str, ...] = ()
     node: str = "local"
     hub: HubOptions = field(default_factory=HubOptions)
+    open_metrics: bool = False
+    """Whether /metrics is for everybody."""
+    handlers: Mapping[str, Handlers] = field(default_factory=dict)
+    """The event handlers, by hub."""
+    origin: str = ""
+    """The host by which event handlers know this server. Empty: that of its first endpoint."""
+
+    @property
+    def webhook_origin(self) -> str:
+        first = self.endpoints[0] if self.endpoints else ""
+        return self.origin or urlsplit(first).netloc.lower() or DEFAULT_ORIGIN
 
 
 @dataclass(slots=True)
@@ -72,9 +99,10 @@ class _Guest:
 class HubLink:
     """What one hub has to do with: its sockets and those who call it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, webhooks: Webhooks | None = None) -> None:
+        self.name, self.webhooks = name, webhooks
         self.sockets: dict[str, Peer] = {}
+        self.frames_in = self.frames_out = 0
         self._calls: dict[str, asyncio.Future[Answer]] = {}
         self._count = 0
         self._inbox: Inbox | None = None
@@ -113,10 +141,15 @@ class HubLink:
             if future is not None and not future.done():
                 future.set_result(message)
             return True
+        if peer == HANDLERS:
+            assert self.webhooks is not None
+            self.webhooks.hear(message, lambda told: self.tell(HANDLERS, told))
+            return True
         socket = self.sockets.get(peer)
         if socket is None:
             return True
         if isinstance(message, Write):
+            self.frames_out += len(message.frames)
             if not socket.write(message.frames) and not socket.is_closing:
                 self.tell(peer, Stalled())
         elif isinstance(message, Shut):
@@ -134,6 +167,8 @@ class HubLink:
         for future in self._calls.values():
             if not future.done():
                 future.set_result(Answer(Outcome.FAILED, "the server is stopping"))
+        if self.webhooks is not None:
+            await self.webhooks.close()
 
 
 class PubSub:
@@ -147,6 +182,8 @@ class PubSub:
         clock: Callable[[], float] = time.time,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
+        if performer.store.url.startswith("postgresql:"):
+            settings = replace(settings, hub=replace(settings.hub, is_shared=True))
         self._performer, self._settings = performer, settings
         self._clock, self._random = clock, random
         self._handshake = Handshake(settings.keys, random, settings.endpoints)
@@ -154,6 +191,20 @@ class PubSub:
         self._links: dict[str, asyncio.Task[HubLink]] = {}
         self._held: list[Peer] = []
         performer.on_room(self._release)
+        self.metrics = Metrics(settings.node, self._traffic)
+        performer.observe(self.metrics.observe)
+        self.operating = Operating(
+            performer.store, self.metrics, settings.keys, settings.endpoints, self._call, lambda: self._links,
+            open_metrics=settings.open_metrics, clock=clock,
+        )  # fmt: skip
+        # what is left to tell to handlers goes on, whether or not somebody comes
+        for name in settings.handlers:
+            self._links[name] = asyncio.create_task(self._begin(name))
+
+    async def begin_known(self) -> None:
+        """The hubs that the store knows, whether or not somebody comes: their sessions wait, and time runs."""
+        for name in await asyncio.to_thread(lambda: list(known_hubs(self._performer.store))):
+            await self.hub(name)
 
     async def hub(self, name: str) -> HubLink:
         """The hub of this name, which begins now if it has not yet."""
@@ -168,32 +219,64 @@ class PubSub:
             raise
 
     async def _begin(self, name: str) -> HubLink:
-        link = HubLink(name)
+        link = HubLink(name, self._webhooks(name))
         settings, random = self._settings, self._random
 
         def factory(store: Store) -> Any:
-            return load_hub(store, name, settings.node, random, settings.hub)
+            return load_hub(store, name, settings.node, random, settings.hub, settings.handlers.get(name))
 
         await self._performer.host(factory, transport=link)
         self._performer.attach(link)
         return link
 
+    def _webhooks(self, hub: str) -> Webhooks | None:
+        if hub not in self._settings.handlers:
+            return None
+        # the HTTP client takes its time to load, and not everybody has event handlers
+        from semel.runtime.webhooks import Webhooks
+
+        store = self._performer.store
+
+        async def read_body(name: str) -> bytes:
+            return await asyncio.to_thread(lambda: b"".join(store.body(name)))
+
+        return Webhooks(hub, self._settings.keys, self._settings.webhook_origin, read_body)
+
     # -- HTTP
 
     async def handle(self, request: Request) -> Response:
-        asked = self._rest.begin(_http_request(request), self._clock())
+        respond = self.operating.respond if self.operating.is_asked(request.path) else self._respond
+        response = await respond(_http_request(request))
+        self.metrics.responded(response.status)
+        return _response(response)
+
+    async def _respond(self, request: HttpRequest) -> HttpResponse:
+        asked = self._rest.begin(request, self._clock())
         if isinstance(asked, HttpResponse):
-            return _response(asked)
+            return asked
+        return asked.respond(await self._call(asked.hub, asked.call))
+
+    async def _call(self, hub: str, call: Call) -> Answer:
         try:
-            answer = await (await self.hub(asked.hub)).call(asked.call)
+            return await (await self.hub(hub)).call(call)
         except SemelError as error:
-            answer = Answer(Outcome.FAILED, error.message)
-        return _response(asked.respond(answer))
+            return Answer(Outcome.FAILED, error.message)
+
+    def _traffic(self) -> Iterator[Traffic]:
+        for task in self._links.values():
+            if task.done() and not task.cancelled() and task.exception() is None:
+                link = task.result()
+                hub = self._performer.machine(stream_of(link.name))
+                known = hub if isinstance(hub, Hub) else None
+                sent, failed = (0, 0) if link.webhooks is None else (link.webhooks.requests, link.webhooks.failures)
+                yield Traffic(link.name, known, len(link.sockets), link.frames_in, link.frames_out, sent, failed)
 
     # -- WebSocket
 
     async def upgrade(self, request: Request) -> Accept | Response:
         admission = self._handshake.admit(_http_request(request), subprotocols(request), self._clock())
+        if isinstance(admission, Newcomer):
+            admission = await self._ask_handler(admission, request)
         match admission:
             case Refused(status=status, message=message):
                 return Response(status, {"content-type": "text/plain; charset=utf-8"}, f"{message}\n".encode())
@@ -204,6 +287,33 @@ class PubSub:
                 return Accept(subprotocol, guest)
             case Newcomer(hub=hub, subprotocol=subprotocol, opening=opening, mode=mode):
                 return Accept(subprotocol, _Guest(await self.hub(hub), opening, _codec(subprotocol), mode))
+
+    async def _ask_handler(self, newcomer: Newcomer, request: Request) -> Newcomer | Refused:
+        """Whether it may come in, if an event handler wants to decide that. Nothing of it is kept: a client that hears
+        no answer comes again."""
+        handlers = self._settings.handlers.get(newcomer.hub)
+        handler = handlers.for_system_event(SystemEvent.CONNECT) if handlers is not None else None
+        webhooks = (await self.hub(newcomer.hub)).webhooks
+        if handler is None or webhooks is None:
+            return newcomer
+        asked, offered = _http_request(request), subprotocols(request)
+        opening = newcomer.opening
+        event = connect_event(
+            Client(newcomer.hub, opening.connection, opening.user, newcomer.subprotocol or ""),
+            round(self._clock() * 1e6),
+            claims=newcomer.claims.claims,
+            query=parse_qsl(request.query, keep_blank_values=True),
+            headers=request.headers.items(),
+            subprotocols=offered,
+        )
+        match read_connect(await webhooks.ask(event, handler, CONNECT_S), offered):
+            case Allowed() as allowed:
+                return self._handshake.let_in(newcomer, allowed, asked, self._clock())
+            case cloudevents.Refused(status=status, message=message):
+                return Refused(status, message)
+            case Failed(cause=cause):
+                log.warning("%s: a client is not let in: %s", newcomer.hub, cause)
+                return Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the event handler could not decide")
 
     def on_open(self, peer: Peer) -> None:
         guest = _guest(peer)
@@ -217,6 +327,7 @@ class PubSub:
         guest = _guest(peer)
         if guest.link is None:
             return
+        guest.link.frames_in += len(messages)
         requests: list[ClientRequest] = []
         try:
             requests.extend(map(guest.read, messages))

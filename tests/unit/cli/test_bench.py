@@ -10,9 +10,11 @@ import pytest
 from rich.console import Console
 
 from semel.bench import pipes
+from semel.bench import pubsub as bench_pubsub
 from semel.bench import spark as bench_spark
 from semel.bench import store as bench
 from semel.bench.pipes import BenchOptions, Line, PipesResult
+from semel.bench.pubsub import PICOWS, SQLITE, Figure, Goal, PubSubOptions, PubSubResult
 from semel.bench.spark import (
     DUCKDB,
     POLARS,
@@ -239,6 +241,61 @@ def test_sizes_rise(text: str) -> None:
 
 
 def test_parts_come_in_their_own_order() -> None:
-    assert parse_parts("delivery,audit") == ("audit", "delivery")
+    assert parse_parts("delivery,audit", bench_spark.PARTS) == ("audit", "delivery")
     with pytest.raises(ConfigError, match="no part 'sink'"):
-        parse_parts("audit,sink")
+        parse_parts("audit,sink", bench_spark.PARTS)
+
+
+# -- pubsub
+
+
+@pytest.fixture
+def asked_pubsub(monkeypatch: pytest.MonkeyPatch) -> list[PubSubOptions]:
+    """A machine on which everything is as fast as promised, unless only one message is in flight."""
+    seen: list[PubSubOptions] = []
+
+    def run(options: PubSubOptions, console: Console) -> PubSubResult:
+        seen.append(options)
+        figures = (
+            Figure("publish", PICOWS, 200_000.0, "/s"),
+            Figure("publish", SQLITE, 80_000.0, "/s"),
+            Figure("idle", "memory", 4.25, " KB"),
+        )
+        goal = Goal("of the echo", 0.4 if options.window > 1 else 0.1234, 0.35)
+        return PubSubResult(
+            options.body_bytes, options.window, figures, (goal, Goal("KB", 4.25, 20, is_limit=True)), ("X: not here",)
+        )
+
+    monkeypatch.setattr(bench_pubsub, "run", run)
+    return seen
+
+
+def test_options_of_pubsub_arrive(semel: Semel, asked_pubsub: list[PubSubOptions]) -> None:
+    Path("here").mkdir()
+    ran = semel(
+        "bench", "pubsub", "--parts", "idle,publish", "--rounds", "5", "--seconds", "0.5", "--body-bytes", "300",
+        "--window", "7", "--url", "postgresql://h/d", "--folder", "here", "--json",
+    )  # fmt: skip
+    assert (ran.exit_code, ran.err) == (0, "")
+    assert asked_pubsub == [
+        PubSubOptions(
+            ("publish", "idle"), 5, 0.5, body_bytes=300, window=7, url="postgresql://h/d", folder=Path("here")
+        )
+    ]  # fmt: skip
+    assert ran.result["goals"][1] == {"name": "KB", "value": 4.25, "wanted": 20, "is_limit": True, "holds": True}
+    assert (ran.result["holds"], ran.result["misses"]) == (True, [])
+
+
+def test_pubsub_in_a_table(semel: Semel, asked_pubsub: list[PubSubOptions]) -> None:
+    ran = semel("bench", "pubsub", "--quick")
+    assert ran.exit_code == 0
+    assert asked_pubsub == [PubSubOptions(folder=Path.cwd()).quick()]
+    for text in ("200,000/s", "80,000/s", "0.40", "4.25 KB", "X: not here", "at least 0.35", "at most 20"):
+        assert text in ran.out
+
+
+def test_a_slow_hub_is_a_false_claim(semel: Semel, asked_pubsub: list[PubSubOptions]) -> None:
+    ran = semel("bench", "pubsub", "--window", "1")
+    assert ran.exit_code == 1
+    assert "of the echo: 0.123, and not at least 0.35" in ran.err
+    assert semel("bench", "pubsub", "--window", "1", "--json").error["code"] == "claim-false"

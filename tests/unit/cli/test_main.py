@@ -16,7 +16,8 @@ from .conftest import Semel
 
 ROOT = typer.main.get_command(app)
 COMMANDS = [
-    "demo", "doctor", "serve", "plan", "store", "pipeline", "audit", "sim", "bench", "store init", "store status",
+    "demo", "doctor", "serve", "token", "pubsub", "plan", "store", "pipeline", "audit", "sim", "bench", "pubsub hubs",
+    "pubsub connections", "pubsub groups", "pubsub send", "pubsub close", "pubsub tail", "store init", "store status",
     "store migrate", "store sweep", "store export", "store ledger", "store new-epoch", "bench store", "bench pipes",
     "bench spark", "pipeline run", "pipeline list", "pipeline status", "pipeline stop",
 ]  # fmt: skip
@@ -53,7 +54,7 @@ def test_every_command_has_help_with_an_example_that_begins_with_it(command: str
 def test_commands_are_listed_in_the_order_in_which_one_meets_them(semel: Semel) -> None:
     listed = semel("--help").out.split("Commands:\n")[1]
     assert [line.split()[0] for line in listed.splitlines()] == [
-        "demo", "doctor", "serve", "plan", "store", "pipeline", "audit", "sim", "bench",
+        "demo", "doctor", "serve", "token", "pubsub", "plan", "store", "pipeline", "audit", "sim", "bench",
     ]  # fmt: skip
 
 

@@ -10,7 +10,19 @@ import pytest
 import typer
 
 from semel.cli import main
-from semel.config import LATER_SECTIONS, LedgerSection, OrderSection, PipelineSection, SparkSection, StoreSection
+from semel.config import (
+    LATER_SECTIONS,
+    AuthSection,
+    HandlerSection,
+    HubSection,
+    LedgerSection,
+    OrderSection,
+    PipelineSection,
+    PubSubSection,
+    ServerSection,
+    SparkSection,
+    StoreSection,
+)
 from semel.kernel.ledger import Kind
 from semel.runtime.export import DATASETS, dataset_schema
 
@@ -24,6 +36,11 @@ SECTIONS = {
     "## `[spark]`": SparkSection,
     "## `[[pipeline]]`": PipelineSection,
     "`order` as a table:": OrderSection,
+    "## `[server]`": ServerSection,
+    "## `[auth]`": AuthSection,
+    "## `[pubsub]`": PubSubSection,
+    "## `[[pubsub.hub]]`": HubSection,
+    "## `[[pubsub.hub.handler]]`": HandlerSection,
 }
 
 
@@ -58,7 +75,7 @@ def test_every_exit_code_is_in_the_reference() -> None:
 
 
 def test_every_setting_is_in_the_reference_with_its_default() -> None:
-    shown = {"url": "sqlite:///semel.db", "order": False}
+    shown = {"url": "sqlite:///semel.db", "order": False, "target": '""'}
     for heading, section in SECTIONS.items():
         [text] = re.findall(
             rf"^{re.escape(heading)}$(.*?)(?=^## |^`order`|\Z)", CONFIGURATION, re.MULTILINE | re.DOTALL
@@ -66,7 +83,7 @@ def test_every_setting_is_in_the_reference_with_its_default() -> None:
         rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE))
         assert list(rows) == [field.alias or name for name, field in section.model_fields.items()]
         for name, field in section.model_fields.items():
-            default = shown.get(name, field.default)
+            default = shown.get(name, field.default) if field.default != () else []
             expected = "required" if field.is_required() else "none" if default is None else f"`{default}`"
             assert rows[field.alias or name] == expected
     for section_name in LATER_SECTIONS:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
+from tests.integration.test_door import CERTIFICATE, PRIVATE_KEY
 from tests.unit.cli.conftest import Semel
 
-from semel.cli.serve import _keys
+from semel.cli.serve import _limits, _settings, _tls
+from semel.config import ServerSection, load_config
 from semel.errors import ConfigError
-from semel.pubsub.keys import DEV_KEY
+from semel.pubsub.handlers import Handlers, event_handler
+from semel.pubsub.hub import HubOptions
+from semel.pubsub.keys import AccessKeys
+from semel.runtime.door import DoorLimits
+
+KEYS = AccessKeys("k" * 32)
 
 
 @pytest.fixture(autouse=True)
@@ -36,18 +44,76 @@ def test_what_cannot_be_meant_is_refused_with_a_fix(args: list[str], message: st
     assert "fix:" in ran.err
 
 
-def test_keys_come_from_the_environment_a_file_or_the_first_start(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert _keys(True, None).all == (DEV_KEY,)
-    made = _keys(False, None)
-    assert (tmp_path / "semel.keys").exists()
-    assert _keys(False, None) == made
-    monkeypatch.setenv("SEMEL_ACCESS_KEY_SECONDARY", "s" * 32)
-    with pytest.raises(ConfigError, match="without SEMEL_ACCESS_KEY"):
-        _keys(False, None)
-    monkeypatch.setenv("SEMEL_ACCESS_KEY", "p" * 32)
-    assert _keys(False, None).all == ("p" * 32, "s" * 32)
-    for given in ((True, None), (False, Path("semel.keys"))):
-        with pytest.raises(ConfigError, match="given"):
-            _keys(*given)
+def test_the_command_line_wins_over_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "semel.toml").write_text(
+        """
+        [store]
+        node = "n1"
+        [server]
+        endpoints = ["https://a.example"]
+        metrics = "open"
+        connections = 5
+        [pubsub]
+        recovery_s = 7
+        backlog_count = 8
+        backlog_bytes = 9000
+        [[pubsub.hub]]
+        name = "Plain"
+        [[pubsub.hub]]
+        name = "chat"
+        [[pubsub.hub.handler]]
+        url = "http://127.0.0.1/{event}"
+        user_events = "*"
+        [[pubsub.hub.handler]]
+        url = "http://127.0.0.1/"
+        system_events = ["connected"]
+        auth = "key"
+        """
+    )
+    config = load_config()
+    settings = _settings(config, KEYS, None, None)
+    assert (settings.node, settings.endpoints, settings.open_metrics) == ("n1", ("https://a.example",), True)
+    assert settings.hub == HubOptions(recovery_s=7, backlog_count=8, backlog_bytes=9000)
+    assert settings.handlers == {
+        "chat": Handlers(
+            "chat",
+            (
+                event_handler("http://127.0.0.1/{event}", user_events="*"),
+                event_handler("http://127.0.0.1/", ["connected"], auth="key"),
+            ),
+        )
+    }
+    assert _limits(config.server) == DoorLimits(connections=5)
+    given = _settings(config, KEYS, ["https://b.example"], "2m")
+    assert (given.endpoints, given.hub.recovery_s) == (("https://b.example",), 120.0)
+
+
+def test_a_mistake_in_the_configuration_is_told_before_anything_is_made(semel: Semel, tmp_path: Path) -> None:
+    (tmp_path / "semel.toml").write_text("[server]\n\nprot = 1\n")
+    ran = semel("serve")
+    assert (ran.exit_code, ran.out) == (2, "")
+    assert "semel.toml, line 3: there is no key 'prot' in [server]" in ran.err
+    assert [file.name for file in tmp_path.iterdir()] == ["semel.toml"]
+
+
+def test_developers_get_their_own_address_whatever_the_configuration_says(semel: Semel, tmp_path: Path) -> None:
+    """Where it would listen is seen where nothing can."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        (tmp_path / "semel.toml").write_text(f'[server]\nhost = "127.0.0.9"\nport = {port}\n')
+        assert f"cannot listen on 127.0.0.1:{port}" in semel("serve", "--dev", "--port", port).err
+
+
+def test_a_certificate_goes_with_its_own_key(tmp_path: Path) -> None:
+    both = ServerSection(tls_cert=tmp_path / "c.pem", tls_key=tmp_path / "k.pem")
+    for server, cert, key in (
+        (ServerSection(), None, tmp_path / "k.pem"),
+        (ServerSection(tls_key=tmp_path / "k.pem"), None, None),
+    ):
+        with pytest.raises(ConfigError, match="no certificate"):
+            _tls(server, cert, key)
+    (tmp_path / "given.pem").write_text(CERTIFICATE + PRIVATE_KEY)
+    assert _tls(both, tmp_path / "given.pem", None) is not None
+    assert _tls(ServerSection(), None, None) is None
+    with pytest.raises(ConfigError, match=r"c\.pem"):
+        _tls(both, None, None)

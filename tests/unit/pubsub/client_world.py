@@ -539,6 +539,7 @@ class Plan:
     """What happens in a world: three clients in two groups publish to each other, in weather."""
 
     window: int = 256
+    inbox_max: int = 1000
     ids: bool = False
     keeps: bool = False
     refuses: bool = True
@@ -551,7 +552,7 @@ class Plan:
 
     def run(self, seed: int) -> ClientWorld:
         world = ClientWorld(seed)
-        options = ClientOptions(window=self.window, connect_for_s=None)
+        options = ClientOptions(window=self.window, inbox_max=self.inbox_max, connect_for_s=None)
         for name, groups in (("ann", "a"), ("ben", "ab"), ("cem", "ab")):
             actor = world.actor(name, options)
             for group in groups:

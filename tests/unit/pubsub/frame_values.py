@@ -80,7 +80,7 @@ plain_faults = st.builds(Fault, texts, texts)
 faults = st.builds(Fault, texts, texts, st.none() | texts)
 users = st.none() | ids
 
-plain_requests = st.one_of(
+requests = st.one_of(
     st.builds(JoinGroup, groups, ack_ids),
     st.builds(LeaveGroup, groups, ack_ids),
     st.builds(SendToGroup, groups, data, ack_ids, st.booleans(), ttls, metadata),
@@ -88,8 +88,6 @@ plain_requests = st.one_of(
     st.builds(SequenceAck, uint64s),
     st.just(Ping()),
     st.builds(StartStream, groups, ids, st.none() | st.integers(1, UINT32_MAX), st.booleans(), ttls, metadata),
-)
-json_requests = st.one_of(
     st.builds(Invoke, ids, events, st.none() | data),
     st.builds(CancelInvocation, ids),
     st.builds(StreamData, ids),
@@ -99,6 +97,10 @@ json_requests = st.one_of(
     st.builds(SubscribeGroupState, groups, ack_ids),
     st.builds(UnsubscribeGroupState, groups, ack_ids),
 )
+items = st.builds(GroupStateItem, texts, st.integers(0, 2**63 - 1), st.none() | texts, states)
+plain_errors = st.none() | st.builds(Fault, texts, texts, st.none() | ids)
+plain_parts = st.builds(StreamPart, texts, uint64s, st.just(False), plain_errors)
+plain_ends = st.builds(StreamPart, texts, uint64s, st.just(True), plain_errors)
 plain_responses = st.one_of(
     st.builds(Connected, texts, users, st.none() | texts),
     st.builds(Disconnected, texts),
@@ -106,21 +108,24 @@ plain_responses = st.one_of(
     st.builds(GroupMessage, groups, data, st.none(), ack_ids, metadata),
     st.builds(ServerMessage, data, ack_ids, metadata),
     st.just(Pong()),
+    st.builds(GroupMessage, groups, data, st.none(), ack_ids, metadata, plain_parts),
+    st.builds(GroupMessage, groups, st.none(), st.none(), ack_ids, metadata, plain_ends),
+    st.builds(InvokeResponse, texts, st.none() | data),
+    st.builds(InvokeResponse, texts, st.none(), plain_faults),
+    st.builds(StreamAck, texts, uint64s),
+    st.builds(StreamNack, texts, uint64s, texts, st.none() | ids),
+    st.builds(StreamClosed, texts, st.none() | plain_faults),
+    st.builds(GroupStateSnapshot, groups, st.lists(items, max_size=3).map(tuple)),
+    st.builds(GroupStateUpdate, groups, st.lists(items, max_size=3).map(tuple)),
 )
-items = st.builds(GroupStateItem, texts, uint64s, st.none() | texts, states)
 parts = st.builds(StreamPart, texts, uint64s, st.just(False), st.none() | faults)
 ends = st.builds(StreamPart, texts, uint64s, st.just(True), st.none() | faults)
 json_responses = st.one_of(
     st.builds(Ack, uint64s, st.builds(Fault, texts, texts, texts)),
     st.builds(GroupMessage, groups, data, users, ack_ids, metadata, st.none() | parts),
     st.builds(GroupMessage, groups, st.none(), users, ack_ids, metadata, ends),
-    st.builds(InvokeResponse, texts, st.none() | data),
     st.builds(InvokeResponse, texts, st.none(), faults),
-    st.builds(StreamAck, texts, uint64s),
     st.builds(StreamNack, texts, uint64s, texts, st.none() | texts),
     st.builds(StreamClosed, texts, st.none() | faults),
-    st.builds(GroupStateSnapshot, groups, st.lists(items, max_size=3).map(tuple)),
-    st.builds(GroupStateUpdate, groups, st.lists(items, max_size=3).map(tuple)),
 )
-requests = plain_requests | json_requests
 responses = plain_responses | json_responses

@@ -29,6 +29,7 @@ from semel.errors import (
     LocalProtocolError,
     PeerUnavailable,
     RemoteProtocolError,
+    RequestInDoubt,
     SemelError,
     SessionGone,
     StoreFull,
@@ -39,6 +40,7 @@ from semel.pubsub.client import Client, Phase
 from semel.pubsub.client_acks import Pending, Requests
 from semel.pubsub.client_events import (
     Abandoned,
+    Abort,
     Acked,
     Answered,
     Ask,
@@ -53,6 +55,7 @@ from semel.pubsub.client_events import (
     Failed,
     FrameReceived,
     GroupLost,
+    InOutbox,
     Interrupted,
     Keep,
     Kept,
@@ -378,6 +381,18 @@ def test_the_window_and_the_queue_are_bounded() -> None:
     assert bench.client.room == 1
 
 
+def test_what_waits_is_bounded_by_its_size_too() -> None:
+    bench = Bench(ClientOptions(queue_bytes_max=1000))
+    large = SendToGroup("g", text("x" * 600))
+    bench.connect()
+    for token in (1, 2):
+        assert bench.client.room
+        bench.ask(token, large)
+    assert not bench.client.room
+    bench.say(Ack(1))
+    assert bench.client.room
+
+
 @pytest.mark.parametrize(
     "request_",
     [
@@ -404,7 +419,7 @@ def test_what_would_make_the_server_close_the_connection_is_not_sent(bench: Benc
 def test_what_an_encoding_cannot_say_fails_and_disturbs_nothing() -> None:
     bench = Bench(ClientOptions(subprotocol=Subprotocol.PROTOBUF_RELIABLE))
     bench.connect()
-    bench.ask(1, Invoke("", "event"))
+    bench.ask(1, SendToGroup("g", Data(DataType.PROTOBUF, b"\xff")))
     assert isinstance(failure(bench.settled()[1]), LocalProtocolError)
     bench.ask(2, HELLO)
     bench.say(Ack(1))
@@ -424,7 +439,7 @@ def test_a_message_with_an_id_is_sent_again_in_the_next_session_and_one_without_
     settled = bench.settled()
     assert settled.keys() == {1, 4}
     for result in settled.values():
-        assert isinstance(failure(result), SessionGone)
+        assert isinstance(failure(result), RequestInDoubt)
         assert result.maybe_taken  # type: ignore[union-attr]
     bench.pass_time(1)
     bench.connect("c2")
@@ -444,7 +459,7 @@ def test_what_a_lost_session_may_have_taken_stays_in_doubt_whatever_comes_after(
     bench.close(CloseCode.POLICY)
     bench.tell(Stop())
     settled = bench.settled()
-    assert [type(failure(settled[token])) for token in (1, 2, 3)] == [LocalProtocolError, Forbidden, SessionGone]
+    assert [type(failure(settled[token])) for token in (1, 2, 3)] == [LocalProtocolError, Forbidden, RequestInDoubt]
     assert all(result.maybe_taken for result in settled.values())  # type: ignore[union-attr]
 
 
@@ -473,7 +488,7 @@ def test_the_age_of_an_id_counts_from_its_first_sending(bench: Bench) -> None:
         bench.now += bench.options.id_memory_s * 0.6
         bench.pass_time(1)
         bench.connect(connection)
-    assert isinstance(failure(bench.settled()[1]), SessionGone)
+    assert isinstance(failure(bench.settled()[1]), RequestInDoubt)
 
 
 def test_an_id_that_the_hub_may_have_forgotten_is_not_sent_again(bench: Bench) -> None:
@@ -487,7 +502,7 @@ def test_an_id_that_the_hub_may_have_forgotten_is_not_sent_again(bench: Bench) -
     effects = bench.take()
     [settle] = [each for each in effects if isinstance(each, Settle)]
     assert settle.token == 1
-    assert isinstance(failure(settle.result), SessionGone)
+    assert isinstance(failure(settle.result), RequestInDoubt)
     assert len([each for each in effects if isinstance(each, SendFrame)]) == 1
 
 
@@ -815,6 +830,76 @@ def test_what_comes_in_one_session_is_not_acknowledged_in_the_next(bench: Bench)
     assert bench.sent() == [SequenceAck(1)]
 
 
+def test_when_the_application_has_enough_nothing_is_read_unless_somebody_waits_for_an_answer() -> None:
+    bench = Bench(ClientOptions(inbox_max=2))
+    bench.connect()
+    assert bench.client.is_reading
+    bench.message(1)
+    bench.message(2)
+    assert not bench.client.is_reading
+    bench.ask(1, HELLO)
+    assert bench.client.is_reading
+    bench.say(Ack(1))
+    assert not bench.client.is_reading
+    bench.pass_time(200)
+    assert bench.client.phase is Phase.READY, "a server that nobody listens to is not dead"
+    bench.tell(Delivered(1))
+    assert bench.client.is_reading
+    bench.pass_time(50)
+    assert bench.client.phase is not Phase.READY
+
+
+def test_the_inbox_is_bounded_by_size_too() -> None:
+    bench = Bench(ClientOptions(inbox_bytes_max=1000))
+    bench.connect()
+    bench.message(1, "x" * 990)
+    assert not bench.client.is_reading
+
+
+def test_on_a_socket_that_is_not_proved_yet_all_is_read() -> None:
+    bench = Bench(ClientOptions(inbox_max=1))
+    bench.connect()
+    bench.message(1)
+    bench.close()
+    bench.pass_time(1)
+    bench.open()
+    assert bench.client.is_reading
+
+
+def test_what_does_not_fit_into_the_inbox_is_asked_for_again_when_there_is_room() -> None:
+    bench = Bench(ClientOptions(inbox_max=4))
+    bench.connect()
+    bench.ask(1, HELLO)
+    bench.take()
+    for number in range(1, 12):
+        bench.message(number)
+    assert [effect.message.sequence_id for effect in bench.take() if isinstance(effect, Deliver)] == [*range(1, 9)]
+    bench.say(Ack(1))
+    assert bench.settled() == {1: Taken()}
+    bench.tell(Delivered(5))
+    assert not bench.take()
+    bench.tell(Delivered(6))
+    assert [type(effect) for effect in bench.take()] == [CloseSocket, Notify]
+    bench.pass_time(1)
+    bench.open()
+    bench.say(Pong())
+    bench.take()
+    for number in range(1, 12):
+        bench.message(number)
+    assert [effect.message.sequence_id for effect in bench.take() if isinstance(effect, Deliver)] == [9, 10, 11]
+
+
+def test_a_plain_protocol_that_overflows_says_that_something_is_lost() -> None:
+    bench = Bench(ClientOptions(Subprotocol.JSON, inbox_max=1))
+    bench.open()
+    bench.say(Connected("c1"))
+    for _ in range(3):
+        bench.say(ServerMessage(text("x")))
+    bench.take()
+    bench.tell(Delivered(2))
+    assert [type(state) for state in bench.states()] == [SessionLost]
+
+
 def test_messages_without_a_number_are_handed_on_as_they_come(bench: Bench) -> None:
     bench.say(ServerMessage(text("a")), ServerMessage(text("a")), ServerMessage(text("b"), 0))
     assert len([effect for effect in bench.take() if isinstance(effect, Deliver)]) == 3
@@ -894,7 +979,7 @@ def test_an_invocation_without_an_answer_is_cancelled_and_nobody_knows(bench: Be
     effects = bench.take()
     assert CancelInvocation("1") in [bench.codec.decode(each.frame) for each in effects if isinstance(each, SendFrame)]
     [settle] = [each for each in effects if isinstance(each, Settle)]
-    assert isinstance(failure(settle.result), PeerUnavailable)
+    assert isinstance(failure(settle.result), RequestInDoubt)
     assert settle.result.maybe_taken  # type: ignore[union-attr]
 
 
@@ -919,7 +1004,7 @@ def test_an_invocation_survives_a_broken_socket_but_no_lost_session(bench: Bench
     bench.close(CloseCode.POLICY)
     settled = bench.settled()
     assert settled.keys() == {1}
-    assert isinstance(failure(settled[1]), SessionGone)
+    assert isinstance(failure(settled[1]), RequestInDoubt)
     bench.pass_time(1)
     bench.connect("c2")
     assert bench.sent() == [Invoke("2", "later")]
@@ -995,6 +1080,62 @@ def test_what_cannot_be_kept_fails_and_is_not_sent(bench: Bench) -> None:
     assert bench.client.room == bench.options.window + bench.options.queue_max
 
 
+def test_who_only_wants_it_kept_hears_when_it_is(bench: Bench) -> None:
+    bench.ask(1, HELLO, id="one", keep=True, until_kept=True)
+    bench.take()
+    bench.tell(Kept(["one"]))
+    assert bench.settled() == {1: InOutbox()}
+    bench.say(Ack(1))
+    assert bench.take() == [Remove("one")]
+    bench.ask(2, HELLO, id="two", keep=True, until_kept=True)
+    bench.tell(Kept(["two"]))
+    bench.take()
+    bench.say(Ack(2, Fault(ErrorName.FORBIDDEN, "no")))
+    assert [type(state) for state in bench.states()] == [Abandoned]
+
+
+def test_what_a_former_process_has_left_can_be_waited_for_by_asking_again() -> None:
+    entries = [OutboxEntry(id, SendToGroup("g", text(id), metadata={MESSAGE_ID: id}), 0.0) for id in "abc"]
+    bench = Bench(kept=entries)
+    bench.ask(1, SendToGroup("g", text("a")), id="a", keep=True)
+    bench.ask(2, SendToGroup("g", text("b")), id="b", keep=True, until_kept=True)
+    bench.ask(3, SendToGroup("g", text("other")), id="c", keep=True)
+    bench.ask(4, SendToGroup("g", text("a")), id="a", keep=True)
+    settled = bench.settled()
+    assert settled.pop(2) == InOutbox()
+    assert [type(failure(settled.pop(token))) for token in (3, 4)] == [InputError, DuplicateMessage]
+    assert not settled
+    bench.connect()
+    assert [request.data.body for request in bench.sent()] == [b"a", b"b", b"c"]  # type: ignore[union-attr]
+    bench.say(Ack(1, DUPLICATE))
+    assert bench.take() == [Remove("a"), Settle(1, Taken(is_duplicate=True))]
+
+
+def test_what_is_only_on_its_way_into_the_outbox_is_not_said_to_be_there(bench: Bench) -> None:
+    bench.ask(1, HELLO, id="one", keep=True)
+    bench.tell(Withdraw(1))
+    bench.take()
+    bench.ask(2, HELLO, id="one", keep=True, until_kept=True)
+    assert bench.settled() == {}
+    bench.tell(Kept(["one"]))
+    assert bench.settled() == {2: InOutbox()}
+    bench.ask(3, HELLO, id="two", keep=True)
+    bench.tell(Withdraw(3))
+    bench.ask(4, HELLO, id="two", keep=True, until_kept=True)
+    bench.take()
+    bench.tell(NotKept(["two"], StoreFull("full", fix="make room")))
+    assert isinstance(failure(bench.settled()[4]), StoreFull)
+
+
+def test_waiting_for_what_was_left_may_take_too_long() -> None:
+    bench = Bench(kept=[OutboxEntry("a", SendToGroup("g", text("a"), metadata={MESSAGE_ID: "a"}), 0.0)])
+    bench.ask(1, SendToGroup("g", text("a")), id="a", keep=True, timeout_s=2)
+    bench.pass_time(3)
+    assert bench.settled()[1].maybe_taken  # type: ignore[union-attr]
+    bench.connect()
+    assert len(bench.sent()) == 1
+
+
 def test_only_messages_to_groups_have_ids(bench: Bench) -> None:
     bench.ask(1, SendEvent("e", text("x")), id="one")
     assert isinstance(failure(bench.settled()[1]), InputError)
@@ -1004,7 +1145,7 @@ def test_what_a_former_process_has_left_is_sent_first_unless_it_is_too_old_to_te
     now = 1_000_000.0
     old, sent, fresh = (
         OutboxEntry(id, SendToGroup("g", text(id), metadata={MESSAGE_ID: id}), 0.0, at)
-        for id, at in (("old", now - 86_400), ("sent", now - 10), ("fresh", None))
+        for id, at in (("old", now - ClientOptions().id_memory_s), ("sent", now - 10), ("fresh", None))
     )
     bench = Bench(kept=(old, sent, fresh))
     effects = bench.take()
@@ -1069,21 +1210,48 @@ def test_stopping_waits_for_what_is_under_way_acknowledges_and_ends_the_session(
     assert bench.client.next_deadline() is None
 
 
+def test_stopping_waits_for_no_application_that_takes_nothing_any_more(bench: Bench) -> None:
+    bench.message(1)
+    bench.ask(1, HELLO)
+    bench.take()
+    bench.tell(Stop(drain_s=10, delivers=False))
+    assert not bench.take()
+    bench.say(Ack(1))
+    assert bench.take() == [Settle(1, Taken()), CloseSocket(1, CloseCode.NORMAL), Notify(Stopped(None))]
+
+
+def test_a_driver_that_cannot_go_on_ends_it_with_its_error(bench: Bench) -> None:
+    bench.ask(1, HELLO)
+    bench.take()
+    bench.tell(Abort(StoreFull("full", fix="make room")))
+    close, settle, stopped = bench.take()
+    assert close == CloseSocket(1, CloseCode.NORMAL)
+    assert isinstance(settle, Settle)
+    assert isinstance(failure(settle.result), RequestInDoubt)
+    assert isinstance(stopped, Notify)
+    assert isinstance(stopped.state.error, StoreFull)  # type: ignore[union-attr]
+    bench.tell(Abort(StoreFull("again")))
+    assert bench.take() == []
+
+
 def test_what_has_no_answer_at_the_end_says_whether_it_was_sent() -> None:
     bench = Bench(ClientOptions(window=2))
     bench.connect()
     bench.ask(1, HELLO)
     bench.ask(2, HELLO, id="two", keep=True)
+    bench.tell(Kept(["two"]))
     bench.ask(3, HELLO)
     bench.ask(4, Invoke("", "e"))
+    bench.ask(6, HELLO, id="six", keep=True)
     bench.take()
     bench.tell(Stop(drain_s=3))
     bench.pass_time(4)
     effects = bench.take()
     results = {each.token: each.result for each in effects if isinstance(each, Settle)}
     maybe = {token: result.maybe_taken for token, result in results.items()}  # type: ignore[union-attr]
-    assert maybe == {1: True, 2: True, 3: False, 4: True}
+    assert maybe == {1: True, 2: True, 3: False, 4: True, 6: True}
     assert "outbox" in failure(results[2]).message
+    assert isinstance(failure(results[6]), RequestInDoubt), "it was on its way into the outbox"
     assert not [each for each in effects if isinstance(each, Remove)]
     bench.ask(5, HELLO)
     assert isinstance(failure(bench.settled()[5]), LocalProtocolError)
@@ -1097,6 +1265,9 @@ def test_what_has_no_answer_at_the_end_says_whether_it_was_sent() -> None:
         {"ack_timeout_s": 0.0},
         {"ack_timeout_s": 60.0},
         {"ping_s": 50.0},
+        {"inbox_max": 0},
+        {"inbox_bytes_max": 0},
+        {"queue_bytes_max": 0},
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, float]) -> None:
@@ -1167,6 +1338,7 @@ Check = Callable[[ClientWorld], None]
         pytest.param(Plan(), (check_all_is_done,), id="sessions-survive"),
         pytest.param(Plan(refuses=False), (check_all_is_done, check_order), id="in-order-unless-refused"),
         pytest.param(Plan(window=1), (check_all_is_done, check_order), id="in-order-with-a-window-of-one"),
+        pytest.param(Plan(inbox_max=1), (check_all_is_done,), id="inboxes-overflow"),
         pytest.param(LOST, (check_all_is_done,), id="sessions-are-lost"),
         pytest.param(
             Plan(ids=True, loses_sessions=True), (check_all_is_done, check_nothing_failed), id="ids-survive-sessions"

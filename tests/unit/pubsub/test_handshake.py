@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semel.pubsub.cloudevents import Allowed
 from semel.pubsub.frames import Subprotocol
 from semel.pubsub.handshake import Admission, Handshake, Mode, Newcomer, Refused, Returning, TurnedAway
 from semel.pubsub.keys import AccessKeys
@@ -40,7 +41,7 @@ def ask(
     return Handshake(KEYS, lambda count: b"\x07" * count, endpoints).admit(request, offered, now)
 
 
-def refused(admission: Admission) -> HTTPStatus:
+def refused(admission: Admission) -> int:
     assert isinstance(admission, Refused)
     return admission.status
 
@@ -87,12 +88,12 @@ def test_the_first_subprotocol_that_is_known_is_chosen() -> None:
     ],
 )
 def test_without_a_good_token_it_is_401(more: dict[str, str]) -> None:
-    assert refused(ask(**more)) is HTTPStatus.UNAUTHORIZED  # type: ignore[arg-type]
+    assert refused(ask(**more)) == HTTPStatus.UNAUTHORIZED  # type: ignore[arg-type]
 
 
 def test_a_host_that_is_none_is_400() -> None:
     made = token("http://h/client/hubs/chat")
-    assert refused(ask(access_token=made, host="h/client/hubs/chat?x=")) is HTTPStatus.BAD_REQUEST
+    assert refused(ask(access_token=made, host="h/client/hubs/chat?x=")) == HTTPStatus.BAD_REQUEST
 
 
 def test_another_address_of_the_server_is_one_for_tokens_too() -> None:
@@ -111,7 +112,7 @@ def test_another_address_of_the_server_is_one_for_tokens_too() -> None:
     ],
 )
 def test_an_address_without_a_hub_is_an_error(path: str, query: dict[str, str], status: HTTPStatus) -> None:
-    assert refused(ask(path, access_token=token(), **query)) is status
+    assert refused(ask(path, access_token=token(), **query)) == status
 
 
 def test_who_comes_back_shows_its_token_and_no_other_is_looked_at() -> None:
@@ -155,7 +156,7 @@ def test_a_client_without_a_subprotocol_sends_events_or_messages() -> None:
 
 @pytest.mark.parametrize("query", [{"webpubsub_mode": "other"}, {"webpubsub_mode": "sendToGroup"}])
 def test_a_mode_that_says_nothing_is_an_error(query: dict[str, str]) -> None:
-    assert refused(ask(offered=(), access_token=token(), **query)) is HTTPStatus.BAD_REQUEST
+    assert refused(ask(offered=(), access_token=token(), **query)) == HTTPStatus.BAD_REQUEST
 
 
 @given(st.text(), st.text(), st.lists(st.text(), max_size=3), st.text())
@@ -163,3 +164,48 @@ def test_whatever_is_asked_there_is_an_answer(path: str, query: str, offered: li
     request = HttpRequest("GET", path, query, {}, host=host)
     found = Handshake(KEYS, lambda count: b"\x07" * count).admit(request, offered, NOW)
     assert isinstance(found, Refused | TurnedAway)
+
+
+# -- what an event handler says of it
+
+
+def let_in(allowed: Allowed, offered: tuple[str, ...] = RELIABLE, **query: str) -> Newcomer | Refused:
+    given = token(user_id="u", roles=["webpubsub.sendToGroup"], groups=["g"])
+    request = HttpRequest(
+        "GET", "/client/hubs/chat", urlencode({"access_token": given, **query}), host="localhost:8080"
+    )
+    handshake = Handshake(KEYS, lambda count: b"\x07" * count)
+    newcomer = handshake.admit(request, offered, NOW)
+    assert isinstance(newcomer, Newcomer)
+    found = handshake.let_in(newcomer, allowed, request, NOW)
+    if isinstance(found, Newcomer):
+        assert found.opening.connection == newcomer.opening.connection
+    return found
+
+
+def test_a_handler_may_change_who_comes_in_and_what_he_may() -> None:
+    found = let_in(Allowed("other", ("webpubsub.joinLeaveGroup",), ("h",), state="s"))
+    assert isinstance(found, Newcomer)
+    opening = found.opening
+    assert (opening.user, opening.groups, opening.state) == ("other", ("h",), "s")
+    assert opening.permissions.may(Permission.JOIN_LEAVE_GROUP, "any")
+    assert not opening.permissions.may(Permission.SEND_TO_GROUP, "any")
+    assert opening.token is not None
+
+
+def test_a_handler_that_says_nothing_changes_nothing() -> None:
+    found = let_in(Allowed())
+    assert isinstance(found, Newcomer)
+    assert (found.opening.user, found.opening.groups, found.subprotocol) == ("u", ("g",), RELIABLE[0])
+    assert found.opening.permissions.may(Permission.SEND_TO_GROUP, "any")
+
+
+def test_a_handler_may_choose_another_subprotocol() -> None:
+    offered = (*RELIABLE, Subprotocol.PROTOBUF.value, "my.own")
+    plain = let_in(Allowed(subprotocol=Subprotocol.PROTOBUF.value), offered)
+    assert isinstance(plain, Newcomer)
+    assert (plain.subprotocol, plain.opening.token, plain.mode) == (Subprotocol.PROTOBUF, None, None)
+    simple = let_in(Allowed(subprotocol="my.own"), offered)
+    assert isinstance(simple, Newcomer)
+    assert (simple.subprotocol, simple.opening.subprotocol, simple.mode) == ("my.own", "my.own", Mode())
+    assert refused(let_in(Allowed(subprotocol="my.own"), offered, webpubsub_mode="odd")) == HTTPStatus.BAD_REQUEST

@@ -520,6 +520,7 @@ def test_stays_that_are_acknowledged_are_forgotten(pair: World) -> None:
     [later] = messages(pair, BOB)
     assert later.sequence_id is not None
     pair.ack(BOB, later.sequence_id)
+    pair.pass_time(2)
     assert session.row().left == ()
 
 
@@ -736,3 +737,12 @@ def test_what_is_acknowledged_while_it_is_behind_is_not_sent_again(pair: World) 
     for seat, effect in reads:
         pair.read(seat, effect)
     assert pair.bodies("new") == ["second"]
+
+
+def test_the_end_of_a_session_that_the_store_did_not_take_is_written_later(pair: World) -> None:
+    pair.failing = [StoreUnavailable("away")]
+    pair.drop(BOB, CloseCode.NORMAL)
+    assert pair.store.states("hub/chat/session/bob")
+    pair.pass_time(6)
+    assert pair.store.states("hub/chat/session/bob") == []
+    assert [note.topic for note in pair.notes] == ["session-close"]

@@ -42,6 +42,7 @@ class World:
         self.notes: list[Notify] = []
         self.failing: list[SemelError] = []
         self.held: list[Group] | None = None
+        self.interpreters: list[Interpreter] = []
         self._protocols: dict[str, str] = {}
         self._minted = 1_000_000 * len(self.nodes)
         self.restart()
@@ -57,6 +58,7 @@ class World:
     def restart(self) -> None:
         """As after kill -9: nothing is left but the store."""
         self.interpreter = Interpreter(_Driver(self), lambda: self.now)
+        self.interpreters.append(self.interpreter)
         self.hub: Hub = load_hub(self.store, HUB, self.node, self._random, self.options)
         self.seat = self.interpreter.add(self.hub)
 
@@ -77,6 +79,11 @@ class World:
         self._protocols[peer] = protocol
         opened = Open(peer, f"token of {peer}", protocol, user, Permissions.of_roles(roles), groups)
         self.tell(peer, opened)
+
+    def open(self, peer: str, connection: str) -> None:
+        """A new session whose name is not that of its socket."""
+        self._protocols[peer] = Subprotocol.JSON_RELIABLE
+        self.tell(peer, Open(connection, "token", Subprotocol.JSON_RELIABLE, None, Permissions.of_roles(EVERYTHING)))
 
     def resume(self, peer: str, connection: str) -> None:
         self._protocols[peer] = Subprotocol.JSON_RELIABLE

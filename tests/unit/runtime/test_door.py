@@ -416,9 +416,6 @@ class TestPeer:
     async def test_full_and_room_and_stalled_are_each_said_once(self) -> None:
         peer, line, guest, _ = connected(full_bytes=100, room_bytes=50, stalled_bytes=1000)
         assert line.marks == (100, 50)
-        assert peer.write([bytes(90)])
-        assert not peer.write([bytes(20)])
-        await asyncio.sleep(0)
         line.stuck = 110
         peer.pause_writing()
         assert peer.is_full
@@ -436,6 +433,18 @@ class TestPeer:
         peer.pause_writing()
         await asyncio.sleep(0)
         assert guest.heard[-1] == ("stalled",)
+
+    async def test_who_takes_much_at_once_is_not_full(self) -> None:
+        """Otherwise it would be waited for: the transport says that there is room only to whom it has said full."""
+        peer, line, guest, _ = connected(full_bytes=100, room_bytes=50, stalled_bytes=1000)
+        assert peer.write([bytes(90)])
+        assert line.written == []
+        assert peer.write([bytes(20)])
+        assert line.written == [bytes(110)]
+        await asyncio.sleep(0)
+        assert line.written == [bytes(110)]
+        assert not peer.is_full
+        assert guest.heard == [("open",)]
 
     async def test_an_aborted_peer_is_quiet(self) -> None:
         peer, line, guest, door = connected()

@@ -16,7 +16,7 @@ from semel.stores.memory import MemoryStore
 
 
 async def test_who_takes_nothing_may_ask_for_nothing_until_it_does() -> None:
-    service = PubSub(Mock(spec=Performer), PubSubSettings(AccessKeys(DEV_KEY)))
+    service = PubSub(Mock(spec=Performer, store=MemoryStore()), PubSubSettings(AccessKeys(DEV_KEY)))
     peer = Mock(spec=Peer, key=_Guest(None, None, None))
     service.on_stalled(peer)
     peer.hold.assert_called_once_with()

@@ -1,0 +1,432 @@
+"""`semel pubsub`: look into a running pub/sub server, send, close and follow."""
+
+from __future__ import annotations
+
+import json as json_text
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from semel.cli.options import ConfigOption, DebugOption, JsonOption
+from semel.cli.remote import CaOption, ConnectionOption, DevOption, EndpointOption, KeysOption, Server, find_server
+from semel.cli.terminal import Answer, Terminal, human_bytes
+from semel.errors import ConfigError, EpochChanged, PeerUnavailable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+HUBS = "/v1/pubsub/hubs"
+PAGE = 500
+WAIT_S = 25
+RETRY_S = 1.0
+GIVE_UP_S = 60.0
+"""How long a server may be away before following it ends."""
+
+HubArgument = Annotated[str, typer.Argument(metavar="HUB", help="The hub's name.", show_default=False)]
+LimitOption = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How many to show, at most.")]
+GroupOption = Annotated[str | None, typer.Option("--group", metavar="NAME", help="The members of this group.")]
+UserOption = Annotated[str | None, typer.Option("--user", metavar="NAME", help="The connections of this user.")]
+ConnectionIdOption = Annotated[str | None, typer.Option("--connection", metavar="ID", help="This connection.")]
+EverybodyOption = Annotated[bool, typer.Option("--everybody", help="All connections of the hub.")]
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def pubsub_group(json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Look into a running pub/sub server, send, close and follow.
+
+    \b
+    Examples:
+      semel pubsub hubs
+      semel pubsub connections chat --group news
+      semel pubsub send chat "hello" --group news
+      semel pubsub tail chat
+    """
+
+
+# -- what is there
+
+
+@app.command("hubs")
+def hubs(
+    connection_string: ConnectionOption = None,
+    endpoint: EndpointOption = None,
+    keys: KeysOption = None,
+    dev: DevOption = False,
+    ca: CaOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """List the hubs, and how many connections and groups each has.
+
+    \b
+    Examples:
+      semel pubsub hubs
+      semel pubsub hubs --dev --json
+    """
+    with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+        found = server.get(HUBS, "hubs")["hubs"]
+    table = _table("hub", connected="right", waiting="right", elsewhere="right", groups="right")
+    for hub in found:
+        here = hub.get("here")
+        _add_row(
+            table,
+            hub["name"],
+            *("" if here is None else f"{here[name]:,}" for name in ("connected", "waiting", "elsewhere", "groups")),
+        )
+    return Answer({"hubs": found}, [table] if found else ["no hub has been used yet"])
+
+
+@app.command("connections")
+def connections(
+    hub: HubArgument,
+    group: GroupOption = None,
+    user: UserOption = None,
+    limit: LimitOption = 1000,
+    connection_string: ConnectionOption = None,
+    endpoint: EndpointOption = None,
+    keys: KeysOption = None,
+    dev: DevOption = False,
+    ca: CaOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """List the connections of a hub: who, in which groups, and what each has not acknowledged.
+
+    \b
+    Examples:
+      semel pubsub connections chat
+      semel pubsub connections chat --user ann --json
+    """
+    with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+        found, more = _pages(server, hub, "connections", limit, {"group": group, "user": user})
+    columns = {
+        "user": "left",
+        "state": "left",
+        "node": "left",
+        "protocol": "left",
+        "groups": "left",
+        "backlog": "right",
+    }
+    table = _table("connection", **columns)
+    for each in found:
+        _add_row(
+            table,
+            each["connectionId"],
+            each["userId"] or "",
+            _state(each),
+            each["node"],
+            "" if each["protocol"] is None else each["protocol"] or "simple",
+            ", ".join(each["groups"]),
+            f"{each['backlog']:,} ({human_bytes(each['backlogBytes'])})" if each["backlog"] else "",
+        )
+    return _listed("connections", found, more, table, "nobody is there")
+
+
+def _state(connection: Mapping[str, Any]) -> str:
+    since = connection["waitingSince"]
+    return connection["state"] if since is None else f"waiting since {_clock(since)}"
+
+
+@app.command("groups")
+def groups(
+    hub: HubArgument,
+    limit: LimitOption = 1000,
+    connection_string: ConnectionOption = None,
+    endpoint: EndpointOption = None,
+    keys: KeysOption = None,
+    dev: DevOption = False,
+    ca: CaOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """List the groups of a hub, and how many members each has.
+
+    \b
+    Examples:
+      semel pubsub groups chat
+      semel pubsub groups chat --limit 10
+    """
+    with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+        found, more = _pages(server, hub, "groups", limit, {})
+    table = _table("group", members="right")
+    for each in found:
+        _add_row(table, each["name"], f"{each['members']:,}")
+    return _listed("groups", found, more, table, "no group has a member")
+
+
+def _pages(
+    server: Server, hub: str, name: str, limit: int, query: Mapping[str, object]
+) -> tuple[list[dict[str, Any]], bool]:
+    """Up to `limit` of them, and whether there are more."""
+    found: list[dict[str, Any]] = []
+    following: str | None = None
+    while len(found) < limit:
+        asked = {**query, "after": following, "limit": min(PAGE, limit - len(found))}
+        page = server.get(f"{HUBS}/{quote(hub, safe='')}/{name}", name, asked)
+        found += page[name]
+        following = page["next"]
+        if following is None:
+            return found, False
+    return found, True
+
+
+def _listed(name: str, found: list[dict[str, Any]], more: bool, table: Table, nothing: str) -> Answer:
+    view: list[Any] = [table] if found else [nothing]
+    if more:
+        view.append("there are more: raise --limit")
+    return Answer({name: found, "more": more}, view)
+
+
+# -- what is done
+
+
+@app.command("send")
+def send(
+    hub: HubArgument,
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="What to send, unless --file says.", show_default=False)
+    ] = None,
+    group: GroupOption = None,
+    user: UserOption = None,
+    connection: ConnectionIdOption = None,
+    everybody: EverybodyOption = False,
+    file: Annotated[
+        Path | None, typer.Option("--file", metavar="FILE", help="Send what is in this file; - is stdin.")
+    ] = None,
+    type_: Annotated[str, typer.Option("--type", metavar="TYPE", help="What it is: text, json or binary.")] = "text",
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="TEXT", help="An idempotency key: repeated with it, this sends once."),
+    ] = None,
+    ttl: Annotated[
+        int | None, typer.Option("--ttl", metavar="S", min=1, max=300, help="Seconds after which it is not delivered.")
+    ] = None,
+    filter_: Annotated[
+        str | None, typer.Option("--filter", metavar="ODATA", help="Only to those that this chooses.")
+    ] = None,
+    connection_string: ConnectionOption = None,
+    endpoint: EndpointOption = None,
+    keys: KeysOption = None,
+    dev: DevOption = False,
+    ca: CaOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Send a message to a group, a user, a connection or everybody. It is durable when this returns.
+
+    \b
+    Examples:
+      semel pubsub send chat "hello" --group news
+      semel pubsub send chat --file order.json --type json --user ann --key o-7
+      semel pubsub send chat "bye" --everybody --filter "userId ne 'ann'"
+    """
+    if type_ not in _CONTENT_TYPES:
+        raise ConfigError(f"--type {type_} is none of text, json and binary", fix="use one of them")
+    path, to = _receivers(hub, group, user, connection, everybody)
+    headers = {"content-type": _CONTENT_TYPES[type_], **({"idempotency-key": key} if key is not None else {})}
+    body = _body(text, file)
+    with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+        query = {"messageTtlSeconds": ttl, "filter": filter_}
+        server.rest("POST", f"{path}/:send", query, body=body, headers=headers)
+    return Answer({"hub": hub, **to, "bytes": len(body)}, [f"sent {human_bytes(len(body))} to {_named(to)}"])
+
+
+_CONTENT_TYPES = {"text": "text/plain", "json": "application/json", "binary": "application/octet-stream"}
+
+
+def _body(text: str | None, file: Path | None) -> bytes:
+    if (text is None) == (file is None):
+        raise ConfigError("there must be one thing to send", fix="give TEXT, or --file")
+    if file is None:
+        return (text or "").encode(errors="surrogateescape")
+    if str(file) == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", fix="name another file") from None
+
+
+@app.command("close")
+def close(
+    hub: HubArgument,
+    group: GroupOption = None,
+    user: UserOption = None,
+    connection: ConnectionIdOption = None,
+    everybody: EverybodyOption = False,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="What the clients are told.")] = "",
+    connection_string: ConnectionOption = None,
+    endpoint: EndpointOption = None,
+    keys: KeysOption = None,
+    dev: DevOption = False,
+    ca: CaOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Close connections and end their sessions, with all that they have not acknowledged.
+
+    \b
+    Examples:
+      semel pubsub close chat --connection 5f0c...
+      semel pubsub close chat --user ann --reason "signed out"
+      semel pubsub close chat --everybody
+    """
+    path, to = _receivers(hub, group, user, connection, everybody)
+    with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+        asked = ("DELETE", path) if connection is not None else ("POST", f"{path}/:closeConnections")
+        server.rest(*asked, {"reason": reason or None})
+    return Answer({"hub": hub, **to}, [f"closed {_named(to)}"])
+
+
+def _receivers(
+    hub: str, group: str | None, user: str | None, connection: str | None, everybody: bool
+) -> tuple[str, dict[str, Any]]:
+    """Their address in the REST API, and what was named."""
+    given = {"group": group, "user": user, "connection": connection, "everybody": everybody or None}
+    named = {name: value for name, value in given.items() if value is not None}
+    if len(named) != 1:
+        raise ConfigError("it is not clear to whom", fix="give one of --group, --user, --connection and --everybody")
+    [(sort, name)] = named.items()
+    path = f"/hubs/{quote(hub, safe='')}"
+    return path if sort == "everybody" else f"{path}/{sort}s/{quote(str(name), safe='')}", named
+
+
+def _named(to: Mapping[str, Any]) -> str:
+    [(sort, name)] = to.items()
+    return "everybody" if sort == "everybody" else f"{sort} {plain(str(name))}"
+
+
+# -- what goes on
+
+
+@app.command("tail")
+def tail(
+    context: typer.Context,
+    hub: HubArgument,
+    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only messages to this group.")] = None,
+    stored: Annotated[bool, typer.Option("--stored", help="Begin with what is still in the store.")] = False,
+    count: Annotated[
+        int | None, typer.Option("--count", metavar="N", min=1, help="End after so many messages.")
+    ] = None,
+    connection_string: ConnectionOption = None,
+    endpoint: EndpointOption = None,
+    keys: KeysOption = None,
+    dev: DevOption = False,
+    ca: CaOption = None,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Follow the messages of a hub, until Ctrl-C. With --json, one object a line.
+
+    It goes on where it was when the server comes back within a minute. Messages
+    that nobody needs any more may be gone before they are read; it says so.
+
+    \b
+    Examples:
+      semel pubsub tail chat
+      semel pubsub tail chat --group news --count 10 --json
+    """
+    terminal: Terminal = context.obj
+    with (
+        _until_interrupted(),
+        Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server,
+    ):
+        for number, message in enumerate(_follow(server, hub, group, stored, terminal.note), start=1):
+            if terminal.json:
+                print(json_text.dumps(message), flush=True)
+            else:
+                terminal.out.print(_line(message), markup=False, highlight=False, soft_wrap=True)
+            if number == count:
+                return
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[None]:
+    """Ctrl-C and a polite kill end it, at once and as it should end."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _follow(
+    server: Server, hub: str, group: str | None, stored: bool, note: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    path = f"{HUBS}/{quote(hub, safe='')}/messages"
+    page = server.get(path, "messages", {"group": group, "after": "start" if stored else None})
+    answered_at = time.monotonic()
+    while True:
+        yield from page["messages"]
+        if page["missed"]:
+            note(f"{page['missed']:,} records before {page['after']} were gone before they could be read")
+        after = page["after"]
+        while True:
+            try:
+                page = server.get(path, "messages", {"group": group, "after": after, "wait": WAIT_S})
+                break
+            except EpochChanged as error:
+                note(f"{error.message}: going on from now")
+                after = None
+            except PeerUnavailable as error:
+                if time.monotonic() - answered_at > GIVE_UP_S:
+                    raise
+                note(f"{error.message}: trying again")
+                time.sleep(RETRY_S)
+        answered_at = time.monotonic()
+
+
+def _line(message: Mapping[str, Any]) -> str:
+    [to] = [f"{sort} {name}" for sort, name in message["to"].items()] or ["everybody"]
+    sender = message.get("user") or message["from"]
+    data = message.get("data")
+    shown = data if isinstance(data, str) else json_text.dumps(data, ensure_ascii=False)
+    kind = message.get("dataType")
+    mark = f"({kind}) " if kind in ("binary", "protobuf") else ""
+    return f"{_clock(message['at'] / 1e6)}  {message['offset']}  {plain(f'{sender} to {to}: {mark}{shown}')}"
+
+
+# -- how it is shown
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%SZ")
+
+
+def plain(text: str) -> str:
+    """Names and messages come from strangers: what would move the cursor or change a colour is shown, not done."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def _table(first: str, **columns: Any) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(first, overflow="fold")
+    for name, justify in columns.items():
+        table.add_column(name, justify=justify, overflow="fold")
+    return table
+
+
+def _add_row(table: Table, *cells: str) -> None:
+    from rich.text import Text
+
+    table.add_row(*(Text(plain(cell)) for cell in cells))

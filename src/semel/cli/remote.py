@@ -1,0 +1,268 @@
+"""How commands find a running pub/sub server, its keys, and what they ask of it over HTTP."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from semel.cli.options import load
+from semel.errors import (
+    AuthError,
+    ConfigError,
+    EpochChanged,
+    Forbidden,
+    InputError,
+    PeerUnavailable,
+    RemoteProtocolError,
+    SemelError,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+    from semel.config import AuthSection, Config
+    from semel.pubsub.keys import AccessKeys
+
+CONNECTION_VARIABLE = "SEMEL_CONNECTION_STRING"
+KEY_VARIABLES = ("SEMEL_ACCESS_KEY", "SEMEL_ACCESS_KEY_SECONDARY")
+KEY_FILE = "semel.keys"
+DEV_ENDPOINT = "http://127.0.0.1:8080"
+API_VERSION = "2024-12-01"
+CONNECT_S = 5.0
+ANSWER_S = 40.0
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+KeysOption = Annotated[
+    Path | None,
+    typer.Option("--keys", metavar="FILE", help="The access keys. Default: semel.keys, made by semel serve."),
+]
+ConnectionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--connection-string",
+        metavar="TEXT",
+        help="Where the server is, and a key of it. Default: SEMEL_CONNECTION_STRING, "
+        "else what semel serve would use here.",
+    ),
+]
+EndpointOption = Annotated[
+    str | None, typer.Option("--endpoint", metavar="URL", help="Where the server is; the key comes from --keys.")
+]
+DevOption = Annotated[bool, typer.Option("--dev", help="The server of semel serve --dev on this machine.")]
+CaOption = Annotated[
+    Path | None, typer.Option("--ca", metavar="FILE", help="Trust the server's certificate if this one signed it.")
+]
+
+
+# -- keys
+
+
+def find_keys(dev: bool, file: Path | None, auth: AuthSection, *, create: bool = True) -> AccessKeys:
+    """--dev and --keys win over the environment, and that over the configuration."""
+    from semel.pubsub.keys import DEV_KEY, AccessKeys
+
+    primary, secondary = (os.environ.get(name) or None for name in KEY_VARIABLES)
+    if dev:
+        if file is not None or primary or secondary:
+            raise ConfigError("--dev has its own key, and another one is given", fix="leave out one of the two")
+        return AccessKeys(DEV_KEY)
+    if primary is None and secondary is not None:
+        raise ConfigError(
+            f"{KEY_VARIABLES[1]} is set without {KEY_VARIABLES[0]}", fix=f"set {KEY_VARIABLES[0]} as well"
+        )
+    if primary is not None:
+        if file is not None:
+            raise ConfigError(f"both {KEY_VARIABLES[0]} and --keys are given", fix="leave out one of the two")
+        return AccessKeys(primary, secondary)
+    if file is None and auth.primary_key is not None:
+        return AccessKeys(auth.primary_key, auth.secondary_key)
+    return _keys_in((file or auth.keys or Path(KEY_FILE)).absolute(), create=create)
+
+
+def _keys_in(file: Path, *, create: bool) -> AccessKeys:
+    from semel.runtime.key_file import load_keys
+
+    if not create and not file.exists():
+        raise ConfigError(
+            f"there are no access keys in {file}",
+            fix=f"set {CONNECTION_VARIABLE} to the line that semel serve prints, or run this where it runs",
+        )
+    return load_keys(file)
+
+
+# -- the server
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server is, what opens it, and whose certificate is trusted."""
+
+    endpoint: str
+    keys: AccessKeys
+    ca: Path | None = None
+
+
+def find_server(
+    connection_string: str | None,
+    endpoint: str | None = None,
+    keys: Path | None = None,
+    *,
+    dev: bool = False,
+    config: Path | None = None,
+    ca: Path | None = None,
+) -> Place:
+    """The command line, else the environment, else what `semel serve` would use in this folder."""
+    from semel.pubsub.keys import AccessKeys, parse_connection_string
+    from semel.pubsub.keys import connection_string as checked
+
+    if dev and (connection_string or endpoint):
+        raise ConfigError("--dev is a server of its own, and another one is named", fix="leave out one of the two")
+    if connection_string and (endpoint or keys):
+        raise ConfigError(
+            "--connection-string says where the server is and has its key", fix="leave out --endpoint and --keys"
+        )
+    given = connection_string
+    if given is None and not (dev or endpoint or keys):
+        given = os.environ.get(CONNECTION_VARIABLE) or None
+    if given is not None:
+        parsed = parse_connection_string(given)
+        return Place(parsed.endpoint, AccessKeys(parsed.key), ca)
+    loaded = load(config)
+    found = find_keys(dev, keys, loaded.auth, create=False)
+    where = DEV_ENDPOINT if dev else endpoint or _endpoint(loaded)
+    return Place(checked(where, found.primary).endpoint, found, ca)
+
+
+def _endpoint(config: Config) -> str:
+    """Where a server with this configuration is known; else where it listens."""
+    server = config.server
+    if server.endpoints:
+        return server.endpoints[0].rstrip("/")
+    host = _ANY_ADDRESS.get(server.host, server.host)
+    scheme = "http" if server.tls_cert is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
+
+
+class Server:
+    """A running server, asked over HTTP. It goes to that address and no other: neither a redirect nor a proxy of the
+    environment is followed, since every request carries a token."""
+
+    def __init__(self, place: Place) -> None:
+        import httpx
+
+        self._place = place
+        self._client = httpx.Client(
+            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+            follow_redirects=False,
+            trust_env=False,
+            verify=_trust(place),
+        )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def get(self, path: str, name: str, query: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """An answer of the API for operators, with a list of this name in it."""
+        response = self._send("GET", path, query or {})
+        try:
+            said = response.json()
+        except ValueError:
+            said = None
+        if not isinstance(said, dict) or not isinstance(said.get(name), list):
+            raise RemoteProtocolError(f"{self._place.endpoint} did not answer with {name}", fix=_NOT_SEMEL)
+        return said
+
+    def rest(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None = None,
+        *,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """An operation of the REST API that answers nothing."""
+        self._send(method, f"/api{path}", {"api-version": API_VERSION, **(query or {})}, body, headers)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        import httpx
+
+        from semel.pubsub.tokens import service_token
+
+        url = f"{self._place.endpoint}{path}"
+        token = service_token(self._place.keys, url, now=time.time())
+        said = {name: value for name, value in query.items() if value is not None}
+        try:
+            response = self._client.request(
+                method,
+                url,
+                params=said,  # type: ignore[arg-type]
+                content=body,
+                headers={**(headers or {}), "authorization": f"Bearer {token}"},
+            )
+        except httpx.HTTPError as error:
+            raise PeerUnavailable(
+                f"{self._place.endpoint} does not answer: {str(error) or type(error).__name__}",
+                fix="is the server running, and is this its address?",
+            ) from None
+        if not response.is_success:
+            raise _refusal(self._place.endpoint, response)
+        return response
+
+
+_NOT_SEMEL = "is this the address of a server of Semel?"
+
+
+def _trust(place: Place) -> Any:
+    import ssl
+
+    if place.ca is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=place.ca)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the certificate {place.ca} cannot be used: {error}", fix="give it in PEM form") from None
+
+
+def _refusal(endpoint: str, response: httpx.Response) -> SemelError:
+    status, message = response.status_code, _message(response)
+    match status:
+        case 401:
+            return AuthError(f"{endpoint} refuses the key: {message}", fix="use a key of this server, and its address")
+        case 403:
+            return Forbidden(f"{endpoint} does not allow this: {message}", fix="use another key")
+        case 400 | 409 | 413:
+            return InputError(message, fix="change what was asked, and try again")
+        case 404 | 405:
+            return RemoteProtocolError(f"{endpoint} does not know this: {message}", fix=_NOT_SEMEL)
+        case 410:
+            return EpochChanged(message, current=0, fix="begin again")
+        case 429 | 502 | 503 | 504:
+            return PeerUnavailable(f"{endpoint} cannot do it now: {message}", fix="try again")
+    return RemoteProtocolError(f"{endpoint} answers {status}: {message}", fix=_NOT_SEMEL)
+
+
+def _message(response: httpx.Response) -> str:
+    """What the server says, if it is one of ours."""
+    try:
+        said = response.json()
+    except ValueError:
+        said = None
+    message = said.get("message") if isinstance(said, dict) else None
+    return str(message)[:500] if message else response.reason_phrase

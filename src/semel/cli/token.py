@@ -1,0 +1,94 @@
+"""`semel token`: what a client or an operator needs to come in. No server is asked."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from semel.cli.options import ConfigOption, DebugOption, JsonOption
+from semel.cli.remote import ConnectionOption, DevOption, EndpointOption, KeysOption, Place, find_server
+from semel.cli.terminal import Answer
+from semel.errors import ConfigError, InputError
+
+_SHORT_ROLES = {
+    **dict.fromkeys(("joinLeaveGroup", "sendToGroup", "joinLeaveGroups", "sendToGroups"), "webpubsub."),
+    **dict.fromkeys(("read", "operate"), "semel."),
+}
+"""What comes before a role that is written without it."""
+
+
+def token(
+    hub: Annotated[str | None, typer.Option("--hub", metavar="NAME", help="For a client of this hub.")] = None,
+    service: Annotated[
+        str | None,
+        typer.Option("--service", metavar="PATH", help="For requests to this path, such as /metrics."),
+    ] = None,
+    user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="Who it is for.")] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option("--role", metavar="ROLE", help="What it allows, such as sendToGroup.orders. Repeatable."),
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option("--group", metavar="NAME", help="A group that the client is in at once. Repeatable."),
+    ] = None,
+    minutes: Annotated[int, typer.Option("--minutes", metavar="N", min=1, help="How long it may be used.")] = 60,
+    connection_string: ConnectionOption = None,
+    endpoint: EndpointOption = None,
+    keys: KeysOption = None,
+    dev: DevOption = False,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+) -> Answer:
+    """Make an address with which a client may connect, or a token for services.
+
+    \b
+    Roles of clients: joinLeaveGroup, sendToGroup, also with .<group>;
+    joinLeaveGroups.<pattern>, sendToGroups.<pattern>.
+    Roles of services: read, operate. Without one a service may do everything.
+
+    \b
+    Examples:
+      semel token --hub chat --user ann --role joinLeaveGroup --role sendToGroup
+      semel token --hub chat --group news --minutes 5 --dev
+      semel token --service /metrics --role read --minutes 525600
+    """
+    if (hub is None) == (service is None):
+        raise ConfigError("a token is either for a client or for a service", fix="give --hub or --service")
+    place = find_server(connection_string, endpoint, keys, dev=dev, config=config)
+    roles = [_SHORT_ROLES.get(name.split(".")[0], "") + name for name in role or ()]
+    try:
+        if hub is not None:
+            return _for_client(place, hub, user, roles, group or [], minutes)
+        if group:
+            raise ConfigError("a service is in no group", fix="leave out --group, or give --hub")
+        return _for_service(place, service or "", user, roles, minutes)
+    except InputError as error:
+        raise ConfigError(error.message, fix=error.fix) from None
+
+
+def _for_client(place: Place, hub: str, user: str | None, roles: list[str], groups: list[str], minutes: int) -> Answer:
+    from semel.pubsub.names import check_hub
+    from semel.pubsub.tokens import CLIENT_PATH, client_token
+
+    now = time.time()
+    address = f"{place.endpoint}{CLIENT_PATH}{check_hub(hub)}"
+    made = client_token(
+        place.keys, address, now=now, lifetime_s=60 * minutes, user_id=user, roles=roles, groups=groups
+    )  # fmt: skip
+    url = f"ws{address.removeprefix('http')}?access_token={made}"
+    return Answer({"url": url, "token": made, "expires": int(now) + 60 * minutes}, [url])
+
+
+def _for_service(place: Place, path: str, user: str | None, roles: list[str], minutes: int) -> Answer:
+    from semel.pubsub.tokens import service_token
+
+    if not path.startswith("/"):
+        raise ConfigError(f"{path!r} is no path of the server", fix="begin with a slash, as in /metrics")
+    now = time.time()
+    url = f"{place.endpoint}{path}"
+    made = service_token(place.keys, url, now=now, lifetime_s=60 * minutes, user=user, roles=roles)
+    return Answer({"url": url, "token": made, "expires": int(now) + 60 * minutes}, [made])

@@ -1,0 +1,253 @@
+"""What operators ask of a server, on the same port as everybody else.
+
+/healthz    the process lives                          open to all
+/readyz     it lets people in, and its store answers   open to all
+/metrics    figures for Prometheus                     a token with the role `semel.read`, unless open to all
+/v1/        what is there and what goes on             a token with the role `semel.read`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+
+from semel.errors import SemelError
+from semel.kernel.envelope import Blob
+from semel.kernel.ops import RecordKind
+from semel.kernel.position import Position
+from semel.kernel.store import Record, Store, Trimmed
+from semel.pubsub.admin import PREFIX, Admin, HubRow, HubsAsked, MessagesAsked, Page, error_response
+from semel.pubsub.authority import authorize
+from semel.pubsub.calls import Answer, Call, HubInfo, Outcome, Summarize
+from semel.pubsub.keys import AccessKeys
+from semel.pubsub.loading import known_hubs
+from semel.pubsub.rest import HttpRequest, HttpResponse
+from semel.pubsub.rest_http import HttpError
+from semel.runtime.metrics import Metrics
+from semel.runtime.threads import hand_over
+
+log = logging.getLogger(__name__)
+
+PROBE_S = 2.0
+"""A store that takes longer to answer than this is not ready."""
+PROBE_KEEP_S = 1.0
+"""However often we are asked, the store is asked once in this time."""
+SCAN_ROWS = 200
+PAGE_BYTES_MAX = 4 * 1024 * 1024
+PAUSE_S = 0.05
+"""Between two looks for new messages, so that a busy hub is not read at every commit."""
+
+_PLAIN = (("content-type", "text/plain; charset=utf-8"), ("cache-control", "no-store"))
+_OWN = ("/healthz", "/readyz", "/metrics")
+
+Ask = Callable[[str, Call], Awaitable[Answer]]
+
+
+class Operating:
+    """`ask` puts a call to a hub; `running` names the hubs that this process has."""
+
+    def __init__(
+        self,
+        store: Store,
+        metrics: Metrics,
+        keys: AccessKeys,
+        endpoints: tuple[str, ...],
+        ask: Ask,
+        running: Callable[[], Iterable[str]],
+        *,
+        open_metrics: bool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._metrics, self._clock = store, metrics, clock
+        self._admin = Admin(keys, endpoints)
+        self._ask, self._running, self._open_metrics = ask, running, open_metrics
+        self._probe = _Probe(store)
+        self._changes = _Changes(store)
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """From now on it is not ready, and nobody is kept waiting."""
+        self._is_stopping = True
+        self._changes.end()
+
+    @staticmethod
+    def is_asked(path: str) -> bool:
+        return path in _OWN or path.startswith(PREFIX)
+
+    async def respond(self, request: HttpRequest) -> HttpResponse:
+        """To a request with a path for which `is_asked`."""
+        if request.path not in _OWN:
+            return await self._respond(request)
+        if request.method not in ("GET", "HEAD"):
+            return HttpResponse(405, (("allow", "GET, HEAD"), *_PLAIN), b"use GET\n")
+        if request.path == "/healthz":
+            return HttpResponse(200, _PLAIN, b"ok\n")
+        if request.path == "/readyz":
+            return await self._ready()
+        return self._figures(request)
+
+    async def _ready(self) -> HttpResponse:
+        if self._is_stopping:
+            return HttpResponse(503, _PLAIN, b"the server is stopping\n")
+        if not await self._probe.answers():
+            return HttpResponse(503, _PLAIN, b"the store does not answer\n")
+        return HttpResponse(200, _PLAIN, b"ready\n")
+
+    def _figures(self, request: HttpRequest) -> HttpResponse:
+        if not self._open_metrics:
+            try:
+                authorize(request, self._admin.keys, self._admin.endpoints, self._clock(), only_reads=True)
+            except HttpError as error:
+                return error_response(error)
+        headers = (("content-type", self._metrics.content_type), ("cache-control", "no-store"))
+        return HttpResponse(200, headers, self._metrics.text())
+
+    # -- the API
+
+    async def _respond(self, request: HttpRequest) -> HttpResponse:
+        asked = self._admin.begin(request, self._clock())
+        if isinstance(asked, HttpResponse):
+            return asked
+        if isinstance(asked, HubsAsked):
+            return asked.respond(await self._hubs())
+        if isinstance(asked, MessagesAsked):
+            try:
+                return asked.respond(await self._messages(asked))
+            except SemelError as error:
+                return asked.respond(error)
+        return asked.respond(await self._ask(asked.hub, asked.call))
+
+    async def _hubs(self) -> Sequence[HubRow]:
+        """Those that the store has sessions of, and those that somebody has asked this process for."""
+        running = set(self._running())
+        try:
+            stored = await asyncio.to_thread(lambda: set(known_hubs(self._store)))
+        except SemelError as error:
+            log.warning("the hubs in the store cannot be listed: %s", error.message)
+            stored = set()
+        answers = await asyncio.gather(*(self._ask(name, Summarize()) for name in sorted(running)))
+        found = {name: _info(answer) for name, answer in zip(sorted(running), answers, strict=True)}
+        return [HubRow(name, found.get(name)) for name in sorted(running | stored)]
+
+    async def _messages(self, asked: MessagesAsked) -> Page:
+        until = time.monotonic() + asked.wait_s
+        after = asked.after or await self._begin(asked)
+        async with self._changes.watched() as changed:
+            while True:
+                changed.clear()
+                page = await asyncio.to_thread(read_page, self._store, after, asked.target, asked.limit)
+                left = until - time.monotonic()
+                if page.records or page.missed or left <= 0 or self._is_stopping:
+                    return page
+                if page.after == after:
+                    await _wait(changed, left)
+                after = page.after
+                await asyncio.sleep(PAUSE_S)
+
+    async def _begin(self, asked: MessagesAsked) -> Position:
+        head = await asyncio.to_thread(self._store.head, asked.stream)
+        if not asked.from_start:
+            return head
+        found = await asyncio.to_thread(self._store.read, asked.stream, Position(asked.stream, head.epoch, 0), 1)
+        if isinstance(found, Trimmed):
+            return Position(asked.stream, head.epoch, found.first.offset - 1)
+        return Position(asked.stream, head.epoch, 0)
+
+
+def _info(answer: Answer) -> HubInfo | None:
+    found = answer.rows[0] if answer.outcome is Outcome.DONE else None
+    return found if isinstance(found, HubInfo) else None
+
+
+def read_page(store: Store, after: Position, target: str | None, limit: int) -> Page:
+    """Messages after a position, as many as there are and as one answer may hold."""
+    found = store.read(after.stream, after, SCAN_ROWS)
+    if isinstance(found, Trimmed):
+        begin = Position(after.stream, found.first.epoch, found.first.offset - 1)
+        return Page((), begin, begin.offset - after.offset)
+    records: list[Record] = []
+    size = 0
+    for record in found.records:
+        if record.kind is RecordKind.MESSAGE and target in (None, record.target):
+            blob = record.envelope.blob
+            size += len(record.envelope.data) if blob is None else blob.size
+            if records and size > PAGE_BYTES_MAX:
+                break
+            records.append(record if blob is None else _with_body(store, record, blob))
+        after = record.position
+        if len(records) == limit:
+            break
+    return Page(records, after)
+
+
+def _with_body(store: Store, record: Record, blob: Blob) -> Record:
+    return msgspec.structs.replace(record, body=b"".join(store.body(blob.name)))
+
+
+async def _wait(changed: asyncio.Event, at_most_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(at_most_s):
+            await changed.wait()
+
+
+class _Probe:
+    """Asks the store whether it is there, once at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._asking: asyncio.Task[bool] | None = None
+        self._asked_at = float("-inf")
+
+    async def answers(self) -> bool:
+        now = time.monotonic()
+        if self._asking is None or (self._asking.done() and now - self._asked_at > PROBE_KEEP_S):
+            self._asking, self._asked_at = asyncio.create_task(self._look()), now
+        await asyncio.wait([self._asking], timeout=PROBE_S)
+        return self._asking.done() and self._asking.result()
+
+    async def _look(self) -> bool:
+        try:
+            await asyncio.to_thread(self._store.cursor, "readyz")
+        except SemelError as error:
+            log.warning("the store does not answer: %s", error.message)
+            return False
+        return True
+
+
+class _Changes:
+    """Tells those who wait that something was committed, by any process."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._watching: set[asyncio.Event] = set()
+        self._stop_listening: Callable[[], None] | None = None
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[asyncio.Event]:
+        """An event that is set after each commit for as long as the block lasts."""
+        changed = asyncio.Event()
+        self._watching.add(changed)
+        if self._stop_listening is None:
+            loop = asyncio.get_running_loop()
+            self._stop_listening = self._store.listen(lambda: hand_over(loop, self._tell))
+        try:
+            yield changed
+        finally:
+            self._watching.discard(changed)
+            if not self._watching:
+                self.end()
+
+    def end(self) -> None:
+        self._tell()
+        if self._stop_listening is not None:
+            self._stop_listening()
+            self._stop_listening = None
+
+    def _tell(self) -> None:
+        for changed in self._watching:
+            changed.set()

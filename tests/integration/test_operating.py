@@ -1,0 +1,255 @@
+"""A real `semel serve` with a configuration file and TLS, operated by the commands and looked at over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.integration.test_door import CERTIFICATE, PRIVATE_KEY
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
+
+from semel.cli.main import run
+
+CONFIG = """
+[store]
+node = "n1"
+
+[server]
+port = 0
+tls_cert = "both.pem"
+frame_bytes = 2048
+
+[auth]
+keys = "the.keys"
+
+[pubsub]
+recovery_s = 30.0
+
+[[pubsub.hub]]
+name = "Told"
+
+[[pubsub.hub.handler]]
+url = "http://127.0.0.1:{port}/{{hub}}/{{event}}"
+user_events = "*"
+"""
+RELIABLE = Subprotocol("json.reliable.webpubsub.azure.v1")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Takes events from anybody, and answers that it has them."""
+
+    def do_OPTIONS(self) -> None:
+        self._answer({"WebHook-Allowed-Origin": "*"})
+
+    def do_POST(self) -> None:
+        self.server.heard.append((self.path, self.rfile.read(int(self.headers["content-length"]))))  # type: ignore[attr-defined]
+        self._answer({})
+
+    def _answer(self, headers: dict[str, str]) -> None:
+        self.send_response(204)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture(scope="module")
+def handler() -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.heard = []  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@dataclass(frozen=True)
+class Served:
+    connection_string: str
+    ca: Path
+
+    @property
+    def endpoint(self) -> str:
+        return self.connection_string.split(";")[0].removeprefix("Endpoint=")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, handler: ThreadingHTTPServer) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "semel.toml").write_text(CONFIG.format(port=handler.server_port))
+    (folder / "both.pem").write_text(CERTIFICATE + PRIVATE_KEY)
+    (folder / "ca.pem").write_text(CERTIFICATE)
+    with _process(folder, "serve", "--json") as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        assert (folder / "the.keys").exists()
+        yield Served(told["result"]["connection_string"], folder / "ca.pem")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+@contextmanager
+def _process(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SEMEL_")}
+    with open(folder / "log", "a") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "semel", *args], stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder,
+            env=environ,
+        )  # fmt: skip
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+class Commands:
+    def __init__(self, served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self._trust = ("--ca", str(served.ca))
+        self._tls = ssl.create_default_context(cafile=served.ca)
+
+    def __call__(self, *args: str) -> Any:
+        """What a command found out."""
+        self._capsys.readouterr()
+        trust = self._trust if args[0] == "pubsub" else ()
+        assert run([*args, *trust, "--json"]) == 0
+        return json.loads(self._capsys.readouterr().out)["result"]
+
+    @contextmanager
+    def client(self, hub: str, user: str, *options: str) -> Iterator[ClientConnection]:
+        url = self("token", "--hub", hub, "--user", user, "--role", "sendToGroup", *options)["url"]
+        with connect(url, subprotocols=[RELIABLE], close_timeout=5, ssl=self._tls) as client:
+            yield client
+
+
+@pytest.fixture
+def semel(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Commands:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("SEMEL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("SEMEL_CONNECTION_STRING", served.connection_string)
+    return Commands(served, capsys)
+
+
+def said(client: ClientConnection) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(client.recv(timeout=20))
+    return answer
+
+
+def test_who_is_there_and_what_they_are_sent(semel: Commands) -> None:
+    with semel.client("who", "ann", "--group", "news", "--group", "sport") as ann, semel.client("who", "bob") as bob:
+        ann_id, bob_id = said(ann)["connectionId"], said(bob)["connectionId"]
+        found = semel("pubsub", "connections", "who")["connections"]
+        assert {each["connectionId"]: (each["userId"], each["state"], each["groups"]) for each in found} == {
+            ann_id: ("ann", "connected", ["news", "sport"]),
+            bob_id: ("bob", "connected", []),
+        }
+        assert {each["node"] for each in found} == {"n1"}
+        assert [
+            each["connectionId"] for each in semel("pubsub", "connections", "who", "--user", "bob")["connections"]
+        ] == [bob_id]
+        assert semel("pubsub", "groups", "who")["groups"] == [
+            {"name": "news", "members": 1},
+            {"name": "sport", "members": 1},
+        ]
+        [hub] = [each for each in semel("pubsub", "hubs")["hubs"] if each["name"] == "who"]
+        assert (hub["here"]["connected"], hub["here"]["groups"]) == (2, 2)
+
+        for _ in range(2):
+            semel("pubsub", "send", "who", '{"n": 1}', "--type", "json", "--group", "news", "--key", "once")
+        semel("pubsub", "send", "who", "to you", "--connection", ann_id)
+        assert [said(ann)["data"], said(ann)["data"]] == [{"n": 1}, "to you"]
+
+        semel("pubsub", "close", "who", "--user", "ann", "--reason", "time to go")
+        assert said(ann)["message"] == "time to go"
+        with pytest.raises(ConnectionClosed):
+            ann.recv(timeout=20)
+        assert [each["userId"] for each in semel("pubsub", "connections", "who")["connections"]] == ["bob"]
+
+
+def test_messages_are_followed_while_they_come(semel: Commands, served: Served, tmp_path: Path) -> None:
+    """A member that acknowledges nothing keeps them in the store."""
+    with semel.client("live", "ann", "--group", "news") as ann:
+        said(ann)
+        semel("pubsub", "send", "live", "first", "--group", "news")
+        where = ("--connection-string", served.connection_string, "--ca", str(served.ca))
+        with _process(tmp_path, "pubsub", "tail", "live", "--stored", "--json", *where) as tail:
+            assert tail.stdout is not None
+            assert json.loads(tail.stdout.readline())["data"] == "first"
+            semel("pubsub", "send", "live", "second", "--everybody")
+            message = json.loads(tail.stdout.readline())
+            assert (message["data"], message["to"], message["from"]) == ("second", {}, "rest")
+            tail.send_signal(signal.SIGINT)
+            assert tail.wait(20) == 0
+            assert tail.stdout.read() == ""
+
+
+def test_health_and_metrics(semel: Commands, served: Served) -> None:
+    trust = ssl.create_default_context(cafile=served.ca)
+    with (
+        httpx.Client(base_url=served.endpoint, trust_env=False, verify=trust) as http,
+        semel.client("seen", "ann") as ann,
+    ):
+        said(ann)
+        assert (http.get("/healthz").text, http.get("/readyz").text) == ("ok\n", "ready\n")
+        assert http.get("/metrics").status_code == 401
+        token = semel("token", "--service", "/metrics", "--role", "read")["token"]
+        found = http.get("/metrics", headers={"authorization": f"Bearer {token}"})
+        assert found.headers["content-type"].startswith("text/plain; version=")
+        assert 'semel_info{node="n1"' in found.text
+        assert 'semel_hub_connections{hub="seen"} 1.0\n' in found.text
+        assert 'semel_hub_frames_sent_total{hub="seen"} 1.0\n' in found.text
+
+
+def test_the_event_handlers_of_the_configuration_are_told(semel: Commands, handler: ThreadingHTTPServer) -> None:
+    with semel.client("told", "ann") as ann:
+        said(ann)
+        ann.send(json.dumps({"type": "event", "event": "greet", "ackId": 1, "dataType": "text", "data": "hello"}))
+        assert said(ann) == {"type": "ack", "ackId": 1, "success": True}
+        assert handler.heard == [("/told/greet", b"hello")]  # type: ignore[attr-defined]
+
+
+def test_the_limits_of_the_configuration_hold(semel: Commands) -> None:
+    with semel.client("limits", "ann") as ann:
+        said(ann)
+        ann.send(json.dumps({"type": "sendToGroup", "group": "g", "data": "x" * 3000}))
+        with pytest.raises(ConnectionClosed) as caught:
+            ann.recv(timeout=20)
+        assert caught.value.rcvd is not None
+        assert caught.value.rcvd.code == 1009
+
+
+def test_a_server_that_is_not_there_is_told_apart_from_a_mistake(
+    semel: Commands, served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    key = f"AccessKey={'k' * 32};"
+    assert run(["pubsub", "hubs", "--connection-string", f"Endpoint=http://127.0.0.1:{port};{key}"]) == 3
+    assert run(["pubsub", "hubs"]) == 3
+    assert "certificate" in capsys.readouterr().err
+    wrong = ("--connection-string", f"Endpoint={served.endpoint};{key}", "--ca", str(served.ca))
+    assert run(["pubsub", "hubs", *wrong]) == 2
+    assert "refuses the key" in capsys.readouterr().err

@@ -1,0 +1,216 @@
+"""What operators ask of a server: health, metrics, lists, and messages as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from semel.errors import StoreUnavailable
+from semel.kernel.envelope import Blob, Envelope
+from semel.kernel.ops import Append, Put, PutBlob, RecordKind, Trim, Unit
+from semel.kernel.position import Position
+from semel.pubsub.calls import Group, Publish
+from semel.pubsub.keys import DEV_KEY, AccessKeys
+from semel.pubsub.messages import Data, DataType
+from semel.pubsub.tokens import service_token
+from semel.runtime import operating
+from semel.runtime.door import Request
+from semel.runtime.operating import read_page
+from semel.runtime.perform import Performer
+from semel.runtime.pubsub import PubSub, PubSubSettings
+from semel.stores.memory import MemoryStore
+
+KEYS = AccessKeys(DEV_KEY)
+HOST = "127.0.0.1:8080"
+HUBS = "/v1/pubsub/hubs"
+MESSAGES = f"{HUBS}/chat/messages"
+
+
+class Store(MemoryStore):
+    """One that can be away, or take its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = False
+        self.answers = threading.Event()
+        self.answers.set()
+        self.looks = 0
+        self.is_watched = asyncio.Event()
+
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        self.is_watched.set()
+        return super().listen(wake)
+
+    def cursor(self, name: str) -> Position | None:
+        self.looks += 1
+        self.answers.wait(30)
+        if self.is_away:
+            raise StoreUnavailable("not there")
+        return super().cursor(name)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+async def service(store: Store) -> AsyncIterator[PubSub]:
+    async with Performer(store) as performer:
+        yield PubSub(performer, PubSubSettings(KEYS))
+
+
+async def ask(
+    service: PubSub, path: str, query: str = "", *, token: bool = True, roles: tuple[str, ...] = (), method: str = "GET"
+) -> tuple[int, Any]:
+    made = service_token(KEYS, f"http://{HOST}{path}", now=time.time(), roles=roles)
+    headers = {"authorization": f"Bearer {made}"} if token else {}
+    response = await service.handle(Request(method, path, query, headers, host=HOST))
+    is_json = response.headers.get("content-type") == "application/json"
+    return response.status, msgspec.json.decode(response.body) if is_json else response.body.decode()
+
+
+def append(store: MemoryStore, *bodies: str, target: str = "g/news", kind: RecordKind = RecordKind.MESSAGE) -> None:
+    for body in bodies:
+        envelope = Envelope(body, data=body.encode(), datacontenttype="text/plain")
+        store.commit([Unit((Append("hub/chat", envelope, kind=kind, target=target),))])
+
+
+# -- health
+
+
+async def test_health_is_open_to_all(service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operating, "PROBE_KEEP_S", 0.0)
+    assert await ask(service, "/healthz", token=False) == (200, "ok\n")
+    assert await ask(service, "/readyz", token=False) == (200, "ready\n")
+    assert (await ask(service, "/readyz", token=False, method="POST"))[0] == 405
+    store.is_away = True
+    assert await ask(service, "/readyz", token=False) == (503, "the store does not answer\n")
+    assert await ask(service, "/healthz", token=False) == (200, "ok\n")
+    store.is_away = False
+    assert (await ask(service, "/readyz", token=False))[0] == 200
+    service.operating.stop()
+    assert await ask(service, "/readyz", token=False) == (503, "the server is stopping\n")
+
+
+async def test_a_store_that_hangs_is_asked_once(service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operating, "PROBE_S", 0.01)
+    before = store.looks
+    store.answers.clear()
+    for _ in range(5):
+        assert (await ask(service, "/readyz"))[0] == 503
+    assert store.looks == before + 1
+    store.answers.set()
+
+
+async def test_the_store_is_spared_however_often_one_asks(service: PubSub, store: Store) -> None:
+    before = store.looks
+    for _ in range(20):
+        assert (await ask(service, "/readyz"))[0] == 200
+    assert store.looks == before + 1
+
+
+# -- metrics
+
+
+async def test_metrics_are_for_who_may_read(service: PubSub, store: Store) -> None:
+    assert (await ask(service, "/metrics", token=False))[0] == 401
+    assert (await ask(service, "/metrics", roles=("semel.send:x",)))[0] == 403
+    status, text = await ask(service, "/metrics", roles=("semel.read",))
+    assert status == 200
+    assert "semel_hubs 0.0\n" in text
+    assert 'semel_http_responses_total{status="401"} 1.0\n' in text
+    async with Performer(store) as performer:
+        shown = PubSub(performer, PubSubSettings(KEYS, open_metrics=True))
+        assert (await ask(shown, "/metrics", token=False))[0] == 200
+
+
+# -- lists
+
+
+async def test_hubs_that_are_stored_and_hubs_that_are_used(service: PubSub, store: Store) -> None:
+    rows = (Put("hub/chat/session/a", b"x"), Put("hub/chat0/acks/b", b"x"), Put("hub/chat.x/acks/c", b"x"))
+    store.commit([Unit(rows), Unit((Put("hub/chat/session/a", None),))])
+    await service.hub("used")
+    status, found = await ask(service, HUBS)
+    assert status == 200
+    here = {"connected": 0, "waiting": 0, "elsewhere": 0, "groups": 0}
+    assert {"name": "used", "here": here} in found["hubs"]
+    assert {hub["name"] for hub in found["hubs"]} == {"used", "chat0", "chat.x"}
+    assert (await ask(service, f"{HUBS}/used/groups")) == (200, {"groups": [], "next": None})
+    assert (await ask(service, f"{HUBS}/used/nothing"))[0] == 404
+
+
+# -- messages
+
+
+async def test_messages_are_told_as_they_come(service: PubSub, store: Store) -> None:
+    chat = await service.hub("chat")
+    _, found = await ask(service, MESSAGES)
+    assert found["messages"] == []
+    store.is_watched.clear()
+    waiting = asyncio.create_task(ask(service, MESSAGES, f"after={found['after']}&wait=30"))
+    await store.is_watched.wait()
+    await chat.call(Publish(Group("news"), Data(DataType.TEXT, b"hello")))
+    async with asyncio.timeout(20):
+        _, page = await waiting
+    assert [message["data"] for message in page["messages"]] == ["hello"]
+    assert service.operating._changes._watching == set()
+
+
+async def test_whoever_waits_is_answered_when_the_time_is_up_or_the_server_stops(service: PubSub, store: Store) -> None:
+    _, found = await ask(service, MESSAGES)
+    _, page = await ask(service, MESSAGES, f"after={found['after']}&wait=1")
+    assert (page["messages"], page["after"]) == ([], found["after"])
+    store.is_watched.clear()
+    waiting = asyncio.create_task(ask(service, MESSAGES, f"after={found['after']}&wait=30"))
+    await store.is_watched.wait()
+    service.operating.stop()
+    async with asyncio.timeout(20):
+        assert (await waiting)[1]["messages"] == []
+
+
+async def test_what_is_stored_can_be_read_from_its_start(service: PubSub, store: Store) -> None:
+    append(store, "a", "b", "c")
+    _, page = await ask(service, MESSAGES, "after=start&limit=2")
+    assert [message["data"] for message in page["messages"]] == ["a", "b"]
+    _, rest = await ask(service, MESSAGES, f"after={page['after']}")
+    assert [message["data"] for message in rest["messages"]] == ["c"]
+    store.commit([Unit((Trim("hub/chat", 3),))])
+    _, late = await ask(service, MESSAGES, "after=1:0")
+    assert (late["messages"], late["missed"]) == ([], 2)
+    _, left = await ask(service, MESSAGES, "after=start")
+    assert [message["data"] for message in left["messages"]] == ["c"]
+    assert (await ask(service, MESSAGES, "after=7:1"))[0] == 410
+
+
+def test_a_page_passes_over_what_is_no_message_and_for_others(store: Store) -> None:
+    append(store, "a", "b", target="g/sport")
+    append(store, "x", kind=RecordKind.JOIN)
+    append(store, "c", "d")
+    begin = Position("hub/chat", store.epoch, 0)
+    page = read_page(store, begin, "g/news", 1)
+    assert ([record.envelope.id for record in page.records], page.after.offset) == (["c"], 4)
+    page = read_page(store, begin, "g/music", 10)
+    assert (list(page.records), page.after.offset, page.missed) == ([], 5, 0)
+    assert len(read_page(store, begin, None, 10).records) == 4
+
+
+def test_a_page_ends_when_it_is_large_enough(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operating, "PAGE_BYTES_MAX", 5)
+    blob = Blob("b1", 6)
+    large = Append("hub/chat", Envelope("large", blob=blob), target="g/news")
+    store.commit([Unit((PutBlob("b1", 0, b"abc"), PutBlob("b1", 1, b"def"), large))])
+    append(store, "1234", "5", "6")
+    begin = Position("hub/chat", store.epoch, 0)
+    pages = []
+    while (page := read_page(store, begin, None, 10)).records:
+        pages.append([record.body or record.envelope.data for record in page.records])
+        begin = page.after
+    assert pages == [[b"abcdef"], [b"1234", b"5"], [b"6"]]
