@@ -206,7 +206,10 @@ class DeliverFailed(msgspec.Struct, frozen=True):
 
 
 class Wake(msgspec.Struct, frozen=True):
-    """Something was committed somewhere: look again if you were waiting for work."""
+    """Something was committed somewhere: look again if you were waiting for work. `is_own`: by a machine of this very
+    interpreter, which has heard of it."""
+
+    is_own: bool = False
 
 
 class Resume(msgspec.Struct, frozen=True):

@@ -114,14 +114,14 @@ class Interpreter:
         self._events.append((seat, event))
         self._run()
 
-    def wake(self) -> None:
+    def wake(self, *, is_own: bool = False) -> None:
         """Something was committed, here or elsewhere: waiting reads look again, and workers look for work."""
         self._wakes += 1
         for seat in list(self._seats.values()):
             waiting, seat.waiting = seat.waiting, []
             for effect in waiting:
                 self._read(seat, effect)
-            self._events.append((seat, Wake()))
+            self._events.append((seat, Wake(is_own)))
         self._run()
 
     # -- time

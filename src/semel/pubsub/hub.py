@@ -204,7 +204,7 @@ class Hub:
         self.events = Events(self, self._clients, handlers or Handlers(hub))
         self.streams, self.group_states = Streams(self), GroupStates(self, self._clients)
         self.take_over, self._nodes = TakeOver(self), Nodes(self) if self.options.is_shared else None
-        self._timed: tuple[_Timed, ...] = self.floors, self.orders, self.events, self.streams
+        self._timed: tuple[_Timed, ...] = self.tail, self.floors, self.orders, self.events, self.streams
         if self._nodes is not None:
             self._timed += (self._nodes,)
         self.counts = Counts()
@@ -251,7 +251,6 @@ class Hub:
             case Received(peer=peer, message=told):
                 self._hear(peer, told, now)
             case Committed(token=token, results=results):
-                self.tail.committed()
                 self._waiting.pop(token).done(results, now)
             case CommitFailed(token=token) | CommitUnknown(token=token):
                 self.counts.failed_commits += 1
@@ -263,8 +262,8 @@ class Hub:
             case Loaded(key=key) | LoadedAll(asked=key) | LoadFailed(key=key):
                 for tell in self._loads.pop(key, ()):
                     tell(event, now)
-            case Wake():
-                self.tail.wake()
+            case Wake(is_own=False):
+                self.tail.wake(now)
         return self._end(now)
 
     def next_deadline(self) -> float | None:

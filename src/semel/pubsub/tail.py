@@ -20,6 +20,8 @@ READ_ROWS = 2000
 AHEAD_MAX = 20_000
 """How many records of our own may wait for others before them. Beyond that they are read again."""
 
+LOOK_S = 0.02
+
 Tell = Callable[[int, Append, bytes | None, float], None]
 """Offset, record, large body (None if it has none, or if it is gone) and the time."""
 
@@ -36,17 +38,14 @@ class Tail:
         self._ahead: dict[int, Append] = {}
         self._bodies: dict[str, bytes] = {}
         self._asked: dict[tuple[int, int], list[Callable[[Found, float], None]]] = {}
-        self._is_reading = self._has_begun = False
-        self._own_commits = 0
+        self._is_reading = self._reads_again = self._has_begun = self._has_committed = False
+        self._look_at: float | None = None
 
     # -- what this node commits
 
-    def committed(self) -> None:
-        """A commit that we know of explains the next wake; what others put between is seen as a gap."""
-        self._own_commits += 1
-
     def take_own(self, appends: Sequence[Append], results: Sequence[Result], now: float) -> None:
         """Records of our own: told in their turn."""
+        self._has_committed = True
         for append, result in zip(appends, results, strict=False):
             if type(result) is not Fresh:
                 self.drop_bodies((append,))
@@ -79,9 +78,20 @@ class Tail:
 
     # -- what others commit
 
-    def wake(self) -> None:
-        is_explained, self._own_commits = self._own_commits > 0, 0
+    def wake(self, now: float) -> None:
+        """Somebody has committed something. A store may tell us so of our own commits, and what others put before those
+        is seen as a gap: so if we have committed lately, looking can wait a moment."""
+        is_explained, self._has_committed = self._has_committed, False
         if not is_explained:
+            self.read_on()
+        elif self._look_at is None:
+            self._look_at = now + LOOK_S
+
+    def next_deadline(self) -> float | None:
+        return self._look_at
+
+    def on_timer(self, now: float) -> None:
+        if self._look_at is not None and self._look_at <= now:
             self.read_on()
 
     def is_behind(self) -> bool:
@@ -89,9 +99,13 @@ class Tail:
         return bool(self._ahead)
 
     def read_on(self) -> None:
-        if not self._is_reading:
-            self._is_reading = True
-            self.read_after(self.offset, self._read)
+        """Once more after the read that is under way, which may have looked too early."""
+        self._look_at = None
+        if self._is_reading:
+            self._reads_again = True
+            return
+        self._is_reading, self._reads_again = True, False
+        self.read_after(self.offset, self._read)
 
     def _read(self, found: Found, now: float) -> None:
         self._is_reading = False
@@ -113,7 +127,7 @@ class Tail:
                     self._bodies[record.envelope.blob.name] = record.body
                 self._tell_one(record.position.offset, of_record(record), now)
         self._tell_ahead(now)
-        if len(records) == READ_ROWS:
+        if len(records) == READ_ROWS or self._reads_again:
             self.read_on()
 
     def _tell_ahead(self, now: float) -> None:

@@ -352,7 +352,7 @@ class Performer:
         self._under_way = None
         report()
         if self._hosts and _is_news(group):
-            self._interpreter.wake()
+            self._interpreter.wake(is_own=True)
         reach("perform.told")
         self._offer_room()
         self._group_ended.set()

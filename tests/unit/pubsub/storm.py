@@ -47,7 +47,7 @@ class Node(World):
         self.pending.append(lambda: interpreter.committed(group, outcomes))
         for world in list(self.nodes):
             assert isinstance(world, Node)
-            world.pending.append(world.interpreter.wake)
+            world.pending.append(partial(world.interpreter.wake, is_own=world is self))
 
     def read(self, seat: Seat, effect: Read) -> None:
         read = partial(read_whole, self.store) if effect.bodies else self.store.read
@@ -244,7 +244,7 @@ class Storm:
                 client.hear()
 
     def _are_served(self) -> bool:
-        return all(len(client.got) >= len(self.due(client)) for client in self.clients)
+        return all({body for _, body in client.got}.issuperset(self.due(client)) for client in self.clients)
 
     # -- what has to hold
 

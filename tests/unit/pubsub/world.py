@@ -16,6 +16,7 @@ from semel.pubsub.hub import Frames, Gone, Hub, HubOptions, Open, Resume, Shut, 
 from semel.pubsub.loading import load_hub
 from semel.pubsub.messages import Data, DataType, JoinGroup, Request, Response, SendToGroup, SequenceAck
 from semel.pubsub.permissions import Permissions
+from semel.pubsub.tail import LOOK_S
 from semel.stores.bodies import read_whole
 from semel.stores.memory import MemoryStore
 
@@ -149,7 +150,9 @@ class World:
             outcomes = self.store.commit(group.units)
             self.interpreter.committed(group, outcomes)
             for world in list(self.nodes):
-                world.interpreter.wake()
+                world.interpreter.wake(is_own=world is self)
+            if len(self.nodes) > 1:
+                self.pass_time(LOOK_S)
 
     def let_go(self) -> None:
         """Commits that were held back happen now."""
