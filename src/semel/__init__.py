@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from semel.kernel.retry import RetryPolicy
     from semel.kernel.work import Worker, WorkerConfig
     from semel.pipes.path import Pipe
+    from semel.pubsub.client_events import ClientOptions
+    from semel.runtime.client import WebPubSubClient
+    from semel.runtime.client_sync import SyncWebPubSubClient
     from semel.runtime.committer import Committer
     from semel.runtime.perform import Performer
     from semel.runtime.pipes import PipeNode
@@ -27,6 +30,7 @@ __all__ = [
     "Advance",
     "Append",
     "Claim",
+    "ClientOptions",
     "Committer",
     "Duplicate",
     "Enqueue",
@@ -42,8 +46,10 @@ __all__ = [
     "Position",
     "Put",
     "RetryPolicy",
+    "SyncWebPubSubClient",
     "Tx",
     "Unit",
+    "WebPubSubClient",
     "WorkState",
     "Worker",
     "WorkerConfig",
@@ -54,11 +60,14 @@ __all__ = [
 
 # asyncio and the machines are loaded when they are asked for: a command line starts without them
 _LATER = {
+    "ClientOptions": "semel.pubsub.client_events",
     "Committer": "semel.runtime.committer",
     "Performer": "semel.runtime.perform",
     "Pipe": "semel.pipes.path",
     "PipeNode": "semel.runtime.pipes",
     "RetryPolicy": "semel.kernel.retry",
+    "SyncWebPubSubClient": "semel.runtime.client_sync",
+    "WebPubSubClient": "semel.runtime.client",
     "Worker": "semel.kernel.work",
     "WorkerConfig": "semel.kernel.work",
 }

@@ -26,6 +26,7 @@
     │   │   └── FrameError      it sent a frame on a WebSocket that cannot be taken
     │   └── SessionGone         the peer no longer knows this session
     ├── PeerUnavailable         the other side does not answer
+    ├── RequestInDoubt          it was sent and no answer came: nobody knows whether it was done
     └── Suspended               delivery stopped after its retries; an operator may resume it
 
 Each error says in `fix` what to do next, in `fault` whose it is, and in `retryable` whether the same call may
@@ -201,6 +202,12 @@ class PeerUnavailable(SemelError):
     code = "peer-unavailable"
     fault = "remote"
     retryable = True
+    exit_code = EXIT_UNREACHABLE
+
+
+class RequestInDoubt(SemelError):
+    code = "request-in-doubt"
+    fault = "remote"
     exit_code = EXIT_UNREACHABLE
 
 
