@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.interop.served import Served
@@ -38,6 +40,19 @@ def test_the_how_to_runs(served: Served, tmp_path: Path, monkeypatch: pytest.Mon
         with contextlib.redirect_stdout(printed):
             exec(compile(code, "use-the-client.md", "exec"), names)
         assert printed.getvalue() == expected
+
+
+@pytest.mark.connected
+async def test_the_code_of_the_readme_talks(served: Served) -> None:
+    _, (code, _) = BLOCK.findall((DOCS.parent / "README.md").read_text())
+    names: dict[str, Any] = {}
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    names["print"] = lambda data: heard.put_nowait(str(data))
+    exec(compile(code, "README.md", "exec"), names)
+    talk = asyncio.create_task(names["talk"](served.url()))
+    assert await asyncio.wait_for(heard.get(), 30) == str({"text": "hello"})
+    talk.cancel()
+    await asyncio.wait([talk])
 
 
 def test_the_reference_names_every_option() -> None:

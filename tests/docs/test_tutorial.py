@@ -32,7 +32,7 @@ def test_page(page, tmp_path, monkeypatch):
 def test_readme_code_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    [(code, _)] = BLOCK.findall(readme)
+    (code, _), _ = BLOCK.findall(readme)
     names: dict[str, object] = {}
     exec(compile(code, "README.md", "exec"), names)
     store = names["store"]
