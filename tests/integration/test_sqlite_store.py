@@ -475,3 +475,20 @@ def test_a_refused_bound_unit_leaves_nothing_behind(open_at, path):
     user.close()
     assert store.work("outbox/shop", "8") is None
     assert store.work("outbox/shop", "9") is not None
+
+
+def test_what_follows_a_commit_is_done_before_the_next_one_begins(open_at, monkeypatch):
+    """A checkpoint runs on the writer's own connection: beside another thread's commit it would break that one."""
+    store = open_at()
+    held = []
+    after_commit = store._after_commit
+
+    def watch(engine):
+        held.append(store._lock._is_owned())
+        after_commit(engine)
+
+    monkeypatch.setattr(store, "_after_commit", watch)
+    store.commit([Unit((Append("hub/x", Envelope(id="1")),))])
+    store.sweep(store._clock())
+    assert len(held) > 1
+    assert all(held)

@@ -462,12 +462,14 @@ class SqliteStore:
 
     @contextmanager
     def _sweeping(self, now: int) -> Iterator[SqliteEngine]:
-        with self._transaction() as db:
-            engine = SqliteEngine(db, now, self.node)
-            yield engine
-            engine.finish()
-            reach("sweep.deleted")
-        self._after_commit(engine)
+        with self._lock:
+            with self._transaction() as db:
+                engine = SqliteEngine(db, now, self.node)
+                yield engine
+                engine.finish()
+                reach("sweep.deleted")
+            # before anybody else commits: the writer would meet its own checkpoint
+            self._after_commit(engine)
 
     def _sweep_records(self, now: int, limit: int) -> tuple[int, int]:
         forget = now - int(self.identity_keep_s * 1_000_000)
