@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from azure.messaging.webpubsubclient.models import SendMessageError
 from azure.messaging.webpubsubservice import WebPubSubServiceClient
 
 from semel.errors import PeerUnavailable
@@ -20,6 +21,12 @@ KEY = "k" * 44
 HUB = "chat"
 ROLES = ["webpubsub.joinLeaveGroup", "webpubsub.sendToGroup"]
 START_S = 30
+_NO_ANSWER = ("", "NoAckMessageReceivedFromServer")
+
+
+def is_answer(error: SendMessageError) -> bool:
+    """Whether the server has said no. Otherwise nothing was heard from it, and the SDK says so under these names."""
+    return error.error_detail is not None and error.error_detail.name not in _NO_ANSWER
 
 
 class Served:

@@ -15,7 +15,7 @@ import pytest
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.messaging.webpubsubclient import WebPubSubClient
 from azure.messaging.webpubsubclient.models import CallbackType, SendMessageError
-from tests.interop.served import HUB, Served
+from tests.interop.served import HUB, Served, is_answer
 from websocket import WebSocketException
 
 from semel.errors import PeerUnavailable
@@ -65,8 +65,7 @@ class Subscriber:
             try:
                 return call(*arguments, ack_id=number, **more)
             except (SendMessageError, WebSocketException) as error:
-                detail = getattr(error, "error_detail", None)
-                if detail is not None and detail.name:
+                if isinstance(error, SendMessageError) and is_answer(error):
                     raise
                 assert time.monotonic() < until, f"{arguments} was never answered"
                 time.sleep(0.05)

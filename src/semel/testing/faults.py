@@ -14,16 +14,13 @@ import asyncio
 import json
 import random
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 from semel.errors import ConfigError, LimitExceeded
 from semel.runtime.transports.frames import HEADER_BYTES, FrameBuffer
-from semel.runtime.transports.tcp import is_loopback
+from semel.testing.proxy import READ_BYTES, Ends, Proxy, until_one_ends
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
-READ_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,58 +58,21 @@ class Counts:
     cut: int = 0
 
 
-class FaultProxy:
-    """Stands between two processes on this machine. `target` may be changed while it runs: a process that was killed
-    comes back on another port."""
+class FaultProxy(Proxy):
+    """Decides over each frame as its weather says."""
 
     def __init__(self, target: tuple[str, int], weather: Weather, *, seed: int = 0) -> None:
-        self.target = target
+        super().__init__(target)
         self.weather = weather
         self.counts = Counts()
         self._chance = random.Random(seed)
-        self._server: asyncio.Server | None = None
-        self._links: set[asyncio.Task[None]] = set()
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Begin to listen; returns the port."""
-        for name in (host, self.target[0]):
-            if not is_loopback(name):
-                raise ConfigError(f"{name} is not this machine", fix="a fault proxy only serves 127.0.0.1 and ::1")
-        self._server = await asyncio.start_server(self._accept, host, port)
-        return int(self._server.sockets[0].getsockname()[1])
-
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        links = list(self._links)
-        for link in links:
-            link.cancel()
-        await asyncio.gather(*links, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = asyncio.get_running_loop().create_task(self._link(reader, writer))
-        self._links.add(link)
-        link.add_done_callback(self._links.discard)
-
-    async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Two directions that end together, whichever ends first."""
-        with _closing(writer):
-            try:
-                far_reader, far_writer = await asyncio.open_connection(*self.target)
-            except OSError:
-                return
-            with _closing(far_writer):
-                self.counts.connections += 1
-                ways = [
-                    asyncio.ensure_future(_Way(self, reader, far_writer).run()),
-                    asyncio.ensure_future(_Way(self, far_reader, writer).run()),
-                ]
-                try:
-                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for way in ways:
-                        way.cancel()
-                    await asyncio.gather(*ways, return_exceptions=True)
+    async def _carry(self, near: Ends, far: Ends) -> None:
+        self.counts.connections += 1
+        await until_one_ends(
+            asyncio.ensure_future(_Way(self, near[0], far[1]).run()),
+            asyncio.ensure_future(_Way(self, far[0], near[1]).run()),
+        )
 
 
 @dataclass(slots=True)
@@ -185,14 +145,6 @@ class _Way:
             return
         self.proxy.counts.passed += 1
         self.writer.write(len(payload).to_bytes(HEADER_BYTES, "big") + payload)
-
-
-@contextmanager
-def _closing(writer: asyncio.StreamWriter) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        writer.close()
 
 
 async def _serve(target: tuple[str, int], weather: Weather, port: int, seed: int) -> None:

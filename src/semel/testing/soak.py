@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from semel import __version__
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_USAGE
-from semel.testing import campaigns, pipe_campaign, spark_campaign
+from semel.testing import bounded_campaign, campaigns, pipe_campaign, pubsub_campaign, spark_campaign
 
 EVIDENCE = Path("docs/evidence")
 TWENTIETH = 1 / 20
@@ -47,6 +47,13 @@ PARTS: dict[str, Part] = {
     "demo": Part(40_000, "messages", "two processes, a bad link, kill -9 of both", campaigns.demo),
     "pipes": Part(100_000, "messages", "a durable pipe over a link that loses 30 %, kill -9", pipe_campaign.pipes),
     "cascade": Part(100_000, "messages", "the same through a volatile stage, and failures", pipe_campaign.cascade),
+    "pubsub": Part(
+        100_000, "messages", "50 clients of a hub on links that break, kill -9 of the server", pubsub_campaign.pubsub
+    ),
+    "pubsub-nodes": Part(100_000, "messages", "the same with two nodes on PostgreSQL", pubsub_campaign.pubsub_nodes),
+    "pubsub-bounded": Part(
+        600, "seconds", "full load, 10,000 idle sessions and one that never acknowledges", bounded_campaign.bounded
+    ),
     "spark": Part(
         2_000_000, "rows", "two regions merged by Spark; tasks, drivers and checkpoints lost", spark_campaign.spark
     ),

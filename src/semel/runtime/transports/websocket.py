@@ -347,7 +347,7 @@ class Peer(asyncio.Protocol):
     @property
     def is_full(self) -> bool:
         """It has enough to take for now: await `on_room`."""
-        return self._is_full or self._gathered_bytes > self._host.limits.full_bytes
+        return self._is_full
 
     @property
     def pending_bytes(self) -> int:
@@ -363,7 +363,10 @@ class Peer(asyncio.Protocol):
             self._host.gather(self)
         self._gathered.extend(frames)
         self._gathered_bytes += sum(map(len, frames))
-        return not self.is_full
+        if self._gathered_bytes > self._host.limits.full_bytes:
+            # The system may take all of it at once: only the transport knows who is full, and when there is room again.
+            self.flush()
+        return not self._is_full
 
     def flush(self) -> None:
         """Write out what `write` has gathered."""

