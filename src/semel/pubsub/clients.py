@@ -35,7 +35,7 @@ from semel.pubsub.messages import (
 )
 from semel.pubsub.permissions import Permission
 from semel.pubsub.records import MESSAGE_ID, NO_TERMS, Terms, group_target, id_identity, message
-from semel.pubsub.session import Session
+from semel.pubsub.session import GROUPS_MAX, Session
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
@@ -216,9 +216,12 @@ class Clients:
             return
         ack_ids = [ack_id] if ack_id is not None else []
         is_join = kind is RecordKind.JOIN
-        if (group in session.groups_wanted) == (group in session.groups_decided) == is_join:
+        if session.is_settled(group, is_join):
             if ack_ids:
                 self._commit(session, (), ack_ids)
+            return
+        if is_join and len(session.groups_wanted) >= GROUPS_MAX:
+            self.ack(session, ack_id, Fault(ErrorName.BAD_REQUEST, f"a connection can be in {GROUPS_MAX:,} groups"))
             return
         if ack_id is not None:
             # the acks may not say so before it is durable from where on it holds

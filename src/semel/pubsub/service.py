@@ -50,7 +50,7 @@ from semel.pubsub.records import (
     user_target,
 )
 from semel.pubsub.roster import Elsewhere, M, Roster
-from semel.pubsub.session import Session, read_session, session_key
+from semel.pubsub.session import GROUPS_MAX, Session, read_session, session_key
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
@@ -208,8 +208,11 @@ class Service:
         if not chosen and not isinstance(call.who, Everybody):
             answer(NOT_FOUND)
             return
+        if any(len(session.groups_wanted.union(call.groups)) > GROUPS_MAX for session in chosen):
+            answer(Answer(Outcome.REFUSED, f"a connection can be in {GROUPS_MAX:,} groups"))
+            return
         changes = [
-            (session, group) for session in chosen for group in call.groups if group not in session.groups_wanted
+            (session, group) for session in chosen for group in call.groups if not session.is_settled(group, True)
         ]
         self._change(changes, RecordKind.JOIN, now, answer)
 
@@ -218,7 +221,7 @@ class Service:
             (session, group)
             for session in self._chosen(call, self._there(call.who))
             for group in (sorted(session.groups_wanted) if call.groups is None else call.groups)
-            if group in session.groups_wanted
+            if not session.is_settled(group, False)
         ]
         self._change(changes, RecordKind.LEAVE, now, answer)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from semel.pubsub.streams import StreamChanges
 
 ALLOWED_MAX = 1024
+GROUPS_MAX = 10_000
 
 
 class OwnState(msgspec.Struct, frozen=True, array_like=True):
@@ -244,6 +245,10 @@ class Session:
             self.acks_stored = version
         else:
             self.row_stored = version
+
+    def is_settled(self, group: str, is_in: bool) -> bool:
+        """Whether it is in the group, or out of it, with nothing on its way that could change that."""
+        return (group in self.groups_wanted) == (group in self.groups_decided) == is_in
 
     def decide_group(self, group: str, offset: int, is_joined: bool, tail: int) -> None:
         """A record in the stream says so. A stay that ends is remembered while something of it may be missing; what the

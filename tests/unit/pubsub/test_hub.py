@@ -751,3 +751,16 @@ def test_the_end_of_a_session_that_the_store_did_not_take_is_written_later(pair:
     pair.pass_time(6)
     assert pair.store.states("hub/chat/session/bob") == []
     assert [note.topic for note in pair.notes] == ["session-close"]
+
+
+def test_a_connection_is_in_no_more_groups_than_allowed(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.pubsub.clients.GROUPS_MAX", 2)
+    monkeypatch.setattr("semel.pubsub.service.GROUPS_MAX", 2)
+    pair.join(BOB, "second", 40)
+    pair.join(BOB, "third", 41)
+    [ok, refused] = pair.take(BOB)
+    assert ok == Ack(40)
+    assert isinstance(refused, Ack)
+    assert refused.error is not None
+    assert refused.error.name == ErrorName.BAD_REQUEST
+    assert pair.call(JoinMembers(Connection(BOB), ("fourth",))).outcome is Outcome.REFUSED
