@@ -84,6 +84,8 @@ class CatchUp:
             self._hub.touch(session)
             if self._hub.roster.get(session.id) is session:
                 self._hub.check_backlog(session, now)
+                if session.confirmed is not None:
+                    self._hub.write_down(session)
 
 
 class _Pass:

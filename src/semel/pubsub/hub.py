@@ -628,7 +628,7 @@ class Hub:
             session.early_ack = max(session.early_ack, offset)
         else:
             session.acknowledge(offset)
-            self._dirty[session.id] = session
+            self.write_down(session)
 
     # -- groups
 
@@ -769,6 +769,10 @@ class Hub:
         return [session for session in chosen if asked.matches(session)]
 
     # -- what is written down later
+
+    def write_down(self, session: Session) -> None:
+        """How far its client has acknowledged, within a second."""
+        self._dirty[session.id] = session
 
     def _flush(self) -> None:
         """How far clients have acknowledged. What is lost of it in a crash is sent again and dropped by the client."""

@@ -742,6 +742,9 @@ def test_what_is_acknowledged_while_it_is_behind_is_not_sent_again(pair: World) 
     for seat, effect in reads:
         pair.read(seat, effect)
     assert pair.bodies("new") == ["second"]
+    pair.pass_time(2)
+    [said] = [entry.event for entry in pair.store.ledger(START) if entry.event.kind is Kind.CONFIRMED]
+    assert (said.peer, said.first, said.last, said.n) == (BOB, first, first, 1)
 
 
 def test_the_end_of_a_session_that_the_store_did_not_take_is_written_later(pair: World) -> None:
