@@ -42,11 +42,12 @@ sim: ## Run the simulator (SEEDS=10000 SIM_ARGS=...)
 	@scripts/setup main
 	@$(BIN)/semel sim --seeds $(SEEDS) $(SIM_ARGS)
 
-bench: ## Measure stores, pipes and Spark (BENCH_ARGS=... for the stores)
+bench: ## Measure stores, pipes, pub/sub and Spark (BENCH_ARGS=... for the stores)
 	@scripts/setup main spark test bench
 	@$(BIN)/semel bench store $(BENCH_ARGS)
 	@$(BIN)/semel bench store --engine postgres $(BENCH_ARGS)
 	@$(BIN)/semel bench pipes
+	@$(BIN)/semel bench pubsub
 	@$(BIN)/semel bench spark
 
 docs: ## Build the documentation into site/
