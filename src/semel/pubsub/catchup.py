@@ -83,9 +83,9 @@ class CatchUp:
             session.caught_up(missed)
             self._hub.touch(session)
             if self._hub.roster.get(session.id) is session:
-                self._hub.check_backlog(session, now)
                 if session.confirmed is not None:
                     self._hub.write_down(session)
+                self._hub.check_backlog(session, now)
 
 
 class _Pass:
