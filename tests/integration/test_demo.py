@@ -18,6 +18,7 @@ from rich.console import Console
 
 from semel.demo import DemoOptions, DemoResult, run
 from semel.demo.audit import Figures, count
+from semel.demo.hub import Heard
 from semel.demo.options import HOP, INBOX, OUTBOX, RECEIVER, SENDER
 from semel.demo.sender import order
 from semel.demo.show import _Show
@@ -75,6 +76,36 @@ def test_nothing_is_lost_doubled_or_out_of_order(tmp_path: Path) -> None:
     assert str(tmp_path / "data") in shown.replace("\n", "")
     assert (tmp_path / "data" / "receiver.db").exists()
     assert children_of(os.getpid()) == []
+
+
+def test_clients_of_a_hub_hear_everything_once_though_the_server_is_killed(tmp_path: Path) -> None:
+    result, shown = demo(messages=100, kills=1, cuts=0.01, hub=True, folder=tmp_path / "data", stall_s=60.0)
+    hub = result.hub
+    assert hub is not None
+    assert result.holds
+    assert hub.with_microsoft
+    assert (hub.clients, hub.published, hub.due, hub.heard, hub.kills) == (4, 35, 140, 140, 1)
+    assert shown.count("Exactly once: 0 lost, 0 doubled, 0 out of order") == 2
+    assert "kill -9 of the pub/sub server" in shown
+    assert json.loads(json.dumps(result.as_dict()))["hub"]["lost"] == 0
+    assert children_of(os.getpid()) == []
+
+
+def test_a_hub_whose_clients_miss_something_makes_the_verdict_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mishear(self: Heard, said: dict[str, Any]) -> None:
+        for heard in said.get("heard", {}).get("anna", []):
+            heard[1] = heard[1].replace("boris-2", "boris-1")
+        hear(self, said)
+
+    hear = Heard.hear
+    monkeypatch.setattr(Heard, "hear", mishear)
+    monkeypatch.setattr("semel.demo.hub.has_microsoft", lambda: False)
+    result, shown = demo(messages=50, kills=0, cuts=0.0, hub=True)
+    assert result.hub is not None
+    assert (result.hub.lost, result.hub.doubled) == (1, 1)
+    assert not result.holds
+    assert "NOT exactly once: 1 lost, 1 doubled" in shown
+    assert "without Microsoft's own client" in shown
 
 
 def test_a_quiet_link_needs_no_resend(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ import hashlib
 import os
 import resource
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,10 +165,11 @@ def test_a_range_stays_a_range_and_a_lone_message_is_its_own_session(store: Stor
 
 
 def test_the_index_has_every_record_and_no_body(store: Store, tmp_path: Path) -> None:
+    joined = Envelope(id="j", source="alice-1", subject="alice", headers={"start": "0"})
     message = Envelope(id="m1", session="s", index=4, data=b"secret body")
     store.commit([
         Unit((
-            Append("hub/chat", Envelope(id="j"), kind=RecordKind.JOIN, target="group"),
+            Append("hub/chat", joined, kind=RecordKind.JOIN, target="group"),
             Append("hub/chat", message),
             Append("hub/chat", Envelope(id="l"), kind=RecordKind.LEAVE, target="group"),
         )),
@@ -175,16 +178,29 @@ def test_the_index_has_every_record_and_no_body(store: Store, tmp_path: Path) ->
     table = read_back(tmp_path, "index")
     assert [f"{field.name} {field.type}" for field in table.schema] == [
         "stream string", "epoch int32", "offset int64", "type string", "message string", "session string", "idx int64",
-        "target string", "at timestamp[us, tz=UTC]", "bytes int64",
+        "target string", "at timestamp[us, tz=UTC]", "bytes int64", "source string", "subject string", "terms string",
     ]  # fmt: skip
     rows = [tuple(row.values()) for row in table.drop(["at"]).to_pylist()]
     assert rows == [
-        ("hub/chat", 1, 1, "join", "j", "j", None, "group", 0),
-        ("hub/chat", 1, 2, "message", "m1", "s", 4, "", 11),
-        ("hub/chat", 1, 3, "leave", "l", "l", None, "group", 0),
+        ("hub/chat", 1, 1, "join", "j", "j", None, "group", 0, "alice-1", "alice", '{"start":"0"}'),
+        ("hub/chat", 1, 2, "message", "m1", "s", 4, "", 11, "semel", None, None),
+        ("hub/chat", 1, 3, "leave", "l", "l", None, "group", 0, "semel", None, None),
     ]
     [path] = tmp_path.glob("raw/index/v1/day=*/*.parquet")
     assert b"secret body" not in path.read_bytes()
+
+
+def test_a_record_of_a_kind_that_is_not_known_is_no_message(tmp_path: Path) -> None:
+    """A newer version may have written it."""
+    store = SqliteStore(f"sqlite:///{tmp_path / 'newer.db'}")
+    try:
+        store.commit([Unit((Append("hub/chat", Envelope(id="m1")), Append("hub/chat", Envelope(id="m2"))))])
+        with closing(sqlite3.connect(tmp_path / "newer.db")) as other, other:
+            other.execute("UPDATE semel_record SET kind = 99 WHERE id = 'm2'")
+        export(store, tmp_path / "lake", "index", AT_ONCE)
+    finally:
+        store.close()
+    assert read_back(tmp_path / "lake", "index")["type"].to_pylist() == ["message", "other"]
 
 
 def test_a_file_is_named_after_its_range_and_a_range_over_midnight_has_a_file_for_each_day(

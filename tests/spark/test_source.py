@@ -90,7 +90,7 @@ def test_a_batch_read_gives_every_column_of_every_message(spark: SparkSession, u
     assert row.asDict() | {"time": None} == {
         "id": "m7", "source": "semel", "type": "message", "subject": None, "time": None, "session": "s2", "index": 7,
         "datacontenttype": None, "data": bytearray(b"7"), "headers": {"n": "7"}, "stream": STREAM, "epoch": 1,
-        "offset": 7,
+        "offset": 7, "target": "",
     }  # fmt: skip
     assert read(spark, url).selectExpr("unix_micros(time)").where("offset = 7").first() == (7,)
 

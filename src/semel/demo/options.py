@@ -12,6 +12,8 @@ RECEIVER = "receiver"
 OUTBOX = "outbox/orders"
 INBOX = "inbox/orders"
 HOP = f"{OUTBOX}>{INBOX}"
+HUB, HUB_GROUP = "demo", "orders"
+HUB_HOP = f"client>hub/{HUB}"
 CUSTOMERS = 8
 """Orders of one customer form a session: they are numbered, and they must be accepted in that order."""
 
@@ -26,8 +28,8 @@ PLANTS = {
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """`loss`, `doubling`, `delay` and `cuts` are chances per frame. `folder` keeps the data there; None uses a
-    temporary folder, which is removed unless `keep` is set. With `audit` it ends with an audit of both ledgers by
-    Spark."""
+    temporary folder, which is removed unless `keep` is set. With `hub` clients of the pub/sub server have their part.
+    With `audit` it ends with an audit of all ledgers by Spark."""
 
     messages: int = 2000
     loss: float = 0.05
@@ -40,6 +42,7 @@ class DemoOptions:
     folder: Path | None = None
     plant: str | None = None
     audit: bool = False
+    hub: bool = False
     stall_s: float = 20.0
     timeout_s: float = 300.0
 

@@ -1,4 +1,4 @@
-"""The end of the demo: the audit of both ledgers, as `semel audit` would do it. It needs Spark."""
+"""The end of the demo: the audit of all ledgers, as `semel audit` would do it. It needs Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def audit(stores: tuple[str, ...], kept: Path | None, console: Console) -> Audit
     from semel.spark.audit.show import view
     from semel.spark.session import spark_session
 
-    with console.status("auditing both ledgers with Spark, which takes some seconds to start"):
+    with console.status("auditing the ledgers with Spark, which takes some seconds to start"):
         spark = spark_session(app="semel-demo", memory=MEMORY)
         # all is still: nobody sends any more, so nothing is on its way
         found = audit(spark, stores, Options(deadline_s=0.0))

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from semel.demo.audit import Figures
+from semel.demo.hub import HubFigures
 from semel.demo.options import DemoOptions
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS
 from semel.testing.faults import Counts
@@ -27,12 +28,15 @@ class DemoResult:
     kills: tuple[str, ...]
     seconds: float
     folder: Path | None
+    hub: HubFigures | None = None
     audit: Audit | None = None
 
     @property
     def holds(self) -> bool:
-        """Nothing lost, nothing doubled, nothing out of order; and the audit, if there was one, says the same."""
-        return self.figures.holds and (self.audit is None or self.audit.holds)
+        """Nothing lost, nothing doubled, nothing out of order, between the two processes and for every client of the
+        hub; and the audit, if there was one, says the same."""
+        parts = (self.figures, self.hub, self.audit)
+        return all(part.holds for part in parts if part is not None)
 
     @property
     def exit_code(self) -> int:
@@ -51,6 +55,7 @@ class DemoResult:
             "kills": list(self.kills),
             "options": options | {"folder": str(self.options.folder) if self.options.folder else None},
             "folder": str(self.folder) if self.folder else None,
+            "hub": asdict(self.hub) if self.hub is not None else None,
             "audit": self._audit_dict(),
         }
 
@@ -65,6 +70,10 @@ class DemoResult:
         yield self._counts()
         yield self._rates()
         yield self._verdict()
+        if self.hub is not None:
+            yield Text()
+            yield _hub_counts(self.hub)
+            yield _verdict(self.hub.holds, _found(self.hub))
 
     def _counts(self) -> Table:
         figures, link = self.figures, self.link
@@ -109,16 +118,40 @@ class DemoResult:
 
     def _verdict(self) -> Text:
         figures = self.figures
-        text = (
-            f"{figures.lost:,} lost, {figures.doubled:,} doubled, {figures.disorder:,} out of order "
-            f"after {self.seconds:.1f} s"
-        )
+        text = f"{_found(figures)} after {self.seconds:.1f} s"
         for number, name in (
             (figures.acked_lost, "acked but never accepted"),
             (figures.unknown, "accepted but never sent"),
             (figures.ledger_gaps, "ledger ranges that do not fit their records"),
         ):
             text += f", {number:,} {name}" if number else ""
-        if self.holds:
-            return Text(f"Exactly once: {text}.", style="bold green")
-        return Text(f"NOT exactly once: {text}.", style="bold red")
+        return _verdict(figures.holds, text)
+
+
+def _hub_counts(hub: HubFigures) -> Table:
+    table = Table(title="Clients of a hub", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    who = "ours and Microsoft's" if hub.with_microsoft else "ours; Microsoft's is not installed"
+    rows: list[tuple[str, int, str]] = [
+        ("clients", hub.clients, f"{who}, each in the same group"),
+        ("published", hub.published, "messages that the server has acknowledged"),
+        ("connections cut", hub.cuts, "between clients and server"),
+        ("kill -9", hub.kills, "of the server, while all of them spoke"),
+        ("due", hub.due, "each message to each client"),
+        ("heard", hub.heard, "by all clients together"),
+    ]
+    for name, number, note in rows:
+        table.add_row(name, f"{number:,}", note)
+    return table
+
+
+def _found(figures: Figures | HubFigures) -> str:
+    return f"{figures.lost:,} lost, {figures.doubled:,} doubled, {figures.disorder:,} out of order"
+
+
+def _verdict(holds: bool, text: str) -> Text:
+    if holds:
+        return Text(f"Exactly once: {text}.", style="bold green")
+    return Text(f"NOT exactly once: {text}.", style="bold red")

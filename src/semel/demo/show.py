@@ -2,6 +2,8 @@
 
 customers → sender process → link that loses, doubles, delays, cuts → receiver process
             own SQLite file                                           own SQLite file
+
+Beside it, in `hub.py`, clients of the pub/sub server.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from semel.demo import proof
 from semel.demo.audit import Figures, count
+from semel.demo.hub import HubShow
 from semel.demo.options import RECEIVER, SENDER, DemoOptions
 from semel.demo.report import DemoResult
 from semel.errors import PeerUnavailable
@@ -41,12 +44,28 @@ def run(options: DemoOptions, console: Console | None = None) -> DemoResult:
     with _folder(options) as folder:
         if options.keep or options.folder:
             console.print(f"data in {folder}", style="dim", highlight=False)
-        result = asyncio.run(_Show(options, folder, console).run())
+        hub = HubShow(options, folder) if options.hub else None
+        result = asyncio.run(_both(_Show(options, folder), hub, console))
         console.print(result)
         if not options.audit:
             return result
         stores = tuple(f"sqlite:///{folder / role}.db" for role in (SENDER, RECEIVER))
-        return replace(result, audit=proof.audit(stores, result.folder, console))
+        return replace(result, audit=proof.audit((*stores, *(hub.stores if hub else ())), result.folder, console))
+
+
+async def _both(show: _Show, hub: HubShow | None, console: Console) -> DemoResult:
+    """Side by side: each of them waits most of the time. If one fails, the other is ended."""
+    with _progress(console) as progress:
+        if hub is None:
+            return await show.run(progress)
+        shown, heard = asyncio.create_task(show.run(progress)), asyncio.create_task(hub.run(progress))
+        try:
+            await asyncio.gather(shown, heard)
+        finally:
+            for task in (shown, heard):
+                task.cancel()
+            await asyncio.gather(shown, heard, return_exceptions=True)
+    return replace(shown.result(), hub=heard.result())
 
 
 @contextmanager
@@ -84,10 +103,9 @@ class _Seen:
 
 
 class _Show:
-    def __init__(self, options: DemoOptions, folder: Path, console: Console) -> None:
+    def __init__(self, options: DemoOptions, folder: Path) -> None:
         self.options = options
         self.folder = folder
-        self.console = console
         self.seen = _Seen()
         self.kills: list[str] = []
         self.children: dict[str, Child] = {}
@@ -96,11 +114,10 @@ class _Show:
         self.proxy = FaultProxy(("127.0.0.1", 0), weather, seed=options.seed)
         self.proxy_port = 0
 
-    async def run(self) -> DemoResult:
+    async def run(self, progress: Progress) -> DemoResult:
         began = time.monotonic()
         async with self._processes():
-            with self._progress() as progress:
-                await self._watch(progress)
+            await self._watch(progress)
             for child in (self.children[SENDER], self.children[RECEIVER]):
                 await child.stop()
         figures = await asyncio.to_thread(self._count)
@@ -195,12 +212,13 @@ class _Show:
         tails = "\n".join(str(child.trouble("is running").message) for child in self.children.values())
         return PeerUnavailable(f"{what}: {where}\n{tails}", fix="run with --keep and look at the logs in the folder")
 
-    def _progress(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=self.console,
-            transient=True,
-        )
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )

@@ -51,23 +51,26 @@ from semel.runtime.files import sync as _sync
 from semel.runtime.files import write_synced as _write_synced
 from semel.runtime.holding import Holder
 from semel.stores.points import reach
+from semel.stores.rows import headers_text
 
 DATASETS = ("ledger", "index")
 SEGMENT_ROWS = 500_000
 SEGMENT_BYTES_MAX = 256 * 1024 * 1024
 ROW_GROUP_ROWS = 100_000
 READ_ROWS = 2_000
+OTHER_TYPE = "other"
+"""The type of a record whose kind this version does not know. It is no message."""
 ID_FILE = "semel-export-id"
 LEASE_S = 30.0
 WAIT_S = 45.0
 
 _ELSEWHERE = "export to a folder elsewhere (--to DIR)"
 _DAY_US = 86_400_000_000
-_TYPE_NAMES = [kind.name.lower() for kind in sorted(RecordKind)]
+_TYPE_NAMES = {int(kind): kind.name.lower() for kind in RecordKind}
 _DAY_ZERO = datetime(1970, 1, 1, tzinfo=UTC)
 _FEW_VALUES = {
     "ledger": ["node", "pipeline", "hop", "kind", "peer", "stream", "epoch", "n", "attempt", "cause"],
-    "index": ["stream", "epoch", "type", "target"],
+    "index": ["stream", "epoch", "type", "target", "source", "subject", "terms"],
 }
 """Columns with few different values. Only these are dictionary-encoded: for ids it costs time and saves nothing."""
 
@@ -561,6 +564,9 @@ def _index_columns(entries: Sequence[IndexEntry]) -> Columns:
         "target": [record.target for record in records],
         "at": [record.at for record in records],
         "bytes": [entry.size for entry in entries],
+        "source": [record.envelope.source for record in records],
+        "subject": [record.envelope.subject for record in records],
+        "terms": [headers_text(record.envelope.headers) for record in records],
     }
 
 
@@ -596,7 +602,7 @@ def dataset_schema(dataset: str) -> Any:
         columns = [
             ("stream", text, required), ("epoch", i32, required), ("offset", i64, required), ("type", text, required),
             ("message", text, required), ("session", text, required), ("idx", i64), ("target", text, required),
-            ("at", at, required), ("bytes", i64, required),
+            ("at", at, required), ("bytes", i64, required), ("source", text), ("subject", text), ("terms", text),
         ]  # fmt: skip
     else:
         columns = [
@@ -620,7 +626,7 @@ def _batch(columns: Columns, schema: Any) -> Any:
 def _array(columns: Columns, column: Any) -> Any:
     pa = _arrow()
     if column.name == "type":
-        return pa.array(_TYPE_NAMES).take(pa.array(columns["kind"], type=pa.int8()))
+        return pa.array([_TYPE_NAMES.get(kind, OTHER_TYPE) for kind in columns["kind"]], type=column.type)
     return pa.array(columns[column.name], type=column.type)
 
 

@@ -1,4 +1,4 @@
-"""Runs the workers of paths: local delivery between those of one process, TCP to those of another.
+"""Runs the workers of paths: local delivery between those of one process, TCP or a hub to those of another.
 
     async with Performer(store) as performer:
         node = PipeNode("berlin", performer, tcp)
@@ -39,6 +39,7 @@ from semel.runtime.hosting import Factory, Handler
 from semel.runtime.perform import Performer
 from semel.runtime.ports import PARCEL_BODIES_MAX, Port, Takes, first_node
 from semel.runtime.transports.base import Inbox, Transport
+from semel.runtime.transports.hub import HubTransport
 from semel.runtime.transports.tcp import TcpTransport
 
 log = logging.getLogger(__name__)
@@ -74,16 +75,16 @@ Hear = Callable[[Envelope, tuple[str, ...]], None]
 
 
 class PipeNode:
-    """The workers of one process. `tcp` connects it with others, who know both by one name; without it everything is
-    local. `astray` counts parcels that name a worker or a node which is not here, or that come from where they cannot
-    come from: they are dropped, and nothing is dialled for them. `parcel_bodies` is how many messages may travel as one
-    parcel; 1 gives each a fate of its own on a bad link."""
+    """The workers of one process. `tcp`, which may be a hub's instead, connects it with others, who know both by one
+    name; without it everything is local. `astray` counts parcels that name a worker or a node which is not here, or
+    that come from where they cannot come from: they are dropped, and nothing is dialled for them. `parcel_bodies` is
+    how many messages may travel as one parcel; 1 gives each a fate of its own on a bad link."""
 
     def __init__(
         self,
         name: str,
         performer: Performer,
-        tcp: TcpTransport | None = None,
+        tcp: TcpTransport | HubTransport | None = None,
         *,
         parcel_bodies: int = PARCEL_BODIES_MAX,
     ) -> None:
@@ -165,7 +166,7 @@ class PipeNode:
     ) -> None:
         """Everything that can be wrong, before anything is begun."""
         if self._tcp is None and set(places.values()) != {self.name}:
-            raise ConfigError(f"{self.name} has no transport to other nodes", fix="pass a TcpTransport to PipeNode")
+            raise ConfigError(f"{self.name} has no transport to other nodes", fix="pass a transport to PipeNode")
         for worker in mine:
             config = worker.config
             self._check_free(config.name)

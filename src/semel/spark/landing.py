@@ -360,7 +360,7 @@ class Landing:
             # the commonest row by far
             self._kept, self._receipted, self._answered_by = envelope.id, None, None
             self.answered.kept.add(envelope.id)
-            self._append(self._stream, envelope, envelope.id, hop, _FORWARDED)
+            self._append(self._stream, envelope, envelope.id, hop, _FORWARDED, row.target)
             return
         stands = self._handled is None and (row.input is None or row.input == envelope.id)
         input = self._answers_for(row, stands)
@@ -375,7 +375,7 @@ class Landing:
         else:
             kinds = (self._opening(input.id), Kind.FORWARDED)
             self.answered.kept.add(input.id)
-        self._append(self._stream, envelope, envelope.id, hop, kinds)
+        self._append(self._stream, envelope, envelope.id, hop, kinds, row.target)
 
     def _is_new(self, id: str) -> bool:
         """Whether nothing is known of a message, but perhaps its record."""
@@ -425,9 +425,12 @@ class Landing:
         self._append(self._receipts, _receipt_of(input), input.id, hop, (self._opening(input.id), end))
         self.answered.receipts.add(input.id)
 
-    def _append(self, stream: str, envelope: Envelope, identity: str, hop: str, kinds: tuple[Kind, ...]) -> None:
+    def _append(
+        self, stream: str, envelope: Envelope, identity: str, hop: str, kinds: tuple[Kind, ...], target: str = ""
+    ) -> None:
         run = self._run(stream, hop, kinds)
-        self.ops.append(Append(stream, envelope, identity, on_fresh=run.fresh or None, on_duplicate=run.duplicate))
+        fresh = run.fresh or None
+        self.ops.append(Append(stream, envelope, identity, target=target, on_fresh=fresh, on_duplicate=run.duplicate))
 
     def _run(self, stream: str, hop: str, kinds: tuple[Kind, ...]) -> _Run:
         """Records without events stand between two runs as well: they take an offset."""

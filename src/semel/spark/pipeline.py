@@ -72,7 +72,8 @@ class Order:
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """One pipeline. Its output goes into the stream `spark/<name>` of `store`, and from there on to the stream `to`;
-    or into the user's own `table`, or into the Parquet folder `path`.
+    or into the user's own `table`, or into the Parquet folder `path`. Where `to` is a hub, its clients get it: those
+    that the message has as its target, or else `target`, or else all.
 
     Duplicates are told by the id of the message, which the store remembers; with `dedupe="index"` also by the index
     within the session, which never lets an older one pass. `order` does that as well, and loses none.
@@ -89,6 +90,7 @@ class Pipeline:
     transform: str | Callable[[DataFrame], DataFrame] | None = None
     handler: str | Callable[..., Any] | None = None
     to: str | None = None
+    target: str = ""
     table: str | None = None
     key: str | None = None
     path: str | None = None
@@ -133,6 +135,8 @@ class Pipeline:
                 "Parquet files have no ids to tell by, so a message that two of its inputs hold would be there twice",
                 "give it an order, which tells copies apart, or read from one stream",
             )
+        if self.target and not (self.to or "").startswith("hub/"):
+            yield f"target {self.target!r} needs a hub to write to", 'give it one: to = "hub/<hub>"'
         if (self.table is None) != (self.key is None):
             yield "a table and its key belong together", "give both, or neither"
         if self.output in {each.stream for each in self.inputs if each.store == self.store}:
@@ -217,6 +221,7 @@ def sink_options(pipeline: Pipeline, fence: int | None = None) -> dict[str, str]
         "store": absolute_url(pipeline.store),
         "pipeline": pipeline.name,
         "to": pipeline.to,
+        "target": pipeline.target or None,
         "table": pipeline.table,
         "key": pipeline.key,
         "path": pipeline.path,
@@ -237,7 +242,9 @@ def replay(
     changed = replace(pipeline, start=start or pipeline.start, until=until)
     if name is None or name == pipeline.name:
         return changed
-    return replace(changed, name=name, replays=pipeline.makes_ids_as, to=None, table=None, key=None, path=None)
+    return replace(
+        changed, name=name, replays=pipeline.makes_ids_as, to=None, target="", table=None, key=None, path=None
+    )
 
 
 # -- where definitions come from
@@ -255,6 +262,7 @@ def from_section(section: PipelineSection, store: str) -> Pipeline:
         transform=section.transform,
         handler=section.handler,
         to=section.to,
+        target=section.target,
         table=section.table,
         key=section.key,
         path=section.path,

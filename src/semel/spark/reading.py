@@ -32,6 +32,7 @@ from semel.errors import (
 from semel.kernel.ledger import START, Mark
 from semel.kernel.ops import RecordKind
 from semel.kernel.store import State
+from semel.runtime.export import OTHER_TYPE
 from semel.runtime.export import dataset_schema as exported_schema
 from semel.spark.engines import do, engine_of, is_driver_error
 from semel.spark.offsets import Bounds, Place, Span, Subject, check_place, cut_at, cut_evenly, parts_of
@@ -63,10 +64,11 @@ _EXPRESSIONS = {
     "ledger": {"session": "coalesce(r.session, r.message)"},
     "index": {
         "stream": "s.name",
-        "type": f"CASE r.kind {_TYPE_NAMES} END",
+        "type": f"CASE r.kind {_TYPE_NAMES} ELSE '{OTHER_TYPE}' END",
         "message": "r.id",
         "session": "coalesce(r.session, r.id)",
         "bytes": "r.size",
+        "terms": "r.headers",
     },
 }
 """Columns that are not simply the column of the same name. A message without a session is a session of its own."""
@@ -74,7 +76,7 @@ _EXPRESSIONS = {
 _SPARSE = ("subject", "datacontenttype", "headers", "blob")
 """Columns of a message that are NULL in most streams."""
 
-_REPEATED = ("source", "type")
+_REPEATED = ("source", "type", "target")
 """Columns of a message that often have one value throughout a stream."""
 
 _CONSTANTS = frozenset({"store", "stream", "epoch"})

@@ -13,6 +13,7 @@ from semel.kernel.ledger import Event, Kind, range_event
 from semel.kernel.ops import Advance, Append, Log, Op, RecordKind, Refused, Stale
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Store, Trimmed
+from semel.pubsub.records import id_identity
 from semel.runtime.holding import commit_unit
 from semel.spark.landing import output_stream
 
@@ -25,6 +26,11 @@ def relay_hop(pipeline: str, to: str) -> str:
     return f"{output_stream(pipeline)}>{to}"
 
 
+def is_hub(stream: str) -> bool:
+    """Whether clients of the pub/sub server get what is written there."""
+    return stream.startswith("hub/")
+
+
 def pin(store: Store, pipeline: str, to: str) -> list[Op]:
     """What keeps records from being trimmed before they are relayed: needed once, before the first of them."""
     if store.cursor(relay_hop(pipeline, to)) is not None:
@@ -32,15 +38,18 @@ def pin(store: Store, pipeline: str, to: str) -> list[Op]:
     return [Advance(relay_hop(pipeline, to), Position(output_stream(pipeline), store.epoch, 0))]
 
 
-def relay(store: Store, pipeline: str, to: str, guard: Guard | None = None, rows_max: int = ROWS_MAX) -> int:
-    """Pass on all that is waiting. Returns how many records that was."""
+def relay(
+    store: Store, pipeline: str, to: str, guard: Guard | None = None, rows_max: int = ROWS_MAX, target: str = ""
+) -> int:
+    """Pass on all that is waiting. Returns how many records that was. What goes to a hub and does not say for whom it
+    is, is for `target`."""
     done, refused = 0, 0
     while True:
         at = store.cursor(relay_hop(pipeline, to))
         records = _waiting(store, pipeline, at, rows_max)
         if not records:
             return done
-        outcome = commit_unit(store, tuple(_ops(pipeline, to, at, records, guard)))
+        outcome = commit_unit(store, tuple(_ops(pipeline, to, at, records, guard, target)))
         if not isinstance(outcome, Refused):
             done += len(records)
             continue
@@ -63,7 +72,9 @@ def _waiting(store: Store, pipeline: str, at: Position | None, rows_max: int) ->
     return found.records
 
 
-def _ops(pipeline: str, to: str, at: Position | None, records: tuple[Record, ...], guard: Guard | None) -> list[Op]:
+def _ops(
+    pipeline: str, to: str, at: Position | None, records: tuple[Record, ...], guard: Guard | None, target: str
+) -> list[Op]:
     """All that one transaction does: what was sent, what was accepted, and how far it went."""
     hop = relay_hop(pipeline, to)
     messages = [record for record in records if record.kind is RecordKind.MESSAGE]
@@ -73,8 +84,9 @@ def _ops(pipeline: str, to: str, at: Position | None, records: tuple[Record, ...
     if messages:
         ids = [record.envelope.id for record in messages]
         ops.append(Log(range_event(Event(Kind.SENT, hop, pipeline), messages[0].position, messages[-1].position, ids)))
-    ops += [
-        Append(to, record.envelope, record.envelope.id, on_fresh=accepted, on_duplicate=duplicate)
-        for record in messages
-    ]
+    for record in messages:
+        identity, receiver = record.envelope.id, ""
+        if is_hub(to):
+            identity, receiver = id_identity(identity), record.target or target
+        ops.append(Append(to, record.envelope, identity, target=receiver, on_fresh=accepted, on_duplicate=duplicate))
     return ops

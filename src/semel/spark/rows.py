@@ -20,7 +20,8 @@ from semel.kernel.position import Position
 
 MESSAGE = (
     "id string, source string, type string, subject string, time timestamp, session string, index long, "
-    "datacontenttype string, data binary, headers map<string,string>, stream string, epoch int, offset long"
+    "datacontenttype string, data binary, headers map<string,string>, stream string, epoch int, offset long, "
+    "target string"
 )
 """The columns of a message, as Spark spells them."""
 
@@ -44,6 +45,7 @@ ARROW = pa.schema(
         pa.field("stream", pa.string()),
         pa.field("epoch", pa.int32()),
         pa.field("offset", pa.int64()),
+        pa.field("target", pa.string()),
     ]
 )
 
@@ -70,7 +72,8 @@ class Outcome(Enum):
 
 class Row(msgspec.Struct, frozen=True, gc=False):
     """One travelling row in the kernel's words. `position` is where its input stands, if a stream it came from. A body
-    that is too large for an envelope is in `large`, and whoever stores the row stores that in chunks."""
+    that is too large for an envelope is in `large`, and whoever stores the row stores that in chunks. `target` says for
+    whom it is, in a stream with many receivers."""
 
     envelope: Envelope
     position: Position | None = None
@@ -79,6 +82,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     input: str | None = None
     ordinal: int | None = None
     large: bytes | None = None
+    target: str = ""
 
 
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
@@ -136,7 +140,7 @@ def _column(batch: pa.RecordBatch, field: pa.Field) -> Iterable[Any]:
 def _row(derive: Derive | None, values: tuple[Any, ...]) -> Row:
     (
         id, source, type, subject, time, session, index, datacontenttype, data, headers,
-        stream, epoch, offset, outcome, cause, input, ordinal,
+        stream, epoch, offset, target, outcome, cause, input, ordinal,
     ) = values  # fmt: skip
     if id is None:
         id = _derived(derive, input, ordinal)
@@ -161,6 +165,7 @@ def _row(derive: Derive | None, values: tuple[Any, ...]) -> Row:
         input,
         ordinal,
         data if is_large else None,
+        target or "",
     )
 
 
@@ -194,6 +199,7 @@ def batch_of(rows: Sequence[Row], schema: pa.Schema = ARROW_TRAVEL) -> pa.Record
         "stream": [row.position.stream if row.position else None for row in rows],
         "epoch": [row.position.epoch if row.position else None for row in rows],
         "offset": [row.position.offset if row.position else None for row in rows],
+        "target": [row.target for row in rows],
         "outcome": [row.outcome.value if row.outcome else None for row in rows],
         "cause": [row.cause for row in rows],
         "input": [row.input for row in rows],

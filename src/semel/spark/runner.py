@@ -21,14 +21,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from semel.errors import HandlerError, PeerUnavailable, SemelError, StaleFence, StoreBusy
-from semel.kernel.ops import Put, WorkRow, WorkState
-from semel.kernel.store import Store
+from semel.kernel.ops import Advance, Put, WorkRow, WorkState
+from semel.kernel.position import Position
+from semel.kernel.store import Store, Trimmed
 from semel.runtime.holding import LEASE_QUEUE, Holder, commit_unit
 from semel.spark.failures import first_line, ours_in
 from semel.spark.landing import died_stream
 from semel.spark.nulls import with_headers
 from semel.spark.pipeline import Pipeline, build, sink_options
 from semel.spark.session import EVOLVING_STATE, checkpoint_settings, with_settings
+from semel.stores.open import absolute_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,6 +139,7 @@ class _Driver:
     def run(self) -> Run:
         self._say(self.now)
         try:
+            self._pin()
             self._relay()
             query = self._start()
             self._watch(query)
@@ -147,12 +150,26 @@ class _Driver:
             raise self.lost
         return self._end("finished" if self.options.once and not self._told_to_stop() else "stopped")
 
+    def _pin(self) -> None:
+        """A hub trims what none of its clients needs. From its first run on, a pipeline that begins with the oldest
+        needs it all."""
+        if self.pipeline.start == "latest":
+            return
+        here = absolute_url(self.pipeline.store)
+        for each in self.pipeline.inputs:
+            cursor = f"{self.pipeline.output}/{each.stream}"
+            if absolute_url(each.store) == here and self.store.cursor(cursor) is None:
+                found = self.store.read(each.stream, None, 1)
+                offset = found.first.offset - 1 if isinstance(found, Trimmed) else 0
+                self.holder.commit(Advance(cursor, Position(each.stream, self.store.epoch, offset)))
+
     def _relay(self) -> None:
         """What a run before this one landed and did not move on."""
         if self.pipeline.to is not None:
             from semel.spark.relay import relay
 
-            relay(self.store, self.pipeline.name, self.pipeline.to, guard=self.holder.guard)
+            to, target = self.pipeline.to, self.pipeline.target
+            relay(self.store, self.pipeline.name, to, guard=self.holder.guard, target=target)
 
     def _start(self) -> StreamingQuery:
         # a thread of its own has no session in the JVM, and without one Spark does not find sources written in Python

@@ -56,7 +56,8 @@ log = logging.getLogger(__name__)
 NODE = "spark"
 TRIES_MAX = 20
 _KNOWN = (
-    "store", "pipeline", "to", "fence", "staging", "table", "key", "path", "idsAs", "checkpointLocation", "queryName",
+    "store", "pipeline", "to", "target", "fence", "staging", "table", "key", "path", "idsAs", "checkpointLocation",
+    "queryName",
 )  # fmt: skip
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _TEXT = ("string", "varchar", "char")
@@ -81,6 +82,7 @@ class SinkOptions:
     pipeline: str
     store: str | None = None
     to: str | None = None
+    target: str = ""
     fence: int | None = None
     staging: str | None = None
     table: str | None = None
@@ -113,6 +115,7 @@ def read_options(options: Mapping[str, str]) -> SinkOptions:
         pipeline=given["pipeline"],
         store=given.get("store"),
         to=given.get("to"),
+        target=given.get("target", ""),
         fence=_fence(given.get("fence")),
         staging=given.get("staging"),
         table=given.get("table"),
@@ -144,10 +147,21 @@ def _check_together(found: SinkOptions) -> None:
         )
     if found.fence is not None and found.store is None:
         raise ConfigError("a fence is a number that a store gave out", fix="give the store as well")
+    check_target(found.target, found.to)
     if found.to is not None and check_stream(found.to) == output_stream(found.pipeline):
         raise ConfigError(f"{found.to} is the pipeline's own stream", fix="leave out `to`, or name another stream")
     if found.to is not None and len(relay.relay_hop(found.pipeline, found.to)) > HOP_CHARS_MAX:
         raise ConfigError(f"the name of the stream {found.to[:40]}… is too long", fix="choose a shorter one")
+
+
+def check_target(target: str, to: str | None) -> None:
+    if not target:
+        return
+    if to is None or not relay.is_hub(to):
+        raise ConfigError(f"target {target!r} needs a hub to write to", fix="give to = 'hub/<hub>' as well")
+    if target[:2] not in ("g/", "u/", "c/") or not target[2:]:
+        fix = "write g/<group>, u/<user> or c/<connection>; leave it out for everybody"
+        raise ConfigError(f"{target!r} is nobody in a hub", fix=fix)
 
 
 def check_message_columns(schema: StructType) -> None:
@@ -314,7 +328,7 @@ class StreamTarget:
         options = self.options
         state = land(store, job, options, lambda: self._ops(store, job, staged))
         if options.to is not None:
-            relay.relay(store, job.pipeline, options.to, options.guard)
+            relay.relay(store, job.pipeline, options.to, options.guard, target=options.target)
         options.staged.sweep(state.landed)
 
     def _ops(self, store: Store, job: Job, staged: Sequence[Staged]) -> list[Op]:

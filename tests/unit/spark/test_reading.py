@@ -193,7 +193,7 @@ def test_a_column_that_begins_with_nothing_but_nulls_keeps_its_type(
         assert found.slice(2000).to_pylist()[0] | {"data": b"", "epoch": 1} == {
             "id": "last", "source": "semel", "type": "message", "subject": "x", "time": found["time"][2000].as_py(),
             "session": "s", "index": 1, "datacontenttype": "y", "data": b"", "headers": [("a", "b")],
-            "stream": "hub/chat", "epoch": 1, "offset": 2001,
+            "stream": "hub/chat", "epoch": 1, "offset": 2001, "target": "",
         }  # fmt: skip
         assert found["offset"].to_pylist() == list(range(1, 2002))
 

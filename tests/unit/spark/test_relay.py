@@ -14,6 +14,7 @@ from semel.kernel.lease import Guard
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Outcome, Trim, Unit
 from semel.kernel.store import Store
+from semel.pubsub.records import id_identity
 from semel.runtime.holding import Holder
 from semel.spark.relay import pin, relay, relay_hop
 from semel.stores.bodies import put_body
@@ -57,6 +58,23 @@ class Fragile:
         return outcomes
 
 
+def test_a_hub_gets_each_id_once_and_hears_for_whom_it_is(store: SqliteStore) -> None:
+    """Clients may have brought the same id: then it is there."""
+    told_by_client = Append("hub/out", Envelope("both"), id_identity("both"), target="g/red")
+    waiting = [Append("spark/orders", Envelope(name), name, target=to) for name, to in (("both", ""), ("mine", "u/x"))]
+    store.commit([Unit((told_by_client, *waiting, Append("spark/orders", Envelope("open"), "open")))])
+    relay(store, "orders", "hub/out", target="g/all")
+    found = [(record.envelope.id, record.target) for record in records(store, "hub/out")]
+    assert found == [("both", "g/red"), ("mine", "u/x"), ("open", "g/all")]
+    assert told(store)[HOP, Kind.DUPLICATE, "both"] == 1
+
+
+def test_a_stream_that_is_no_hub_gets_no_targets(store: SqliteStore) -> None:
+    store.commit([Unit((Append("spark/orders", Envelope("m"), "m", target="u/x"),))])
+    relay(store, "orders", "inbox/out")
+    assert [record.target for record in records(store, "inbox/out")] == [""]
+
+
 def test_all_that_waits_goes_on_in_order_and_is_told(store: SqliteStore) -> None:
     names = [f"m{n}" for n in range(25)]
     fill(store, names)
@@ -95,14 +113,14 @@ def test_a_relay_that_is_killed_goes_on_where_it_ended(store: SqliteStore, at: i
 
 
 def test_what_is_there_already_is_a_duplicate(store: SqliteStore) -> None:
-    fill(store, ["b"], "hub/out")
+    fill(store, ["b"], "inbox/out")
     fill(store, ["a", "b", "c"])
-    relay(store, "orders", "hub/out")
-    assert ids(store, "hub/out") == ["b", "a", "c"]
-    counts = told(store)
-    assert counts[HOP, Kind.DUPLICATE, "b"] == 1
-    assert counts[HOP, Kind.ACCEPTED, "b"] == 0
-    assert counts[HOP, Kind.SENT, "b"] == 1
+    relay(store, "orders", "inbox/out")
+    assert ids(store, "inbox/out") == ["b", "a", "c"]
+    counts, hop = told(store), relay_hop("orders", "inbox/out")
+    assert counts[hop, Kind.DUPLICATE, "b"] == 1
+    assert counts[hop, Kind.ACCEPTED, "b"] == 0
+    assert counts[hop, Kind.SENT, "b"] == 1
 
 
 def test_two_relays_at_once_send_nothing_twice(store: SqliteStore) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from semel.errors import EpochChanged, HandlerError, PeerUnavailable, StaleFence, StoreError
-from semel.kernel.ops import Put, Unit
+from semel.kernel.envelope import Envelope
+from semel.kernel.ops import Append, Put, Trim, Unit
 from semel.runtime.holding import Holder
 from semel.spark import runner
 from semel.spark.pipeline import Input, Pipeline
 from semel.stores.memory import MemoryStore
+from semel.stores.open import open_store
 
 
 def trace(error: str) -> Exception:
@@ -23,6 +26,21 @@ def trace(error: str) -> Exception:
         "[STREAM_FAILED] Query terminated with exception: \n  File 'worker.py', line 1\n"
         f"{error}\n at org.apache.spark.sql.execution.python\n"
     )
+
+
+@pytest.mark.parametrize(("start", "pinned"), [("earliest", 2), ("available", 2), ("latest", None)])
+def test_what_a_pipeline_has_yet_to_read_is_not_trimmed(start: str, pinned: int | None, tmp_path: Path) -> None:
+    """A hub trims every few seconds, and a first batch may be long in coming."""
+    url = f"sqlite:///{tmp_path / 'hub.db'}"
+    with closing(open_store(url)) as store:
+        appends = [Append("hub/chat", Envelope(f"m{n}")) for n in range(5)]
+        store.commit([Unit((*appends, Trim("hub/chat", 3)))])
+        pipeline = Pipeline("news", (Input(url, "hub/chat"), Input("sqlite:///other.db", "hub/chat")), url, start=start)
+        holder = Holder(store, "pipeline/news", job="testing", lease_s=30.0)
+        holder.acquire(0.0)
+        runner._Driver(cast("Any", None), pipeline, store, runner.RunOptions(checkpoint=""), holder)._pin()
+        at = store.cursor("spark/news/hub/chat")
+        assert (at.offset if at is not None else None) == pinned
 
 
 def test_an_error_of_ours_is_found_in_the_trace() -> None:

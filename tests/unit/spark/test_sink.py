@@ -498,7 +498,7 @@ def test_a_relay_that_failed_is_made_up_for_when_the_batch_comes_again(
     query = Query(tmp_path, sqlite, to="hub/out")
     messages = [query.stage(0, [row("a")])]
 
-    def die(*_: object) -> int:
+    def die(*_: object, **__: object) -> int:
         raise Killed
 
     with monkeypatch.context() as patched:
@@ -596,6 +596,10 @@ GOOD = {"store": "sqlite:///x.db", "pipeline": "orders", "checkpointlocation": "
         ({"to": "spark/orders"}, "own stream"),
         ({"to": "Not A Stream"}, "not a valid part"),
         ({"to": "s" * 505}, "is too long"),
+        ({"target": "g/red"}, "needs a hub"),
+        ({"to": "inbox/out", "target": "g/red"}, "needs a hub"),
+        ({"to": "hub/out", "target": "red"}, "nobody in a hub"),
+        ({"to": "hub/out", "target": "g/"}, "nobody in a hub"),
         ({"checkpointlocation": None}, "without a checkpoint"),
         ({"store": None, "path": "/tmp/p", "fence": "3"}, "a store gave out"),
     ],

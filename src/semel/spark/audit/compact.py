@@ -206,14 +206,18 @@ def _due(evidence: Evidence, manifest: Manifest, days: Sequence[str] | None) -> 
 
 
 def _incomplete(spark: SparkSession, evidence: Evidence, parts: Sequence[Part]) -> dict[str, str]:
-    """Days with ranges that do not fit the index. Most often the index has not been exported as far as the ledger."""
-    rows = expand.ranges(sources.ledger(spark, evidence, [part for part in parts if part.dataset == "ledger"]))
+    """Days that stay as they are, with the reason. Where ranges do not fit the index, it has most often not been
+    exported as far as the ledger."""
+    ledger = sources.ledger(spark, evidence, [part for part in parts if part.dataset == "ledger"])
+    fanned = expand.fanned_ranges(ledger).select(_day().alias("day")).distinct().collect()
+    left = {row["day"]: "the deliveries of a hub are judged by all its days together" for row in fanned}
+    rows = expand.ranges(ledger)
     about = figures.survey(rows).ranges
     if not about.ranges:
-        return {}
+        return left
     gaps = expand.gaps(rows, sources.index(spark, evidence), about)
     found = gaps.groupBy(_day().alias("day")).agg(F.count("*").alias("n")).collect()
-    return {row["day"]: f"{row['n']:,} ranges do not fit the index" for row in found}
+    return left | {row["day"]: f"{row['n']:,} ranges do not fit the index" for row in found}
 
 
 def _day() -> Column:

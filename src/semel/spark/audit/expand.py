@@ -53,8 +53,18 @@ def singles(ledger: DataFrame) -> DataFrame:
 
 
 def ranges(ledger: DataFrame) -> DataFrame:
-    """The events that are about a range of records."""
-    return ledger.where(F.col("first").isNotNull() & ~is_metered())
+    """The events that are about a range of records, all of which were due to one receiver."""
+    return ledger.where(F.col("first").isNotNull() & ~is_metered() & ~is_fanned())
+
+
+def fanned_ranges(ledger: DataFrame) -> DataFrame:
+    """Those of hubs, where a record is due to as many as are there. `receivers` expands them."""
+    return ledger.where(F.col("first").isNotNull() & is_fanned())
+
+
+def is_fanned() -> Column:
+    """The hop from a hub to its subscribers."""
+    return F.col("hop").startswith("hub/") & F.col("hop").endswith(">sub")
 
 
 def is_metered() -> Column:
@@ -64,7 +74,7 @@ def is_metered() -> Column:
 
 def expand(rows: DataFrame, index: DataFrame, about: Ranges) -> DataFrame:
     """The events of ranges, one row for each record that is found."""
-    found = _matched(rows, index, about)
+    found = _found(rows, index, about)
     return found.select(
         "store",
         F.col("history").alias("epoch"),
@@ -79,7 +89,7 @@ def expand(rows: DataFrame, index: DataFrame, about: Ranges) -> DataFrame:
 def gaps(rows: DataFrame, index: DataFrame, about: Ranges) -> DataFrame:
     """Ranges that do not fit the records that they name."""
     key = ["store", "history", "seq"]
-    found = _matched(rows, index, about)
+    found = _found(rows, index, about)
     sums = found.groupBy(*key).agg(
         F.count("*").alias("found"), F.bit_xor(F.xxhash64("record.message")).alias("found_fold")
     )
@@ -109,28 +119,40 @@ def _block(offset: Column, level: Column) -> Column:
     return F.floor(offset.cast("double") / F.pow(F.lit(float(2**_SHIFT)), level)).cast("long")
 
 
-def _matched(rows: DataFrame, index: DataFrame, about: Ranges) -> DataFrame:
-    """Each range beside each of its records, which is in the column `record`."""
+def _found(rows: DataFrame, index: DataFrame, about: Ranges) -> DataFrame:
+    """Each range beside those of its records that were due to its peer."""
+    found = matched(rows, index, about)
+    target, peer = F.col("record.target"), F.col("peer")
+    return found.where((peer == "") | (target == "") | (target == peer))
+
+
+_OF_RECORD = ("epoch", "offset", "message", "session", "idx", "target")
+
+
+def matched(
+    rows: DataFrame,
+    records: DataFrame,
+    about: Ranges,
+    keys: Sequence[str] = ("store", "stream"),
+    columns: Sequence[str] = _OF_RECORD,
+) -> DataFrame:
+    """Each range beside each record within it that has the same `keys`; its `columns` are in the column `record`."""
     pieces = rows.withColumn("level", level())
     blocks = F.sequence(_block(F.col("first"), F.col("level")), _block(F.col("last"), F.col("level")))
     pieces = pieces.withColumn("block", F.explode(blocks)).alias("piece")
-    records = _blocked(index, about.levels).alias("of")
-    same = [F.col(f"piece.{name}") == F.col(f"of.{name}") for name in ("store", "stream", "level", "block")]
+    blocked = _blocked(records, about.levels, keys, columns).alias("of")
     offset = F.col("of.record.offset")
-    inside = (offset >= F.col("piece.first")) & (offset <= F.col("piece.last"))
+    meets = (offset >= F.col("piece.first")) & (offset <= F.col("piece.last"))
     # a sender that read on after a restore names the epoch of its first record
-    history = F.col("of.record.epoch") >= F.col("piece.epoch")
-    target, peer = F.col("of.record.target"), F.col("piece.peer")
-    due = (peer == "") | (target == "") | (target == peer)
-    meets = inside & history & due
-    for condition in same:
-        meets = meets & condition
+    meets = meets & (F.col("of.record.epoch") >= F.col("piece.epoch"))
+    for name in (*keys, "level", "block"):
+        meets = meets & (F.col(f"piece.{name}") == F.col(f"of.{name}"))
     hinted = pieces.hint("broadcast" if about.few else "shuffle_hash")
-    return records.join(hinted, meets).select("piece.*", "of.record")
+    return blocked.join(hinted, meets).select("piece.*", "of.record")
 
 
-def _blocked(index: DataFrame, levels: Sequence[int]) -> DataFrame:
+def _blocked(records: DataFrame, levels: Sequence[int], keys: Sequence[str], columns: Sequence[str]) -> DataFrame:
     """The records, once for each length of block that occurs."""
-    record = F.struct("epoch", "offset", "message", "session", "idx", "target").alias("record")
-    each = index.select("store", "stream", record, F.explode(F.array(*map(F.lit, levels or (0,)))).alias("level"))
+    record = F.struct(*columns).alias("record")
+    each = records.select(*keys, record, F.explode(F.array(*map(F.lit, levels or (0,)))).alias("level"))
     return each.withColumn("block", _block(F.col("record.offset"), F.col("level")))

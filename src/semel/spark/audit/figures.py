@@ -61,6 +61,11 @@ class Hop(msgspec.Struct, frozen=True):
     def receiver(self) -> str:
         return self.hop.partition(">")[2]
 
+    @property
+    def is_fanned(self) -> bool:
+        """From a hub to its subscribers: as `expand.is_fanned`."""
+        return self.hop.startswith("hub/") and self.receiver == "sub"
+
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -158,6 +163,10 @@ def ways(hops: Sequence[Hop], streams: Iterable[str]) -> list[Way]:
         ends[hop.pipeline, hop.receiver] = ends.get((hop.pipeline, hop.receiver), 0) + 1
     found = []
     for hop in real:
+        if hop.is_fanned:
+            # what a subscriber has acknowledged is read as handled
+            found.append(Way(msgspec.structs.replace(hop, kinds=hop.kinds | 1 << Kind.HANDLED), taken=True))
+            continue
         silent = not hop.has(*_SENT)
         found.append(
             Way(
@@ -285,9 +294,11 @@ def judged(
     since: int | None = None,
     until: int | None = None,
     stores: int = 1,
+    waiting: DataFrame | None = None,
 ) -> DataFrame:
     """Each message with its verdicts: the columns that the sums and the findings are made of. `since` and `until`
-    choose among the messages by when they were sent; what became of them is looked for in all events."""
+    choose among the messages by when they were sent; what became of them is looked for in all events. `waiting` are
+    receivers that are there, as `Receivers.waiting` has them."""
     rows = _among_hops(rows, ways)
     rows = _in_order(rows, stores)
     sent, held = F.col("sends") > 0, F.col("held")
@@ -296,6 +307,9 @@ def judged(
     for way in ways:
         if way.waits_from is not None:
             settled = settled & ((F.col("code") != way.hop.code) | (when < F.lit(way.waits_from)))
+    if waiting is not None:
+        rows = rows.join(F.broadcast(waiting), ["code", "session"], "left")
+        settled = settled & F.coalesce(F.col("idx") <= F.col("told"), F.lit(True))
     ended = (F.col("ended") > 0) | (F.col("dropped") > 0)
     arrivals = F.col("accepted") + F.col("duplicates") + F.col("rejected")
     unseen = [way.hop.code for way in ways if way.unseen]
@@ -313,7 +327,7 @@ def judged(
             ((F.col("accepted") > 0) & (F.col("ended") > F.col("accepted") + F.col("replayed")))
             | ((F.col("confirmed") > 0) & settled & ~answered)
         ).alias("unbalanced"),
-    )
+    ).drop("told")
     return rows.where(sent_within(F.col("when"), since, until))
 
 

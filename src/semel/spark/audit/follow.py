@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 from semel.errors import ConfigError, StoreError
 from semel.spark.audit import figures, findings, follow_parts, follow_settle, follow_turn, sources
 from semel.spark.audit.chains import Paths
+from semel.spark.audit.figures import Way
 from semel.spark.audit.follow_state import ROWS, Asked, Folder, Judgement, State, columns, metered, part_name
 from semel.spark.audit.report import moment
 from semel.spark.audit.result import Audit, Figures
@@ -199,7 +200,8 @@ class Follower:
         hops = figures.together(hop for part in state.parts for hop in part.hops)
         streams = {stream for part in state.parts for stream in part.streams}
         survey = figures.Survey(tuple(hops), metered=tuple(metered(state.parts)))
-        ways = choose(self.options, hops, streams)
+        chosen = choose(self.options, hops, streams)
+        ways = [way for way in chosen if not way.hop.is_fanned]
         known = [time for part in state.parts if part.times is not None for time in part.times]
         times = (min(known), max(known)) if known else None
         pending = self.folder.read_parts("pending", [state.pending] if state.pending else [], ROWS["ledger"])
@@ -217,7 +219,7 @@ class Follower:
             events=sum(way.hop.events for way in ways),
             now=judged_at(self.options, times, clock),
             times=times,
-            notes=(*state.notes, *notes_of(ways, survey)),
+            notes=(*state.notes, *notes_of(ways, survey), *_fanned_notes(chosen)),
             progress=lambda what, part: None,
             began=time.monotonic(),
         )
@@ -301,6 +303,10 @@ class Followed(Case):
     def tables(self) -> dict[str, DataFrame]:
         """Without the messages, which are in the state. Each window with its revision."""
         return {"windows": self._window_table(), "findings": self.findings()}
+
+
+def _fanned_notes(ways: Sequence[Way]) -> list[str]:
+    return [f"{way.hop.hop}: not followed; audit it without --follow" for way in ways if way.hop.is_fanned]
 
 
 def _kept_notes(state: State) -> list[str]:

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from semel.errors import InputError
 from semel.kernel.ledger import Kind
-from semel.spark.audit import chains, compact, expand, figures, findings, sources
+from semel.spark.audit import chains, compact, expand, figures, findings, receivers, sources
 from semel.spark.audit.chains import Comparison, Point
 from semel.spark.audit.figures import Hop, Way
 from semel.spark.audit.report import exact_moment, moment
@@ -129,7 +129,16 @@ class Case:
         frames = [expand.singles(self.ledger)]
         if self.ranges.ranges:
             frames.append(expand.expand(expand.ranges(self.ledger), self._whole_index(), self.ranges))
+        if self._receivers is not None:
+            frames.append(self._receivers.events())
         return frames
+
+    @cached_property
+    def _receivers(self) -> receivers.Receivers | None:
+        """What hubs owed to their sessions, where there are any."""
+        if not (self.raw and any(way.hop.is_fanned for way in self.ways)):
+            return None
+        return receivers.Receivers(self.ledger, self._whole_index(), self.ranges)
 
     def _whole_index(self) -> DataFrame:
         """A range that is not compacted yet may name records of a day that is."""
@@ -198,6 +207,7 @@ class Case:
             since=since,
             until=until,
             stores=self.stores,
+            waiting=self._receivers.waiting() if self._receivers is not None else None,
         )
 
     # -- sums
@@ -255,6 +265,8 @@ class Case:
         if not self.raw or not self.ranges.ranges:
             return None
         rows = expand.gaps(expand.ranges(self.ledger), self._whole_index(), self.ranges)
+        if self._receivers is not None:
+            rows = rows.unionByName(self._receivers.gaps())
         return expand.with_trimmed(rows, self.evidence.firsts)
 
     def _count_misfits(self) -> tuple[int, int]:
@@ -285,7 +297,9 @@ class Case:
 
     @cached_property
     def _chains(self) -> list[tuple[Hop, ...]]:
-        return chains.chains_of([way.hop for way in self.ways])
+        """A hop with many receivers is the end of the ways that lead there: what arrives is another thing than what was
+        sent, once for each of them."""
+        return chains.chains_of([way.hop for way in self.ways if not way.hop.is_fanned])
 
     @cached_property
     def _stays(self) -> list[chains.Stay]:
@@ -343,7 +357,7 @@ class Case:
             totals=tuple(totals),
             windows=tuple(windows),
             gaps=gaps,
-            notes=(*self.notes, *_skew_notes(totals), *_trimmed_notes(trimmed)),
+            notes=(*self.notes, *_skew_notes(totals), *_trimmed_notes(trimmed), *self._unnamed_notes()),
         )
         self.progress("following chains", 0.7)
         result = replace(result, chains=tuple(self.chains(totals)), inside=tuple(self.inside()))
@@ -353,6 +367,9 @@ class Case:
             result = replace(result, examples=tuple(findings.examples(self.findings(), self.options.examples_max)))
         self.progress("done", 1.0)
         return replace(result, seconds=time.monotonic() - self.began)
+
+    def _unnamed_notes(self) -> Sequence[str]:
+        return receivers.unnamed_notes(self._receivers.unnamed()) if self._receivers is not None else ()
 
     def _start_notes(self, totals: Sequence[Figures]) -> list[str]:
         """Messages are only looked through for it where some of a stream are lost."""

@@ -50,7 +50,7 @@ LEDGER = (
 )
 INDEX = (
     "stream string, epoch int, offset long, type string, message string, session string, idx long, target string, "
-    "at timestamp, bytes long"
+    "at timestamp, bytes long, source string, subject string, terms string"
 )
 SCHEMAS = {"ledger": LEDGER, "index": INDEX}
 

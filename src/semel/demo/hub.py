@@ -1,0 +1,263 @@
+"""The demo's other part: clients of a hub, ours and Microsoft's, whose connections are cut while the server is killed.
+
+clients process     ┐
+                    ├ link that is cut → `semel serve`, killed with -9, own SQLite file
+Microsoft's client  ┘
+
+Every client publishes to one group and hears all of it. The children say what they were told is published and what
+they heard; what was published is held against what each of them heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+
+from semel.demo import proof
+from semel.demo.options import HUB, HUB_GROUP, DemoOptions
+from semel.errors import PeerUnavailable
+from semel.pubsub.keys import AccessKeys
+from semel.pubsub.tokens import client_token
+from semel.runtime.export import DATASETS, export
+from semel.stores import open_store
+from semel.testing.byte_faults import ByteProxy, Fault
+from semel.testing.children import Child
+from semel.testing.serve_process import KEY, ServeProcess
+
+OURS = ("anna", "boris", "chloe")
+MICROSOFT = "microsoft"
+ROLES = (f"webpubsub.joinLeaveGroup.{HUB_GROUP}", f"webpubsub.sendToGroup.{HUB_GROUP}")
+EACH_MAX = 100
+"""How many messages each of our clients publishes at most. Microsoft's, which waits a second after each cut, half."""
+CUT_S = 0.25
+WATCH_S = 0.02
+TOKEN_S = 3600.0
+
+
+def has_microsoft() -> bool:
+    """Its client is no part of Semel's own needs: where it is not installed, the demo goes without."""
+    with suppress(ModuleNotFoundError):
+        return importlib.util.find_spec("azure.messaging.webpubsubclient") is not None
+    return False
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the children have said so far: which messages are surely published, and what each client heard, with its
+    sequenceId."""
+
+    published: list[str] = field(default_factory=list)
+    by_client: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    done: set[str] = field(default_factory=set)
+    changed_at: float = field(default_factory=time.monotonic)
+
+    def hear(self, said: dict[str, Any]) -> None:
+        self.published += said.get("published", ())
+        for client, heard in said.get("heard", {}).items():
+            self.by_client.setdefault(client, []).extend((sequence_id, id) for sequence_id, id in heard)
+        if "done" in said:
+            self.done.add(said["done"])
+        self.changed_at = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class HubFigures:
+    """`due` is what all clients together had to hear. `lost` was published and not heard by one of them, `doubled` was
+    heard again, `disorder` heard after a later one of the same publisher, `unknown` never published."""
+
+    clients: int
+    with_microsoft: bool
+    published: int
+    due: int
+    heard: int
+    lost: int
+    doubled: int
+    disorder: int
+    unknown: int
+    cuts: int
+    kills: int
+
+    @property
+    def holds(self) -> bool:
+        return self.published > 0 and not (self.lost or self.doubled or self.disorder or self.unknown)
+
+
+def count(clients: Sequence[str], heard: Heard, cuts: int, kills: int) -> HubFigures:
+    published = set(heard.published)
+    by_client = {client: _in_order(client, heard.by_client.get(client, [])) for client in clients}
+    copies = {client: Counter(ids) for client, ids in by_client.items()}
+    return HubFigures(
+        clients=len(clients),
+        with_microsoft=MICROSOFT in clients,
+        published=len(published),
+        due=len(published) * len(clients),
+        heard=sum(map(len, by_client.values())),
+        lost=sum(len(published - set(ids)) for ids in by_client.values()),
+        doubled=sum(number - 1 for found in copies.values() for number in found.values()),
+        disorder=sum(_disorder(ids) for ids in by_client.values()),
+        unknown=sum(len(set(ids) - published) for ids in by_client.values()),
+        cuts=cuts,
+        kills=kills,
+    )
+
+
+def _in_order(client: str, heard: list[tuple[int, str]]) -> list[str]:
+    """Microsoft's client calls back in a thread for each message, so only their numbers tell how they came."""
+    return [id for _, id in (sorted(heard) if client == MICROSOFT else heard)]
+
+
+def _disorder(ids: Sequence[str]) -> int:
+    """Ids are `<publisher>-<number>`."""
+    highest: dict[str, int] = {}
+    late = 0
+    for id in ids:
+        publisher, _, number = id.rpartition("-")
+        late += int(number) < highest.get(publisher, 0)
+        highest[publisher] = max(int(number), highest.get(publisher, 0))
+    return late
+
+
+class HubShow:
+    def __init__(self, options: DemoOptions, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.server = ServeProcess(self._url("hub"), folder / "serve.log")
+        self.proxy = ByteProxy(("127.0.0.1", 0), seed=options.seed)
+        self.heard = Heard()
+        self.children: list[Child] = []
+        self.clients = (*OURS, *([MICROSOFT] if has_microsoft() else []))
+        self.kills = 0
+
+    async def run(self, progress: Progress) -> HubFigures:
+        if MICROSOFT not in self.clients:
+            needs = "azure-messaging-webpubsubclient"
+            progress.console.print(f"without Microsoft's own client, which needs {needs}", style="dim", highlight=False)
+        async with self._processes():
+            await self._watch(progress)
+            for child in self.children:
+                await child.stop()
+            await self.server.stop()
+        return count(self.clients, self.heard, sum(self.proxy.struck.values()), self.kills)
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """What an audit has to look at."""
+        names = ["hub", "clients", *([MICROSOFT] if MICROSOFT in self.clients else [])]
+        return tuple(map(self._url, names))
+
+    def _url(self, name: str) -> str:
+        return f"sqlite:///{self.folder / name}.db"
+
+    # -- processes
+
+    @asynccontextmanager
+    async def _processes(self) -> AsyncIterator[None]:
+        try:
+            if self.options.audit and proof.is_possible():
+                await asyncio.to_thread(self._keep_all)
+            await self.server.start()
+            self.proxy.target = ("127.0.0.1", self.server.port)
+            await self.proxy.start()
+            await self._start_children()
+            yield
+        finally:
+            for child in self.children:
+                await child.kill()
+            await self.server.kill()
+            await self.proxy.close()
+
+    def _keep_all(self) -> None:
+        """A hub gives up what nobody needs any more, and an audit wants it all: what is to be exported stays."""
+        store = open_store(self._url("hub"))
+        try:
+            for dataset in DATASETS:
+                export(store, self.folder / "lake", dataset)
+        finally:
+            store.close()
+
+    async def _start_children(self) -> None:
+        roles = {"clients": OURS, MICROSOFT: (MICROSOFT,)} if MICROSOFT in self.clients else {"clients": OURS}
+        for role, names in roles.items():
+            config = {
+                "store": self._url(role), "urls": {name: self._client_url(name) for name in names},
+                "messages": self._messages_of(names[0]), "go": str(self.folder / "go"),
+            }  # fmt: skip
+            module = "semel.demo.hub_clients" if role == "clients" else "semel.demo.hub_microsoft"
+            log = self.folder / f"{role}.log"
+            self.children.append(await Child.start(role, module, config, log, self.heard.hear))
+        for child in self.children:
+            await child.ready()
+        # whoever has joined hears everything: so nobody begins before all have
+        (self.folder / "go").touch()
+        self.heard.changed_at = time.monotonic()
+
+    def _messages_of(self, client: str) -> int:
+        each = max(1, min(EACH_MAX, self.options.messages // 10))
+        return -(-each // 2) if client == MICROSOFT else each
+
+    def _client_url(self, name: str) -> str:
+        path = f"127.0.0.1:{self.proxy.port}/client/hubs/{HUB}"
+        token = client_token(
+            AccessKeys(KEY), f"http://{path}", now=time.time(), lifetime_s=TOKEN_S, user_id=name, roles=ROLES
+        )
+        return f"ws://{path}?access_token={token}"
+
+    # -- watching
+
+    async def _watch(self, progress: Progress) -> None:
+        total = sum(map(self._messages_of, self.clients))
+        task = progress.add_task("delivered", total=total * len(self.clients))
+        cut_at = time.monotonic() + CUT_S
+        while not self._is_done():
+            if self.kills < self.options.kills and len(self.heard.published) >= self._next_kill(total):
+                await self._kill(progress)
+            if self.options.cuts and time.monotonic() >= cut_at:
+                self.proxy.strike(self.proxy.chance.choice((Fault.RESET, Fault.TORN, Fault.END)))
+                cut_at = time.monotonic() + CUT_S
+            self._check()
+            progress.update(task, completed=sum(map(len, self.heard.by_client.values())))
+            await asyncio.sleep(WATCH_S)
+        progress.update(task, completed=total * len(self.clients))
+
+    def _next_kill(self, total: int) -> int:
+        return total * (self.kills + 1) // (self.options.kills + 1)
+
+    def _is_done(self) -> bool:
+        """Everybody has published, and has heard as much as there is. Who hears too much is found by the count."""
+        if len(self.heard.done) < len(self.clients) or self.kills < self.options.kills:
+            return False
+        return all(len(self.heard.by_client.get(client, ())) >= len(self.heard.published) for client in self.clients)
+
+    async def _kill(self, progress: Progress) -> None:
+        pid = self.server.pid
+        await self.server.kill()
+        self.kills += 1
+        progress.console.print(
+            f"kill -9 of the pub/sub server, process {pid}, at {len(self.heard.published):,} published, and a new one",
+            style="yellow",
+            highlight=False,
+        )
+        await self.server.start()
+        self.heard.changed_at = time.monotonic()
+
+    def _check(self) -> None:
+        for child in self.children:
+            if not child.is_running:
+                raise child.trouble(f"ended by itself with code {child.process.returncode}")
+        if not self.server.is_running:
+            raise self.server.trouble("ended by itself")
+        if time.monotonic() - self.heard.changed_at > self.options.stall_s:
+            heard = ", ".join(f"{name} {len(self.heard.by_client.get(name, ())):,}" for name in self.clients)
+            raise PeerUnavailable(
+                f"nothing has moved for {self.options.stall_s:.0f} s: {len(self.heard.published):,} published; heard"
+                f" by {heard}",
+                fix="run with --keep and look at the logs in the folder",
+            )

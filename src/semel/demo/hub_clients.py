@@ -1,0 +1,106 @@
+"""The demo's own clients of the hub: three in one process, each publishes and hears what all publish."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from semel.demo.options import HUB_GROUP, HUB_HOP
+from semel.kernel.ledger import Event, Kind
+from semel.kernel.ops import Log, Unit
+from semel.kernel.retry import RetryPolicy
+from semel.kernel.store import Store
+from semel.pubsub.client_data import Message
+from semel.pubsub.client_events import ClientOptions
+from semel.runtime.client import WebPubSubClient
+from semel.stores import open_store
+from semel.testing.children import REPORT_S, main, pause, say
+
+OPTIONS = ClientOptions(
+    ack_timeout_s=1.0, backoff=RetryPolicy(interval_s=0.05, factor=2.0, interval_max_s=0.5, jitter=1.0)
+)
+PACE_S = 0.01
+
+
+class Book:
+    """What a client process says it sends goes into its own ledger first; what it hears, to its parent."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._published: list[str] = []
+        self._heard: dict[str, list[tuple[int, str]]] = {}
+
+    def sends(self, message: str) -> None:
+        self._store.commit([Unit((Log(Event(Kind.SENT, HUB_HOP, message=message)),))])
+
+    def published(self, id: str) -> None:
+        with self._lock:
+            self._published.append(id)
+
+    def heard(self, client: str, id: str, sequence_id: int) -> None:
+        with self._lock:
+            self._heard.setdefault(client, []).append((sequence_id, id))
+
+    async def report(self, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            await pause(ended, REPORT_S)
+            self.tell()
+
+    def tell(self, **more: str) -> None:
+        with self._lock:
+            published, self._published = self._published, []
+            heard, self._heard = self._heard, {}
+            if published or heard or more:
+                say(published=published, heard=heard, **more)
+
+
+async def told_to_go(file: str, ended: asyncio.Event) -> None:
+    """Everybody has joined."""
+    while not await asyncio.to_thread(Path(file).exists) and not ended.is_set():
+        await pause(ended, REPORT_S)
+
+
+async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
+    store = open_store(config["store"], node="clients")
+    book = Book(store)
+    try:
+        async with AsyncExitStack() as stack:
+            clients = {}
+            for name, url in config["urls"].items():
+                client = WebPubSubClient(url, options=OPTIONS)
+                client.on_message(_hearing(name, book))
+                clients[name] = await stack.enter_async_context(client)
+                await client.join_group(HUB_GROUP)
+            say(ready=True)
+            await told_to_go(config["go"], ended)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(book.report(ended))
+                for name, client in clients.items():
+                    group.create_task(publish(name, client, config["messages"], book))
+        book.tell()
+    finally:
+        store.close()
+
+
+def _hearing(name: str, book: Book) -> Callable[[Message], None]:
+    return lambda message: book.heard(name, message.data["id"], message.sequence_id or 0)
+
+
+async def publish(name: str, client: WebPubSubClient, messages: int, book: Book) -> None:
+    """One after the other, so that the order in which they are heard can be judged."""
+    for number in range(1, messages + 1):
+        id = f"{name}-{number}"
+        book.sends(id)
+        await client.send_to_group(HUB_GROUP, {"id": id}, id=id)
+        book.published(id)
+        await asyncio.sleep(PACE_S)
+    book.tell(done=name)
+
+
+if __name__ == "__main__":
+    main(speak)

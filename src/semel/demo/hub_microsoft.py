@@ -1,0 +1,81 @@
+"""Microsoft's own Python client in the demo, as it comes from the registry. It publishes and hears like ours.
+
+What its own retries send again goes out under new ackIds, and so twice. So they are off, and whoever uses it asks again
+under the same ackId until the hub has answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from azure.messaging.webpubsubclient import WebPubSubClient
+from azure.messaging.webpubsubclient.models import CallbackType, OnGroupDataMessageArgs, SendMessageError
+from websocket import WebSocketException
+
+from semel.demo.hub_clients import PACE_S, Book, told_to_go
+from semel.demo.options import HUB_GROUP
+from semel.errors import PeerUnavailable
+from semel.stores import open_store
+from semel.testing.children import main, say
+
+ACK_TIMEOUT_S = 1.0
+AGAIN_S = 0.05
+GIVE_UP_S = 60.0
+LAST_ACK_S = 1.2
+"""It acknowledges what it has heard once a second."""
+
+
+def ask(call: Callable[..., None], *arguments: Any, ack_id: int) -> None:
+    """Without a connection it says no at once, and it may miss an answer. A Duplicate is an answer: it returns."""
+    until = time.monotonic() + GIVE_UP_S
+    while True:
+        try:
+            return call(*arguments, ack_id=ack_id)
+        except (SendMessageError, WebSocketException) as error:
+            if time.monotonic() > until:
+                raise PeerUnavailable(f"{arguments} was never answered: {error}") from error
+            time.sleep(AGAIN_S)
+
+
+def publish(name: str, client: WebPubSubClient, messages: int, book: Book) -> None:
+    for number in range(1, messages + 1):
+        id, ack_id = f"{name}-{number}", number + 1
+        # under this name the hub keeps a message that has none of its own
+        book.sends(f"{client._connection_id}#{ack_id}")
+        ask(client.send_to_group, HUB_GROUP, {"id": id}, "json", ack_id=ack_id)
+        book.published(id)
+        time.sleep(PACE_S)
+    book.tell(done=name)
+
+
+async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
+    store = open_store(config["store"], node="microsoft")
+    book = Book(store)
+    [(name, url)] = config["urls"].items()
+    client = WebPubSubClient(url, message_retry_total=0, ack_timeout=ACK_TIMEOUT_S)
+
+    def hear(message: OnGroupDataMessageArgs) -> None:
+        assert isinstance(message.data, dict)
+        book.heard(name, message.data["id"], message.sequence_id or 0)
+
+    client.subscribe(CallbackType.GROUP_MESSAGE, hear)
+    try:
+        await asyncio.to_thread(client.open)
+        await asyncio.to_thread(ask, client.join_group, HUB_GROUP, ack_id=1)
+        say(ready=True)
+        await told_to_go(config["go"], ended)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(book.report(ended))
+            group.create_task(asyncio.to_thread(publish, name, client, config["messages"], book))
+        await asyncio.sleep(LAST_ACK_S)
+        await asyncio.to_thread(client.close)
+        book.tell()
+    finally:
+        store.close()
+
+
+if __name__ == "__main__":
+    main(speak)
