@@ -21,7 +21,7 @@ setup: ## Make .venv ready for work on Semel
 	@scripts/setup main spark test lint
 
 demo: ## Show what Semel does (no root, no server)
-	@scripts/setup main spark
+	@scripts/setup main spark demo
 	@$(BIN)/semel demo
 
 test: lint ## Lint, then run every test (WORKERS=2 PYTEST_ARGS=...)
