@@ -18,7 +18,7 @@ import msgspec
 
 from semel.errors import InputError, LimitExceeded
 from semel.kernel.position import OFFSET_MAX
-from semel.kernel.text import check_id, check_text
+from semel.kernel.text import ID_CHARS_MAX, check_id, check_text
 
 DATA_INLINE_BYTES_MAX = 256 * 1024
 HEADERS_COUNT_MAX = 64
@@ -27,7 +27,7 @@ ATTRIBUTE_CHARS_MAX = 1024
 FRAME_BYTES_MAX = DATA_INLINE_BYTES_MAX + 64 * 1024
 
 SEEN_VALUES_MAX = 1024
-_seen_values: set[str] = set()
+_seen_common: set[tuple[str, str, str | None, str | None]] = set()
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -64,10 +64,15 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     blob: Blob | None = None
 
     def __post_init__(self) -> None:
-        check_id("id", self.id)
-        _check_common("source", self.source)
-        _check_common("type", self.type)
-        _check_bytes(self.data)
+        # made for every message: what nearly all have in common is found good in as few steps as it takes
+        id = self.id
+        if type(id) is not str or not id or len(id) > ID_CHARS_MAX or not (id.isascii() and id.isprintable()):
+            check_id("id", id)
+        common = (self.source, self.type, self.subject, self.datacontenttype)
+        if common not in _seen_common:
+            self._check_common(common)
+        if type(self.data) is not bytes:
+            _check_bytes(self.data)
         if len(self.data) > DATA_INLINE_BYTES_MAX:
             raise LimitExceeded(
                 f"data has {len(self.data):,} bytes, an envelope carries at most {DATA_INLINE_BYTES_MAX:,}",
@@ -81,27 +86,26 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
             )
         if self.time is not None and not _is_number(self.time, _TIME_MAX):
             raise InputError(f"time {self.time} is outside 1970..9999", fix="give microseconds since 1970 in UTC")
-        if self.subject is not None:
-            check_text("subject", self.subject, chars_max=ATTRIBUTE_CHARS_MAX, empty=True)
-        if self.datacontenttype is not None:
-            check_text("datacontenttype", self.datacontenttype, chars_max=ATTRIBUTE_CHARS_MAX)
         if self.headers:
             _check_headers(self.headers)
         if self.blob is not None and self.data:
             raise InputError("an envelope has either data or a blob, not both", fix="leave data empty")
 
+    def _check_common(self, common: tuple[str, str, str | None, str | None]) -> None:
+        """The attributes that have the same few values in most messages."""
+        check_text("source", self.source, chars_max=ATTRIBUTE_CHARS_MAX)
+        check_text("type", self.type, chars_max=ATTRIBUTE_CHARS_MAX)
+        if self.subject is not None:
+            check_text("subject", self.subject, chars_max=ATTRIBUTE_CHARS_MAX, empty=True)
+        if self.datacontenttype is not None:
+            check_text("datacontenttype", self.datacontenttype, chars_max=ATTRIBUTE_CHARS_MAX)
+        if len(_seen_common) < SEEN_VALUES_MAX:
+            _seen_common.add(common)
+
     @property
     def size(self) -> int:
         """Bytes in the body, wherever it is kept."""
         return self.blob.size if self.blob is not None else len(self.data)
-
-
-def _check_common(what: str, value: str) -> None:
-    """Of an attribute that has the same few values in most messages."""
-    if type(value) is not str or value not in _seen_values:
-        check_text(what, value, chars_max=ATTRIBUTE_CHARS_MAX)
-        if len(_seen_values) < SEEN_VALUES_MAX:
-            _seen_values.add(value)
 
 
 def _check_bytes(data: object) -> None:

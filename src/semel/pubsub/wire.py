@@ -6,6 +6,8 @@ A message for a thousand subscribers is made into a frame once, so the header is
 from __future__ import annotations
 
 _FINAL_TEXT, _FINAL_BINARY = 0x81, 0x82
+_SHORT_TEXT = [bytes((_FINAL_TEXT, size)) for size in range(126)]
+_SHORT_BINARY = [bytes((_FINAL_BINARY, size)) for size in range(126)]
 
 
 def frame(payload: str | bytes) -> bytes:
@@ -16,7 +18,7 @@ def frame(payload: str | bytes) -> bytes:
         first, body = _FINAL_BINARY, payload
     size = len(body)
     if size < 126:
-        return bytes((first, size)) + body
+        return (_SHORT_TEXT if first == _FINAL_TEXT else _SHORT_BINARY)[size] + body
     if size < 65_536:
         return bytes((first, 126, size >> 8, size & 0xFF)) + body
     return bytes((first, 127)) + size.to_bytes(8) + body
