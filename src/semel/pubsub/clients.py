@@ -10,11 +10,14 @@ from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
 from semel.errors import InputError
+from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Duplicate, Put, RecordKind, Result
 from semel.pubsub.commits import Failure, why
+from semel.pubsub.frames import subprotocol_of
 from semel.pubsub.messages import (
     Ack,
     CancelInvocation,
+    CloseCode,
     ErrorName,
     Fault,
     Invoke,
@@ -148,7 +151,7 @@ class Clients:
         if self.is_repeated(session, ack_id):
             return
         if not session.may(Permission.SEND_TO_GROUP, group):
-            self.ack(session, ack_id, forbidden("send to", group))
+            self._forbid(session, ack_id, group, now)
             return
         try:
             append = self._message(session, request, now)
@@ -159,6 +162,15 @@ class Clients:
         session.staged_ids.append(ack_id)
         if ack_id is not None:
             session.claimed.add(ack_id)
+
+    def _forbid(self, session: Session, ack_id: int | None, group: str, now: float) -> None:
+        """A simple client cannot be told, and would go on talking to nobody."""
+        fault = forbidden("send to", group)
+        if subprotocol_of(session.subprotocol) is not None:
+            self.ack(session, ack_id, fault)
+        elif session.peer is not None:
+            self._hub.shut(session, CloseCode.POLICY, fault.message)
+            self._hub.close(session, Kind.CANCELLED, fault.message, now)
 
     def _message(self, session: Session, request: SendToGroup, now: float) -> Append:
         at = round(now * 1e6)
@@ -217,8 +229,9 @@ class Clients:
         ack_ids = [ack_id] if ack_id is not None else []
         is_join = kind is RecordKind.JOIN
         if session.is_settled(group, is_join):
-            if ack_ids:
-                self._commit(session, (), ack_ids)
+            puts = (session.put_row(self._hub.hub, session.row()),) if session.owes_row else ()
+            if ack_ids or puts:
+                self._commit(session, puts, ack_ids)
             return
         if is_join and len(session.groups_wanted) >= GROUPS_MAX:
             self.ack(session, ack_id, Fault(ErrorName.BAD_REQUEST, f"a connection can be in {GROUPS_MAX:,} groups"))
@@ -241,4 +254,4 @@ def _duplicate(ack_id: int) -> Fault:
 
 
 def forbidden(verb: str, group: str) -> Fault:
-    return Fault(ErrorName.FORBIDDEN, f"The client does not have permission to {verb} group '{group}'")
+    return Fault(ErrorName.FORBIDDEN, f"The client does not have permission to {verb} group '{group}'.")

@@ -33,7 +33,7 @@ def read_floor(state: State) -> int:
 
 
 class Floors:
-    """`floor` is what the store has of this node."""
+    """`floor` is what the store has of this node, or something lower."""
 
     def __init__(self, hub: Hub, floor: int) -> None:
         self._hub = hub
@@ -54,21 +54,24 @@ class Floors:
             return
         self._at = now + self._hub.options.trim_s
         self._hub.try_again(now)
-        self._raise()
+        if self._hub.is_in:
+            self._raise()
 
     def first(self) -> Put:
         """Before the node has its first session: nobody may trim what that will need."""
         return self.put(self._floor)
 
     def put(self, floor: int) -> Put:
-        """The row that says so."""
+        """The row that says so. If the node was declared dead its row is gone, and may not come back: nobody would ever
+        remove it."""
         self._floor = floor
-        return Put(floor_key(self._hub.hub, self._hub.node), msgspec.msgpack.encode(floor))
+        return Put(floor_key(self._hub.hub, self._hub.node), msgspec.msgpack.encode(floor), guard=self._hub.guard)
 
-    def come(self, connection: str, acked: int) -> Put | None:
-        """A session that needs what comes after `acked` is on its way here, until it has `arrived`."""
+    def come(self, connection: str, acked: int) -> Put:
+        """A session that needs what comes after `acked` is on its way here, until it has `arrived`. Written each time,
+        since a commit that said it before may have failed."""
         self._coming[connection] = acked
-        return self.put(acked) if acked < self._floor else None
+        return self.put(min(acked, self._floor))
 
     def arrived(self, connection: str) -> None:
         self._coming.pop(connection, None)

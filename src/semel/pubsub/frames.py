@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from semel.errors import FrameError as FrameError
-from semel.pubsub.messages import CloseCode, Request, Response
+from semel.pubsub.messages import CloseCode, Data, DataType, Request, Response
 
 if TYPE_CHECKING:
     from semel.pubsub.frames_simple import SimpleCodec
@@ -27,6 +27,8 @@ FRAME_BYTES_MAX = 1024 * 1024
 DEPTH_MAX = 64
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
+EMPTY = Data(DataType.TEXT, b"")
+"""What is sent by who sends metadata alone, and at the end of a stream."""
 
 
 class Subprotocol(StrEnum):

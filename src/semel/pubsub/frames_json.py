@@ -23,6 +23,7 @@ from semel.errors import InputError, LocalProtocolError
 from semel.kernel.text import check_id
 from semel.pubsub.frames import (
     DEPTH_MAX,
+    EMPTY,
     UINT32_MAX,
     UINT64_MAX,
     Frame,
@@ -429,6 +430,13 @@ def _data(name: str | None, raw: Raw | UnsetType) -> Data:
     return Data(_TEXT, body) if type is _TEXT else Data(type, _bytes(type, body))
 
 
+def _data_or_metadata(wire: _SendToGroup | _Event) -> Data:
+    """Whoever sends metadata may leave out the data."""
+    if wire.data is UNSET and wire.metadata is not None:
+        return EMPTY
+    return _data(wire.data_type, wire.data)
+
+
 def _bytes(type: DataType, base64: bytes) -> bytes:
     try:
         body = binascii.a2b_base64(base64, strict_mode=True)
@@ -451,7 +459,7 @@ def _read_send_to_group(wire: _SendToGroup) -> SendToGroup | StartStream:
     ttl_s = None if wire.ttl_seconds is None else check_ttl(wire.ttl_seconds)
     metadata = None if wire.metadata is None else check_metadata(wire.metadata)
     if wire.stream is None:
-        data = _data(wire.data_type, wire.data)
+        data = _data_or_metadata(wire)
         return SendToGroup(group, data, _ack_id(wire.ack_id), no_echo, ttl_s, metadata)
     if wire.data is not UNSET or wire.data_type is not None or wire.ack_id is not None:
         raise FrameError("a stream begins without data, dataType and ackId", fix="send data with streamData")
@@ -486,7 +494,7 @@ def _read_plain(wire: _SendToGroup) -> SendToGroup | None:
 
 def _read_event(wire: _Event) -> SendEvent:
     metadata = None if wire.metadata is None else check_metadata(wire.metadata)
-    data = _data(wire.data_type, wire.data)
+    data = _data_or_metadata(wire)
     return SendEvent(check_event(wire.event), data, _ack_id(wire.ack_id), metadata)
 
 

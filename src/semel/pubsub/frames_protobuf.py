@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from semel.errors import InputError, LocalProtocolError
 from semel.kernel.text import check_id
-from semel.pubsub.frames import Frame, FrameError, check_uint, json_body, wrong_frame_type
+from semel.pubsub.frames import EMPTY, Frame, FrameError, check_uint, json_body, wrong_frame_type
 from semel.pubsub.messages import (
     Ack,
     CancelInvocation,
@@ -301,7 +301,6 @@ class ProtobufCodec:
 # -- reading
 
 # the end of a stream has empty data, because Microsoft's clients fail on a message that has none
-_EMPTY = Data(DataType.TEXT, b"")
 _NO_TEXT = _CLASSES["MessageData"](text_data="").SerializeToString()
 # the second from protobuf in pure Python, which is what there is where no wheel fits
 _UNREADABLE = (message.DecodeError, UnicodeDecodeError)
@@ -343,6 +342,11 @@ def _data(wire: Any) -> Data:
     raise FrameError("the data is missing", fix="send one of text_data, binary_data, protobuf_data and json_data")
 
 
+def _data_or_metadata(wire: Any) -> Data:
+    """Whoever sends metadata may leave out the data."""
+    return EMPTY if wire.metadata and not wire.HasField("data") else _data(wire.data)
+
+
 def _optional(wire: Any, field: str) -> Any:
     return getattr(wire, field) if wire.HasField(field) else None
 
@@ -355,7 +359,7 @@ def _read_send_to_group(wire: Any) -> SendToGroup | StartStream:
     group, metadata = check_group(wire.group), check_metadata(dict(wire.metadata)) or None
     ttl_s = check_ttl(wire.ttl_seconds) if wire.HasField("ttl_seconds") else None
     if not wire.HasField("stream"):
-        return SendToGroup(group, _data(wire.data), _optional(wire, "ack_id"), wire.no_echo, ttl_s, metadata)
+        return SendToGroup(group, _data_or_metadata(wire), _optional(wire, "ack_id"), wire.no_echo, ttl_s, metadata)
     if wire.HasField("data") or wire.HasField("ack_id"):
         raise FrameError("a stream begins without data and ack_id", fix="leave them out")
     idle_timeout_ms = _optional(wire.stream, "idle_timeout_ms")
@@ -369,7 +373,7 @@ def _read_event(wire: Any) -> SendEvent:
     if wire.HasField("stream"):
         raise FrameError("an event cannot begin a stream", fix="send the stream to a group")
     metadata = check_metadata(dict(wire.metadata)) or None
-    return SendEvent(check_event(wire.event), _data(wire.data), _optional(wire, "ack_id"), metadata)
+    return SendEvent(check_event(wire.event), _data_or_metadata(wire), _optional(wire, "ack_id"), metadata)
 
 
 def _read_invoke(wire: Any) -> Invoke:
@@ -610,7 +614,7 @@ def _write_group_message(response: GroupMessage) -> dict[str, Any]:
     if part is None:
         return {"data_message": _write_message("group", response) | {"group": response.group}}
     if response.data is None and part.is_end:
-        response = replace(response, data=_EMPTY)
+        response = replace(response, data=EMPTY)
     fields = _write_message("group", response)
     return {"data_message": fields | {"group": response.group, "stream": _write_part(part)}}
 

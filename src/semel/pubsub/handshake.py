@@ -17,11 +17,11 @@ import msgspec
 
 from semel.errors import AuthError, InputError
 from semel.pubsub.cloudevents import Allowed
-from semel.pubsub.frames import RELIABLE, Frame, Subprotocol, subprotocol_of
+from semel.pubsub.frames import RELIABLE, Frame, subprotocol_of
 from semel.pubsub.hub import Open
 from semel.pubsub.keys import AccessKeys
 from semel.pubsub.messages import Data, DataType, Request, SendEvent, SendToGroup
-from semel.pubsub.names import check_group, check_hub
+from semel.pubsub.names import check_group, check_hub, is_subprotocol
 from semel.pubsub.permissions import Permissions
 from semel.pubsub.rest_http import HttpError, HttpRequest, Query, bearer_of, origin_of, split_path
 from semel.pubsub.tokens import (
@@ -54,7 +54,8 @@ class Mode(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """`subprotocol` is to be echoed, if there is one. `mode` is for a client whose subprotocol is not one of ours."""
+    """`subprotocol` is to be echoed as it was offered, if there is one. `mode` is for a client whose subprotocol is not
+    one of ours."""
 
     hub: str
     subprotocol: str | None
@@ -113,15 +114,18 @@ class Handshake:
             return Refused(HTTPStatus.BAD_REQUEST, error.message)
 
     def _returning(self, hub: str, query: Query, connection: str, offered: Sequence[str], now: float) -> Admission:
-        subprotocol = _chosen(offered)
+        """In the subprotocol that its session has: its token is for no other. An event handler may have chosen one that
+        is not the first."""
         token = query.one("awps_reconnection_token") or ""
-        if subprotocol not in RELIABLE:
-            return TurnedAway(subprotocol, "only reliable subprotocols have sessions to come back to")
-        try:
-            check_reconnection_token(token, self.keys, hub, connection, now)
-        except AuthError as error:
-            return TurnedAway(subprotocol, error.message)
-        return Returning(hub, subprotocol, connection)
+        reason = "only reliable subprotocols have sessions to come back to"
+        reliable = {known: name for name in offered if (known := subprotocol_of(name)) in RELIABLE}
+        for known, name in reliable.items():
+            try:
+                check_reconnection_token(token, self.keys, hub, connection, known, now)
+                return Returning(hub, name, connection)
+            except AuthError as error:
+                reason = error.message
+        return TurnedAway(_chosen(offered), reason)
 
     def _newcomer(self, request: HttpRequest, hub: str, query: Query, offered: Sequence[str], now: float) -> Newcomer:
         claims = read_client_token(_token(request, query), self.keys, self._audiences(request, hub), now)
@@ -148,7 +152,7 @@ class Handshake:
     ) -> Newcomer:
         token, known = None, subprotocol_of(subprotocol)
         if known in RELIABLE:
-            token = reconnection_token(self.keys, hub, connection, nonce=self.random(NONCE_BYTES), now=now)
+            token = reconnection_token(self.keys, hub, connection, known, nonce=self.random(NONCE_BYTES), now=now)
         permissions = Permissions.of_roles(claims.roles)
         opening = Open(connection, token, known or subprotocol or "", claims.user_id, permissions, claims.groups, state)
         return Newcomer(hub, subprotocol, opening, _mode(query) if known is None else None, claims)
@@ -176,9 +180,11 @@ def _token(request: HttpRequest, query: Query) -> str:
     return token
 
 
-def _chosen(offered: Sequence[str]) -> Subprotocol | None:
-    """The first that is known here. Whoever offers none of them is a simple client."""
-    return next((known for known in map(subprotocol_of, offered) if known is not None), None)
+def _chosen(offered: Sequence[str]) -> str | None:
+    """The first that is known here. Whoever offers none of them is a simple client; its first is answered all the same,
+    because browsers and most libraries go on only if one is."""
+    known = (name for name in offered if subprotocol_of(name) is not None)
+    return next(known, None) or next(filter(is_subprotocol, offered), None)
 
 
 def _mode(query: Query) -> Mode:

@@ -46,10 +46,12 @@ from semel.kernel.effects import (
     Wake,
 )
 from semel.kernel.envelope import Blob, mint_id
+from semel.kernel.lease import Guard
 from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Fresh, Log, Op, Put, PutBlob, RecordKind, Result
 from semel.kernel.position import Position
+from semel.pubsub.asking import Asking
 from semel.pubsub.calls import Answer, Call
 from semel.pubsub.catchup import CatchUp
 from semel.pubsub.clients import Clients
@@ -158,6 +160,14 @@ class Shut(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+ALL = "*"
+
+
+class Anew(msgspec.Struct, frozen=True):
+    """To `ALL`: the hub begins, from what the store holds. It knows nobody who was there before, and answers nothing
+    that was asked before: they have to come again."""
+
+
 class _Timed(Protocol):
     """A part of the hub that has something to do at times."""
 
@@ -212,7 +222,7 @@ class Hub:
         self._sockets: dict[str, Session] = {}
         self._tokens = count(1)
         self._waiting: dict[int, _Waiting] = {}
-        self._loads: dict[str | LoadAll, list[Callable[[Loaded | LoadedAll | LoadFailed, float], None]]] = {}
+        self._loads = Asking[str | LoadAll, Callable[[Loaded | LoadedAll | LoadFailed, float], None]](self._ask)
         self._told: list[tuple[int, int, Callable[[], None]]] = []
         self._touched: dict[str, Session] = {}
         self._dirty: dict[str, Session] = {}
@@ -225,6 +235,7 @@ class Hub:
 
     def start(self, now: float) -> Sequence[Effect]:
         """Nobody has a socket yet: the time for coming back begins now, however long the node was away."""
+        self.send(ALL, Anew())
         for session in self._begin_with:
             # what was sent before is not known any more; it cannot have been more than there was
             session.sent = max(session.sent, self.head)
@@ -237,10 +248,13 @@ class Hub:
         return self._end(now)
 
     def _begin(self, session: Session, now: float) -> None:
-        """Of another time, in which the store was another one, nothing can be gone on with."""
+        """Of another time, in which the store was another one, nothing can be gone on with. A plain client has nothing
+        to come back with."""
         self.roster.add(session)
         if session.epoch != self.epoch:
             self.close(session, Kind.CANCELLED, "the store was restored from a backup", now)
+        elif not session.is_reliable:
+            self.close(session, Kind.CANCELLED, "the server began anew", now)
         else:
             self.fall_behind(session, now)
 
@@ -259,8 +273,12 @@ class Hub:
                 if isinstance(event, ReadFailed):
                     self.notify("hub-read", event.error.message)
                 self.tail.heard(event, now)
-            case Loaded(key=key) | LoadedAll(asked=key) | LoadFailed(key=key):
-                for tell in self._loads.pop(key, ()):
+            case Loaded(key=key) | LoadedAll(asked=key):
+                for tell in self._loads.answered(key):
+                    tell(event, now)
+            case LoadFailed(key=key):
+                failed = [asked for asked in self._loads if key == (asked if isinstance(asked, str) else asked.prefix)]
+                for tell in [tell for asked in failed for tell in self._loads.answered(asked)]:
                     tell(event, now)
             case Wake(is_own=False):
                 self.tail.wake(now)
@@ -271,6 +289,16 @@ class Hub:
         if self._expiries:
             times.append(self._expiries[0][0])
         return min((at for at in times if at is not None), default=None)
+
+    @property
+    def is_in(self) -> bool:
+        """Whether it may take sessions: it is alone, or the others know that it lives."""
+        return self._nodes is None or self._nodes.is_in
+
+    @property
+    def guard(self) -> Guard | None:
+        """On what may not be written any more once this node is taken for dead."""
+        return self._nodes.guard if self._nodes is not None else None
 
     def _is_over(self, now: float) -> bool:
         """A node that was asleep for too long does not go on where it was."""
@@ -321,13 +349,14 @@ class Hub:
     # -- the store
 
     def load(self, key: str, tell: Callable[[Loaded | LoadedAll | LoadFailed, float], None]) -> None:
-        self._loads.setdefault(key, []).append(tell)
-        self._effects.append(Load(key))
+        self._loads.ask(key, tell)
 
     def load_all(self, asked: LoadAll, tell: Callable[[Loaded | LoadedAll | LoadFailed, float], None]) -> None:
-        """The answer to one of several for the same prefix that fails is told to the first."""
-        self._loads.setdefault(asked, []).append(tell)
-        self._effects.append(asked)
+        """If one of several for the same prefix fails, all hear that."""
+        self._loads.ask(asked, tell)
+
+    def _ask(self, asked: str | LoadAll) -> None:
+        self._effects.append(Load(asked) if isinstance(asked, str) else asked)
 
     def commit(self, ops: Iterable[Op], done: Done, failed: Failed, chain: str | None = None) -> None:
         token = next(self._tokens)
@@ -360,13 +389,20 @@ class Hub:
                 return
             self.drop_bodies(appends)
             if is_conflict(failure):
-                self.lose(session)
-                return
-            if session.generation == generation:
+                self._refused(session)
+            elif session.generation == generation:
                 session.fall_back()
             failed(failure)
 
         self.commit((*appends, *puts, *more), on_done, on_failed, session.id)
+
+    def _refused(self, session: Session) -> None:
+        """The rows are not those that we know. A node that is alone has nobody to lose a session to: then it was a hub
+        before this one, whose commits came so late."""
+        if self._nodes is not None:
+            self.lose(session)
+        elif self.roster.get(session.id) is session:
+            self.begin_anew("the store holds something else")
 
     def begin_anew(self, reason: str) -> None:
         """The clients come back, and find what the store holds."""
@@ -443,7 +479,7 @@ class Hub:
 
     def _open(self, peer: str, asked: Open, now: float) -> None:
         """It begins where the stream stands now: what comes in before it is durable is for it as well."""
-        if self._nodes is not None and not self._nodes.is_in:
+        if not self.is_in:
             self.shut_peer(peer, CloseCode.INTERNAL, "the node is not ready yet")
             return
         start = max(self.tail.offset, self.head)
@@ -456,7 +492,8 @@ class Hub:
         session.peer, session.early, session.is_stalled = peer, [], True
         self._sockets[peer] = session
         self.roster.add(session)
-        puts = (session.put_row(self.hub, row), session.put_acks(self.hub))
+        put = msgspec.structs.replace(session.put_row(self.hub, row), guard=self.guard)
+        puts = (put, session.put_acks(self.hub))
 
         def done(results: tuple[Result, ...], now: float) -> None:
             session.row_version, session.acks_version = session.row_stored, session.acks_stored
@@ -482,10 +519,10 @@ class Hub:
         session = self.roster.get(connection)
         if session is not None and session.is_reliable:
             self.attach(session, peer, now)
-        elif session is None and self._nodes is not None and self._nodes.is_in:
-            self.take_over.resume(connection, peer, now)
-        elif self._nodes is not None and not self._nodes.is_in:
+        elif not self.is_in:
             self.shut_peer(peer, CloseCode.INTERNAL, "the node is not ready yet")
+        elif session is None and self._nodes is not None:
+            self.take_over.resume(connection, peer, now)
         else:
             self.shut_peer(peer, CloseCode.POLICY, "there is no such session any more")
 
@@ -506,7 +543,7 @@ class Hub:
         """It is here from now on, and has to be given what it has missed. Its client may take its time for coming back
         from now."""
         self._drop(session, now)
-        self._catch_up.add(session, self.tail.offset)
+        self._catch_up.add(session, max(self.tail.offset, session.opened))
 
     def welcome(self, session: Session, now: float) -> None:
         """It comes from another node."""
@@ -644,7 +681,10 @@ class Hub:
         """A record in the stream says from where on it holds. Where that is is known only when the record is durable,
         so the row that says it is a commit after it, which `then` has to make: nobody was told before. The row is
         written here as well, as it is, to be refused if another node has the session. Not the acks: they would say
-        that the ackId was taken."""
+        that the ackId was taken. If it is so already, the row may yet have failed to say so."""
+        if session.is_settled(group, kind is RecordKind.JOIN):
+            then((session.put_row(self.hub, session.row()),))
+            return
         record = membership(self.stream, kind, group, session.id, session.user, round(now * 1e6), self.mint(now))
 
         def done(results: tuple[Result, ...], now: float) -> None:
@@ -704,8 +744,9 @@ class Hub:
             heappop(self._told)[2]()
 
     def _skip(self, offset: int) -> None:
-        """What stands before is gone. If nobody here needed it, that is how it should be."""
-        if len(self.roster):
+        """What stands before is gone. What the rows were read after is known from them, and a node that is alone knows
+        all that there was; but if it has sessions, they may have needed it."""
+        if len(self.roster) or (self._nodes is not None and offset > self.head + 1):
             self.notify("hub-read", f"records before {offset} are gone that sessions may have needed")
             self.begin_anew("messages are missing here")
 
@@ -734,6 +775,9 @@ class Hub:
         if session is not None and offset > session.opened:
             self.lose(session)
         if session is None or offset > session.opened:
+            before = known or session
+            if groups is None:
+                groups = tuple(before.groups) if before is not None else ()
             self.elsewhere.add(Elsewhere(envelope.source, envelope.subject, node, dict.fromkeys(groups, offset)))
 
     def _closed(self, connection: str) -> None:
@@ -746,7 +790,7 @@ class Hub:
     def _fan_out(self, entry: Entry, now: float) -> None:
         offset, count_max, bytes_max = entry.offset, self.options.backlog_count, self.options.backlog_bytes
         for session in self.due(self.roster.receivers(entry.target, offset), entry, now):
-            if offset <= session.acked:
+            if offset <= session.acked or offset <= session.opened:
                 continue
             session.push(entry)
             self.counts.deliveries += 1
@@ -787,9 +831,10 @@ class Hub:
 
     def _not_flushed(self, session: Session, confirmed: Confirmed | None, told: int) -> Callable[[Failure], None]:
         def failed(failure: Failure) -> None:
-            session.put_back(confirmed, told)
-            self._dirty[session.id] = session
-            self.notify("hub-flush", why(failure))
+            if self.roster.get(session.id) is session:
+                session.put_back(confirmed, told)
+                self._dirty[session.id] = session
+                self.notify("hub-flush", why(failure))
 
         return failed
 
@@ -802,13 +847,13 @@ class Hub:
         )  # fmt: skip
 
     def try_again(self, now: float) -> None:
-        """Again, if a read has failed, or the end of a session."""
+        """Again, if a read has failed, or the end of a session. And look whether there is more: nothing may hang on
+        being woken up, or on having heard what became of a commit."""
         unclosed, self._unclosed = self._unclosed, []
         for session, kind, reason in unclosed:
             self.close(session, kind, reason, now)
         self._catch_up.try_again()
-        if self.tail.is_behind():
-            self.tail.read_on()
+        self.tail.read_on()
 
 
 def _begin_of(head: Position, options: HubOptions) -> Position:

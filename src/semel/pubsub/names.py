@@ -13,6 +13,7 @@ from semel.kernel.text import check_text
 from semel.pubsub.messages import Metadata
 
 GROUP_CHARS_MAX = 1024
+SUBPROTOCOL_CHARS_MAX = 128
 TTL_S_MAX = 300
 METADATA_KEY_BYTES_MAX = 256
 METADATA_VALUE_BYTES_MAX = 1024
@@ -49,6 +50,11 @@ def check_event(name: str) -> str:
             f"{name[:128]!r} is not a name of an event", fix="begin with a letter; then up to 127 of A-Z a-z 0-9 _ . -"
         )
     return name
+
+
+def is_subprotocol(name: str) -> bool:
+    """Whether it can be the name of a subprotocol, ours or an application's own."""
+    return len(name) <= SUBPROTOCOL_CHARS_MAX and _TOKEN.match(name) is not None
 
 
 def check_ttl(seconds: int) -> int:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from semel.errors import StoreError
-from semel.kernel.effects import LoadAll, Loaded, LoadedAll, LoadFailed
+from semel.kernel.effects import CommitUnknown, LoadAll, Loaded, LoadedAll, LoadFailed
 from semel.kernel.envelope import Envelope
-from semel.kernel.lease import renew_at
+from semel.kernel.lease import Guard, renew_at
 from semel.kernel.ops import Claim, Claimed, Enqueue, Finish, Op, Put, Renew, Result, Stale, WorkRow, WorkState
 from semel.pubsub.commits import Failure, nothing_more, why
 from semel.pubsub.floors import floor_key
@@ -42,6 +42,11 @@ class Nodes:
     def is_in(self) -> bool:
         return self._fence is not None
 
+    @property
+    def guard(self) -> Guard | None:
+        """Refuses what comes so late that another has claimed the lease."""
+        return Guard(self._queue, self._hub.node, self._fence) if self._fence is not None else None
+
     def is_over(self, now: float) -> bool:
         """Nothing was heard of the lease for so long that others may take this node for dead, and give up what its
         sessions need: it may not go on serving them. It knew before they can."""
@@ -58,16 +63,17 @@ class Nodes:
         def done(results: tuple[Result, ...], now: float) -> None:
             claimed = results[1]
             assert isinstance(claimed, Claimed)
-            if claimed.rows:
-                self._fence, self._until = claimed.rows[0].fence, asked + lease_s
-                self._at = renew_at(asked, lease_s)
-            else:
-                self._at = now + AGAIN_S
+            self._fence, self._until = claimed.rows[0].fence, asked + lease_s
+            self._at = renew_at(asked, lease_s)
 
         self._at = None
         self._hub.commit((row, claim, self._hub.floors.first()), done, self._not_in)
 
     def _not_in(self, failure: Failure, now: float) -> None:
+        """If it is not known whether the name is used by now, another one is needed."""
+        if isinstance(failure, CommitUnknown):
+            self._hub.begin_anew("the store did not answer")
+            return
         self._hub.notify("node", f"{self._hub.node} cannot begin: {why(failure)}")
         self._at = now + AGAIN_S
 

@@ -3,6 +3,9 @@
 A session belongs to one node, and only that one writes for it. So an order goes into the stream, where every node reads
 it; those whom it names carry it out for the sessions that they have, and say so in the stream. Who asked hears when all
 have, or that one did not answer in time: then it may have happened or not, and asking again does no harm.
+
+Whoever gives an order may not have heard yet that a session has moved. Where the order stands in the stream that is
+certain, so there it is looked at again who has to carry it out.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from semel.errors import InputError
 from semel.kernel.ops import Append, RecordKind, Result
 from semel.pubsub.calls import Answer, CloseConnections, Grant, JoinMembers, Outcome, RemoveMembers, Revoke
 from semel.pubsub.commits import Failure, why
@@ -52,7 +56,12 @@ def decode_command(body: bytes) -> Command | None:
 
 @dataclass(slots=True)
 class _Asked:
+    """`at` is how far the stream was known here when `nodes` were chosen."""
+
+    command: Command
+    nodes: frozenset[str]
     missing: set[str]
+    at: int
     until: float
     answers: Gathered
 
@@ -64,21 +73,43 @@ class Orders:
 
     def give(self, command: Command, nodes: Collection[str], now: float, answer: Callable[[Answer], None]) -> None:
         hub = self._hub
-        record = order(hub.stream, hub.node, sorted(nodes), encode_command(command), round(now * 1e6), hub.mint(now))
+        try:
+            record = order(
+                hub.stream, hub.node, sorted(nodes), encode_command(command), round(now * 1e6), hub.mint(now)
+            )
+        except InputError as error:
+            answer(Answer(Outcome.REFUSED, error.message))
+            return
         id = record.envelope.id
-        self._asked[id] = _Asked(set(nodes), now + ANSWER_S, Gathered(len(nodes), answer))
+        answers = Gathered(len(nodes), answer)
+        self._asked[id] = _Asked(command, frozenset(nodes), set(nodes), hub.tail.offset, now + ANSWER_S, answers)
 
         def failed(failure: Failure, now: float) -> None:
-            del self._asked[id]
-            answer(Answer(Outcome.FAILED, why(failure)))
+            if self._asked.pop(id, None) is not None:
+                answer(Answer(Outcome.FAILED, why(failure)))
 
         hub.commit((record,), lambda results, now: hub.take_own((record,), results, now), failed)
 
     def hear(self, append: Append, now: float) -> None:
         if append.kind is RecordKind.REPLY:
             self._hear_reply(append)
-        elif self._hub.node in ordered(append.envelope) and append.envelope.source != self._hub.node:
+        elif append.envelope.source == self._hub.node:
+            self._look_again(append.envelope.id, now)
+        elif self._hub.node in ordered(append.envelope):
             self._obey(append, now)
+
+    def _look_again(self, id: str, now: float) -> None:
+        """Some may have moved to other nodes, or here."""
+        asked, service = self._asked.get(id), self._hub.service
+        if asked is None:
+            return
+        late = service.nodes_of(asked.command) - asked.nodes
+        if late:
+            asked.answers.expect_one_more()
+            self.give(asked.command, late, now, asked.answers.hear)
+        if service.has_come(asked.command, asked.at):
+            asked.answers.expect_one_more()
+            service.obey(asked.command, now, asked.answers.hear)
 
     def _obey(self, append: Append, now: float) -> None:
         command = decode_command(append.envelope.data)

@@ -25,7 +25,7 @@ from typing import Protocol
 
 import msgspec
 
-from semel.kernel.envelope import Blob, Envelope
+from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob, Envelope
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, PutBlob, RecordKind
 from semel.kernel.store import BLOB_CHUNK_BYTES, Record
@@ -202,16 +202,19 @@ def membership(
 
 
 def opened(stream: str, session: Served, node: str, at: int, id: str) -> Append:
-    """A session is on this node from here on: it is new, or was taken over."""
+    """A session is on this node from here on: it is new, or was taken over. In which groups it is stands there as long
+    as a record holds it; else it is what was said of it before."""
     headers = {NODE: node, **_opening(session.start, session.is_reliable, sorted(session.groups))}
     data = msgspec.json.encode(sorted(session.groups))
+    if len(data) > DATA_INLINE_BYTES_MAX:
+        data = b""
     envelope = Envelope(id, session.id, data=data, time=at, subject=session.user, headers=headers)
     return Append(stream, envelope, kind=RecordKind.OPEN, target=connection_target(session.id))
 
 
-def opened_on(envelope: Envelope) -> tuple[str, tuple[str, ...]]:
-    """The node and the groups of an `open`."""
-    groups = msgspec.json.decode(envelope.data, type=tuple[str, ...]) if envelope.data else ()
+def opened_on(envelope: Envelope) -> tuple[str, tuple[str, ...] | None]:
+    """The node and the groups of an `open`, if it says them."""
+    groups = msgspec.json.decode(envelope.data, type=tuple[str, ...]) if envelope.data else None
     return envelope.headers.get(NODE, ""), groups
 
 

@@ -34,6 +34,7 @@ VERSIONS = ("2021-10-01", "2022-11-01", "2023-07-01", "2024-01-01", "2024-12-01"
 
 HEALTH = ["api", "health"]
 HEALTH_METHODS = ("GET", "HEAD")
+CLIENTS = "client"
 
 _OWN_ROLES = "semel."
 _SERVER = re.compile(r"[ -~]*\Z")
@@ -96,9 +97,7 @@ class Rest:
             return HttpResponse(200, self._headers)
         route = find_route(segments)
         if route is None:
-            raise HttpError(
-                404, "Error.NotFound", "there is nothing at this address", fix="check the path and its spelling"
-            )
+            raise _nothing_at(segments)
         _check_method(request.method, route.operations)
         operation = route.operations[request.method]
         self._authorize(request, operation, now)
@@ -192,6 +191,12 @@ class Rest:
         return HttpResponse(error.status, (("content-type", JSON), *headers), error.body())
 
 
+def _nothing_at(segments: list[str]) -> HttpError:
+    if segments[0] == CLIENTS:
+        return bad_request("clients connect here, by WebSocket", fix="ask to upgrade the connection to websocket")
+    return HttpError(404, "Error.NotFound", "there is nothing at this address", fix="check the path and its spelling")
+
+
 def _check_method(method: str, allowed: tuple[str, ...] | dict[str, Operation]) -> None:
     if method not in allowed:
         names = ", ".join(sorted(allowed))
@@ -205,10 +210,12 @@ def _check_method(method: str, allowed: tuple[str, ...] | dict[str, Operation]) 
 
 
 def _version(query: Query) -> str:
+    """As the service does it: whoever names none gets the latest."""
     version = query.one("api-version")
+    if version is None:
+        return VERSIONS[-1]
     if version not in VERSIONS:
-        what = "there is no api-version" if version is None else "this api-version is not known here"
-        raise bad_request(what, fix=f"use {VERSIONS[-1]}", target="api-version")
+        raise bad_request("this api-version is not known here", fix=f"use {VERSIONS[-1]}", target="api-version")
     return version
 
 

@@ -161,9 +161,9 @@ class Query:
 
 
 def read_data(request: HttpRequest) -> Data:
-    """The body as what is sent. It may be empty, unless it is to be JSON."""
+    """The body as what is sent. It may be empty, unless it is to be JSON. Without a type it is bytes."""
     media, codec = _content_type(request.headers)
-    kind = _SENDABLE.get(media)
+    kind = _SENDABLE.get(media) if media else DataType.BINARY
     if kind is None:
         raise _unsupported(f"the content type is none of {', '.join(_SENDABLE)}", "send one of them as Content-Type")
     if kind is DataType.BINARY:

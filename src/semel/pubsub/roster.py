@@ -67,7 +67,10 @@ class Roster(Generic[M]):
             self.groups.setdefault(group, {})[session.id] = session
 
     def remove(self, session: M) -> None:
-        self.sessions.pop(session.id, None)
+        """If it is this one that is there: it may have been lost, and have come back as another."""
+        if self.sessions.get(session.id) is not session:
+            return
+        del self.sessions[session.id]
         if session.user is not None:
             _discard(self.users, session.user, session.id)
         for group in session.groups:
@@ -116,7 +119,7 @@ class Past(Here):
 
     def add(self, session: Session) -> None:
         super().add(session)
-        for group, since in session.groups.items():
+        for group, since in session.groups_decided.items():
             self._stays.setdefault(group, []).append((session, since, math.inf))
         for group, since, until in session.left:
             self._stays.setdefault(group, []).append((session, since, until))

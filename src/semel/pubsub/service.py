@@ -93,13 +93,21 @@ class Service:
 
     def _command(self, command: Command, now: float, answer: Reply) -> None:
         """For the sessions that are here, and by order for those that are elsewhere."""
-        nodes = {each.node for each in self._chosen(command, self._elsewhere(_whom(command)))}
+        nodes = self.nodes_of(command)
         if not nodes:
             self.obey(command, now, answer)
             return
         both = Gathered(2, answer)
         self.obey(command, now, both.hear)
         self._hub.orders.give(command, nodes, now, both.hear)
+
+    def nodes_of(self, command: Command) -> frozenset[str]:
+        """The other nodes that have to carry it out."""
+        return frozenset(each.node for each in self._chosen(command, self._elsewhere(_whom(command))))
+
+    def has_come(self, command: Command, at: int) -> bool:
+        """Whether one that it is for has come here since the stream stood there."""
+        return any(session.opened > at for session in self._chosen(command, self._there(_whom(command))))
 
     def obey(self, command: Command, now: float, answer: Reply) -> None:
         """For the sessions that are here."""
@@ -212,7 +220,10 @@ class Service:
             answer(Answer(Outcome.REFUSED, f"a connection can be in {GROUPS_MAX:,} groups"))
             return
         changes = [
-            (session, group) for session in chosen for group in call.groups if not session.is_settled(group, True)
+            (session, group)
+            for session in chosen
+            for group in call.groups
+            if session.owes_row or not session.is_settled(group, True)
         ]
         self._change(changes, RecordKind.JOIN, now, answer)
 
@@ -221,7 +232,7 @@ class Service:
             (session, group)
             for session in self._chosen(call, self._there(call.who))
             for group in (sorted(session.groups_wanted) if call.groups is None else call.groups)
-            if not session.is_settled(group, False)
+            if session.owes_row or not session.is_settled(group, False)
         ]
         self._change(changes, RecordKind.LEAVE, now, answer)
 
@@ -262,6 +273,10 @@ class Gathered:
         self._left -= 1
         if self._left == 0:
             self._answer(self._worst)
+
+    def expect_one_more(self) -> None:
+        """Before the last one was heard."""
+        self._left += 1
 
     def became(self, failure: Failure | None) -> None:
         self.hear(DONE if failure is None else _failed(failure))

@@ -156,7 +156,7 @@ class Session:
     its session was durable; None from then on. While it `is_behind`, what it has missed is still being read: what comes
     in waits in its queue, and `early_ack` is how far it has acknowledged meanwhile. `opened` is where the stream says
     that it is on this node. `streams`, `states` and `watches` count what is on its way, those that are `stored` do
-    not.
+    not. It `owes_row` since a commit failed that may have said what is decided.
 
     What groups it is in is `groups_wanted` as soon as it is asked for, `groups_decided` when it is durable from which
     record on, and `groups` when the stream has come there: with several nodes that may be a little later."""
@@ -164,10 +164,10 @@ class Session:
     __slots__ = (
         "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "early", "early_ack",
         "epoch", "generation", "groups", "groups_decided", "groups_wanted", "id", "is_behind", "is_reliable",
-        "is_stalled", "left", "node", "opened", "out", "peer", "permissions", "queue", "queue_bytes", "row_stored",
-        "row_version", "sent", "staged", "staged_chunks", "staged_ids", "staged_streams", "start", "state", "states",
-        "states_stored", "streams", "streams_stored", "subprotocol", "taken", "told", "user", "waiting", "watches",
-        "watches_stored", "written",
+        "is_stalled", "left", "node", "opened", "out", "owes_row", "peer", "permissions", "queue", "queue_bytes",
+        "row_stored", "row_version", "sent", "staged", "staged_chunks", "staged_ids", "staged_streams", "start",
+        "state", "states", "states_stored", "streams", "streams_stored", "subprotocol", "taken", "told", "user",
+        "waiting", "watches", "watches_stored", "written",
     )  # fmt: skip
 
     def __init__(self, id: str, row: SessionRow, acks: AcksRow, row_version: int, acks_version: int) -> None:
@@ -211,6 +211,7 @@ class Session:
         self.staged_streams: StreamChanges | None = None
         self.waiting: dict[int, int] = {}
         self.generation = 0
+        self.owes_row = False
         self.confirmed: Confirmed | None = None
         self._may: dict[tuple[Permission, str], bool] = {}
 
@@ -221,6 +222,11 @@ class Session:
     @property
     def user_id(self) -> str | None:
         return self.user
+
+    @property
+    def protocol(self) -> str | None:
+        """As filters ask for it."""
+        return self.subprotocol or None
 
     # -- what is stored
 
@@ -236,6 +242,7 @@ class Session:
         """The next version of the row. The versions of a row follow each other, so several may be on their way."""
         put = Put(session_key(hub, self.id), _encode(row), self.row_version)
         self.row_version += 1
+        self.owes_row = False
         return put
 
     def stored(self, put: Put, result: Result) -> None:
@@ -267,6 +274,7 @@ class Session:
     def fall_back(self) -> None:
         """Nothing that was on its way will be stored: go on from what is."""
         self.groups_wanted = set(self.groups_decided)
+        self.owes_row = True
         self.generation += 1
         self.row_version, self.acks_version = self.row_stored, self.acks_stored
         self.claimed = NumberSet(self.taken.ranges())

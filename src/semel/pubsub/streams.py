@@ -326,4 +326,4 @@ def _clean(text: str) -> str:
 
 
 def _forbidden(group: str) -> Fault:
-    return Fault(ErrorName.FORBIDDEN, f"The client does not have permission to send to group '{group}'")
+    return Fault(ErrorName.FORBIDDEN, f"The client does not have permission to send to group '{group}'.")

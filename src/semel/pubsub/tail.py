@@ -14,6 +14,7 @@ from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob
 from semel.kernel.ops import Append, Fresh, PutBlob, Result
 from semel.kernel.position import Position
 from semel.kernel.store import Record
+from semel.pubsub.asking import Asking
 from semel.pubsub.records import chunks_of, of_record
 
 READ_ROWS = 2000
@@ -29,16 +30,15 @@ Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
 
 
 class Tail:
-    """`offset` is the last record that was told. `skip` hears before which record something is gone that was not,
-    but for where it begins."""
+    """`offset` is the last record that was told. `skip` hears before which record something is gone that was not."""
 
     def __init__(self, at: Position, tell: Tell, skip: Callable[[int], None], ask: Callable[[Read], None]) -> None:
         self.stream, self.epoch, self.offset = at.stream, at.epoch, at.offset
         self._tell, self._skip, self._ask = tell, skip, ask
         self._ahead: dict[int, Append] = {}
         self._bodies: dict[str, bytes] = {}
-        self._asked: dict[tuple[int, int], list[Callable[[Found, float], None]]] = {}
-        self._is_reading = self._reads_again = self._has_begun = self._has_committed = False
+        self._asked = Asking[tuple[int, int], Callable[[Found, float], None]](lambda asked: self._ask_after(*asked))
+        self._is_reading = self._reads_again = self._has_committed = False
         self._look_at: float | None = None
 
     # -- what this node commits
@@ -94,10 +94,6 @@ class Tail:
         if self._look_at is not None and self._look_at <= now:
             self.read_on()
 
-    def is_behind(self) -> bool:
-        """Something is known to be there that was not read. A read that failed leaves it so."""
-        return bool(self._ahead)
-
     def read_on(self) -> None:
         """Once more after the read that is under way, which may have looked too early."""
         self._look_at = None
@@ -112,11 +108,9 @@ class Tail:
         if isinstance(found, ReadTrimmed):
             if found.first.offset - 1 > self.offset:
                 self.offset = found.first.offset - 1
-                if self._has_begun:
-                    self._skip(found.first.offset)
+                self._skip(found.first.offset)
             self.read_on()
         elif not isinstance(found, ReadFailed):
-            self._has_begun = True
             self._tell_records(found, now)
 
     def _tell_records(self, records: Sequence[Record], now: float) -> None:
@@ -147,7 +141,9 @@ class Tail:
     # -- reads
 
     def read_after(self, offset: int, found: Callable[[Found, float], None], limit: int = READ_ROWS) -> None:
-        self._asked.setdefault((offset, limit), []).append(found)
+        self._asked.ask((offset, limit), found)
+
+    def _ask_after(self, offset: int, limit: int) -> None:
         self._ask(Read(self.stream, Position(self.stream, self.epoch, offset), limit, wait=False, bodies=True))
 
     def look_at(self, position: Position, tell: Callable[[Record | None], None]) -> None:
@@ -159,5 +155,5 @@ class Tail:
     def heard(self, answer: ReadDone | ReadTrimmed | ReadFailed, now: float) -> None:
         assert answer.after is not None
         found: Found = answer.records if isinstance(answer, ReadDone) else answer
-        for tell in self._asked.pop((answer.after.offset, answer.limit), ()):
+        for tell in self._asked.answered((answer.after.offset, answer.limit)):
             tell(found, now)

@@ -45,6 +45,7 @@ class TakeOver:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._coming: dict[str, _Coming] = {}
+        self._peers: dict[str, _Coming] = {}
 
     # -- for a client that has come back
 
@@ -56,10 +57,11 @@ class TakeOver:
         elif coming.peer is not None:
             self._shut(coming, CloseCode.GOING_AWAY, "another socket has taken over")
         coming.peer, coming.wanted = peer, None
+        self._peers[peer] = coming
 
     def hold(self, peer: str, requests: Sequence[Request]) -> bool:
         """What a client asks before its session is here waits for it. False if it has none that is on its way."""
-        coming = next((coming for coming in self._coming.values() if coming.peer == peer), None)
+        coming = self._peers.get(peer)
         if coming is None:
             return False
         if len(coming.held) + len(requests) > HELD_MAX:
@@ -69,10 +71,10 @@ class TakeOver:
         return True
 
     def gone(self, peer: str) -> None:
-        for coming in self._coming.values():
-            if coming.peer == peer:
-                coming.peer = None
-                coming.held.clear()
+        coming = self._peers.pop(peer, None)
+        if coming is not None:
+            coming.peer = None
+            coming.held.clear()
 
     def abandon(self, reason: str) -> None:
         """The hub begins anew: those who wait may come again."""
@@ -85,6 +87,9 @@ class TakeOver:
         """Unless somebody else has it by now. `then` hears whether that is decided."""
         if connection in self._coming:
             then(False)
+            return
+        if self._hub.roster.get(connection) is not None:
+            then(True)
             return
         coming = self._coming[connection] = _Coming(connection, then, wanted=node)
         self._load(coming)
@@ -122,7 +127,7 @@ class TakeOver:
         except StoreError as error:
             self._fail(coming, error.message)
             return
-        if coming.wanted is not None and session.node not in (coming.wanted, self._hub.node):
+        if coming.wanted is not None and session.node != coming.wanted:
             self._end(coming)
         elif session.epoch != self._hub.epoch or not session.is_reliable:
             self._give_up(coming, session, now)
@@ -130,10 +135,14 @@ class TakeOver:
             self._take(coming, session, now)
 
     def _give_up(self, coming: _Coming, session: Session, now: float) -> None:
-        """It cannot be gone on with: of a plain client, or of a time before the store was restored."""
-        self._end(coming)
-        self._shut(coming, CloseCode.POLICY, "there is no such session any more")
-        self._hub.close(session, Kind.CANCELLED, "its node is dead, and it cannot be gone on with", now)
+        """It cannot be gone on with: of a plain client, or of a time before the store was restored. Decided when it is
+        gone, since nobody would look for it again."""
+
+        def then(failure: Failure | None) -> None:
+            self._shut(coming, CloseCode.POLICY, "there is no such session any more")
+            self._end(coming, is_decided=failure is None)
+
+        self._hub.close(session, Kind.CANCELLED, "its node is dead, and it cannot be gone on with", now, then)
 
     def _take(self, coming: _Coming, session: Session, now: float) -> None:
         hub = self._hub
@@ -149,6 +158,7 @@ class TakeOver:
                 session.stored(put, result)
             # nothing that was sent to it can stand after the record that says where it is now
             session.opened = session.sent = came.position.offset
+            hub.floors.arrived(session.id)
             if hub.tail.offset >= session.opened and hub.elsewhere.get(session.id) is not None:
                 self._fail(coming, "another node has taken it since")
             else:
@@ -157,19 +167,22 @@ class TakeOver:
 
         def failed(failure: Failure, now: float) -> None:
             hub.floors.arrived(session.id)
-            if isinstance(failure, CommitUnknown) or is_conflict(failure):
+            if isinstance(failure, CommitUnknown):
+                # it may be ours by now, and nobody would know
+                hub.begin_anew("the store did not answer")
+            elif is_conflict(failure):
                 self._load(coming)
             else:
                 self._fail(coming, why(failure))
 
-        hub.commit((record, *puts, *([floor] if floor is not None else ())), done, failed, session.id)
+        hub.commit((record, *puts, floor), done, failed, session.id)
 
     def _arrive(self, coming: _Coming, session: Session, now: float) -> None:
         hub = self._hub
         self._end(coming)
         hub.welcome(session, now)
-        hub.floors.arrived(session.id)
         if coming.peer is not None:
+            del self._peers[coming.peer]
             hub.attach(session, coming.peer, now)
             hub.ask(session, coming.held, now)
 
@@ -188,7 +201,9 @@ class TakeOver:
     def _shut(self, coming: _Coming, code: CloseCode, reason: str) -> None:
         if coming.peer is not None:
             self._hub.shut_peer(coming.peer, code, reason)
+            del self._peers[coming.peer]
             coming.peer = None
+            coming.held.clear()
 
 
 def session_of(connection: str, row: State, acks: State | None) -> Session:

@@ -29,6 +29,7 @@ import msgspec
 from semel.errors import AuthError, InputError
 from semel.kernel.text import check_text
 from semel.pubsub.keys import AccessKeys
+from semel.pubsub.names import check_group
 from semel.pubsub.permissions import GROUP_CHARS_MAX, is_group
 
 TOKEN_CHARS_MAX = 32_768
@@ -175,11 +176,10 @@ def _forms(audience: str) -> set[tuple[str, ...]]:
 
 
 def read_client_token(token: str, keys: AccessKeys, audiences: Iterable[str], now: float) -> ClientClaims:
-    """What the token says, or an `AuthError`. The time counts when a client connects, and never again."""
+    """What the token says, or an `AuthError`; an `InputError` if it is good but names a group that cannot be. The time
+    counts when a client connects, and never again."""
     payload = _verified(token, keys, audiences, now)
-    groups = _items(payload, GROUP_CLAIM, GROUP_CHARS_MAX)
-    if not all(is_group(group) for group in groups):
-        raise _malformed("names a group without a name")
+    groups = tuple(map(check_group, _items(payload, GROUP_CLAIM, TOKEN_CHARS_MAX)))
     claims = {_text(name, "the name of a claim"): _as_texts(value) for name, value in payload.items()}
     return ClientClaims(_name(payload, "sub"), _items(payload, "role", ROLE_CHARS_MAX), groups, claims)
 
@@ -248,10 +248,10 @@ def _check_times(payload: dict[str, Any], now: float) -> None:
         raise AuthError("the token never expires", fix="give it the claim exp")
     if now >= expires + SKEW_S:
         raise AuthError("the token has expired", fix="get a new one from your server, and check both clocks")
-    for name in ("nbf", "iat"):
-        since = _time(payload, name)
-        if since is not None and now < since - SKEW_S:
-            raise AuthError("the token is not valid yet", fix="check the clocks of its maker and of this server")
+    # not `iat`, which only tells when it was made: the service takes tokens from makers whose clock is fast
+    since = _time(payload, "nbf")
+    if since is not None and now < since - SKEW_S:
+        raise AuthError("the token is not valid yet", fix="check the clocks of its maker and of this server")
 
 
 def _time(payload: dict[str, Any], name: str) -> float | None:
@@ -324,17 +324,23 @@ _PROOF_BYTES = hashlib.sha256().digest_size
 _HEAD_BYTES = len(_VERSION) + _EXPIRY_BYTES + NONCE_BYTES
 
 
-def reconnection_token(keys: AccessKeys, hub: str, connection_id: str, *, nonce: bytes, now: float) -> str:
-    """With this the client of that connection, and nobody else, can take its session up again for seven days."""
+def reconnection_token(
+    keys: AccessKeys, hub: str, connection_id: str, subprotocol: str, *, nonce: bytes, now: float
+) -> str:
+    """With this the client of that connection, and nobody else, can take its session up again for seven days, in the
+    subprotocol that it has spoken."""
     if len(nonce) != NONCE_BYTES:
         raise InputError(f"a nonce has {NONCE_BYTES} bytes, not {len(nonce)}", fix="draw that many random bytes")
     head = _VERSION + int(now + RECONNECTION_LIFETIME_S).to_bytes(_EXPIRY_BYTES, "big") + nonce
-    proofs = b"".join(_proof(key, head, hub, connection_id) for key in keys.all)
+    proofs = b"".join(_proof(key, head, hub, connection_id, subprotocol) for key in keys.all)
     return base64.urlsafe_b64encode(head + proofs).decode().rstrip("=")
 
 
-def check_reconnection_token(token: str, keys: AccessKeys, hub: str, connection_id: str, now: float) -> None:
-    """Raises `AuthError` unless the token was made for this connection of this hub, under a key that still holds."""
+def check_reconnection_token(
+    token: str, keys: AccessKeys, hub: str, connection_id: str, subprotocol: str, now: float
+) -> None:
+    """Raises `AuthError` unless the token was made for this connection of this hub in this subprotocol, under a key
+    that still holds."""
     refused = AuthError("the session cannot be taken up again with this token", fix="connect anew, without it")
     head, proofs = _parts(token)
     if not proofs:
@@ -342,7 +348,7 @@ def check_reconnection_token(token: str, keys: AccessKeys, hub: str, connection_
     # every proof is compared under every key, so that the time says nothing of which one was nearly right
     right = 0
     for key in keys.all:
-        expected = _proof(key, head, hub, connection_id)
+        expected = _proof(key, head, hub, connection_id, subprotocol)
         for proof in proofs:
             right += hmac.compare_digest(proof, expected)
     if not right or now >= int.from_bytes(head[len(_VERSION) :][:_EXPIRY_BYTES], "big"):
@@ -364,7 +370,7 @@ def _parts(token: str) -> tuple[bytes, list[bytes]]:
     return head, [rest[at : at + _PROOF_BYTES] for at in range(0, len(rest), _PROOF_BYTES)]
 
 
-def _proof(key: str, head: bytes, hub: str, connection_id: str) -> bytes:
+def _proof(key: str, head: bytes, hub: str, connection_id: str, subprotocol: str) -> bytes:
     """The first line keeps it apart from everything else that is signed with the same key."""
-    names = json.dumps([hub.lower(), connection_id]).encode()
+    names = json.dumps([hub.lower(), connection_id, subprotocol]).encode()
     return hmac.digest(key.encode(), b"semel reconnection\n" + head + names, "sha256")

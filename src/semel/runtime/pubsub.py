@@ -30,7 +30,7 @@ from semel.pubsub.frames import Codec, codec_for
 from semel.pubsub.handler_calls import HANDLERS
 from semel.pubsub.handlers import Handlers, SystemEvent
 from semel.pubsub.handshake import Handshake, Mode, Newcomer, Refused, Returning, TurnedAway
-from semel.pubsub.hub import Frames, Gone, Hub, HubOptions, Open, Resume, Room, Shut, Stalled, Write
+from semel.pubsub.hub import Anew, Frames, Gone, Hub, HubOptions, Open, Resume, Room, Shut, Stalled, Write
 from semel.pubsub.keys import AccessKeys
 from semel.pubsub.loading import known_hubs, load_hub
 from semel.pubsub.messages import CloseCode
@@ -54,7 +54,6 @@ DEFAULT_ORIGIN = "localhost"
 CONNECT_S = 25.0
 """How long an event handler may take to let a client in: a little less than a client may be kept waiting."""
 CALL_S = 30.0
-"""A hub that begins anew does not answer what it was asked before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +140,9 @@ class HubLink:
             if future is not None and not future.done():
                 future.set_result(message)
             return True
+        if isinstance(message, Anew):
+            self._begin_anew()
+            return True
         if peer == HANDLERS:
             assert self.webhooks is not None
             self.webhooks.hear(message, lambda told: self.tell(HANDLERS, told))
@@ -155,6 +157,14 @@ class HubLink:
         elif isinstance(message, Shut):
             socket.close(message.code, message.reason)
         return True
+
+    def _begin_anew(self) -> None:
+        for future in self._calls.values():
+            if not future.done():
+                future.set_result(Answer(Outcome.FAILED, "the hub began anew; ask again"))
+        for socket in self.sockets.values():
+            if not socket.is_closing:
+                socket.close(CloseCode.INTERNAL, "the hub began anew")
 
     def flush(self) -> None:
         """Sockets gather what is written to them in a tick by themselves."""

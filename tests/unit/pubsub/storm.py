@@ -3,22 +3,40 @@ back elsewhere. The store is the real one for memory, the machines are those tha
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from functools import partial
 
 from tests.unit.pubsub.world import HUB, World, text
 
-from semel.kernel.effects import Load, LoadAll, Read
+from semel.errors import StoreUnavailable
+from semel.kernel.effects import Load, LoadAll, Read, Send
 from semel.kernel.group import Group
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Applied, Fresh, RecordKind
-from semel.pubsub.hub import HubOptions, Shut
-from semel.pubsub.messages import Ack, CloseCode, Connected, ErrorName, GroupMessage, JoinGroup, SendToGroup
+from semel.pubsub.calls import Answer, Call, CloseConnections, Connection, Outcome, Publish
+from semel.pubsub.calls import Group as ToGroup
+from semel.pubsub.floors import read_floor
+from semel.pubsub.hub import Anew, HubOptions, Shut
+from semel.pubsub.messages import (
+    Ack,
+    CloseCode,
+    Connected,
+    ErrorName,
+    GroupMessage,
+    JoinGroup,
+    LeaveGroup,
+    SendToGroup,
+)
+from semel.pubsub.session import read_session, session_key
 from semel.stores.bodies import read_whole
 
 GROUPS = ("red", "blue")
-OPTIONS = HubOptions(is_shared=True, lease_s=10.0, trim_s=2.0, recovery_s=10_000.0)
+RECOVERY_S = 400.0
+OPTIONS = HubOptions(is_shared=True, lease_s=10.0, trim_s=2.0, recovery_s=RECOVERY_S)
+LARGE = " " * 300_000
+AWAY = StoreUnavailable("the storm")
 
 
 class Node(World):
@@ -30,6 +48,15 @@ class Node(World):
         self.pending: list[Callable[[], None]] = []
         super().__init__(OPTIONS, name, beside)
 
+    def send_effect(self, effect: Send) -> None:
+        """As the server does: a hub that begins knows nobody who was there before."""
+        if isinstance(effect.message, Anew):
+            for client in self.storm.clients:
+                if client.node is self:
+                    self.said[client.socket].append(Shut(CloseCode.INTERNAL, "the hub began anew"))
+        else:
+            super().send_effect(effect)
+
     def commit(self, group: Group) -> None:
         """Also of the machine before, if this one has begun anew."""
         asked = next(each for each in self.interpreters if each.queue._under_way is group)
@@ -37,6 +64,12 @@ class Node(World):
 
     def commit_one(self) -> None:
         interpreter, group = self.groups.pop(0)
+        is_failing, is_unknown = self.storm.is_faulty(), self.storm.is_faulty(0.3)
+        if is_failing:
+            self.pending.append(
+                partial(interpreter.unknown, group) if is_unknown else partial(interpreter.failed, group, AWAY)
+            )
+            return
         outcomes = self.store.commit(group.units)
         for unit, outcome in zip(group.units, outcomes, strict=True):
             if isinstance(outcome, Applied):
@@ -44,21 +77,42 @@ class Node(World):
                     if isinstance(op, Append) and op.kind is RecordKind.MESSAGE and isinstance(result, Fresh):
                         self.storm.written(op, result.position.offset)
         # the machine may have begun anew when the answer comes
-        self.pending.append(lambda: interpreter.committed(group, outcomes))
+        self.pending.append(
+            partial(interpreter.unknown, group) if is_unknown else partial(interpreter.committed, group, outcomes)
+        )
         for world in list(self.nodes):
             assert isinstance(world, Node)
             world.pending.append(partial(world.interpreter.wake, is_own=world is self))
 
     def read(self, seat: Seat, effect: Read) -> None:
         read = partial(read_whole, self.store) if effect.bodies else self.store.read
-        interpreter = self.interpreter
-        self.pending.append(
-            lambda: interpreter.read_done(seat, effect, read(effect.stream, effect.after, effect.limit))
+        self._later(
+            lambda: read(effect.stream, effect.after, effect.limit),
+            partial(self.interpreter.read_done, seat, effect),
+            partial(self.interpreter.read_failed, seat, effect),
         )
 
     def load(self, seat: Seat, effect: Load | LoadAll) -> None:
-        interpreter = self.interpreter
-        self.pending.append(lambda: interpreter.load_done(seat, effect, effect.of(self.store)))
+        self._later(
+            lambda: effect.of(self.store),
+            partial(self.interpreter.load_done, seat, effect),
+            partial(self.interpreter.load_failed, seat, effect),
+        )
+
+    def _later(self, look: Callable[[], object], done: Callable[..., None], failed: Callable[..., None]) -> None:
+        """The store is looked at at one time, and the answer comes then or at another one."""
+
+        def looked() -> None:
+            if self.storm.is_faulty():
+                self.pending.append(lambda: failed(AWAY))
+                return
+            found = look()
+            if self.storm.chance.random() < 0.7:
+                done(found)
+            else:
+                self.pending.append(lambda: done(found))
+
+        self.pending.append(looked)
 
     def step(self, chance: random.Random) -> bool:
         """One thing that was under way happens. Answers to commits keep their order, as those of one writer do."""
@@ -75,38 +129,67 @@ class Node(World):
         return True
 
 
+Ask = JoinGroup | LeaveGroup | SendToGroup
+
+
+class Stay:
+    """What is written after `since` and before `until` is promised. After `out` nothing may come, up to `again`."""
+
+    def __init__(self, group: str, since: float) -> None:
+        self.group, self.since = group, since
+        self.until = self.out = self.again = math.inf
+
+
 class Client:
     """Does what the protocol asks: resends under the same ackId, drops what it has, acknowledges what it got."""
 
     def __init__(self, storm: Storm, name: str) -> None:
-        self.storm, self.name = storm, name
+        self.storm, self.name, self.connection = storm, name, ""
         self.node: Node | None = None
         self.socket = ""
         self.is_connected = False
         self.last = 0
         self.got: list[tuple[int, str]] = []
-        self.unacked: dict[int, JoinGroup | SendToGroup] = {}
-        self.joined: dict[str, int] = {}
+        self.unacked: dict[int, Ask] = {}
+        self.stays: list[Stay] = []
         self.wrong: list[str] = []
         self._ack_id = 0
         for group in GROUPS:
             self._ask(lambda id, group=group: JoinGroup(group, id))  # type: ignore[misc]
 
-    def _ask(self, make: Callable[[int], JoinGroup | SendToGroup]) -> None:
+    def _ask(self, make: Callable[[int], Ask]) -> None:
         self._ack_id += 1
         request = self.unacked[self._ack_id] = make(self._ack_id)
         if self.node is not None and self.is_connected:
             self.node.send(self.socket, request)
 
-    def publish(self, group: str) -> None:
-        self._ask(lambda id: SendToGroup(group, text(f"{self.name} {id}"), id))
+    def publish(self, group: str, is_large: bool = False, no_echo: bool = False) -> None:
+        body = f"{self.name} {id_of(self, no_echo)}"
+        self._ask(lambda id: SendToGroup(group, text(body + LARGE * is_large), id, no_echo))
+
+    def stay(self, group: str) -> Stay | None:
+        return next((stay for stay in reversed(self.stays) if stay.group == group), None)
+
+    def change_group(self, group: str) -> None:
+        """Leave it, or come in again. One change at a time."""
+        if any(isinstance(ask, JoinGroup | LeaveGroup) and ask.group == group for ask in self.unacked.values()):
+            return
+        stay = self.stay(group)
+        if stay is not None and stay.until == math.inf:
+            stay.until = self.storm.last_offset
+            self._ask(lambda id: LeaveGroup(group, id))
+        elif stay is not None:
+            stay.again = self.storm.last_offset
+            self._ask(lambda id: JoinGroup(group, id))
 
     def come(self, node: Node) -> None:
         self.node, self.socket = node, self.storm.fresh_socket(self)
-        if not self.is_connected and self.last == 0 and not self.got and not self.storm.is_known(self.name):
-            node.open(self.socket, self.name)
+        if not self.is_connected:
+            # who never heard of a session has no token for it
+            self.connection = f"session of {self.socket}"
+            node.open(self.socket, self.connection)
             return
-        node.resume(self.socket, self.name)
+        node.resume(self.socket, self.connection)
         for request in list(self.unacked.values()):
             node.send(self.socket, request)
 
@@ -128,13 +211,17 @@ class Client:
                     if error is None or error.name == ErrorName.DUPLICATE:
                         request = self.unacked.pop(id, None)
                         if isinstance(request, JoinGroup):
-                            self.joined[request.group] = self.storm.last_offset
+                            self.stays.append(Stay(request.group, self.storm.last_offset))
+                        elif isinstance(request, LeaveGroup):
+                            stay = self.stay(request.group)
+                            assert stay is not None
+                            stay.out = self.storm.last_offset
                 case GroupMessage(sequence_id=offset, data=data):
                     assert offset is not None
                     assert data is not None
                     if offset > self.last:
                         self.last = offset
-                        self.got.append((offset, data.body.decode()))
+                        self.got.append((offset, data.body.decode().rstrip()))
                 case Shut(code=code, reason=reason):
                     if code is CloseCode.POLICY:
                         self.wrong.append(f"refused for good: {reason}")
@@ -146,22 +233,94 @@ class Client:
             self.node.ack(self.socket, self.last)
 
 
+def id_of(client: Client, no_echo: bool) -> str:
+    return f"{client._ack_id + 1}{' quiet' if no_echo else ''}"
+
+
+class Caller:
+    """A service: publishes with a key, again and again until it is done; and opens sessions of its own, which it has
+    closed by whichever node."""
+
+    def __init__(self, storm: Storm) -> None:
+        self.storm = storm
+        self.open: dict[str, tuple[Node, str, Call]] = {}
+        self.done: set[str] = set()
+        self.visitors: dict[str, Node] = {}
+        self._count = 0
+
+    def call(self, call: Call, node: Node) -> None:
+        self._count += 1
+        name = f"call {self._count}"
+        self.open[name] = node, node.hub.node, call
+        node.tell(name, call)
+
+    def publish(self, group: str, node: Node) -> None:
+        name = f"rest {self._count}"
+        self.call(Publish(ToGroup(group), text(name), key=name), node)
+
+    def close_one(self, node: Node) -> None:
+        """If the node knows of it."""
+        known = sorted(name for name in self.visitors if node.hub.roster.get(name) or node.hub.elsewhere.get(name))
+        if known:
+            self.call(CloseConnections(Connection(self.storm.chance.choice(known))), node)
+
+    def visit(self, node: Node) -> None:
+        """A session that nobody comes back to."""
+        self._count += 1
+        name = f"visitor-{self._count}"
+        self.visitors[name] = node
+        node.open(name, name)
+
+    def go(self) -> None:
+        for name, node in self.visitors.items():
+            if node in self.storm.nodes:
+                node.drop(name)
+
+    def hear(self) -> None:
+        for name, (node, incarnation, call) in list(self.open.items()):
+            for answer in node.take(name):
+                assert isinstance(answer, Answer)
+                del self.open[name]
+                self._heard(call, answer)
+            if name in self.open and (node not in self.storm.nodes or node.hub.node != incarnation):
+                del self.open[name]
+                self._heard(call, Answer(Outcome.FAILED))
+
+    def _heard(self, call: Call, answer: Answer) -> None:
+        if isinstance(call, Publish) and answer.outcome is Outcome.FAILED:
+            self.call(call, self.storm.chance.choice(self.storm.nodes))
+        elif isinstance(call, Publish):
+            self.done.add(call.key or "")
+        elif isinstance(call, CloseConnections) and answer.outcome is Outcome.DONE:
+            assert isinstance(call.to, Connection)
+            if self.storm.is_known(call.to.name) and not self.storm.is_closing(call.to.name):
+                self.storm.trouble.append(f"{call.to.name} is said to be closed, and is not")
+
+
 class Storm:
-    def __init__(self, seed: int, clients: int = 4) -> None:
-        self.chance = random.Random(seed)
+    """`faults`: how often the store does not do what it is asked, or does not say that it did."""
+
+    def __init__(self, seed: int, clients: int = 4, faults: float = 0.0) -> None:
+        self.chance, self.faults = random.Random(seed), faults
+        self.trouble: list[str] = []
+        self.caller = Caller(self)
         self.offsets: dict[str, list[int]] = {}
         self.targets: dict[str, str] = {}
         self.last_offset = 0
         self.nodes: list[Node] = []
+        self.clients: list[Client] = []
         self._names = 0
         self._sockets = 0
         for _ in range(2):
             self.start_node()
         self.clients = [Client(self, f"client-{number}") for number in range(clients)]
 
+    def is_faulty(self, part: float = 1.0) -> bool:
+        return self.faults > 0 and self.chance.random() < self.faults * part
+
     def written(self, op: Append, offset: int) -> None:
         self.last_offset = offset
-        body = op.envelope.data.decode()
+        body = (op.envelope.data or b"".join(self.nodes[0].store.body(op.envelope.blob.name))).decode().rstrip()  # type: ignore[union-attr]
         self.offsets.setdefault(body, []).append(offset)
         self.targets[body] = op.target[2:]
 
@@ -170,7 +329,13 @@ class Storm:
         return f"{client.name} by {self._sockets}"
 
     def is_known(self, connection: str) -> bool:
-        return bool(self.nodes[0].store.states(f"hub/{HUB}/session/{connection}"))
+        return self.nodes[0].store.state(session_key(HUB, connection)) is not None
+
+    def is_closing(self, connection: str) -> bool:
+        """The node that has it has closed it, and the store will hear of that as soon as it can."""
+        state = self.nodes[0].store.state(session_key(HUB, connection))
+        owner = read_session(state.value).node if state is not None else None
+        return any(node.hub.node == owner and node.hub.roster.get(connection) is None for node in self.nodes)
 
     def start_node(self) -> None:
         self._names += 1
@@ -196,7 +361,10 @@ class Storm:
                 self._something_happens()
             elif roll < 0.75 and left and client.is_connected:
                 left -= 1
-                client.publish(chance.choice(GROUPS))
+                if chance.random() < 0.2:
+                    self.caller.publish(chance.choice(GROUPS), chance.choice(self.nodes))
+                else:
+                    client.publish(chance.choice(GROUPS), chance.random() < 0.02, chance.random() < 0.1)
             elif roll < 0.85:
                 client.acknowledge()
             elif roll < 0.93:
@@ -210,8 +378,15 @@ class Storm:
                 self.kill_node()
             elif roll < 0.98 and len(self.nodes) < 3:
                 self.start_node()
+            elif roll < 0.99 and client.is_connected:
+                client.change_group(chance.choice(GROUPS))
+            elif roll < 0.995:
+                self.caller.visit(chance.choice(self.nodes))
+            else:
+                self.caller.close_one(chance.choice(self.nodes))
             for each in self.clients:
                 each.hear()
+            self.caller.hear()
         self._heal()
 
     def _something_happens(self) -> None:
@@ -222,6 +397,7 @@ class Storm:
 
     def _heal(self) -> None:
         """The weather clears: everything that was asked for is done, and everybody is served."""
+        self.faults = 0.0
         for _ in range(60):
             self._quiet()
             for client in self.clients:
@@ -235,8 +411,38 @@ class Storm:
                     for request in list(client.unacked.values()):
                         client.node.send(client.socket, request)
             self._pass_time(3.0)
-            if not any(client.unacked for client in self.clients) and self._are_served():
+            self.caller.hear()
+            if not any(client.unacked for client in self.clients) and not self.caller.open and self._are_served():
                 return
+
+    def empty(self) -> None:
+        """Everybody acknowledges and goes, and time passes: nothing is left."""
+        self.caller.go()
+        for _ in range(round(RECOVERY_S / 3) + 40):
+            self._quiet()
+            for client in self.clients:
+                client.hear()
+                client.acknowledge()
+                client.drop()
+            self._pass_time(3.0)
+        self._quiet()
+        store, living = self.nodes[0].store, {node.hub.node for node in self.nodes}
+        for kind in ("session", "acks"):
+            self.trouble += [f"{key} is left" for key, _ in store.states(f"hub/{HUB}/{kind}/")]
+        floors = {key.rpartition("/")[2]: read_floor(state) for key, state in store.states(f"hub/{HUB}/floor/")}
+        if floors.keys() != living:
+            self.trouble.append(f"floors of {sorted(floors)}, but {sorted(living)} live")
+        head = store.head(f"hub/{HUB}").offset
+        self.trouble += [f"{node} pins {floor} of {head}" for node, floor in floors.items() if floor < head]
+        for node in self.nodes:
+            hub = node.hub
+            left = (
+                len(hub.roster), len(hub.elsewhere), len(hub.take_over._coming), len(hub.floors._coming),
+                len(hub._loads), len(hub._waiting), len(hub._told), len(hub._dirty), len(hub._unclosed),
+                len(hub.orders._asked), len(hub.tail._asked), len(hub.tail._ahead), hub.tail.bodies,
+            )  # fmt: skip
+            if any(left):
+                self.trouble.append(f"{hub.node} keeps {left}")
 
     def _quiet(self) -> None:
         while any(node.step(self.chance) for node in self.nodes):
@@ -249,12 +455,28 @@ class Storm:
     # -- what has to hold
 
     def due(self, client: Client) -> list[str]:
-        """What was written after it heard that it is in the group."""
+        """What was written after it heard that it is in the group, and before it asked to be out."""
         written = sorted((offset, body) for body, offsets in self.offsets.items() for offset in offsets)
-        return [body for offset, body in written if client.joined.get(self.targets[body], offset) < offset]
+        return [
+            body
+            for offset, body in written
+            if not (body.startswith(f"{client.name} ") and body.endswith(" quiet"))
+            and any(stay.group == self.targets[body] and stay.since < offset <= stay.until for stay in client.stays)
+        ]
+
+    def _not_due(self, client: Client) -> list[str]:
+        """What came all the same."""
+        return [
+            body
+            for offset, body in client.got
+            if (body.startswith(f"{client.name} ") and body.endswith(" quiet"))
+            or any(stay.group == self.targets[body] and stay.out < offset <= stay.again for stay in client.stays)
+        ]
 
     def wrong(self) -> list[str]:
-        found = [trouble for client in self.clients for trouble in client.wrong]
+        found = [*self.trouble, *(trouble for client in self.clients for trouble in client.wrong)]
+        found += [f"{key} is done and not written" for key in self.caller.done if key not in self.offsets]
+        found += [f"nobody answered {call}" for _, _, call in self.caller.open.values()]
         found += [f"{body} stands at {at}" for body, at in self.offsets.items() if len(at) > 1]
         for client in self.clients:
             found += [f"{client.name} never heard of {request}" for request in client.unacked.values()]
@@ -268,6 +490,7 @@ class Storm:
         found = [
             f"{client.name} got {body} as another" for offset, body in client.got if self.offsets[body] != [offset]
         ]
+        found += [f"{client.name} got {body}, which it should not" for body in self._not_due(client)]
         if received != due:
             found.append(f"{client.name} got {len(received)} of {len(due)}: {sorted(set(due) - set(got))[:5]}")
         return found

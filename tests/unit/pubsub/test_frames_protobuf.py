@@ -338,6 +338,14 @@ def test_a_response_reads_back(response: Response) -> None:
     assert codec.decode_response(codec.encode(response)) == response
 
 
+def test_metadata_may_stand_for_data() -> None:
+    entry = field(1, b"k") + field(2, b"v")
+    empty, metadata = Data(DataType.TEXT, b""), {"k": "v"}
+    assert codec.decode(field(1, field(1, b"g") + field(6, entry))) == SendToGroup("g", empty, metadata=metadata)
+    assert codec.decode(field(5, field(1, b"e") + field(4, entry))) == SendEvent("e", empty, metadata=metadata)
+    assert "missing" in refused(field(1, field(1, b"g") + field(6, entry) + field(3, b""))).message
+
+
 def test_the_same_metadata_makes_the_same_bytes() -> None:
     notes = {f"k{n}": "v" for n in range(20)}
     message = ServerMessage(TEXT, 1, notes)

@@ -76,6 +76,20 @@ def test_the_first_subprotocol_that_is_known_is_chosen() -> None:
     assert found.opening.token is None
 
 
+def test_a_subprotocol_is_echoed_as_it_was_offered() -> None:
+    found = ask(offered=("JSON.Reliable.webpubsub.azure.v1",), access_token=token())
+    assert isinstance(found, Newcomer)
+    assert (found.subprotocol, found.opening.subprotocol) == ("JSON.Reliable.webpubsub.azure.v1", RELIABLE[0])
+    assert found.opening.token is not None
+
+
+def test_a_subprotocol_of_an_application_is_echoed_too_if_it_is_a_name() -> None:
+    for offered, echoed in ((("no name", "mine", "yours"), "mine"), (("x" * 129, "é"), None)):
+        found = ask(offered=offered, access_token=token())
+        assert isinstance(found, Newcomer)
+        assert (found.subprotocol, found.mode) == (echoed, Mode())
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -121,6 +135,18 @@ def test_who_comes_back_shows_its_token_and_no_other_is_looked_at() -> None:
     assert came.opening.token is not None
     back = {"awps_connection_id": came.opening.connection, "awps_reconnection_token": came.opening.token}
     assert ask(access_token="stale", **back) == Returning("chat", Subprotocol.JSON_RELIABLE, came.opening.connection)
+
+
+def test_who_comes_back_speaks_as_before() -> None:
+    both = (Subprotocol.PROTOBUF_RELIABLE.value, Subprotocol.JSON_RELIABLE.value)
+    for chosen in both:
+        came = let_in(Allowed(subprotocol=chosen), both)
+        assert isinstance(came, Newcomer)
+        assert came.opening.token is not None
+        back = {"awps_connection_id": came.opening.connection, "awps_reconnection_token": came.opening.token}
+        assert ask(offered=both, **back) == Returning("chat", chosen, came.opening.connection)
+        [other] = {*both} - {chosen}
+        assert isinstance(ask(offered=(other,), **back), TurnedAway)
 
 
 @pytest.mark.parametrize("change", ["connection", "token", "hub", "protocol", "time", "none"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.unit.pubsub.world import HUB, World, text
 
@@ -44,7 +45,7 @@ from semel.pubsub.messages import (
 )
 from semel.pubsub.permissions import Permission
 from semel.pubsub.records import NO_TERMS, group_target, message
-from semel.pubsub.session import acks_key, session_key
+from semel.pubsub.session import AcksRow, acks_key, session_key
 from semel.pubsub.tail import LOOK_S
 
 ALICE, BOB = "alice", "bob"
@@ -205,6 +206,15 @@ def test_without_the_permission_it_is_forbidden_and_the_ack_id_may_be_used_again
     assert second == Ack(1)
     assert third.error is not None
     assert third.error.name == ErrorName.FORBIDDEN
+
+
+def test_a_simple_client_that_may_not_send_is_closed_because_it_knows_no_acks(world: World) -> None:
+    world.connect(ALICE, roles=(), protocol="")
+    world.send(ALICE, *[SendToGroup("g", text("x"))] * 2)
+    [shut] = world.take(ALICE)
+    assert isinstance(shut, Shut)
+    assert shut.code is CloseCode.POLICY
+    assert world.call(Find(Connection(ALICE))).outcome is Outcome.NOT_FOUND
 
 
 def test_no_echo_leaves_out_the_sender_and_what_has_expired_goes_to_nobody(pair: World) -> None:
@@ -383,12 +393,19 @@ def test_a_plain_client_is_gone_with_its_socket(world: World) -> None:
     assert world.call(Find(Connection(ALICE))).outcome is Outcome.NOT_FOUND
 
 
-def test_another_owner_is_noticed_by_the_next_write(pair: World) -> None:
-    pair.store.commit([Unit((Put(acks_key(HUB, ALICE), b"taken over"),))])
+def test_what_a_hub_before_this_one_wrote_late_is_noticed_by_the_next_write(pair: World) -> None:
+    """Then the store knows better. The session is not lost: its client comes back, and finds what the store holds."""
+    pair.store.commit([Unit((Put(acks_key(HUB, ALICE), msgspec.msgpack.encode(AcksRow(0, ((6, 6),)))),))])
     pair.publish(ALICE, "g", "hello", 7)
     [shut] = pair.take(ALICE)
     assert isinstance(shut, Shut)
+    assert shut.code is CloseCode.INTERNAL
     assert published(pair) == []
+    pair.resume("again", ALICE)
+    pair.publish("again", "g", "late", 6)
+    pair.publish("again", "g", "hello", 7)
+    assert [said.error is None for said in pair.take("again") if isinstance(said, Ack)] == [False, True]
+    assert published(pair) == ["hello"]
 
 
 def test_when_nobody_knows_whether_it_happened_the_store_is_asked(pair: World) -> None:
@@ -565,6 +582,10 @@ def test_the_service_sends_to_everybody_a_group_a_user_and_a_connection(pair: Wo
     assert pair.bodies(ALICE) == ["hi"]
     assert pair.call(Publish(Everybody(), text("some"), filter="userId eq 'user of alice'")).outcome is Outcome.DONE
     assert (pair.bodies(ALICE), pair.bodies(BOB)) == (["some"], [])
+    for protocol, count in ((Subprotocol.JSON_RELIABLE, 1), (Subprotocol.PROTOBUF, 0)):
+        asked = Publish(Everybody(), text("protocol"), filter=f"protocol eq '{protocol}'")
+        assert pair.call(asked).outcome is Outcome.DONE
+        assert pair.bodies(BOB) == ["protocol"] * count
 
 
 def test_a_key_sends_once_and_is_refused_for_anything_else(pair: World) -> None:

@@ -161,10 +161,12 @@ def test_every_version_of_the_service_is_taken(version: str) -> None:
     assert asked("HEAD", f"{HUB}/users/ann", version=f"api-version={version}").hub == "chat"
 
 
-@pytest.mark.parametrize(
-    "query", [None, "api-version=", "api-version=2099-01-01", f"{VERSION}&{VERSION}", "Api-Version=2024-12-01"]
-)
-def test_another_version_or_none_is_refused(query: str | None) -> None:
+def test_without_a_version_it_is_the_latest() -> None:
+    assert asked("HEAD", f"{HUB}/users/ann", version=None).hub == "chat"
+
+
+@pytest.mark.parametrize("query", ["api-version=", "api-version=2099-01-01", f"{VERSION}&{VERSION}"])
+def test_another_version_is_refused(query: str) -> None:
     response = answered("DELETE", f"{HUB}/connections/c", version=query)
     assert response.status == 400
     assert error(response)["target"] == "api-version"
@@ -203,7 +205,6 @@ _PLAIN = (("server", "Semel"), ("cache-control", "no-store"), ("api-supported-ve
         f"{HUB}/groups%2Fg/:send",
         f"{HUB}%2Fgroups/g/:send",
         f"{HUB}/groups/g/connections/c/d",
-        "/client/hubs/chat",
         "/API/hubs/chat/:send",
     ],
 )
@@ -211,6 +212,12 @@ def test_there_is_nothing_at_another_address(path: str) -> None:
     response = answered("POST", path, content_type="text/plain")
     assert response.status == 404
     assert error(response)["code"] == "Error.NotFound"
+
+
+@pytest.mark.parametrize("path", ["/client", "/client/", "/client/hubs/chat"])
+def test_where_clients_connect_there_is_nothing_to_call(path: str) -> None:
+    response = answered("GET", path)
+    assert (response.status, error(response)["code"]) == (400, "Error.BadRequest")
 
 
 @pytest.mark.parametrize(

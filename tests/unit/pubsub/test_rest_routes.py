@@ -252,14 +252,21 @@ def test_a_body_is_read_by_its_content_type(content_type: str, body: bytes | str
 @pytest.mark.parametrize(
     "content_type",
     [
-        None, "", "application/xml", "text/html", "application/x-protobuf", "text/plain, application/json", "json",
+        "application/xml", "text/html", "application/x-protobuf", "text/plain, application/json", "json",
         "text/plain; charset=unknown", 'text/plain; charset="', "text/plain; charset=", "text/plain; charset=zip",
     ],
 )  # fmt: skip
-def test_another_content_type_is_refused(content_type: str | None) -> None:
+def test_another_content_type_is_refused(content_type: str) -> None:
     response = answered("POST", f"{HUB}/:send", body="hello", content_type=content_type)
     assert response.status == 415
     assert error(response)["target"] == "Content-Type"
+
+
+@pytest.mark.parametrize("content_type", [None, ""])
+def test_a_body_without_a_content_type_is_bytes(content_type: str | None) -> None:
+    call = asked("POST", f"{HUB}/:send", body="hello", content_type=content_type).call
+    assert isinstance(call, Publish)
+    assert call.data == Data(DataType.BINARY, b"hello")
 
 
 def test_a_compressed_body_is_not_taken_for_text() -> None:

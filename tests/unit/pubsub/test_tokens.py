@@ -172,8 +172,6 @@ def test_an_empty_user_is_none(sub: str | None) -> None:
         ({"role": [""] * (ITEMS_MAX + 1)}, "4,001 values"),
         ({GROUP_CLAIM: True}, "claim webpubsub.group"),
         ({GROUP_CLAIM: ["a", None]}, "claim webpubsub.group"),
-        ({GROUP_CLAIM: ["a", " "]}, "without a name"),
-        ({GROUP_CLAIM: ["g" * 1025]}, "unusable"),
         ({"tenant": "\ud800"}, "surrogate"),
         ({"\ud800": 1}, "surrogate"),
     ],
@@ -181,6 +179,12 @@ def test_an_empty_user_is_none(sub: str | None) -> None:
 def test_claims_of_another_type_are_refused(claims: dict[str, Any], reason: str) -> None:
     with pytest.raises(AuthError, match=reason):
         read(signed_text(json.dumps(payload(**claims))))
+
+
+@pytest.mark.parametrize("group", ["", " ", "g" * 1025])
+def test_a_group_that_cannot_be_is_no_fault_of_the_token(group: str) -> None:
+    with pytest.raises(InputError):
+        read(signed_text(json.dumps(payload(**{GROUP_CLAIM: ["a", group]}))))
 
 
 @pytest.mark.parametrize("algorithm", ["HS384", "HS512", "none"])
@@ -314,10 +318,7 @@ def test_nothing_secret_is_shown() -> None:
         ({"nbf": NOW + SKEW_S + 1}, False),
         ({"nbf": "soon"}, False),
         ({"nbf": math.nan}, False),
-        ({"iat": NOW + SKEW_S}, True),
-        ({"iat": NOW + SKEW_S + 1}, False),
-        ({"iat": {}}, False),
-        ({"iat": True}, False),
+        ({"iat": NOW + SKEW_S + 1}, True),
         ({"nbf": False}, False),
         ({"iat": 0, "nbf": 0}, True),
     ],
@@ -591,12 +592,19 @@ def test_rest_tokens_of_microsofts_library_are_read(endpoint: str) -> None:
 # -- coming back to a session
 
 NONCE = bytes(range(NONCE_BYTES))
-TOKEN = reconnection_token(KEYS, "chat", "c1", nonce=NONCE, now=NOW)
+TOKEN = reconnection_token(KEYS, "chat", "c1", "p", nonce=NONCE, now=NOW)
 
 
-def comes_back(token: str = TOKEN, keys: AccessKeys = KEYS, hub: str = "chat", id: str = "c1", at: float = NOW) -> bool:
+def comes_back(
+    token: str = TOKEN,
+    keys: AccessKeys = KEYS,
+    hub: str = "chat",
+    id: str = "c1",
+    at: float = NOW,
+    subprotocol: str = "p",
+) -> bool:
     try:
-        check_reconnection_token(token, keys, hub, id, at)
+        check_reconnection_token(token, keys, hub, id, subprotocol, at)
     except AuthError:
         return False
     return True
@@ -608,12 +616,13 @@ def test_a_reconnection_token_is_for_one_connection_of_one_hub() -> None:
     assert not comes_back(hub="chat2")
     assert not comes_back(id="c2")
     assert not comes_back(hub="chatc", id="1")
+    assert not comes_back(subprotocol="q")
     assert not comes_back(id="")
 
 
 def test_a_refused_reconnection_token_is_not_shown() -> None:
     with pytest.raises(AuthError) as caught:
-        check_reconnection_token(TOKEN, KEYS, "chat", "c2", NOW)
+        check_reconnection_token(TOKEN, KEYS, "chat", "c2", "p", NOW)
     assert TOKEN not in str(caught.value)
     assert caught.value.fix
 
@@ -638,7 +647,7 @@ def test_a_reconnection_token_outlives_the_replacing_of_either_key() -> None:
 
 
 def test_a_reconnection_token_under_one_key() -> None:
-    token = reconnection_token(AccessKeys(ONE), "chat", "c1", nonce=NONCE, now=NOW)
+    token = reconnection_token(AccessKeys(ONE), "chat", "c1", "p", nonce=NONCE, now=NOW)
     assert comes_back(token, AccessKeys(ONE))
     assert comes_back(token, AccessKeys(TWO, ONE))
     assert not comes_back(token, AccessKeys(TWO))
@@ -646,10 +655,10 @@ def test_a_reconnection_token_under_one_key() -> None:
 
 def test_reconnection_tokens_fit_into_an_address_and_differ_by_their_nonce() -> None:
     assert all(character.isalnum() or character in "-_" for character in TOKEN)
-    assert reconnection_token(KEYS, "chat", "c1", nonce=NONCE, now=NOW) == TOKEN
-    assert reconnection_token(KEYS, "chat", "c1", nonce=bytes(NONCE_BYTES), now=NOW) != TOKEN
+    assert reconnection_token(KEYS, "chat", "c1", "p", nonce=NONCE, now=NOW) == TOKEN
+    assert reconnection_token(KEYS, "chat", "c1", "p", nonce=bytes(NONCE_BYTES), now=NOW) != TOKEN
     with pytest.raises(InputError, match="16 bytes, not 3"):
-        reconnection_token(KEYS, "chat", "c1", nonce=b"abc", now=NOW)
+        reconnection_token(KEYS, "chat", "c1", "p", nonce=b"abc", now=NOW)
 
 
 def test_a_proof_made_for_something_else_is_none() -> None:

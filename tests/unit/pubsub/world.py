@@ -45,7 +45,7 @@ class World:
         self.held: list[Group] | None = None
         self.interpreters: list[Interpreter] = []
         self._protocols: dict[str, str] = {}
-        self._minted = 1_000_000 * len(self.nodes)
+        self._minted: list[int] = [1_000_000] if beside is None else beside._minted
         self.restart()
 
     @property
@@ -64,8 +64,8 @@ class World:
         self.seat = self.interpreter.add(self.hub)
 
     def _random(self, count: int) -> bytes:
-        self._minted += 1
-        return self._minted.to_bytes(count)
+        self._minted[0] += 1
+        return self._minted[0].to_bytes(count)
 
     # -- what clients and services do
 

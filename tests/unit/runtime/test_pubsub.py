@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from unittest.mock import Mock
 
 import pytest
 
 from semel.pubsub.calls import Find, Group, Outcome
+from semel.pubsub.hub import Hub
 from semel.pubsub.keys import DEV_KEY, AccessKeys
+from semel.pubsub.messages import CloseCode
 from semel.runtime import pubsub
 from semel.runtime.perform import Performer
 from semel.runtime.pubsub import HubLink, PubSub, PubSubSettings, _Guest
@@ -41,3 +44,21 @@ async def test_hubs_begin_once_each_and_answer() -> None:
         assert await service.hub("chat") is chat
         assert await service.hub("other") is not chat
         assert (await chat.call(Find(Group("g")))).outcome is Outcome.NOT_FOUND
+
+
+async def test_a_hub_that_begins_anew_lets_nobody_wait_for_the_one_before() -> None:
+    """Whatever stopped it: sockets of which it knows nothing are closed, calls are answered."""
+    async with Performer(MemoryStore()) as performer:
+        service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+        link = await service.hub("chat")
+        peer = Mock(spec=Peer, is_closing=False)
+        link.enter(peer)
+        machine = performer.machine("hub/chat")
+        assert isinstance(machine, Hub)
+        machine.service = None  # type: ignore[assignment]
+        async with asyncio.timeout(5):
+            answer = await link.call(Find(Group("g")))
+        assert answer.outcome is Outcome.FAILED
+        peer.close.assert_called_once()
+        assert peer.close.call_args.args[0] is CloseCode.INTERNAL
+        assert (await link.call(Find(Group("g")))).outcome is Outcome.NOT_FOUND

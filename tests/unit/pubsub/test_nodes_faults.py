@@ -1,0 +1,337 @@
+"""Several nodes, when something goes wrong at the worst moment. Each of these lost something once, or kept it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.pubsub.world import HUB, World
+
+from semel.errors import StoreUnavailable
+from semel.kernel.effects import CommitFailed, LoadAll, Read, ReadDone
+from semel.kernel.interpreter import Seat
+from semel.kernel.position import Position
+from semel.pubsub.calls import (
+    CloseConnections,
+    Connection,
+    Everybody,
+    Find,
+    Grant,
+    JoinMembers,
+    ListMembers,
+    Outcome,
+)
+from semel.pubsub.floors import floor_key, read_floor
+from semel.pubsub.frames import Subprotocol
+from semel.pubsub.hub import HubOptions
+from semel.pubsub.messages import Ack, CloseCode, LeaveGroup
+from semel.pubsub.permissions import Permission
+from semel.pubsub.session import read_session, session_key
+from semel.pubsub.tail import READ_ROWS, Tail
+
+ALICE, BOB = "alice", "bob"
+SHARED = HubOptions(is_shared=True, lease_s=10.0, trim_s=5.0)
+AWAY = StoreUnavailable("away")
+
+
+@pytest.fixture
+def one() -> World:
+    return World(SHARED, "one")
+
+
+@pytest.fixture
+def two(one: World) -> World:
+    """With alice on `one` and bob here, both in the group g."""
+    two = World(SHARED, "two", beside=one)
+    one.connect(ALICE, groups=("g",))
+    two.connect(BOB, groups=("g",))
+    one.take(ALICE)
+    two.take(BOB)
+    return two
+
+
+def deaf(world: World) -> list[tuple[Seat, Read]]:
+    """What it reads comes later. Returns what it asked for."""
+    asked: list[tuple[Seat, Read]] = []
+    world.read = lambda seat, effect: asked.append((seat, effect))  # type: ignore[method-assign]
+    return asked
+
+
+def hears(world: World, asked: list[tuple[Seat, Read]]) -> None:
+    del world.read
+    for seat, effect in asked:
+        world.read(seat, effect)
+
+
+def floor_of(world: World, node: str) -> int | None:
+    state = world.store.state(floor_key(HUB, node))
+    return read_floor(state) if state is not None else None
+
+
+# -- reads
+
+
+def test_a_read_that_failed_is_made_again_though_nobody_wakes_it(one: World, two: World) -> None:
+    two.read = lambda seat, effect: two.interpreter.read_failed(seat, effect, AWAY)  # type: ignore[method-assign]
+    two.interpreter.wake = lambda is_own: None  # type: ignore[method-assign, assignment]
+    two.hub.tail.read_on()
+    two.interpreter._perform(two.seat, two.hub._end(two.now))
+    one.publish(ALICE, "g", "hello")
+    assert two.bodies(BOB) == []
+    del two.read
+    two.pass_time(5)
+    assert two.bodies(BOB) == ["hello"]
+
+
+def test_of_two_reads_from_one_place_each_gets_its_own_answer() -> None:
+    """The first may have looked before that was there for which the second asks."""
+    asked: list[Read] = []
+    tail = Tail(Position("s", 0, 0), lambda *told: None, lambda offset: None, asked.append)
+    found: list[str] = []
+    tail.read_after(0, lambda records, now: found.append("first"))
+    tail.read_after(0, lambda records, now: found.append("second"))
+    assert len(asked) == 1
+    answer = ReadDone("s", (), asked[0].after, READ_ROWS)
+    tail.heard(answer, 0.0)
+    assert (found, len(asked)) == (["first"], 2)
+    tail.heard(answer, 0.0)
+    assert found == ["first", "second"]
+
+
+def test_a_node_whose_load_fails_asks_again(one: World, two: World) -> None:
+    one.die()
+    load = two.load
+
+    def failing(seat: Seat, effect: LoadAll) -> None:
+        two.interpreter.load_failed(seat, effect, AWAY)
+
+    two.load = failing  # type: ignore[assignment, method-assign]
+    two.interpreter._driver.load = failing  # type: ignore[attr-defined]
+    for _ in range(4):
+        two.pass_time(4)
+    assert len(two.hub._loads) == 0
+    two.load = two.interpreter._driver.load = load  # type: ignore[attr-defined, method-assign]
+    for _ in range(30):
+        two.pass_time(4)
+    assert ALICE in two.hub.roster.sessions
+
+
+# -- sessions that come
+
+
+def test_what_a_session_was_owed_before_it_left_a_group_goes_with_it(one: World, two: World) -> None:
+    """Though the node that it comes to has not read so far yet."""
+    three = World(SHARED, "three", beside=one)
+    asked = deaf(three)
+    two.publish(BOB, "g", "before leaving")
+    one.send(ALICE, LeaveGroup("g", 40))
+    three.resume("new", ALICE)
+    hears(three, asked)
+    assert three.bodies("new") == ["before leaving"]
+
+
+def test_a_stay_that_ends_while_a_session_waits_for_what_it_missed_counts_once(
+    one: World,
+    two: World,
+) -> None:
+    """That it has left is decided, but the stream has not come there on this node."""
+    one.connect("carol", groups=("g",))
+    one.publish(ALICE, "g", "owed")
+    asked = deaf(two)
+    two.resume("first", ALICE)
+    two.resume("new", "carol")
+    carol = two.hub.roster.sessions["carol"]
+    carol.decide_group("g", two.hub.tail.offset + 10, False, two.hub.tail.offset)
+    hears(two, asked)
+    assert two.bodies("new") == ["owed"]
+
+
+def test_a_floor_is_said_again_when_the_commit_that_said_it_has_failed(one: World, two: World) -> None:
+    one.publish(ALICE, "g", "kept")
+    offset = one.hub.tail.offset
+    two.ack(BOB, offset)
+    for _ in range(3):
+        two.pass_time(3)
+    assert (floor_of(two, two.hub.node) or 0) >= offset
+    two.failing = [AWAY]
+    two.resume("refused", ALICE)
+    two.resume("new", ALICE)
+    assert (floor_of(two, two.hub.node) or 0) < offset
+
+
+def test_one_that_is_here_is_not_taken_again(one: World, two: World) -> None:
+    """Its client came faster than the list of those whom the dead node had."""
+    before = one.hub.node
+    two.resume("new", ALICE)
+    two.take("new")
+    heard: list[bool] = []
+    two.hub.take_over.take_from(before, ALICE, heard.append)
+    assert heard == [True]
+    two.publish(BOB, "g", "hello")
+    assert two.bodies("new") == ["hello"]
+
+
+def test_what_was_lost_and_came_back_is_not_lost_twice(one: World, two: World) -> None:
+    first = one.hub.roster.sessions[ALICE]
+    two.resume("there", ALICE)
+    one.resume("back", ALICE)
+    one.hub.lose(first)
+    two.publish(BOB, "g", "hello")
+    assert "hello" in one.bodies("back")
+
+
+def test_a_take_over_of_which_nobody_knows_whether_it_happened_leaves_no_orphan(one: World, two: World) -> None:
+    """The row may say that the session is here. Who then cannot read it may not go on as if it were not."""
+    one.drop(ALICE)
+    two.held = []
+    two.resume("new", ALICE)
+    [group], two.held = two.held, None
+    two.store.commit(group.units)
+    two.load = lambda seat, effect: two.interpreter.load_failed(seat, effect, AWAY)  # type: ignore[method-assign]
+    two.interpreter._driver.load = two.load  # type: ignore[attr-defined]
+    two.interpreter.unknown(group)
+    del two.load
+    two.interpreter._driver.load = two.load  # type: ignore[attr-defined]
+    for _ in range(10):
+        two.pass_time(3)
+    assert _row(two, ALICE).node in (one.hub.node, two.hub.node)
+    assert [ALICE in world.hub.roster.sessions for world in (one, two)].count(True) == 1
+
+
+def test_a_plain_session_of_a_dead_node_is_forgotten_only_when_it_is_gone(one: World, two: World) -> None:
+    one.connect("plain", protocol=Subprotocol.JSON)
+    one.drop(ALICE, CloseCode.NORMAL)
+    dead = one.hub.node
+    one.die()
+    failure = CommitFailed(0, error=AWAY)
+    two.hub.close = lambda session, kind, reason, now, then: then(failure)  # type: ignore[method-assign, assignment]
+    for _ in range(4):
+        two.pass_time(4)
+    assert floor_of(two, dead) is not None
+    del two.hub.close
+    for _ in range(30):
+        two.pass_time(4)
+    assert floor_of(two, dead) is None
+    assert two.store.state(session_key(HUB, "plain")) is None
+
+
+# -- groups
+
+
+@pytest.mark.parametrize("is_by_service", [False, True])
+def test_a_join_whose_row_failed_is_written_when_it_is_asked_for_again(
+    one: World,
+    two: World,
+    is_by_service: bool,
+) -> None:
+    one.held = []
+    if is_by_service:
+        one.call_later(JoinMembers(Connection(ALICE), ("h",)))
+    else:
+        one.join(ALICE, "h", 50)
+    [record], one.held = one.held, None
+    one.failing = []
+    commit, commits = one.commit, []
+
+    def first_only(group):  # type: ignore[no-untyped-def]
+        commits.append(group)
+        if len(commits) == 1:
+            commit(group)
+        else:
+            one.interpreter.failed(group, AWAY)
+
+    one.interpreter._driver.commit = first_only  # type: ignore[attr-defined]
+    first_only(record)
+    one.interpreter._driver.commit = commit  # type: ignore[attr-defined]
+    assert "h" not in _row(one, ALICE).groups
+    one.take(ALICE)
+    if is_by_service:
+        assert one.call(JoinMembers(Connection(ALICE), ("h",))).outcome is Outcome.DONE
+    else:
+        one.join(ALICE, "h", 50)
+        assert one.take(ALICE) == [Ack(50)]
+    assert "h" in _row(one, ALICE).groups
+
+
+def _row(world: World, connection: str):  # type: ignore[no-untyped-def]
+    state = world.store.state(session_key(HUB, connection))
+    assert state is not None
+    return read_session(state.value)
+
+
+def test_a_session_in_very_many_groups_can_move(one: World, two: World) -> None:
+    groups = tuple(f"{number} {'x' * 1000}" for number in range(300))
+    one.call(JoinMembers(Connection(ALICE), groups))
+    two.resume("new", ALICE)
+    assert two.hub.roster.sessions[ALICE].groups.keys() == {"g", *groups}
+    assert one.hub.elsewhere.sessions[ALICE].groups.keys() == {"g", *groups}
+    [member] = one.call(ListMembers(groups[0])).members
+    assert member.connection == ALICE
+
+
+# -- dead nodes that still write
+
+
+def test_what_a_dead_node_writes_late_leaves_nothing_behind(one: World, two: World) -> None:
+    """A floor that nobody removes would keep the stream for ever, a session that nobody has would never end."""
+    dead = one.hub.node
+    one.nodes.remove(one)
+    one.held = []
+    one.connect("late")
+    one.hub.roster.sessions[ALICE].queue.clear()
+    two.publish(BOB, "g", "more")
+    one.hub.tail.offset += 1
+    one.hub.floors._raise()
+    one.interpreter._perform(one.seat, one.hub._end(one.now))
+    for _ in range(6):
+        two.pass_time(3)
+    assert floor_of(two, dead) is None
+    queue, interpreter = one.interpreter.queue, one.interpreter
+    while queue._under_way is not None:
+        interpreter.committed(queue._under_way, one.store.commit(queue._under_way.units))
+    assert floor_of(two, dead) is None
+    assert two.store.state(session_key(HUB, "late")) is None
+
+
+# -- calls
+
+
+def test_an_order_follows_a_session_that_has_moved(one: World, two: World) -> None:
+    """Who gives it has not heard of that yet."""
+    three = World(SHARED, "three", beside=one)
+    asked = deaf(one)
+    three.resume("new", BOB)
+    one.call_later(CloseConnections(Connection(BOB)))
+    hears(one, asked)
+    [answer] = one.take("later")
+    assert answer.outcome is Outcome.DONE  # type: ignore[union-attr]
+    assert three.call(Find(Connection(BOB))).outcome is Outcome.NOT_FOUND
+
+
+def test_an_order_follows_a_session_that_has_come_here(one: World, two: World) -> None:
+    one.held = []
+    one.resume("new", BOB)
+    one.call_later(JoinMembers(Connection(BOB), ("h",)))
+    one.let_go()
+    assert [answer.outcome for answer in one.take("later")] == [Outcome.DONE]  # type: ignore[union-attr]
+    assert "h" in one.hub.roster.sessions[BOB].groups
+
+
+def test_an_order_that_is_too_large_is_refused(one: World, two: World) -> None:
+    excluded = tuple(f"{number:0100}" for number in range(4000))
+    assert one.call(CloseConnections(Everybody(), excluded)).outcome is Outcome.REFUSED
+    assert BOB in two.hub.roster.sessions
+
+
+def test_an_order_that_failed_after_it_was_given_up_is_no_trouble(one: World, two: World) -> None:
+    one.held = []
+    one.call_later(CloseConnections(Connection(BOB)))
+    [group], one.held = one.held, None
+    one.hub.orders.on_timer(one.now + 11)
+    one.interpreter.failed(group, AWAY)
+    assert one.hub.orders._asked == {}
+
+
+def test_a_call_for_a_session_that_another_took_is_answered(one: World, two: World) -> None:
+    one.nodes.remove(one)
+    two.resume("new", ALICE)
+    assert one.call(Grant(ALICE, Permission.SEND_TO_GROUP, "g")).outcome is Outcome.FAILED
+    assert ALICE not in one.hub.roster.sessions
