@@ -81,7 +81,7 @@ class CatchUp:
     def _finish(self, reading: _Pass, now: float) -> None:
         for session, missed in reading.missed.values():
             session.caught_up(missed)
-            self._hub.touch(session)
+            self._hub.catch_up(session, now)
             if self._hub.roster.get(session.id) is session:
                 if session.confirmed is not None:
                     self._hub.write_down(session)

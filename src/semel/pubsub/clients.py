@@ -6,10 +6,11 @@ that failed is forgotten, so the same ackId may be tried again.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from semel.errors import InputError
+from semel.kernel.envelope import DATA_INLINE_BYTES_MAX
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Duplicate, Put, RecordKind, Result
 from semel.pubsub.commits import Failure, why
@@ -37,7 +38,7 @@ from semel.pubsub.messages import (
     UnsubscribeGroupState,
 )
 from semel.pubsub.permissions import Permission
-from semel.pubsub.records import MESSAGE_ID, NO_TERMS, Terms, group_target, id_identity, message
+from semel.pubsub.records import MESSAGE_ID, NO_TERMS, Terms, group_target, id_identity, message, plain_message
 from semel.pubsub.session import GROUPS_MAX, Session
 
 if TYPE_CHECKING:
@@ -112,8 +113,13 @@ class Clients:
             session.waiting[ack_id] = session.waiting.get(ack_id, 0) + 1
         return True
 
-    def taken(self, session: Session, ack_ids: Sequence[int], repeated: Container[int] = ()) -> None:
+    def taken(self, session: Session, ack_ids: Sequence[int], repeated: Collection[int] = ()) -> None:
         """`repeated` are those whose messages were there already, under their own ids."""
+        if not repeated and not session.waiting:
+            for ack_id in ack_ids:
+                session.taken.add(ack_id)
+            self._hub.tell_all(session, [Ack(ack_id) for ack_id in ack_ids])
+            return
         for ack_id in ack_ids:
             session.taken.add(ack_id)
             self.ack(session, ack_id, _duplicate(ack_id) if ack_id in repeated else None)
@@ -173,7 +179,18 @@ class Clients:
             self._hub.close(session, Kind.CANCELLED, fault.message, now)
 
     def _message(self, session: Session, request: SendToGroup, now: float) -> Append:
-        at = round(now * 1e6)
+        at, data, ack_id = round(now * 1e6), request.data, request.ack_id
+        if (
+            request.metadata is None
+            and ack_id is not None
+            and not request.no_echo
+            and not request.ttl_s
+            and len(data.body) <= DATA_INLINE_BYTES_MAX
+        ):
+            hub, id = self._hub, session.id
+            return plain_message(
+                hub.stream, f"{id}#{ack_id}", request.group, data, at, id, session.user, hub.accepted, hub.repeated
+            )
         terms = NO_TERMS
         if request.no_echo or request.ttl_s or request.metadata:
             expires = at + request.ttl_s * 1_000_000 if request.ttl_s else None
@@ -201,8 +218,10 @@ class Clients:
         ack_ids = [ack_id for ack_id in ids if ack_id is not None]
 
         def done(results: tuple[Result, ...], now: float) -> None:
-            pairs = zip(ids, results, strict=False)
-            repeated = {ack_id for ack_id, result in pairs if type(result) is Duplicate and ack_id is not None}
+            repeated: set[int] = set()
+            if Duplicate in map(type, results):
+                pairs = zip(ids, results, strict=False)
+                repeated = {ack_id for ack_id, result in pairs if type(result) is Duplicate and ack_id is not None}
             self._hub.counts.accepted += len(ids) - len(repeated)
             self._hub.counts.duplicates += len(repeated)
             self.taken(session, ack_ids, repeated)

@@ -18,12 +18,12 @@ import msgspec
 from semel.errors import AuthError, InputError
 from semel.pubsub.cloudevents import Allowed
 from semel.pubsub.frames import RELIABLE, Frame, subprotocol_of
-from semel.pubsub.hub import Open
 from semel.pubsub.keys import AccessKeys
 from semel.pubsub.messages import Data, DataType, Request, SendEvent, SendToGroup
 from semel.pubsub.names import check_group, check_hub, is_subprotocol
 from semel.pubsub.permissions import Permissions
 from semel.pubsub.rest_http import HttpError, HttpRequest, Query, bearer_of, origin_of, split_path
+from semel.pubsub.sockets import Open
 from semel.pubsub.tokens import (
     NONCE_BYTES,
     ClientClaims,

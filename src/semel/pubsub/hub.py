@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, groupby
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -63,11 +64,11 @@ from semel.pubsub.frames import codec_for
 from semel.pubsub.group_state import GroupStates
 from semel.pubsub.handler_calls import Fetched, Replied
 from semel.pubsub.handlers import Handlers
+from semel.pubsub.idempotency import Keys
 from semel.pubsub.messages import CloseCode, Connected, Disconnected, Request, Response
 from semel.pubsub.nodes import Nodes
 from semel.pubsub.odata import parse
 from semel.pubsub.orders import Orders
-from semel.pubsub.permissions import Permissions
 from semel.pubsub.records import (
     NO_TERMS,
     accepted_event,
@@ -80,7 +81,8 @@ from semel.pubsub.records import (
 )
 from semel.pubsub.roster import Elsewhere, Here, Roster
 from semel.pubsub.service import Service
-from semel.pubsub.session import AcksRow, Confirmed, Entry, Session, SessionRow, acks_key, session_key
+from semel.pubsub.session import AcksRow, Confirmed, Entry, Run, Session, SessionRow, acks_key, session_key
+from semel.pubsub.sockets import ALL, Anew, Frames, Gone, Open, Resume, Room, Shut, Stalled, Write
 from semel.pubsub.streams import Streams
 from semel.pubsub.tail import READ_ROWS, Tail
 from semel.pubsub.takeover import TakeOver
@@ -103,69 +105,6 @@ class HubOptions:
     trim_s: float = 5.0
     is_shared: bool = False
     lease_s: float = 10.0
-
-
-# -- what the server tells a hub
-
-
-class Open(msgspec.Struct, frozen=True):
-    """A socket has shown who it is. `connection` is fresh; `token` is what it may come back with."""
-
-    connection: str
-    token: str | None
-    subprotocol: str
-    user: str | None
-    permissions: Permissions
-    groups: tuple[str, ...] = ()
-    state: str = ""
-
-
-class Resume(msgspec.Struct, frozen=True):
-    """A socket has shown the token of this connection."""
-
-    connection: str
-
-
-class Frames(msgspec.Struct, frozen=True):
-    requests: Sequence[Request]
-
-
-class Stalled(msgspec.Struct, frozen=True):
-    """The socket has enough to take for now."""
-
-
-class Room(msgspec.Struct, frozen=True):
-    """It takes more again."""
-
-
-class Gone(msgspec.Struct, frozen=True):
-    """The socket is closed: by the client with this code, or lost."""
-
-    code: int | None = None
-
-
-# -- what a hub tells the server
-
-
-class Write(msgspec.Struct, frozen=True):
-    """Whole WebSocket frames, in order."""
-
-    frames: list[bytes]
-
-
-class Shut(msgspec.Struct, frozen=True):
-    """Close the socket after what was written."""
-
-    code: CloseCode
-    reason: str = ""
-
-
-ALL = "*"
-
-
-class Anew(msgspec.Struct, frozen=True):
-    """To `ALL`: the hub begins, from what the store holds. It knows nobody who was there before, and answers nothing
-    that was asked before: they have to come again."""
 
 
 class _Timed(Protocol):
@@ -208,13 +147,14 @@ class Hub:
             self.elsewhere.add(each)
         self.head = head.offset
         self._effects: list[Effect] = []
-        self.tail = Tail(_begin_of(head, self.options), self._tell, self._skip, self._effects.append)
+        self.tail = Tail(_begin_of(head, self.options), self._tell, self._tell_all, self._skip, self._effects.append)
         self.floors, self._catch_up, self.orders = Floors(self, floor), CatchUp(self), Orders(self)
         self._clients, self.service = Clients(self), Service(self)
+        self.keys = Keys(self)
         self.events = Events(self, self._clients, handlers or Handlers(hub))
         self.streams, self.group_states = Streams(self), GroupStates(self, self._clients)
         self.take_over, self._nodes = TakeOver(self), Nodes(self) if self.options.is_shared else None
-        self._timed: tuple[_Timed, ...] = self.tail, self.floors, self.orders, self.events, self.streams
+        self._timed: tuple[_Timed, ...] = self.tail, self.floors, self.orders, self.events, self.streams, self.keys
         if self._nodes is not None:
             self._timed += (self._nodes,)
         self.counts = Counts()
@@ -460,6 +400,12 @@ class Hub:
                 session.out.append(frame(encoded))
                 self._touched[session.id] = session
 
+    def tell_all(self, session: Session, responses: Iterable[Response]) -> None:
+        if session.peer is not None:
+            encode = codec_for(session.subprotocol).encode
+            session.out += [frame(made) for made in map(encode, responses) if made is not None]
+            self._touched[session.id] = session
+
     def shut(self, session: Session, code: CloseCode, reason: str) -> None:
         """What was written before goes out before."""
         if session.peer is None:
@@ -499,8 +445,7 @@ class Hub:
             session.row_version, session.acks_version = session.row_stored, session.acks_stored
             self.tell(session, Connected(session.id, session.user, asked.token))
             session.is_stalled = False
-            session.catch_up()
-            self.touch(session)
+            self.catch_up(session, now)
             early, session.early = session.early or (), None
             self._clients.hear(session, early, now)
             self.events.look(session.id)
@@ -534,7 +479,8 @@ class Hub:
         self._sockets[peer] = session
         self.touch(session)
         session.out.clear()
-        session.replay()
+        session.written = session.acked
+        self.catch_up(session, now)
         self.streams.resumed(session, now)
         self.group_states.resumed(session)
         self.events.look(session.id)
@@ -552,6 +498,15 @@ class Hub:
             self.elsewhere.remove(other)
         self.roster.add(session)
         self.fall_behind(session, now)
+
+    def catch_up(self, session: Session, now: float) -> None:
+        """What waits for its socket goes to it, but for what has expired meanwhile."""
+        self.touch(session)
+        late = session.take_expired(now)
+        if late:
+            told = self.said(session, Confirmed.of(late), Kind.EXPIRED, "its time to live was over")
+            self.commit((Log(told),), nothing_more, lambda failure, now: self.notify("hub-expire", why(failure)))
+        session.catch_up()
 
     def lose(self, session: Session) -> None:
         """Another node has it, and its client will be there."""
@@ -572,9 +527,8 @@ class Hub:
             return
         session.is_stalled = is_stalled
         if not is_stalled:
-            session.catch_up()
+            self.catch_up(session, now)
             self.group_states.has_room(session)
-            self.touch(session)
 
     def _gone(self, peer: str, code: int | None, now: float) -> None:
         self.take_over.gone(peer)
@@ -749,6 +703,32 @@ class Hub:
         if len(self.roster) or (self._nodes is not None and offset > self.head + 1):
             self.notify("hub-read", f"records before {offset} are gone that sessions may have needed")
             self.begin_anew("messages are missing here")
+
+    def _tell_all(self, first: int, appends: Sequence[Append], now: float) -> None:
+        """Messages of this node, one after the other: who gets them changes with other records only, so it is looked up
+        once for all that go to the same target."""
+        at = 0
+        for target, same in groupby(appends, attrgetter("target")):
+            run = Run(first + at, list(same))
+            at += len(run.entries)
+            self._fan_out_run(target, run, now)
+        while self._told and self._told[0][0] < first + at:
+            heappop(self._told)[2]()
+
+    def _fan_out_run(self, target: str, run: Run, now: float) -> None:
+        receivers = self.roster.receivers(target, run.first)
+        if not run.is_plain or any(max(session.acked, session.opened) >= run.first for session in receivers):
+            for entry in run.entries:
+                self._fan_out(entry, now)
+            return
+        count_max, bytes_max = self.options.backlog_count, self.options.backlog_bytes
+        touched = self._touched
+        for session in receivers:
+            session.push_run(run)
+            self.counts.deliveries += len(run.entries)
+            touched[session.id] = session
+            if len(session.queue) > count_max or session.queue_bytes > bytes_max:
+                self.check_backlog(session, now)
 
     def _change_member(self, kind: RecordKind, append: Append, offset: int) -> None:
         """What another node said of a session before it came here is in its row; what is not had not been promised."""

@@ -54,11 +54,6 @@ def id_identity(id: str) -> str:
     return _identity("id", id)
 
 
-def key_identity(key: str) -> str:
-    """Of a call with an idempotency key."""
-    return _identity("key", key)
-
-
 def _identity(sort: str, name: str) -> str:
     """Fit to be an identity, however long the name is."""
     identity = f"{sort}/{name}"
@@ -154,6 +149,14 @@ def message(
     return Append(stream, envelope, identity, target=target, on_fresh=on_fresh, on_duplicate=on_duplicate)
 
 
+def plain_message(
+    stream: str, id: str, group: str, data: Data, at: int, sender: str, user: str | None, fresh: Event, duplicate: Event
+) -> Append:
+    """By far the most frequent one: to a group, without terms, with its body in the row."""
+    envelope = Envelope(id, sender, "message", data.body, None, None, at, user, CONTENT_TYPES[data.type])
+    return Append(stream, envelope, None, RecordKind.MESSAGE, group_target(group), fresh, duplicate)
+
+
 def _headers(terms: Terms) -> dict[str, str]:
     headers: dict[str, str] = {}
     if terms.no_echo:
@@ -190,7 +193,9 @@ def data_of(envelope: Envelope, body: bytes) -> Data | None:
     """Records that others put into the stream, a Spark query for one, may have any content type: those are binary."""
     if envelope.datacontenttype is None:
         return Data(DataType.BINARY, body) if body else None
-    kind = DATA_TYPES.get(envelope.datacontenttype.partition(";")[0].strip().lower(), DataType.BINARY)
+    kind = DATA_TYPES.get(envelope.datacontenttype)  # as our own are written; others are looked at more closely
+    if kind is None:
+        kind = DATA_TYPES.get(envelope.datacontenttype.partition(";")[0].strip().lower(), DataType.BINARY)
     return Data(kind, body)
 
 

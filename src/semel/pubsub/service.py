@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from semel.errors import InputError, LimitExceeded
 from semel.kernel.effects import Loaded, LoadedAll, LoadFailed
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Append, Duplicate, PutBlob, RecordKind, Result
-from semel.kernel.store import Record
+from semel.kernel.ops import Append, PutBlob, RecordKind, Result
 from semel.pubsub.calls import (
     Answer,
     Call,
@@ -33,7 +32,8 @@ from semel.pubsub.calls import (
     Summarize,
     User,
 )
-from semel.pubsub.commits import Failure, why
+from semel.pubsub.commits import Failure, is_conflict, why
+from semel.pubsub.idempotency import digest_of
 from semel.pubsub.messages import CloseCode, Disconnected
 from semel.pubsub.odata import parse
 from semel.pubsub.overview import overview
@@ -45,7 +45,6 @@ from semel.pubsub.records import (
     Terms,
     connection_target,
     group_target,
-    key_identity,
     message,
     user_target,
 )
@@ -138,22 +137,23 @@ class Service:
             answer(Answer(Outcome.REFUSED, error.message))
             return
 
+        digest = digest_of(append, call.data.body)
+        key = [self._hub.keys.put(call.key, digest, append.envelope.id, now)] if call.key is not None else []
+
         def done(results: tuple[Result, ...], now: float) -> None:
-            result, *_ = results
-            if isinstance(result, Duplicate):
-                self._hub.counts.duplicates += 1
-                self._hub.drop_bodies((append,))
-                self._hub.tail.look_at(result.position, lambda first: answer(_compared(append, call.data.body, first)))
-                return
             self._hub.counts.accepted += 1
             self._hub.take_own((append,), results, now)
             answer(DONE)
 
         def failed(failure: Failure, now: float) -> None:
             self._hub.drop_bodies((append,))
-            answer(_failed(failure))
+            if call.key is not None and is_conflict(failure):
+                self._hub.counts.duplicates += 1
+                self._hub.keys.compare(call.key, digest, answer)
+            else:
+                answer(_failed(failure))
 
-        self._hub.commit((append, *chunks), done, failed)
+        self._hub.commit((append, *key, *chunks), done, failed)
 
     def _message(self, call: Publish, now: float) -> tuple[Append, list[PutBlob]]:
         at = round(now * 1e6)
@@ -163,8 +163,7 @@ class Service:
         append = message(
             self._hub.stream, call.id or self._hub.mint(now), _target(call.to), call.data,
             at=at, sender=REST, user=None, terms=terms if terms != Terms() else NO_TERMS, blob=blob,
-            identity=key_identity(call.key) if call.key is not None else None,
-            on_fresh=self._hub.accepted, on_duplicate=self._hub.repeated,
+            on_fresh=self._hub.accepted,
         )  # fmt: skip
         return append, chunks
 
@@ -336,14 +335,3 @@ def _target(to: Receivers) -> str:
             return connection_target(name)
         case Everybody():
             return EVERYBODY
-
-
-def _compared(append: Append, body: bytes, first: Record | None) -> Answer:
-    """The same call again is done already. What the first one said may be gone by now: then nothing can be compared."""
-    if first is None:
-        return DONE
-    envelope = first.envelope
-    said = first.target, envelope.datacontenttype, first.body if first.body is not None else envelope.data
-    if (append.target, append.envelope.datacontenttype, body) == said:
-        return DONE
-    return Answer(Outcome.CONFLICT, "this key was used for another message")

@@ -26,7 +26,7 @@ from semel.kernel.ops import Append, Put, PutBlob, Result
 from semel.pubsub.frames import RELIABLE, Frame, codec_for, subprotocol_of
 from semel.pubsub.messages import Data, DataType, GroupMessage, Metadata, Request, Response, ServerMessage
 from semel.pubsub.permissions import Permission, Permissions
-from semel.pubsub.records import Terms, data_of, terms_of
+from semel.pubsub.records import NO_TERMS, Terms, data_of, terms_of
 from semel.pubsub.wire import frame
 
 if TYPE_CHECKING:
@@ -115,20 +115,23 @@ def _read(decode: Callable[[bytes], T], value: bytes) -> T:
 class Entry:
     """A message on its way to subscribers, shared by all of them. It is made into a frame once for each protocol."""
 
-    __slots__ = ("_frames", "body", "envelope", "hash", "offset", "target", "terms")
+    __slots__ = ("_frames", "_hash", "body", "envelope", "offset", "size", "target", "terms")
 
     def __init__(self, offset: int, append: Append, body: bytes | None = None) -> None:
         self.offset = offset
-        self.envelope = append.envelope
-        self.body = body if body is not None else append.envelope.data
+        self.envelope = envelope = append.envelope
+        self.body = envelope.data if body is None else body
+        self.size = len(self.body)
         self.target = append.target
-        self.terms: Terms = terms_of(append.envelope)
-        self.hash = hash_id(append.envelope.id)
+        self.terms: Terms = terms_of(envelope) if envelope.headers else NO_TERMS
+        self._hash: int | None = None
         self._frames: dict[str, bytes] = {}
 
     @property
-    def size(self) -> int:
-        return len(self.body)
+    def hash(self) -> int:
+        if self._hash is None:
+            self._hash = hash_id(self.envelope.id)
+        return self._hash
 
     def frame(self, subprotocol: str) -> bytes:
         made = self._frames.get(subprotocol)
@@ -149,6 +152,26 @@ class Entry:
         return frame(encoded) if encoded is not None else b""
 
 
+class Run:
+    """Messages to the same target, one after the other. They are made into frames once for each protocol."""
+
+    __slots__ = ("_frames", "entries", "first", "is_plain", "last", "size")
+
+    def __init__(self, first: int, appends: Sequence[Append]) -> None:
+        self.first, self.last = first, first + len(appends) - 1
+        self.entries = [Entry(offset, append) for offset, append in enumerate(appends, first)]
+        self.size = sum([entry.size for entry in self.entries])
+        self.is_plain = all(entry.terms is NO_TERMS for entry in self.entries)
+        self._frames: dict[str, list[bytes]] = {}
+
+    def frames(self, subprotocol: str) -> list[bytes]:
+        made = self._frames.get(subprotocol)
+        if made is None:
+            found = [entry.frame(subprotocol) for entry in self.entries]
+            made = self._frames[subprotocol] = [frame for frame in found if frame]
+        return made
+
+
 class Session:
     """In memory. `acked` is how far the client has acknowledged, `sent` the highest offset that ever went to it,
     `written` the highest that went to its present socket, `queue` what it has not acknowledged. `taken` are the ackIds
@@ -163,11 +186,11 @@ class Session:
 
     __slots__ = (
         "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "early", "early_ack",
-        "epoch", "generation", "groups", "groups_decided", "groups_wanted", "id", "is_behind", "is_reliable",
-        "is_stalled", "left", "node", "opened", "out", "owes_row", "peer", "permissions", "queue", "queue_bytes",
-        "row_stored", "row_version", "sent", "staged", "staged_chunks", "staged_ids", "staged_streams", "start",
-        "state", "states", "states_stored", "streams", "streams_stored", "subprotocol", "taken", "told", "user",
-        "waiting", "watches", "watches_stored", "written",
+        "epoch", "generation", "groups", "groups_decided", "groups_wanted", "has_timed", "id", "is_behind",
+        "is_reliable", "is_stalled", "left", "node", "opened", "out", "owes_row", "peer", "permissions", "queue",
+        "queue_bytes", "row_stored", "row_version", "sent", "staged", "staged_chunks", "staged_ids", "staged_streams",
+        "start", "state", "states", "states_stored", "streams", "streams_stored", "subprotocol", "taken", "told",
+        "user", "waiting", "watches", "watches_stored", "written",
     )  # fmt: skip
 
     def __init__(self, id: str, row: SessionRow, acks: AcksRow, row_version: int, acks_version: int) -> None:
@@ -186,7 +209,7 @@ class Session:
         self.state = row.state
         self.epoch = row.epoch
         self.opened = 0
-        self.is_behind = False
+        self.is_behind = self.has_timed = False
         self.early_ack = 0
         self.row_version = self.row_stored = row_version
         self.acks_version = self.acks_stored = acks_version
@@ -307,25 +330,44 @@ class Session:
         if self.is_reliable:
             self.queue.append(entry)
             self.queue_bytes += entry.size
+            if entry.terms is not NO_TERMS and entry.terms.expires is not None:
+                self.has_timed = True
         if self.peer is not None and not self.is_stalled and not self.is_behind:
             self.sent = self.written = entry.offset
             made = entry.frame(self.subprotocol)
             if made:
                 self.out.append(made)
 
-    def replay(self) -> None:
-        """Everything that is not acknowledged, to a new socket."""
-        self.written = self.acked
-        self.catch_up()
+    def push_run(self, run: Run) -> None:
+        if self.is_reliable:
+            self.queue.extend(run.entries)
+            self.queue_bytes += run.size
+        if self.peer is not None and not self.is_stalled and not self.is_behind:
+            self.sent = self.written = run.last
+            self.out += run.frames(self.subprotocol)
 
     def caught_up(self, missed: Sequence[Entry]) -> None:
         """What it has missed is there, and comes before what came in meanwhile."""
         self.is_behind = False
         self.queue.extendleft(reversed(missed))
         self.queue_bytes += sum(entry.size for entry in missed)
+        self.has_timed = self.has_timed or any(entry.terms.expires is not None for entry in missed)
         if self.early_ack > self.acked:
             self.acknowledge(self.early_ack)
-        self.catch_up()
+
+    def take_expired(self, now: float) -> list[Entry]:
+        """Out of what has not gone to the present socket: what came too late for it."""
+        if not self.has_timed:
+            return []
+        late = {
+            entry.offset: entry
+            for entry in self.queue
+            if entry.offset > self.written and entry.terms.expires is not None and entry.terms.expires <= now * 1e6
+        }
+        self.queue = deque(entry for entry in self.queue if entry.offset not in late)
+        self.queue_bytes -= sum(entry.size for entry in late.values())
+        self.has_timed = any(entry.terms.expires is not None for entry in self.queue)
+        return list(late.values())
 
     def catch_up(self) -> None:
         """What came while the socket had no room, or before it was there."""
@@ -339,13 +381,17 @@ class Session:
 
     def acknowledge(self, offset: int) -> None:
         """The client has everything up to here. What is new in it is gathered for the ledger."""
-        queue = self.queue
+        queue, size, n, fold, last = self.queue, 0, 0, 0, 0
+        if queue and self.confirmed is None and queue[0].offset <= offset:
+            self.confirmed = Confirmed(queue[0].offset)
         while queue and queue[0].offset <= offset:
             entry = queue.popleft()
-            self.queue_bytes -= entry.size
-            if self.confirmed is None:
-                self.confirmed = Confirmed(entry.offset)
-            self.confirmed.add(entry)
+            size += entry.size
+            fold ^= entry.hash
+            n, last = n + 1, entry.offset
+        if n and self.confirmed is not None:
+            self.confirmed.add_all(last, n, fold)
+        self.queue_bytes -= size
         self.acked = offset
 
     def take_confirmed(self) -> Confirmed | None:
@@ -388,9 +434,12 @@ class Confirmed:
         return found
 
     def add(self, entry: Entry) -> None:
-        self.last = entry.offset
-        self.n += 1
-        self.fold ^= entry.hash
+        self.add_all(entry.offset, 1, entry.hash)
+
+    def add_all(self, last: int, n: int, fold: int) -> None:
+        self.last = last
+        self.n += n
+        self.fold ^= fold
 
     def extend(self, later: Confirmed) -> None:
         self.last = later.last

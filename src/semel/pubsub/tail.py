@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from semel.kernel.effects import Read, ReadDone, ReadFailed, ReadTrimmed
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob
-from semel.kernel.ops import Append, Fresh, PutBlob, Result
+from semel.kernel.ops import Append, Fresh, PutBlob, RecordKind, Result
 from semel.kernel.position import Position
 from semel.kernel.store import Record
 from semel.pubsub.asking import Asking
@@ -26,15 +26,25 @@ LOOK_S = 0.02
 Tell = Callable[[int, Append, bytes | None, float], None]
 """Offset, record, large body (None if it has none, or if it is gone) and the time."""
 
+TellAll = Callable[[int, Sequence[Append], float], None]
+"""Messages that follow one on the other, from this offset on."""
+
 Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
 
 
 class Tail:
     """`offset` is the last record that was told. `skip` hears before which record something is gone that was not."""
 
-    def __init__(self, at: Position, tell: Tell, skip: Callable[[int], None], ask: Callable[[Read], None]) -> None:
+    def __init__(
+        self,
+        at: Position,
+        tell: Tell,
+        tell_all: TellAll,
+        skip: Callable[[int], None],
+        ask: Callable[[Read], None],
+    ) -> None:
         self.stream, self.epoch, self.offset = at.stream, at.epoch, at.offset
-        self._tell, self._skip, self._ask = tell, skip, ask
+        self._tell, self._tell_all, self._skip, self._ask = tell, tell_all, skip, ask
         self._ahead: dict[int, Append] = {}
         self._bodies: dict[str, bytes] = {}
         self._asked = Asking[tuple[int, int], Callable[[Found, float], None]](lambda asked: self._ask_after(*asked))
@@ -46,6 +56,9 @@ class Tail:
     def take_own(self, appends: Sequence[Append], results: Sequence[Result], now: float) -> None:
         """Records of our own: told in their turn."""
         self._has_committed = True
+        if self._is_run(appends, results):
+            self._tell_run(self.offset + 1, appends, now)
+            return
         for append, result in zip(appends, results, strict=False):
             if type(result) is not Fresh:
                 self.drop_bodies((append,))
@@ -55,6 +68,21 @@ class Tail:
                 self._tell_one(offset, append, now)
             elif offset > self.offset:
                 self._ahead[offset] = append
+        if self._ahead:
+            self._tell_ahead(now)
+
+    def _is_run(self, appends: Sequence[Append], results: Sequence[Result]) -> bool:
+        """Whether all of them are new messages that follow on what was told, with their bodies in the rows."""
+        first, last = results[0], results[len(appends) - 1]
+        if type(first) is not Fresh or first.position.offset != self.offset + 1:
+            return False
+        if type(last) is not Fresh or last.position.offset != self.offset + len(appends):
+            return False
+        return all(append.kind is RecordKind.MESSAGE and append.envelope.blob is None for append in appends)
+
+    def _tell_run(self, first: int, appends: Sequence[Append], now: float) -> None:
+        self.offset = first + len(appends) - 1
+        self._tell_all(first, appends, now)
         if self._ahead:
             self._tell_ahead(now)
 
@@ -145,12 +173,6 @@ class Tail:
 
     def _ask_after(self, offset: int, limit: int) -> None:
         self._ask(Read(self.stream, Position(self.stream, self.epoch, offset), limit, wait=False, bodies=True))
-
-    def look_at(self, position: Position, tell: Callable[[Record | None], None]) -> None:
-        """Read one record again. None if it is gone."""
-        self.read_after(
-            position.offset - 1, lambda found, now: tell(found[0] if isinstance(found, tuple) and found else None), 1
-        )
 
     def heard(self, answer: ReadDone | ReadTrimmed | ReadFailed, now: float) -> None:
         assert answer.after is not None

@@ -19,7 +19,7 @@ from semel.pubsub.hub import Hub
 
 TOPICS = (
     "backlog", "slow-client", "hub-body", "hub-read", "hub-flush", "hub-trim", "session-close", "take-over", "node",
-    "order", "event-failed", "event-claim", "event-end", "event-unreadable", "machine-failed",
+    "order", "hub-key", "hub-expire", "event-failed", "event-claim", "event-end", "event-unreadable", "machine-failed",
 )  # fmt: skip
 """What hubs report. Each is there from the beginning, so that an alert on its growth sees the first one."""
 

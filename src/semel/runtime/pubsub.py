@@ -30,13 +30,14 @@ from semel.pubsub.frames import Codec, codec_for
 from semel.pubsub.handler_calls import HANDLERS
 from semel.pubsub.handlers import Handlers, SystemEvent
 from semel.pubsub.handshake import Handshake, Mode, Newcomer, Refused, Returning, TurnedAway
-from semel.pubsub.hub import Anew, Frames, Gone, Hub, HubOptions, Open, Resume, Room, Shut, Stalled, Write
+from semel.pubsub.hub import Hub, HubOptions
 from semel.pubsub.keys import AccessKeys
 from semel.pubsub.loading import known_hubs, load_hub
 from semel.pubsub.messages import CloseCode
 from semel.pubsub.messages import Request as ClientRequest
 from semel.pubsub.records import stream_of
 from semel.pubsub.rest import HttpRequest, HttpResponse, Rest, RestSettings
+from semel.pubsub.sockets import Anew, Frames, Gone, Open, Resume, Room, Shut, Stalled, Write
 from semel.runtime.door import Accept, Peer, Request, Response, subprotocols
 from semel.runtime.metrics import Metrics, Traffic
 from semel.runtime.operating import Operating

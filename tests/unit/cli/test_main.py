@@ -19,7 +19,7 @@ COMMANDS = [
     "demo", "doctor", "serve", "token", "pubsub", "plan", "store", "pipeline", "audit", "sim", "bench", "pubsub hubs",
     "pubsub connections", "pubsub groups", "pubsub send", "pubsub close", "pubsub tail", "store init", "store status",
     "store migrate", "store sweep", "store export", "store ledger", "store new-epoch", "bench store", "bench pipes",
-    "bench spark", "pipeline run", "pipeline list", "pipeline status", "pipeline stop",
+    "bench spark", "bench pubsub", "pipeline run", "pipeline list", "pipeline status", "pipeline stop",
 ]  # fmt: skip
 
 

@@ -51,9 +51,10 @@ from semel.pubsub.client_events import (
     Taken,
 )
 from semel.pubsub.frames import Codec, Frame, Subprotocol, codec_for
-from semel.pubsub.hub import Gone, HubOptions, Open, Resume, Shut, Write
+from semel.pubsub.hub import HubOptions
 from semel.pubsub.messages import JoinGroup, SendToGroup, SequenceAck
 from semel.pubsub.permissions import Permissions
+from semel.pubsub.sockets import Gone, Open, Resume, Shut, Write
 from semel.pubsub.wire import frame
 
 STREAM = f"hub/{HUB}"

@@ -18,7 +18,7 @@ from semel.kernel.ops import Append, Applied, Fresh, RecordKind
 from semel.pubsub.calls import Answer, Call, CloseConnections, Connection, Outcome, Publish
 from semel.pubsub.calls import Group as ToGroup
 from semel.pubsub.floors import read_floor
-from semel.pubsub.hub import Anew, HubOptions, Shut
+from semel.pubsub.hub import HubOptions
 from semel.pubsub.messages import (
     Ack,
     CloseCode,
@@ -30,6 +30,7 @@ from semel.pubsub.messages import (
     SendToGroup,
 )
 from semel.pubsub.session import read_session, session_key
+from semel.pubsub.sockets import Anew, Shut
 from semel.stores.bodies import read_whole
 
 GROUPS = ("red", "blue")

@@ -29,7 +29,7 @@ from semel.pubsub.cloudevents import (
 from semel.pubsub.events import DEAD_KEEP_S, FETCHES_MAX, LEASE_S, SWEEP_S
 from semel.pubsub.handler_calls import HANDLERS, CallHandler, CancelCall, Fetch, Fetched, Replied
 from semel.pubsub.handlers import EventHandler, Handlers, event_handler
-from semel.pubsub.hub import HubOptions, Shut
+from semel.pubsub.hub import HubOptions
 from semel.pubsub.invocations import INVOCATIONS_MAX
 from semel.pubsub.loading import load_hub
 from semel.pubsub.messages import (
@@ -46,6 +46,7 @@ from semel.pubsub.messages import (
     SendToGroup,
     ServerMessage,
 )
+from semel.pubsub.sockets import Shut
 
 ALICE = "alice"
 QUEUE = f"hub/{HUB}/events"

@@ -10,7 +10,7 @@ from semel.errors import StoreBusy
 from semel.pubsub.calls import CloseConnections, Connection, RemoveMembers
 from semel.pubsub.frames import Subprotocol
 from semel.pubsub.group_state import KEYS_MAX, STATE_CHARS_MAX, STATES_CHARS_MAX, WATCHES_MAX
-from semel.pubsub.hub import HubOptions, Room, Stalled
+from semel.pubsub.hub import HubOptions
 from semel.pubsub.messages import (
     Ack,
     ErrorName,
@@ -23,6 +23,7 @@ from semel.pubsub.messages import (
     UnsubscribeGroupState,
 )
 from semel.pubsub.session import OwnState, SessionRow, read_session, session_key
+from semel.pubsub.sockets import Room, Stalled
 
 ALICE, BOB = "alice", "bob"
 SHARED = HubOptions(is_shared=True)

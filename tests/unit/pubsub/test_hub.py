@@ -28,7 +28,7 @@ from semel.pubsub.calls import (
     User,
 )
 from semel.pubsub.frames import Subprotocol
-from semel.pubsub.hub import HubOptions, Room, Shut, Stalled
+from semel.pubsub.hub import HubOptions
 from semel.pubsub.messages import (
     Ack,
     CloseCode,
@@ -46,6 +46,7 @@ from semel.pubsub.messages import (
 from semel.pubsub.permissions import Permission
 from semel.pubsub.records import NO_TERMS, group_target, message
 from semel.pubsub.session import AcksRow, acks_key, session_key
+from semel.pubsub.sockets import Room, Shut, Stalled
 from semel.pubsub.tail import LOOK_S
 
 ALICE, BOB = "alice", "bob"
@@ -788,3 +789,38 @@ def test_a_connection_is_in_no_more_groups_than_allowed(pair: World, monkeypatch
     assert refused.error is not None
     assert refused.error.name == ErrorName.BAD_REQUEST
     assert pair.call(JoinMembers(Connection(BOB), ("fourth",))).outcome is Outcome.REFUSED
+
+
+def test_a_key_is_known_after_its_message_is_gone(pair: World) -> None:
+    first = Publish(Group("nobody"), text("once"), key="k")
+    assert pair.call(first).outcome is Outcome.DONE
+    for _ in range(3):
+        pair.pass_time(6)
+    assert not hasattr(pair.store.read(STREAM, None, 1), "records")  # trimmed
+    head = pair.store.head(STREAM)
+    assert pair.call(first).outcome is Outcome.DONE
+    assert pair.call(Publish(Group("nobody"), text("other"), key="k")).outcome is Outcome.CONFLICT
+    assert pair.store.head(STREAM) == head
+    assert [e.event.kind for e in pair.store.ledger(START)].count(Kind.DUPLICATE) == 1
+
+
+def test_a_key_is_forgotten_after_a_day(pair: World) -> None:
+    assert pair.call(Publish(Group("g"), text("first"), key="k")).outcome is Outcome.DONE
+    pair.pass_time(24 * 3600 - 700)
+    assert pair.call(Publish(Group("g"), text("second"), key="k")).outcome is Outcome.CONFLICT
+    pair.pass_time(700)
+    assert pair.call(Publish(Group("g"), text("second"), key="k")).outcome is Outcome.DONE
+
+
+def test_what_expires_while_its_client_is_away_is_not_sent(pair: World) -> None:
+    pair.call(Publish(Group("g"), text("short"), ttl_s=1))
+    pair.call(Publish(Group("g"), text("long"), ttl_s=60))
+    pair.take(BOB)
+    pair.drop(BOB)
+    pair.pass_time(2)
+    pair.resume("new", BOB)
+    assert pair.bodies("new") == ["long"]
+    assert told(pair, Kind.EXPIRED) == [(BOB, 1)]
+    session = pair.hub.roster.get(BOB)
+    assert session is not None
+    assert [entry.body for entry in session.queue] == [b"long"]

@@ -24,7 +24,7 @@ from semel.pubsub.calls import (
     Revoke,
     User,
 )
-from semel.pubsub.hub import HubOptions, Shut
+from semel.pubsub.hub import HubOptions
 from semel.pubsub.messages import (
     Ack,
     CloseCode,
@@ -37,6 +37,7 @@ from semel.pubsub.messages import (
     SendToGroup,
 )
 from semel.pubsub.permissions import Permission
+from semel.pubsub.sockets import Shut
 
 ALICE, BOB = "alice", "bob"
 SHARED = HubOptions(is_shared=True, lease_s=10.0, trim_s=5.0)

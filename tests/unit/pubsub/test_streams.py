@@ -13,7 +13,7 @@ from semel.errors import StoreBusy
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX
 from semel.pubsub.calls import CloseConnections, Connection, Revoke
 from semel.pubsub.frames import Subprotocol
-from semel.pubsub.hub import HubOptions, Write
+from semel.pubsub.hub import HubOptions
 from semel.pubsub.messages import (
     Ack,
     Data,
@@ -33,6 +33,7 @@ from semel.pubsub.messages import (
 )
 from semel.pubsub.permissions import Permission
 from semel.pubsub.session import AcksRow, ClientStream, read_acks
+from semel.pubsub.sockets import Write
 from semel.pubsub.streams import CANCELLED, ENDED_KEPT, IDLE_MS_MAX, STREAMS_MAX
 from semel.pubsub.wire import frame
 

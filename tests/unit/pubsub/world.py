@@ -12,10 +12,11 @@ from semel.kernel.group import Group
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.pubsub.calls import Answer, Call
 from semel.pubsub.frames import Subprotocol, codec_for
-from semel.pubsub.hub import Frames, Gone, Hub, HubOptions, Open, Resume, Shut, Write
+from semel.pubsub.hub import Hub, HubOptions
 from semel.pubsub.loading import load_hub
 from semel.pubsub.messages import Data, DataType, JoinGroup, Request, Response, SendToGroup, SequenceAck
 from semel.pubsub.permissions import Permissions
+from semel.pubsub.sockets import Frames, Gone, Open, Resume, Shut, Write
 from semel.pubsub.tail import LOOK_S
 from semel.stores.bodies import read_whole
 from semel.stores.memory import MemoryStore
