@@ -105,6 +105,7 @@ class HubLink:
         self.frames_in = self.frames_out = 0
         self._calls: dict[str, asyncio.Future[Answer]] = {}
         self._count = 0
+        self._has_begun = False
         self._inbox: Inbox | None = None
 
     def bind(self, inbox: Inbox) -> None:
@@ -160,6 +161,10 @@ class HubLink:
         return True
 
     def _begin_anew(self) -> None:
+        """The first time nobody can have known another hub: whoever is here already came for this one."""
+        has_begun, self._has_begun = self._has_begun, True
+        if not has_begun:
+            return
         for future in self._calls.values():
             if not future.done():
                 future.set_result(Answer(Outcome.FAILED, "the hub began anew; ask again"))

@@ -11,6 +11,7 @@ from semel.pubsub.calls import Find, Group, Outcome
 from semel.pubsub.hub import Hub
 from semel.pubsub.keys import DEV_KEY, AccessKeys
 from semel.pubsub.messages import CloseCode
+from semel.pubsub.sockets import ALL, Anew
 from semel.runtime import pubsub
 from semel.runtime.perform import Performer
 from semel.runtime.pubsub import HubLink, PubSub, PubSubSettings, _Guest
@@ -62,3 +63,13 @@ async def test_a_hub_that_begins_anew_lets_nobody_wait_for_the_one_before() -> N
         peer.close.assert_called_once()
         assert peer.close.call_args.args[0] is CloseCode.INTERNAL
         assert (await link.call(Find(Group("g")))).outcome is Outcome.NOT_FOUND
+
+
+async def test_who_comes_while_the_hub_begins_is_not_sent_away() -> None:
+    link = HubLink("chat")
+    peer = Mock(spec=Peer, is_closing=False)
+    link.enter(peer)
+    link.send(ALL, Anew())
+    peer.close.assert_not_called()
+    link.send(ALL, Anew())
+    peer.close.assert_called_once()
