@@ -160,6 +160,7 @@ class Hub:
         self.counts = Counts()
         self._random = random
         self._sockets: dict[str, Session] = {}
+        self._waiting_room: dict[str, list[object]] = {}
         self._tokens = count(1)
         self._waiting: dict[int, _Waiting] = {}
         self._loads = Asking[str | LoadAll, Callable[[Loaded | LoadedAll | LoadFailed, float], None]](self._ask)
@@ -355,6 +356,8 @@ class Hub:
     # -- sockets
 
     def _hear(self, peer: str, told: object, now: float) -> None:
+        if not self.is_in and self._keep_waiting(peer, told):
+            return
         match told:
             case Frames(requests=requests):
                 session = self._sockets.get(peer)
@@ -375,6 +378,28 @@ class Hub:
                 self.events.hear(told, now)
             case _ if isinstance(told, Call):
                 self.service.hear(peer, told, now)
+
+    def _keep_waiting(self, peer: str, told: object) -> bool:
+        """Who comes before this node may take sessions waits until it may. False if it is nobody who came."""
+        if isinstance(told, Open | Resume):
+            self._waiting_room[peer] = [told]
+        elif peer not in self._waiting_room:
+            return False
+        elif isinstance(told, Gone):
+            del self._waiting_room[peer]
+        elif len(self._waiting_room[peer]) >= EARLY_MAX:
+            del self._waiting_room[peer]
+            self.shut_peer(peer, CloseCode.INTERNAL, "the node is not ready yet")
+        else:
+            self._waiting_room[peer].append(told)
+        return True
+
+    def let_in(self, now: float) -> None:
+        """Those who waited."""
+        waiting, self._waiting_room = self._waiting_room, {}
+        for peer, all_told in waiting.items():
+            for told in all_told:
+                self._hear(peer, told, now)
 
     def _unknown(self, peer: str, requests: Sequence[Request]) -> None:
         """Its session is on its way here; or it was shut, or belongs to a hub that was here before this one: then it
@@ -425,9 +450,6 @@ class Hub:
 
     def _open(self, peer: str, asked: Open, now: float) -> None:
         """It begins where the stream stands now: what comes in before it is durable is for it as well."""
-        if not self.is_in:
-            self.shut_peer(peer, CloseCode.INTERNAL, "the node is not ready yet")
-            return
         start = max(self.tail.offset, self.head)
         groups = dict.fromkeys(asked.groups, start)
         row = SessionRow(
@@ -464,8 +486,6 @@ class Hub:
         session = self.roster.get(connection)
         if session is not None and session.is_reliable:
             self.attach(session, peer, now)
-        elif not self.is_in:
-            self.shut_peer(peer, CloseCode.INTERNAL, "the node is not ready yet")
         elif session is None and self._nodes is not None:
             self.take_over.resume(connection, peer, now)
         else:

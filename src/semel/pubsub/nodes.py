@@ -65,6 +65,7 @@ class Nodes:
             assert isinstance(claimed, Claimed)
             self._fence, self._until = claimed.rows[0].fence, asked + lease_s
             self._at = renew_at(asked, lease_s)
+            self._hub.let_in(now)
 
         self._at = None
         self._hub.commit((row, claim, self._hub.floors.first()), done, self._not_in)

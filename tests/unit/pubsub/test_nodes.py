@@ -374,14 +374,18 @@ def test_a_node_that_does_not_answer_is_named(one: World, two: World) -> None:
     assert "two" in answer.message  # type: ignore[union-attr]
 
 
-def test_a_node_without_its_lease_lets_nobody_in(one: World) -> None:
+def test_who_comes_before_a_node_has_its_lease_waits_for_it(one: World) -> None:
     two = World(SHARED, "two", beside=one)
     two.failing = [StoreUnavailable("away")]
     two.restart()
     two.connect("carol")
-    [shut] = two.take("carol")
-    assert isinstance(shut, Shut)
-    assert shut.code is CloseCode.INTERNAL
+    two.join("carol", "g")
+    two.connect("dave")
+    two.drop("dave")
+    assert two.take("carol") == []
+    two.pass_time(2)
+    assert [type(said) for said in two.take("carol")] == [Connected, Ack]
+    assert "dave" not in two.hub.roster.sessions
 
 
 def test_two_joins_whose_records_wait_for_others_are_both_kept(one: World, two: World) -> None:
