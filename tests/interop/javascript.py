@@ -13,6 +13,7 @@ import json
 import os
 import queue
 import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ NODE = NODE_FOLDER / "bin" / "node"
 NPM = NODE_FOLDER / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 FILES = ("package.json", "package-lock.json", ".npmrc")
 WAIT_S = 30
+SYSTEM_CERTIFICATES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
 
 
 def installed() -> Path:
@@ -49,9 +51,21 @@ def _install(new: Path, folder: Path) -> None:
     new.mkdir()
     for name in FILES:
         shutil.copy(HERE / name, new)
-    done = subprocess.run([NODE, NPM, "ci"], cwd=new, capture_output=True, text=True)
+    done = subprocess.run([*_npm(), "ci"], cwd=new, capture_output=True, text=True, env=_environment())
     assert done.returncode == 0, done.stderr
     new.rename(folder)
+
+
+def _npm() -> list[str | Path]:
+    """The machine's own, if it has one: it knows how to reach its registry. Else that of the wheel."""
+    machines = shutil.which("npm")
+    return [machines] if machines is not None else [NODE, NPM]
+
+
+def _environment() -> dict[str, str]:
+    """Node brings certificates of its own, and looks at those of the system only if it is told to."""
+    known = ssl.get_default_verify_paths().cafile or next((path for path in SYSTEM_CERTIFICATES if path.exists()), None)
+    return {**os.environ, **({"NODE_EXTRA_CA_CERTS": str(known)} if known is not None else {})}
 
 
 class JavaScriptError(Exception):

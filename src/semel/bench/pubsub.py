@@ -251,7 +251,7 @@ class _Bench:
             try:
                 peer = stack.enter_context(make(crowd.folder_of(folder, name.replace(" ", "-").lower())))
             except peers.NotInstalled as missing:
-                self._absent.append(f"{name}: {missing.message}")
+                self._absent.append(f"{name}: {missing}")
             else:
                 sides[name] = ("peers", peer.library)
                 sides[PACKETS.format(name)] = ("peers", peer.packets)

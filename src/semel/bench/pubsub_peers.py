@@ -38,8 +38,8 @@ class Peer(NamedTuple):
     library: Measure
 
 
-class NotInstalled(PeerUnavailable):
-    code = "peer-not-installed"
+class NotInstalled(Exception):
+    """A peer that is not on this machine is left out, and named."""
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def _program(name: str, *more: str) -> Path:
     places = [*more, str(Path(sys.executable).parent), *os.environ.get("PATH", "").split(os.pathsep), "/usr/sbin"]
     found = shutil.which(name, path=os.pathsep.join(places))
     if found is None:
-        raise NotInstalled(f"{name} is not installed", fix=f"install {name} to have it measured")
+        raise NotInstalled(f"{name} is not installed: install it to have it measured")
     return Path(found)
 
 

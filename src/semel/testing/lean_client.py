@@ -25,7 +25,7 @@ import websockets.asyncio.client as websocket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
 from websockets.typing import Subprotocol
 
-from semel.errors import PeerUnavailable
+from semel.errors import PeerUnavailable, SessionGone
 
 SUBPROTOCOL = "json.reliable.webpubsub.azure.v1"
 RECOVER_S = 60.0
@@ -36,10 +36,6 @@ ACK_S = 0.5
 LOST = 1008
 
 Hear = Callable[[dict[str, Any]], None]
-
-
-class SessionLost(PeerUnavailable):
-    """The server does not know the session any more, though its client came back in time."""
 
 
 @dataclass(slots=True)
@@ -117,7 +113,7 @@ class LeanClient:
                 if isinstance(result, Exception) and not isinstance(result, ConnectionClosed | OSError):
                     raise result
             if socket.close_code == LOST:
-                raise SessionLost(f"{self.name}: {socket.close_reason}", fix="see the log of the server")
+                raise SessionGone(f"{self.name}: {socket.close_reason}", fix="see the log of the server")
 
     # -- connecting
 
@@ -201,7 +197,7 @@ class LeanClient:
 
     def _take_connected(self, frame: dict[str, Any]) -> None:
         if self.connection_id not in (None, frame["connectionId"]) and self._plant is None:
-            raise SessionLost(f"{self.name} came back and is somebody else", fix="see the log of the server")
+            raise SessionGone(f"{self.name} came back and is somebody else", fix="see the log of the server")
         self.connection_id = frame["connectionId"]
         if self._plant != "no-recovery":
             self._token = frame["reconnectionToken"]

@@ -162,7 +162,7 @@ def test_publishes_beside_echoes_and_a_peer(tmp_path: Path, monkeypatch: pytest.
 
     def only_nats(name: str, *more: str) -> Path:
         if name != "nats-server":
-            raise NotInstalled(f"{name} is not installed", fix="install it")
+            raise NotInstalled(f"{name} is not installed: install it")
         return program(name, *more)
 
     monkeypatch.setattr(pubsub_peers, "_program", only_nats)
