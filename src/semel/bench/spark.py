@@ -107,7 +107,7 @@ class AuditLine:
 @dataclass(frozen=True, slots=True)
 class SourceLine:
     """Rows per second out of a store, and out of Parquet. `agrees`: both gave the same sums. What is wanted of the
-    speed is meant for six `columns`: of all thirteen most are the same throughout, which costs Parquet nothing."""
+    speed is meant for six `columns`: of all fourteen most are the same throughout, which costs Parquet nothing."""
 
     engine: str
     columns: int
