@@ -279,6 +279,7 @@ class Campaign:
                 self.troubles.append(f"nothing was acknowledged for {self.place.stall_s:.0f} s")
                 return
             await asyncio.sleep(self.chance.uniform(0, 2 * WATCH_S))
+        self.step(self.told, self.size)
 
     def _strike(self) -> None:
         """Not while most are looking for their server anyway."""
