@@ -125,7 +125,10 @@ START = Mark(0, 0)
 
 def hash_id(message: str) -> int:
     """64 bits of the id as a signed integer: XXH64 with seed 42, which is also Spark SQL's own `xxhash64`."""
-    number = xxh64_intdigest(message.encode(), 42)
+    return _signed(xxh64_intdigest(message.encode(), 42))
+
+
+def _signed(number: int) -> int:
     return number - 2**64 if number >= 2**63 else number
 
 
@@ -133,8 +136,8 @@ def fold_ids(messages: Iterable[str]) -> int:
     """Order does not matter and a pair of equal ids cancels out: `n` tells the two apart."""
     fold = 0
     for message in messages:
-        fold ^= hash_id(message)
-    return fold
+        fold ^= xxh64_intdigest(message.encode(), 42)
+    return _signed(fold)
 
 
 def message_event(

@@ -62,6 +62,14 @@ class NumberSet:
         self._insert(at, number)
         return True
 
+    def add_all(self, numbers: Iterable[int]) -> None:
+        lasts = self._lasts
+        for number in numbers:
+            if lasts and number == lasts[-1] + 1:
+                lasts[-1] = number
+            else:
+                self.add(number)
+
     def _insert(self, at: int, number: int) -> None:
         """Between two ranges, joining what it touches."""
         firsts, lasts = self._firsts, self._lasts

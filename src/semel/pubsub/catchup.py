@@ -14,7 +14,8 @@ from semel.kernel.ops import RecordKind
 from semel.kernel.store import Record
 from semel.pubsub.records import of_record
 from semel.pubsub.roster import Past
-from semel.pubsub.session import Entry, Session
+from semel.pubsub.runs import Run
+from semel.pubsub.session import Session
 from semel.pubsub.tail import READ_ROWS, Found
 
 if TYPE_CHECKING:
@@ -74,9 +75,9 @@ class CatchUp:
             if record.envelope.blob is not None and record.body is None:
                 self._hub.notify("hub-body", f"the body of {record.envelope.id} is gone")
                 continue
-            entry = Entry(record.position.offset, of_record(record), record.body)
-            for session in self._hub.due(reading.past.receivers(entry.target, entry.offset), entry, now):
-                reading.offer(session, entry)
+            run = Run(record.position.offset, (of_record(record),), record.body)
+            for session in self._hub.due(reading.past.receivers(run.target, run.first), run, now):
+                reading.offer(session, run)
 
     def _finish(self, reading: _Pass, now: float) -> None:
         for session, missed in reading.missed.values():
@@ -93,7 +94,7 @@ class _Pass:
 
     def __init__(self, behind: list[tuple[Session, int]]) -> None:
         self.past = Past()
-        self.missed: dict[str, tuple[Session, list[Entry]]] = {}
+        self.missed: dict[str, tuple[Session, list[Run]]] = {}
         self._until: dict[str, int] = {}
         for session, until in behind:
             self.past.add(session)
@@ -103,6 +104,6 @@ class _Pass:
         self.until = max(self._until.values())
         self.is_reading = False
 
-    def offer(self, session: Session, entry: Entry) -> None:
-        if session.is_reliable and session.acked < entry.offset <= self._until[session.id]:
-            self.missed[session.id][1].append(entry)
+    def offer(self, session: Session, run: Run) -> None:
+        if session.is_reliable and session.acked < run.first <= self._until[session.id]:
+            self.missed[session.id][1].append(run)

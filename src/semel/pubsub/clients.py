@@ -6,8 +6,9 @@ that failed is forgotten, so the same ackId may be tried again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, cast
 
 from semel.errors import InputError
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX
@@ -52,11 +53,13 @@ class Clients:
         self._hub = hub
 
     def hear(self, session: Session, requests: Sequence[Request], now: float) -> None:
-        for request in requests:
-            if type(request) is SendToGroup:
-                self._publish(session, request, now)
-            elif session.peer is not None:
-                self._handle(session, request, now)
+        for kind, alike in groupby(requests, type):
+            if kind is SendToGroup:
+                self._publish_all(session, cast("Iterable[SendToGroup]", alike), now)
+                continue
+            for request in alike:
+                if session.peer is not None:
+                    self._handle(session, request, now)
 
     def _handle(self, session: Session, request: Request, now: float) -> None:
         match request:
@@ -115,13 +118,11 @@ class Clients:
 
     def taken(self, session: Session, ack_ids: Sequence[int], repeated: Collection[int] = ()) -> None:
         """`repeated` are those whose messages were there already, under their own ids."""
+        session.taken.add_all(ack_ids)
         if not repeated and not session.waiting:
-            for ack_id in ack_ids:
-                session.taken.add(ack_id)
-            self._hub.tell_all(session, [Ack(ack_id) for ack_id in ack_ids])
+            self._hub.tell_taken(session, ack_ids)
             return
         for ack_id in ack_ids:
-            session.taken.add(ack_id)
             self.ack(session, ack_id, _duplicate(ack_id) if ack_id in repeated else None)
             if session.waiting:
                 for _ in range(session.waiting.pop(ack_id, 0)):
@@ -139,8 +140,7 @@ class Clients:
     def _commit(self, session: Session, puts: Sequence[Put], ack_ids: Sequence[int]) -> None:
         """What stands behind these ackIds, with them."""
         if ack_ids:
-            for ack_id in ack_ids:
-                session.claimed.add(ack_id)
+            session.claimed.add_all(ack_ids)
             puts = (*puts, session.put_acks(self._hub.hub))
         self._hub.commit_for(
             session,
@@ -151,6 +151,25 @@ class Clients:
         )
 
     # -- messages
+
+    def _publish_all(self, session: Session, requests: Iterable[SendToGroup], now: float) -> None:
+        """Nearly all of them are plain, new and to the same group as the one before: those take few steps."""
+        hub, id, user, at = self._hub, session.id, session.user, round(now * 1e6)
+        group: str | None = None
+        target, is_allowed = "", False
+        for request in requests:
+            if request.group != group:
+                group = request.group
+                target, is_allowed = group_target(group), session.may(Permission.SEND_TO_GROUP, group)
+            if is_allowed and not session.waiting and _is_plain(request):
+                ack_id, data = cast(int, request.ack_id), request.data
+                name = f"{id}#{ack_id}"
+                append = plain_message(hub.stream, name, target, data, at, id, user, hub.accepted, hub.repeated)
+                if session.claimed.add(ack_id):
+                    session.staged.append(append)
+                    session.staged_ids.append(ack_id)
+                    continue
+            self._publish(session, request, now)
 
     def _publish(self, session: Session, request: SendToGroup, now: float) -> None:
         ack_id, group = request.ack_id, request.group
@@ -179,18 +198,7 @@ class Clients:
             self._hub.close(session, Kind.CANCELLED, fault.message, now)
 
     def _message(self, session: Session, request: SendToGroup, now: float) -> Append:
-        at, data, ack_id = round(now * 1e6), request.data, request.ack_id
-        if (
-            request.metadata is None
-            and ack_id is not None
-            and not request.no_echo
-            and not request.ttl_s
-            and len(data.body) <= DATA_INLINE_BYTES_MAX
-        ):
-            hub, id = self._hub, session.id
-            return plain_message(
-                hub.stream, f"{id}#{ack_id}", request.group, data, at, id, session.user, hub.accepted, hub.repeated
-            )
+        at = round(now * 1e6)
         terms = NO_TERMS
         if request.no_echo or request.ttl_s or request.metadata:
             expires = at + request.ttl_s * 1_000_000 if request.ttl_s else None
@@ -266,6 +274,16 @@ class Clients:
             lambda puts: self._commit(session, puts, ack_ids),
             lambda failure: self.not_taken(session, ack_ids, failure),
         )
+
+
+def _is_plain(request: SendToGroup) -> bool:
+    return (
+        request.ack_id is not None
+        and request.metadata is None
+        and not request.no_echo
+        and not request.ttl_s
+        and len(request.data.body) <= DATA_INLINE_BYTES_MAX
+    )
 
 
 def _duplicate(ack_id: int) -> Fault:

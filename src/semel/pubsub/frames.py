@@ -7,15 +7,17 @@ goes in text frames, protobuf in binary ones, and a simple client's data in eith
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import cache, lru_cache
-from itertools import accumulate
+from itertools import accumulate, count, repeat
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from semel.errors import FrameError as FrameError
-from semel.pubsub.messages import CloseCode, Data, DataType, Request, Response
+from semel.pubsub.messages import Ack, CloseCode, Data, DataType, GroupMessage, Request, Response
+from semel.pubsub.wire import frame
 
 if TYPE_CHECKING:
     from semel.pubsub.frames_simple import SimpleCodec
@@ -41,6 +43,33 @@ class Subprotocol(StrEnum):
 RELIABLE = frozenset({Subprotocol.JSON_RELIABLE, Subprotocol.PROTOBUF_RELIABLE})
 
 
+Plain = tuple[str | None, DataType, bytes]
+"""A message with nothing but data: its user, and the kind and bytes of its data."""
+
+
+class OneByOne:
+    """How many are written as frames where nothing is gained by looking at them together."""
+
+    def encode(self, response: Response) -> Frame | None:
+        raise NotImplementedError
+
+    def ack_frames(self, ack_ids: Sequence[int]) -> bytes:
+        return self._frames([Ack(ack_id) for ack_id in ack_ids])
+
+    def group_frames(self, group: str, messages: Sequence[Plain], first: int | None) -> bytes:
+        numbers = repeat(None) if first is None else count(first)
+        return self._frames(
+            [
+                GroupMessage(group, Data(kind, body), user, number)
+                for (user, kind, body), number in zip(messages, numbers, strict=False)
+            ]
+        )
+
+    def _frames(self, responses: Sequence[Response]) -> bytes:
+        made = map(self.encode, responses)
+        return b"".join([frame(encoded) for encoded in made if encoded is not None])
+
+
 class Codec(Protocol):
     """An encoding, for both ends. A reliable protocol and its plain one share it.
 
@@ -55,6 +84,14 @@ class Codec(Protocol):
 
         For the plain protocols `sequence_id` is None; nothing else in the frame depends on who gets it.
         """
+        ...
+
+    def ack_frames(self, ack_ids: Sequence[int]) -> bytes:
+        """That these were taken."""
+        ...
+
+    def group_frames(self, group: str, messages: Sequence[Plain], first: int | None) -> bytes:
+        """`first` is the `sequence_id` of the first, if there is one."""
         ...
 
     def encode_request(self, request: Request) -> Frame: ...

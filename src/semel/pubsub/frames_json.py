@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import binascii
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +28,7 @@ from semel.pubsub.frames import (
     UINT64_MAX,
     Frame,
     FrameError,
+    Plain,
     check_depth,
     check_not_null,
     check_uint,
@@ -71,6 +72,7 @@ from semel.pubsub.messages import (
     UnsubscribeGroupState,
 )
 from semel.pubsub.names import check_event, check_group, check_metadata, check_ttl
+from semel.pubsub.wire import text_head
 
 
 class _Members(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="camel"):
@@ -318,11 +320,25 @@ class JsonCodec:
             raise FrameError(error.message, fix=error.fix) from None
 
     def encode(self, response: Response) -> str:
-        if type(response) is Ack and response.error is None:  # by far the most frequent answer
-            return f'{{"type":"ack","ackId":{response.ack_id},"success":true}}'
-        if type(response) is GroupMessage and response.metadata is None and response.stream is None:
-            return _write_plain(response)
         return _write(_RESPONSE_WRITERS[type(response)](response))
+
+    def ack_frames(self, ack_ids: Sequence[int]) -> bytes:
+        return b"".join([_ack(b"%d" % ack_id) for ack_id in ack_ids])
+
+    def group_frames(self, group: str, messages: Sequence[Plain], first: int | None) -> bytes:
+        """All but the data and the number of a message is mostly as in the one before."""
+        parts: list[bytes] = []
+        before: tuple[str | None, DataType] | None = None
+        head, end = b"", b"}"
+        for number, (user, kind, body) in enumerate(messages, first or 0):
+            if (user, kind) != before:
+                before = user, kind
+                head = _message_head(group, user, kind)
+            if first is not None:
+                end = b',"sequenceId":%d}' % number
+            raw = _raw_bytes(kind, body)
+            parts += (text_head(len(head) + len(raw) + len(end)), head, raw, end)
+        return b"".join(parts)
 
     def encode_request(self, request: Request) -> str:
         return _write(_REQUEST_WRITERS[type(request)](request))
@@ -634,18 +650,18 @@ def _write(wire: _Frame) -> str:
 
 
 def _raw(data: Data) -> Raw:
-    return Raw(_raw_bytes(data))
+    return Raw(_raw_bytes(data.type, data.body))
 
 
-def _raw_bytes(data: Data) -> bytes:
-    if data.type is _JSON:
-        return data.body
-    if data.type is _TEXT:
+def _raw_bytes(kind: DataType, body: bytes) -> bytes:
+    if kind is _JSON:
+        return body
+    if kind is _TEXT:
         try:
-            return _encode(data.body.decode())
+            return _encode(body.decode())
         except UnicodeDecodeError as error:
             raise LocalProtocolError(f"the text is not UTF-8: {error}", fix="send it as binary") from None
-    return b'"%b"' % binascii.b2a_base64(data.body, newline=False)
+    return b'"%b"' % binascii.b2a_base64(body, newline=False)
 
 
 def _write_data(data: Data | None) -> tuple[str | None, Raw | UnsetType]:
@@ -718,16 +734,11 @@ def _write_group_message(message: GroupMessage) -> _Message:
     return _Message("group", message.group, user, kind, raw, metadata, number, _write_part(message.stream))
 
 
-def _write_plain(message: GroupMessage) -> str:
-    """By far the most frequent message. All but its data and its number is as in the one before."""
-    data, number = message.data, message.sequence_id
-    if data is None:
-        raise LocalProtocolError("a message without data", fix="give it data: only the end of a stream has none")
-    end = b"}" if number is None else b',"sequenceId":%d}' % number
-    try:
-        return b"".join((_message_head(message.group, message.from_user, data.type), _raw_bytes(data), end)).decode()
-    except UnicodeError as error:
-        raise LocalProtocolError(f"JSON cannot carry this: {error}", fix="use well-formed Unicode") from None
+_ACK_HEAD, _ACK_END = b'{"type":"ack","ackId":', b',"success":true}'
+
+
+def _ack(number: bytes) -> bytes:
+    return b"".join((text_head(len(_ACK_HEAD) + len(number) + len(_ACK_END)), _ACK_HEAD, number, _ACK_END))
 
 
 @lru_cache(maxsize=1024)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from semel.errors import InputError, LocalProtocolError
 from semel.kernel.text import check_id
-from semel.pubsub.frames import EMPTY, Frame, FrameError, check_uint, json_body, wrong_frame_type
+from semel.pubsub.frames import EMPTY, Frame, FrameError, OneByOne, check_uint, json_body, wrong_frame_type
 from semel.pubsub.messages import (
     Ack,
     CancelInvocation,
@@ -279,7 +279,7 @@ _CLASSES = _classes()
 _Upstream, _Downstream = _CLASSES["UpstreamMessage"], _CLASSES["DownstreamMessage"]
 
 
-class ProtobufCodec:
+class ProtobufCodec(OneByOne):
     def decode(self, frame: Frame) -> Request:
         field, wire = _parse(_Upstream, frame)
         try:

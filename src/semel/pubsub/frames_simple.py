@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from semel.errors import LocalProtocolError
-from semel.pubsub.frames import Frame
+from semel.pubsub.frames import Frame, OneByOne
 from semel.pubsub.messages import DataType, GroupMessage, Response, ServerMessage
 
 
-class SimpleCodec:
+class SimpleCodec(OneByOne):
     """Encodes only. What a simple client's frame means depends on how it has connected: the session decides."""
 
     def encode(self, response: Response) -> Frame | None:

@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import count, groupby
-from operator import attrgetter
+from itertools import count
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -80,8 +79,9 @@ from semel.pubsub.records import (
     stream_of,
 )
 from semel.pubsub.roster import Elsewhere, Here, Roster
+from semel.pubsub.runs import Run, runs_of
 from semel.pubsub.service import Service
-from semel.pubsub.session import AcksRow, Confirmed, Entry, Run, Session, SessionRow, acks_key, session_key
+from semel.pubsub.session import AcksRow, Confirmed, Session, SessionRow, acks_key, session_key
 from semel.pubsub.sockets import ALL, Anew, Frames, Gone, Open, Resume, Room, Shut, Stalled, Write
 from semel.pubsub.streams import Streams
 from semel.pubsub.tail import READ_ROWS, Tail
@@ -266,14 +266,24 @@ class Hub:
         for session in touched.values():
             if session.staged:
                 self._clients.commit_staged(session)
-            if session.out and session.peer is not None:
-                self._effects.append(Send(session.peer, Write(session.out)))
-                session.out = []
+        self._write(touched.values())
         if self._dirty and self._flush_at is None:
             self._flush_at = now + FLUSH_S
         effects = list(self._effects)
         self._effects.clear()
         return effects
+
+    def _write(self, sessions: Iterable[Session]) -> None:
+        """What is for their sockets, in one effect for all of them: there may be thousands."""
+        writes: list[tuple[str, list[bytes]]] = []
+        frames = 0
+        for session in sessions:
+            if session.out and session.peer is not None:
+                writes.append((session.peer, session.out))
+                frames += session.out_frames
+                session.out, session.out_frames = [], 0
+        if writes:
+            self.send(ALL, Write(writes, frames))
 
     def mint(self, now: float) -> str:
         return mint_id(now, self._random(10))
@@ -422,22 +432,19 @@ class Hub:
         if session.peer is not None:
             encoded = codec_for(session.subprotocol).encode(response)
             if encoded is not None:
-                session.out.append(frame(encoded))
+                session.say(frame(encoded))
                 self._touched[session.id] = session
 
-    def tell_all(self, session: Session, responses: Iterable[Response]) -> None:
-        if session.peer is not None:
-            encode = codec_for(session.subprotocol).encode
-            session.out += [frame(made) for made in map(encode, responses) if made is not None]
+    def tell_taken(self, session: Session, ack_ids: Sequence[int]) -> None:
+        if session.peer is not None and ack_ids:
+            session.say(codec_for(session.subprotocol).ack_frames(ack_ids), len(ack_ids))
             self._touched[session.id] = session
 
     def shut(self, session: Session, code: CloseCode, reason: str) -> None:
         """What was written before goes out before."""
         if session.peer is None:
             return
-        if session.out:
-            self.send(session.peer, Write(session.out))
-            session.out = []
+        self._write((session,))
         self.send(session.peer, Shut(code, reason))
         self._sockets.pop(session.peer, None)
         session.peer = None
@@ -498,7 +505,7 @@ class Hub:
         session.peer, session.dropped_at, session.is_stalled = peer, None, False
         self._sockets[peer] = session
         self.touch(session)
-        session.out.clear()
+        session.hush()
         session.written = session.acked
         self.catch_up(session, now)
         self.streams.resumed(session, now)
@@ -556,7 +563,7 @@ class Hub:
         if session is None:
             return
         session.peer = None
-        session.out.clear()
+        session.hush()
         if code == CloseCode.NORMAL or not session.is_reliable:
             self.close(session, Kind.CANCELLED, "the client closed the connection", now)
         else:
@@ -597,11 +604,11 @@ class Hub:
         if session.confirmed is not None:
             log.append(Log(self.said(session, session.confirmed)))
         if session.queue:
-            log.append(Log(self.said(session, Confirmed.of(session.queue), kind, reason)))
+            log.append(Log(self.said(session, Confirmed.of(session.unacknowledged()), kind, reason)))
         appends = (*self.streams.cancel(session, now), went)
 
         def done(results: tuple[Result, ...], now: float) -> None:
-            self.counts.discarded += len(session.queue)
+            self.counts.discarded += session.queue_count
             self.take_own(appends, results, now)
             self.events.look(session.id)
             if then is not None:
@@ -617,9 +624,9 @@ class Hub:
         self.commit((*appends, *rows, *log, *self.events.on_close(session, reason, now)), done, failed, session.id)
 
     def check_backlog(self, session: Session, now: float) -> None:
-        if len(session.queue) <= self.options.backlog_count and session.queue_bytes <= self.options.backlog_bytes:
+        if session.queue_count <= self.options.backlog_count and session.queue_bytes <= self.options.backlog_bytes:
             return
-        reason = f"{len(session.queue):,} messages are not acknowledged"
+        reason = f"{session.queue_count:,} messages are not acknowledged"
         self.notify("backlog", f"{session.id} is closed, {reason}")
         self.tell(session, Disconnected(reason))
         self.shut(session, CloseCode.POLICY, reason)
@@ -700,7 +707,7 @@ class Hub:
             if append.envelope.blob is not None and body is None:
                 self.notify("hub-body", f"the body of {append.envelope.id} is gone")
             else:
-                self._fan_out(Entry(offset, append, body), now)
+                self._fan_out(Run(offset, (append,), body), now)
         elif kind is RecordKind.JOIN or kind is RecordKind.LEAVE:
             self._change_member(kind, append, offset)
             if kind is RecordKind.LEAVE:
@@ -727,28 +734,10 @@ class Hub:
     def _tell_all(self, first: int, appends: Sequence[Append], now: float) -> None:
         """Messages of this node, one after the other: who gets them changes with other records only, so it is looked up
         once for all that go to the same target."""
-        at = 0
-        for target, same in groupby(appends, attrgetter("target")):
-            run = Run(first + at, list(same))
-            at += len(run.entries)
-            self._fan_out_run(target, run, now)
-        while self._told and self._told[0][0] < first + at:
+        for run in runs_of(first, appends):
+            self._fan_out(run, now)
+        while self._told and self._told[0][0] < first + len(appends):
             heappop(self._told)[2]()
-
-    def _fan_out_run(self, target: str, run: Run, now: float) -> None:
-        receivers = self.roster.receivers(target, run.first)
-        if not run.is_plain or any(max(session.acked, session.opened) >= run.first for session in receivers):
-            for entry in run.entries:
-                self._fan_out(entry, now)
-            return
-        count_max, bytes_max = self.options.backlog_count, self.options.backlog_bytes
-        touched = self._touched
-        for session in receivers:
-            session.push_run(run)
-            self.counts.deliveries += len(run.entries)
-            touched[session.id] = session
-            if len(session.queue) > count_max or session.queue_bytes > bytes_max:
-                self.check_backlog(session, now)
 
     def _change_member(self, kind: RecordKind, append: Append, offset: int) -> None:
         """What another node said of a session before it came here is in its row; what is not had not been promised."""
@@ -787,25 +776,28 @@ class Hub:
         if other is not None:
             self.elsewhere.remove(other)
 
-    def _fan_out(self, entry: Entry, now: float) -> None:
-        offset, count_max, bytes_max = entry.offset, self.options.backlog_count, self.options.backlog_bytes
-        for session in self.due(self.roster.receivers(entry.target, offset), entry, now):
-            if offset <= session.acked or offset <= session.opened:
+    def _fan_out(self, run: Run, now: float) -> None:
+        first, count_max, bytes_max = run.first, self.options.backlog_count, self.options.backlog_bytes
+        touched = self._touched
+        for session in self.due(self.roster.receivers(run.target, first), run, now):
+            known = max(session.acked, session.opened)
+            if known >= run.last:
                 continue
-            session.push(entry)
-            self.counts.deliveries += 1
-            self._touched[session.id] = session
-            if len(session.queue) > count_max or session.queue_bytes > bytes_max:
+            new = run if known < first else run.after(known)
+            session.push(new)
+            self.counts.deliveries += new.count
+            touched[session.id] = session
+            if session.queue_count > count_max or session.queue_bytes > bytes_max:
                 self.check_backlog(session, now)
 
-    def due(self, receivers: Iterable[Session], entry: Entry, now: float) -> Iterable[Session]:
+    def due(self, receivers: Iterable[Session], run: Run, now: float) -> Iterable[Session]:
         """Those of them to whom the terms of a message let it go."""
-        terms = entry.terms
+        terms = run.terms
         if terms is NO_TERMS:
             return receivers
-        if terms.expires is not None and terms.expires <= now * 1e6:
+        if run.is_expired(now):
             return ()
-        left_out = {*terms.excluded, *([entry.envelope.source] if terms.no_echo else [])}
+        left_out = {*terms.excluded, *([run.source] if terms.no_echo else [])}
         chosen = [session for session in receivers if session.id not in left_out]
         if terms.filter is None:
             return chosen

@@ -85,7 +85,7 @@ def _here(session: Session) -> ConnectionInfo:
         session.subprotocol,
         session.start,
         session.acked,
-        len(session.queue),
+        session.queue_count,
         session.queue_bytes,
         session.dropped_at,
     )

@@ -30,6 +30,7 @@ from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, PutBlob, RecordKind
 from semel.kernel.store import BLOB_CHUNK_BYTES, Record
 from semel.kernel.text import ID_CHARS_MAX, stream_name
+from semel.pubsub.frames import FrameError, json_body
 from semel.pubsub.messages import CONTENT_TYPES, Data, DataType, Metadata, StreamPart
 
 REST = "rest"
@@ -64,18 +65,21 @@ def stream_of(hub: str) -> str:
     return stream_name("hub", hub)
 
 
+TO_GROUP, TO_USER, TO_CONNECTION = "g/", "u/", "c/"
+
+
 @lru_cache(maxsize=4096)
 def group_target(group: str) -> str:
     """The same object for the same group: stores check a target they have just seen no second time."""
-    return f"g/{group}"
+    return f"{TO_GROUP}{group}"
 
 
 def user_target(user: str) -> str:
-    return f"u/{user}"
+    return f"{TO_USER}{user}"
 
 
 def connection_target(connection: str) -> str:
-    return f"c/{connection}"
+    return f"{TO_CONNECTION}{connection}"
 
 
 EVERYBODY = ""
@@ -149,12 +153,15 @@ def message(
     return Append(stream, envelope, identity, target=target, on_fresh=on_fresh, on_duplicate=on_duplicate)
 
 
+_MESSAGE = RecordKind.MESSAGE
+
+
 def plain_message(
-    stream: str, id: str, group: str, data: Data, at: int, sender: str, user: str | None, fresh: Event, duplicate: Event
+    stream: str, id: str, target: str, data: Data, at: int, sender: str, user: str | None, fresh: Event, repeated: Event
 ) -> Append:
     """By far the most frequent one: to a group, without terms, with its body in the row."""
     envelope = Envelope(id, sender, "message", data.body, None, None, at, user, CONTENT_TYPES[data.type])
-    return Append(stream, envelope, None, RecordKind.MESSAGE, group_target(group), fresh, duplicate)
+    return Append(stream, envelope, None, _MESSAGE, target, fresh, repeated)
 
 
 def _headers(terms: Terms) -> dict[str, str]:
@@ -190,13 +197,14 @@ def terms_of(envelope: Envelope) -> Terms:
 
 
 def data_of(envelope: Envelope, body: bytes) -> Data | None:
+    return Data(kind_of(envelope), body) if body or envelope.datacontenttype is not None else None
+
+
+def kind_of(envelope: Envelope) -> DataType:
     """Records that others put into the stream, a Spark query for one, may have any content type: those are binary."""
-    if envelope.datacontenttype is None:
-        return Data(DataType.BINARY, body) if body else None
-    kind = DATA_TYPES.get(envelope.datacontenttype)  # as our own are written; others are looked at more closely
-    if kind is None:
-        kind = DATA_TYPES.get(envelope.datacontenttype.partition(";")[0].strip().lower(), DataType.BINARY)
-    return Data(kind, body)
+    content = envelope.datacontenttype or ""
+    kind = DATA_TYPES.get(content)  # as our own are written; others are looked at more closely
+    return kind or DATA_TYPES.get(content.partition(";")[0].strip().lower(), DataType.BINARY)
 
 
 def membership(
@@ -252,5 +260,28 @@ def _opening(start: int, is_reliable: bool, groups: Sequence[str]) -> dict[str, 
 
 
 def of_record(record: Record) -> Append:
-    """A record that was read, in the form in which it was written."""
-    return Append(record.position.stream, record.envelope, record.identity, record.kind, record.target)
+    """A record that was read, in the form in which it was written. Others than hubs write messages too, a Spark query
+    for one: data that is not what it says would break every subscriber that gets it, so it becomes binary."""
+    envelope = record.envelope
+    if record.kind is _MESSAGE:
+        body = record.body if record.body is not None else envelope.data
+        if not _is_sound(kind_of(envelope), body):
+            envelope = msgspec.structs.replace(envelope, datacontenttype=CONTENT_TYPES[DataType.BINARY])
+    return Append(record.position.stream, envelope, record.identity, record.kind, record.target)
+
+
+def _is_sound(kind: DataType, body: bytes) -> bool:
+    if kind is DataType.BINARY:
+        return True
+    try:
+        if kind is DataType.PROTOBUF:
+            from semel.pubsub.frames_protobuf import check_any  # only here: who has none can do without the package
+
+            check_any(body)
+        elif kind is DataType.JSON:
+            json_body(body.decode())
+        else:
+            body.decode()
+    except (FrameError, UnicodeDecodeError):
+        return False
+    return True

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
+from semel.pubsub.records import TO_CONNECTION, TO_GROUP, TO_USER
 from semel.pubsub.session import Session
 
 
@@ -93,11 +94,11 @@ class Here(Roster[Session]):
 
     def receivers(self, target: str, offset: int) -> Iterable[Session]:
         """To whom a record with this target is due, at its place in the stream."""
-        if target.startswith("g/"):
+        if target.startswith(TO_GROUP):
             return self.members(target[2:], offset)
-        if target.startswith("u/"):
+        if target.startswith(TO_USER):
             found: Iterable[Session] = self.users.get(target[2:], {}).values()
-        elif target.startswith("c/"):
+        elif target.startswith(TO_CONNECTION):
             session = self.sessions.get(target[2:])
             found = (session,) if session is not None else ()
         else:

@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from semel.errors import StoreError
-from semel.kernel.ledger import hash_id
 from semel.kernel.numbers import NumberSet
 from semel.kernel.ops import Append, Put, PutBlob, Result
-from semel.pubsub.frames import RELIABLE, Frame, codec_for, subprotocol_of
-from semel.pubsub.messages import Data, DataType, GroupMessage, Metadata, Request, Response, ServerMessage
+from semel.pubsub.frames import RELIABLE, subprotocol_of
+from semel.pubsub.messages import Metadata, Request
 from semel.pubsub.permissions import Permission, Permissions
-from semel.pubsub.records import NO_TERMS, Terms, data_of, terms_of
-from semel.pubsub.wire import frame
+from semel.pubsub.runs import Run
 
 if TYPE_CHECKING:
     from semel.pubsub.streams import StreamChanges
@@ -112,69 +110,10 @@ def _read(decode: Callable[[bytes], T], value: bytes) -> T:
         raise StoreError(f"a session cannot be read: {error}", fix="was it written by a newer Semel?") from None
 
 
-class Entry:
-    """A message on its way to subscribers, shared by all of them. It is made into a frame once for each protocol."""
-
-    __slots__ = ("_frames", "_hash", "body", "envelope", "offset", "size", "target", "terms")
-
-    def __init__(self, offset: int, append: Append, body: bytes | None = None) -> None:
-        self.offset = offset
-        self.envelope = envelope = append.envelope
-        self.body = envelope.data if body is None else body
-        self.size = len(self.body)
-        self.target = append.target
-        self.terms: Terms = terms_of(envelope) if envelope.headers else NO_TERMS
-        self._hash: int | None = None
-        self._frames: dict[str, bytes] = {}
-
-    @property
-    def hash(self) -> int:
-        if self._hash is None:
-            self._hash = hash_id(self.envelope.id)
-        return self._hash
-
-    def frame(self, subprotocol: str) -> bytes:
-        made = self._frames.get(subprotocol)
-        if made is None:
-            made = self._frames[subprotocol] = self._make(subprotocol)
-        return made
-
-    def _make(self, subprotocol: str) -> bytes:
-        envelope, terms = self.envelope, self.terms
-        sequence = self.offset if subprotocol in RELIABLE else None
-        data = data_of(envelope, self.body)
-        response: Response
-        if self.target.startswith("g/"):
-            response = GroupMessage(self.target[2:], data, envelope.subject, sequence, terms.metadata, terms.stream)
-        else:
-            response = ServerMessage(data or Data(DataType.BINARY, b""), sequence, terms.metadata)
-        encoded: Frame | None = codec_for(subprotocol).encode(response)
-        return frame(encoded) if encoded is not None else b""
-
-
-class Run:
-    """Messages to the same target, one after the other. They are made into frames once for each protocol."""
-
-    __slots__ = ("_frames", "entries", "first", "is_plain", "last", "size")
-
-    def __init__(self, first: int, appends: Sequence[Append]) -> None:
-        self.first, self.last = first, first + len(appends) - 1
-        self.entries = [Entry(offset, append) for offset, append in enumerate(appends, first)]
-        self.size = sum([entry.size for entry in self.entries])
-        self.is_plain = all(entry.terms is NO_TERMS for entry in self.entries)
-        self._frames: dict[str, list[bytes]] = {}
-
-    def frames(self, subprotocol: str) -> list[bytes]:
-        made = self._frames.get(subprotocol)
-        if made is None:
-            found = [entry.frame(subprotocol) for entry in self.entries]
-            made = self._frames[subprotocol] = [frame for frame in found if frame]
-        return made
-
-
 class Session:
     """In memory. `acked` is how far the client has acknowledged, `sent` the highest offset that ever went to it,
-    `written` the highest that went to its present socket, `queue` what it has not acknowledged. `taken` are the ackIds
+    `written` the highest that went to its present socket, `queue` what it has not acknowledged (of the first run, what
+    comes after `acked`). `taken` are the ackIds
     whose messages are durable, `claimed` also those that are on their way. `early` is what the client has said before
     its session was durable; None from then on. While it `is_behind`, what it has missed is still being read: what comes
     in waits in its queue, and `early_ack` is how far it has acknowledged meanwhile. `opened` is where the stream says
@@ -187,10 +126,10 @@ class Session:
     __slots__ = (
         "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "early", "early_ack",
         "epoch", "generation", "groups", "groups_decided", "groups_wanted", "has_timed", "id", "is_behind",
-        "is_reliable", "is_stalled", "left", "node", "opened", "out", "owes_row", "peer", "permissions", "queue",
-        "queue_bytes", "row_stored", "row_version", "sent", "staged", "staged_chunks", "staged_ids", "staged_streams",
-        "start", "state", "states", "states_stored", "streams", "streams_stored", "subprotocol", "taken", "told",
-        "user", "waiting", "watches", "watches_stored", "written",
+        "is_reliable", "is_stalled", "left", "node", "opened", "out", "out_frames", "owes_row", "peer",
+        "permissions", "queue", "queue_bytes", "queue_count", "row_stored", "row_version", "sent", "staged",
+        "staged_chunks", "staged_ids", "staged_streams", "start", "state", "states", "states_stored", "streams",
+        "streams_stored", "subprotocol", "taken", "told", "user", "waiting", "watches", "watches_stored", "written",
     )  # fmt: skip
 
     def __init__(self, id: str, row: SessionRow, acks: AcksRow, row_version: int, acks_version: int) -> None:
@@ -222,12 +161,13 @@ class Session:
         self.watches_stored = dict.fromkeys(row.watches)
         self.watches = dict.fromkeys(row.watches)
         self.acked = self.sent = self.written = self.told = acks.acked
-        self.queue: deque[Entry] = deque()
-        self.queue_bytes = 0
+        self.queue: deque[Run] = deque()
+        self.queue_bytes = self.queue_count = 0
         self.peer: str | None = None
         self.is_stalled = False
         self.early: list[Request] | None = None
         self.out: list[bytes] = []
+        self.out_frames = 0
         self.staged: list[Append] = []
         self.staged_ids: list[int | None] = []
         self.staged_chunks: list[PutBlob] = []
@@ -326,73 +266,75 @@ class Session:
 
     # -- what it gets
 
-    def push(self, entry: Entry) -> None:
+    def push(self, run: Run) -> None:
         if self.is_reliable:
-            self.queue.append(entry)
-            self.queue_bytes += entry.size
-            if entry.terms is not NO_TERMS and entry.terms.expires is not None:
-                self.has_timed = True
-        if self.peer is not None and not self.is_stalled and not self.is_behind:
-            self.sent = self.written = entry.offset
-            made = entry.frame(self.subprotocol)
-            if made:
-                self.out.append(made)
-
-    def push_run(self, run: Run) -> None:
-        if self.is_reliable:
-            self.queue.extend(run.entries)
+            self.queue.append(run)
             self.queue_bytes += run.size
+            self.queue_count += run.count
+            self.has_timed = self.has_timed or run.expires is not None
         if self.peer is not None and not self.is_stalled and not self.is_behind:
             self.sent = self.written = run.last
-            self.out += run.frames(self.subprotocol)
+            self.say(run.frames(self.subprotocol), run.count)
 
-    def caught_up(self, missed: Sequence[Entry]) -> None:
+    def say(self, frames: bytes, count: int = 1) -> None:
+        """To its socket, with the next that is written there."""
+        self.out.append(frames)
+        self.out_frames += count
+
+    def hush(self) -> None:
+        """Nobody hears what was to be said."""
+        self.out, self.out_frames = [], 0
+
+    def caught_up(self, missed: Sequence[Run]) -> None:
         """What it has missed is there, and comes before what came in meanwhile."""
         self.is_behind = False
         self.queue.extendleft(reversed(missed))
-        self.queue_bytes += sum(entry.size for entry in missed)
-        self.has_timed = self.has_timed or any(entry.terms.expires is not None for entry in missed)
+        self.queue_bytes += sum(run.size for run in missed)
+        self.queue_count += sum(run.count for run in missed)
+        self.has_timed = self.has_timed or any(run.expires is not None for run in missed)
         if self.early_ack > self.acked:
             self.acknowledge(self.early_ack)
 
-    def take_expired(self, now: float) -> list[Entry]:
+    def take_expired(self, now: float) -> list[Run]:
         """Out of what has not gone to the present socket: what came too late for it."""
         if not self.has_timed:
             return []
-        late = {
-            entry.offset: entry
-            for entry in self.queue
-            if entry.offset > self.written and entry.terms.expires is not None and entry.terms.expires <= now * 1e6
-        }
-        self.queue = deque(entry for entry in self.queue if entry.offset not in late)
-        self.queue_bytes -= sum(entry.size for entry in late.values())
-        self.has_timed = any(entry.terms.expires is not None for entry in self.queue)
-        return list(late.values())
+        late = [run for run in self.queue if run.first > self.written and run.is_expired(now)]
+        self.queue = deque(run for run in self.queue if run not in late)
+        self.queue_bytes -= sum(run.size for run in late)
+        self.queue_count -= sum(run.count for run in late)
+        self.has_timed = any(run.expires is not None for run in self.queue)
+        return late
 
     def catch_up(self) -> None:
         """What came while the socket had no room, or before it was there."""
         if self.peer is None or self.is_stalled or self.is_behind:
             return
         written = self.written
-        for entry in reversed(list(takewhile(lambda entry: entry.offset > written, reversed(self.queue)))):
-            self.out.append(entry.frame(self.subprotocol))
-            self.written = entry.offset
+        for run in reversed(list(takewhile(lambda run: run.last > written, reversed(self.queue)))):
+            rest = run.after(written)
+            self.say(rest.frames(self.subprotocol), rest.count)
+            self.written = run.last
         self.sent = max(self.sent, self.written)
 
     def acknowledge(self, offset: int) -> None:
         """The client has everything up to here. What is new in it is gathered for the ledger."""
-        queue, size, n, fold, last = self.queue, 0, 0, 0, 0
-        if queue and self.confirmed is None and queue[0].offset <= offset:
-            self.confirmed = Confirmed(queue[0].offset)
-        while queue and queue[0].offset <= offset:
-            entry = queue.popleft()
-            size += entry.size
-            fold ^= entry.hash
-            n, last = n + 1, entry.offset
-        if n and self.confirmed is not None:
-            self.confirmed.add_all(last, n, fold)
-        self.queue_bytes -= size
+        queue = self.queue
+        while queue and queue[0].first <= offset:
+            part = queue[0].between(self.acked, offset)
+            self.queue_bytes -= part.size
+            self.queue_count -= part.count
+            if self.confirmed is None:
+                self.confirmed = Confirmed(part.first)
+            self.confirmed.add(part)
+            if queue[0].last > offset:
+                break
+            queue.popleft()
         self.acked = offset
+
+    def unacknowledged(self) -> Iterable[Run]:
+        """What is in its queue. Of the first run, a part may be acknowledged."""
+        return (run.after(self.acked) for run in self.queue)
 
     def take_confirmed(self) -> Confirmed | None:
         """What is to be written down now: the ledger and the row say it in one commit."""
@@ -412,7 +354,7 @@ class Session:
             return self.told
         if self.is_behind:
             return self.acked
-        return self.queue[0].offset - 1 if self.queue else tail
+        return max(self.queue[0].first - 1, self.acked) if self.queue else tail
 
 
 class Confirmed:
@@ -425,21 +367,18 @@ class Confirmed:
         self.n = self.fold = 0
 
     @classmethod
-    def of(cls, entries: Iterable[Entry]) -> Confirmed:
-        """All of some entries, of which there is at least one."""
-        first, *rest = entries
-        found = cls(first.offset)
-        for entry in (first, *rest):
-            found.add(entry)
+    def of(cls, runs: Iterable[Run]) -> Confirmed:
+        """All of some runs, of which there is at least one."""
+        first, *rest = runs
+        found = cls(first.first)
+        for run in (first, *rest):
+            found.add(run)
         return found
 
-    def add(self, entry: Entry) -> None:
-        self.add_all(entry.offset, 1, entry.hash)
-
-    def add_all(self, last: int, n: int, fold: int) -> None:
-        self.last = last
-        self.n += n
-        self.fold ^= fold
+    def add(self, run: Run) -> None:
+        self.last = run.last
+        self.n += run.count
+        self.fold ^= run.fold
 
     def extend(self, later: Confirmed) -> None:
         self.last = later.last

@@ -52,9 +52,10 @@ class Gone(msgspec.Struct, frozen=True):
 
 
 class Write(msgspec.Struct, frozen=True):
-    """Whole WebSocket frames, in order."""
+    """To `ALL`: what goes to which socket. All of it is whole WebSocket frames, in order, `frames` of them."""
 
-    frames: list[bytes]
+    writes: list[tuple[str, list[bytes]]]
+    frames: int
 
 
 class Shut(msgspec.Struct, frozen=True):

@@ -5,7 +5,10 @@ A message for a thousand subscribers is made into a frame once, so the header is
 
 from __future__ import annotations
 
+from struct import Struct
+
 _FINAL_TEXT, _FINAL_BINARY = 0x81, 0x82
+_pack_medium = Struct(">BBH").pack
 _SHORT_TEXT = [bytes((_FINAL_TEXT, size)) for size in range(126)]
 _SHORT_BINARY = [bytes((_FINAL_BINARY, size)) for size in range(126)]
 
@@ -19,6 +22,15 @@ def frame(payload: str | bytes) -> bytes:
     size = len(body)
     if size < 126:
         return (_SHORT_TEXT if first == _FINAL_TEXT else _SHORT_BINARY)[size] + body
+    return _long_head(first, size) + body
+
+
+def text_head(size: int) -> bytes:
+    """What stands before a text of so many bytes."""
+    return _SHORT_TEXT[size] if size < 126 else _long_head(_FINAL_TEXT, size)
+
+
+def _long_head(first: int, size: int) -> bytes:
     if size < 65_536:
-        return bytes((first, 126, size >> 8, size & 0xFF)) + body
-    return bytes((first, 127)) + size.to_bytes(8) + body
+        return _pack_medium(first, 126, size)
+    return bytes((first, 127)) + size.to_bytes(8)

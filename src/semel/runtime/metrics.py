@@ -116,7 +116,7 @@ def _of_sessions(hubs: list[tuple[str, Hub]]) -> Iterator[Metric]:
     longest = GaugeMetricFamily("semel_hub_backlog_longest", "Unacknowledged messages of one session.", labels=("hub",))
     for name, hub in hubs:
         labels = (name,)
-        lengths = [len(session.queue) for session in hub.roster]
+        lengths = [session.queue_count for session in hub.roster]
         waiting.add_metric(labels, sum(session.peer is None for session in hub.roster))
         groups.add_metric(labels, len(hub.roster.groups))
         count.add_metric(labels, sum(lengths))

@@ -24,6 +24,7 @@ from urllib.parse import parse_qsl, urlsplit
 from semel.errors import FrameError, LimitExceeded, SemelError
 from semel.kernel.store import Store
 from semel.pubsub import cloudevents
+from semel.pubsub.abuse import host_of
 from semel.pubsub.calls import Answer, Call, Outcome
 from semel.pubsub.cloudevents import Allowed, Client, Failed, connect_event, read_connect
 from semel.pubsub.frames import Codec, codec_for
@@ -75,7 +76,7 @@ class PubSubSettings:
     @property
     def webhook_origin(self) -> str:
         first = self.endpoints[0] if self.endpoints else ""
-        return self.origin or urlsplit(first).netloc.lower() or DEFAULT_ORIGIN
+        return self.origin or host_of(urlsplit(first).netloc) or DEFAULT_ORIGIN
 
 
 @dataclass(slots=True)
@@ -89,11 +90,13 @@ class _Guest:
     farewell: str = ""
     name: str = ""
 
-    def read(self, frame: Message) -> ClientRequest:
+    @property
+    def read(self) -> Callable[[Message], ClientRequest]:
+        """What a frame means."""
         if self.mode is not None:
-            return self.mode.read(frame)
+            return self.mode.read
         assert self.codec is not None
-        return self.codec.decode(frame)
+        return self.codec.decode
 
 
 class HubLink:
@@ -142,6 +145,9 @@ class HubLink:
             if future is not None and not future.done():
                 future.set_result(message)
             return True
+        if isinstance(message, Write):
+            self._write(message)
+            return True
         if isinstance(message, Anew):
             self._begin_anew()
             return True
@@ -152,13 +158,16 @@ class HubLink:
         socket = self.sockets.get(peer)
         if socket is None:
             return True
-        if isinstance(message, Write):
-            self.frames_out += len(message.frames)
-            if not socket.write(message.frames) and not socket.is_closing:
-                self.tell(peer, Stalled())
-        elif isinstance(message, Shut):
+        if isinstance(message, Shut):
             socket.close(message.code, message.reason)
         return True
+
+    def _write(self, message: Write) -> None:
+        self.frames_out += message.frames
+        for peer, frames in message.writes:
+            socket = self.sockets.get(peer)
+            if socket is not None and not socket.write(frames) and not socket.is_closing:
+                self.tell(peer, Stalled())
 
     def _begin_anew(self) -> None:
         """The first time nobody can have known another hub: whoever is here already came for this one."""

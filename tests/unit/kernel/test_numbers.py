@@ -53,3 +53,15 @@ def test_sets_cannot_be_made_of_what_is_no_list_of_ranges() -> None:
     for ranges in ([(2, 1)], [(1, 2), (3, 4)], [(5, 6), (1, 2)]):
         with pytest.raises(InputError, match="not a range"):
             NumberSet(ranges)
+
+
+@given(st.lists(st.integers(0, 30)), st.lists(st.integers(0, 30)))
+def test_many_at_once_are_added_as_one_by_one(before: list[int], numbers: list[int]) -> None:
+    together, alone = NumberSet(), NumberSet()
+    for number in before:
+        together.add(number)
+        alone.add(number)
+    together.add_all(numbers)
+    for number in numbers:
+        alone.add(number)
+    assert together == alone

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 import msgspec
-from tests.unit.pubsub.world import EVERYTHING, HUB, World, text
+from tests.unit.pubsub.world import EVERYTHING, HUB, World, frames_of, text
 
 from semel.errors import PeerUnavailable, StoreBusy
 from semel.kernel.effects import Send
@@ -54,7 +54,7 @@ from semel.pubsub.frames import Codec, Frame, Subprotocol, codec_for
 from semel.pubsub.hub import HubOptions
 from semel.pubsub.messages import JoinGroup, SendToGroup, SequenceAck
 from semel.pubsub.permissions import Permissions
-from semel.pubsub.sockets import Gone, Open, Resume, Shut, Write
+from semel.pubsub.sockets import Gone, Open, Resume, Shut
 from semel.pubsub.wire import frame
 
 STREAM = f"hub/{HUB}"
@@ -345,18 +345,22 @@ class ClientWorld(World):
             self._travel(link, link.up, data, self._hub_hears)
 
     def send_effect(self, effect: Send) -> None:
-        link = self.links.get(effect.peer)
-        if self._is_dead or link is None or not link.is_whole:
-            if link is None and not self._is_dead:
-                super().send_effect(effect)
+        link, message = self.links.get(effect.peer), effect.message
+        if self._is_dead:
             return
-        message = effect.message
-        if isinstance(message, Write):
-            for each in message.frames:
-                self._travel(link, link.down, each, self._client_hears)
-        else:
+        if link is None:
+            super().send_effect(effect)
+        elif link.is_whole:
             assert isinstance(message, Shut)
             self._travel(link, link.down, message, self._client_hears)
+
+    def write(self, peer: str, written: Sequence[bytes]) -> None:
+        link = self.links.get(peer)
+        if link is None:
+            super().write(peer, written)
+        elif link.is_whole:
+            for frame in frames_of(written):
+                self._travel(link, link.down, frame, self._client_hears)
 
     def _travel(
         self, link: Link, pipe: Pipe, data: bytes | Shut | Gone, hears: Callable[[Link, bytes | Shut | Gone], None]

@@ -19,7 +19,11 @@ from semel.pubsub.frames import (
 from semel.pubsub.frames_json import JsonCodec
 from semel.pubsub.frames_protobuf import ProtobufCodec
 from semel.pubsub.frames_simple import SimpleCodec
-from semel.pubsub.messages import CloseCode
+from semel.pubsub.messages import Ack, CloseCode, Data, DataType, GroupMessage
+from semel.pubsub.wire import frame
+
+from . import frame_values
+from .frame_values import groups, json_text, texts, uint64s, users
 
 
 def test_subprotocols_are_known_by_name_in_any_case() -> None:
@@ -116,3 +120,35 @@ def test_what_is_not_json_or_null_is_refused(text: str) -> None:
     with pytest.raises(FrameError, match="the data is n") as raised:
         json_body(text)
     assert raised.value.close_code == CloseCode.BAD_FRAME
+
+
+# -- many at once
+
+
+@pytest.mark.parametrize("subprotocol", [*Subprotocol, None])
+@given(st.lists(uint64s, max_size=4))
+def test_acks_together_are_the_acks_one_by_one(subprotocol: str | None, ack_ids: list[int]) -> None:
+    codec = codec_for(subprotocol)
+    alone = [codec.encode(Ack(ack_id)) for ack_id in ack_ids]
+    assert codec.ack_frames(ack_ids) == b"".join([frame(each) for each in alone if each is not None])
+
+
+_bodies = {
+    DataType.TEXT: texts.map(str.encode),
+    DataType.JSON: frame_values.documents.map(json_text),
+    DataType.BINARY: st.binary(max_size=200),
+}
+_plain = st.sampled_from(list(_bodies)).flatmap(lambda kind: st.tuples(users, st.just(kind), _bodies[kind]))
+
+
+@pytest.mark.parametrize("subprotocol", [*Subprotocol, None])
+@given(groups, st.lists(_plain, max_size=4), st.none() | st.integers(0, 2**53))
+def test_messages_together_are_the_messages_one_by_one(
+    subprotocol: str | None, group: str, messages: list[tuple[str | None, DataType, bytes]], first: int | None
+) -> None:
+    codec = codec_for(subprotocol)
+    alone = [
+        codec.encode(GroupMessage(group, Data(kind, body), user, None if first is None else first + at))
+        for at, (user, kind, body) in enumerate(messages)
+    ]
+    assert codec.group_frames(group, messages, first) == b"".join([frame(each) for each in alone if each is not None])

@@ -8,6 +8,7 @@ from tests.unit.pubsub.world import HUB, World, text
 
 from semel.errors import StoreBusy, StoreUnavailable
 from semel.kernel.effects import Read
+from semel.kernel.envelope import Envelope
 from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START, Kind
 from semel.kernel.ops import Append, Put, RecordKind, Unit
@@ -33,6 +34,8 @@ from semel.pubsub.messages import (
     Ack,
     CloseCode,
     Connected,
+    Data,
+    DataType,
     Disconnected,
     ErrorName,
     Fault,
@@ -823,4 +826,35 @@ def test_what_expires_while_its_client_is_away_is_not_sent(pair: World) -> None:
     assert told(pair, Kind.EXPIRED) == [(BOB, 1)]
     session = pair.hub.roster.get(BOB)
     assert session is not None
-    assert [entry.body for entry in session.queue] == [b"long"]
+    assert (session.queue_count, session.queue_bytes) == (1, len("long"))
+
+
+# -- what others write into the stream
+
+
+@pytest.mark.parametrize(
+    ("content", "body"),
+    [
+        ("application/json", b'{"a": '),
+        ("application/json", b"\xff"),
+        ("application/json; charset=utf-8", b"[" * 100 + b"]" * 100),
+        ("text/plain", b"\xff\xfe"),
+        ("application/x-protobuf", b"\xff"),
+    ],
+)
+@pytest.mark.parametrize("is_read_again", [False, True])
+def test_data_that_is_not_what_it_says_reaches_subscribers_as_bytes(
+    pair: World, content: str, body: bytes, is_read_again: bool
+) -> None:
+    """A frame that cannot be read would make every subscriber drop its connection, again and again."""
+    pair.take(BOB)
+    envelope = Envelope("odd", data=body, datacontenttype=content)
+    pair.store.commit([Unit((Append(pair.hub.stream, envelope, target="g/g"),))])
+    if is_read_again:
+        pair.restart()
+        pair.resume(BOB, BOB)
+    else:
+        pair.interpreter.wake()
+        pair.pass_time(LOOK_S)
+    [told] = [each for each in pair.take(BOB) if isinstance(each, GroupMessage)]
+    assert told.data == Data(DataType.BINARY, body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from semel.errors import SemelError
@@ -172,11 +172,15 @@ class World:
     def send_effect(self, effect: Send) -> None:
         message = effect.message
         if isinstance(message, Write):
-            codec = codec_for(self._protocols[effect.peer])
-            for frame in message.frames:
-                self.said[effect.peer].append(codec.decode_response(_payload(frame)))  # type: ignore[union-attr]
+            for peer, written in message.writes:
+                self.write(peer, written)
         else:
             self.said[effect.peer].append(message)
+
+    def write(self, peer: str, written: Sequence[bytes]) -> None:
+        codec = codec_for(self._protocols[peer])
+        for frame in frames_of(written):
+            self.said[peer].append(codec.decode_response(payload_of(frame)))  # type: ignore[union-attr]
 
     def deliver(self, seat: Seat, effect: Deliver) -> None:
         raise AssertionError("a hub hands nothing to handlers")
@@ -189,16 +193,28 @@ class World:
         self.restart()
 
 
-def _payload(frame: bytes) -> str | bytes:
+def frames_of(written: Iterable[bytes]) -> Iterator[bytes]:
+    """Each frame alone. All of them are whole."""
+    for data in written:
+        assert data
+        while data:
+            begin, size = _measure(data)
+            assert len(data) >= begin + size
+            yield data[: begin + size]
+            data = data[begin + size :]
+
+
+def payload_of(frame: bytes) -> str | bytes:
     """Undo `wire.frame`."""
-    size, begin = frame[1], 2
-    if size == 126:
-        size, begin = int.from_bytes(frame[2:4]), 4
-    elif size == 127:
-        size, begin = int.from_bytes(frame[2:10]), 10
-    body = frame[begin:]
-    assert len(body) == size
-    return body.decode() if frame[0] == 0x81 else body
+    begin, _ = _measure(frame)
+    return frame[begin:].decode() if frame[0] == 0x81 else frame[begin:]
+
+
+def _measure(data: bytes) -> tuple[int, int]:
+    """Where the payload of the first frame begins, and its size."""
+    if data[1] == 126:
+        return 4, int.from_bytes(data[2:4])
+    return (10, int.from_bytes(data[2:10])) if data[1] == 127 else (2, data[1])
 
 
 class _Driver:
