@@ -95,11 +95,10 @@ class _Application:
             if unit.chain is not None and unit.chain in broken:
                 outcomes.append((False, [_SKIPPED] * len(unit.ops)))
                 continue
-            results = self._decide(unit)
-            refused = any(isinstance(result, Stale | Conflict) for result in results)
-            if refused and unit.chain is not None:
+            is_applied, results = self._decide(unit)
+            if not is_applied and unit.chain is not None:
                 broken.add(unit.chain)
-            outcomes.append((not refused, results))
+            outcomes.append((is_applied, results))
         self._write()
         return [Applied(tuple(results)) if ok else Refused(tuple(results)) for ok, results in outcomes]
 
@@ -141,7 +140,7 @@ class _Application:
 
     # -- deciding
 
-    def _decide(self, unit: Unit) -> list[Result]:
+    def _decide(self, unit: Unit) -> tuple[bool, list[Result]]:
         """Check each op against what stands after the ones before it, and take all of it back if one is refused."""
         results: list[Result] = [_DONE] * len(unit.ops)
         lists: tuple[list[Any], ...] = (
@@ -152,10 +151,13 @@ class _Application:
         self.undo.clear()
         refused = False
         for at, op in enumerate(unit.ops):
+            if type(op) is Append and op.guard is None:  # by far the commonest, and nothing is to be decided
+                self.appends.append(((results, at), op))
+                continue
             results[at] = result = self._decide_op(op, (results, at))
             refused = refused or isinstance(result, Stale | Conflict)
         if not refused:
-            return results
+            return True, results
         for mapping, key, value in reversed(self.undo):
             if value is None:
                 mapping.pop(key, None)
@@ -163,7 +165,7 @@ class _Application:
                 mapping[key] = value
         for entries, length in zip(lists, lengths, strict=True):
             del entries[length:]
-        return [result if isinstance(result, Stale | Conflict) else _SKIPPED for result in results]
+        return False, [result if isinstance(result, Stale | Conflict) else _SKIPPED for result in results]
 
     def _decide_op(self, op: Op, slot: _Slot) -> Result:
         guard: Guard | None = getattr(op, "guard", None)

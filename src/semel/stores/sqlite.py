@@ -465,11 +465,15 @@ class SqliteStore:
         with self._lock:
             with self._transaction() as db:
                 engine = SqliteEngine(db, now, self.node)
+                changes = db.total_changes
                 yield engine
-                engine.finish()
+                wrote = db.total_changes != changes
+                if wrote:
+                    engine.finish()
                 reach("sweep.deleted")
-            # before anybody else commits: the writer would meet its own checkpoint
-            self._after_commit(engine)
+            if wrote:
+                # before anybody else commits: the writer would meet its own checkpoint
+                self._after_commit(engine)
 
     def _sweep_records(self, now: int, limit: int) -> tuple[int, int]:
         forget = now - int(self.identity_keep_s * 1_000_000)
@@ -492,23 +496,22 @@ class SqliteStore:
         db = self._writer
         exported = engine.exported("export/index")
         to = exported.seq if exported is not None else NO_LIMIT
-        rows = db.execute(Q["bodies_to_drop"], (id, hollowed, first, to, limit)).fetchall()
-        gone = [(seq,) for seq, _, identity, at, _ in rows if identity is None or at < forget]
-        kept = [(seq,) for seq, _, identity, at, _ in rows if not (identity is None or at < forget)]
-        db.executemany(Q["delete_record"], gone)
-        db.executemany(Q["hollow_record"], kept)
-        db.executemany(Q["forget_blob"], [(engine.now, row[4]) for row in rows if row[4] is not None])
-        if rows:
-            hollowed = rows[-1][1]
-            db.execute(Q["set_hollowed"], (hollowed, id))
-        forgotten = sum(1 for _, _, identity, at, _ in rows if identity is not None and at < forget)
-        return len(rows), forgotten, hollowed
+        [found] = db.execute(Q["bodies_to_drop"], (id, hollowed, first, to, limit, forget)).fetchall()
+        last, count, identities, forgotten = found
+        if not count:
+            return 0, 0, hollowed
+        rows = (id, hollowed, last)
+        blobs = db.execute(Q["blobs_to_drop"], rows).fetchall()
+        db.executemany(Q["forget_blob"], [(engine.now, blob) for (blob,) in blobs])
+        # one statement for all: each is a turn for the interpreter lock, for which commits wait
+        db.execute(Q["drop_records"], (*rows, forget))
+        if identities > forgotten:
+            db.execute(Q["hollow_records"], rows)
+        db.execute(Q["set_hollowed"], (last, id))
+        return count, forgotten, last
 
     def _forget_identities(self, engine: SqliteEngine, id: int, hollowed: int, forget: int, limit: int) -> int:
-        rows = self._writer.execute(Q["hollows"], (id, hollowed, limit)).fetchall()
-        old = [(seq,) for seq, at in rows if at < forget]
-        self._writer.executemany(Q["delete_record"], old)
-        return len(old)
+        return self._writer.execute(Q["forget_records"], (forget, id, hollowed, limit)).rowcount
 
     def _sweep_work(self, now: int, limit: int) -> int:
         with self._sweeping(now) as engine:

@@ -206,20 +206,30 @@ SELECT part, data FROM semel_chunk WHERE blob = ? AND part > ? ORDER BY part LIM
 SELECT id, first, hollowed FROM semel_stream WHERE first > start + 1 ORDER BY id
 
 -- name: bodies_to_drop
-SELECT seq, "offset", identity, at, blob FROM semel_record
-WHERE stream_id = ? AND "offset" > ? AND "offset" < ? AND seq <= ? ORDER BY "offset" LIMIT ?
+-- Where they end, how many there are, how many of them have an identity, and how many of these one that is to go.
+SELECT max("offset"), count(*), count(identity), count(CASE WHEN identity IS NOT NULL AND at < ?6 THEN 1 END)
+FROM (
+    SELECT "offset", identity, at FROM semel_record
+    WHERE stream_id = ?1 AND "offset" > ?2 AND "offset" < ?3 AND seq <= ?4 ORDER BY "offset" LIMIT ?5
+)
 
--- name: hollows
-SELECT seq, at FROM semel_record WHERE stream_id = ? AND "offset" <= ? ORDER BY "offset" LIMIT ?
+-- name: drop_records
+DELETE FROM semel_record WHERE stream_id = ? AND "offset" > ? AND "offset" <= ? AND (identity IS NULL OR at < ?)
+
+-- name: blobs_to_drop
+SELECT blob FROM semel_record WHERE stream_id = ? AND "offset" > ? AND "offset" <= ? AND blob IS NOT NULL
+
+-- name: forget_records
+DELETE FROM semel_record WHERE at < ? AND seq IN (
+    SELECT seq FROM semel_record WHERE stream_id = ? AND "offset" <= ? ORDER BY "offset" LIMIT ?
+)
 
 -- name: set_hollowed
 UPDATE semel_stream SET hollowed = ? WHERE id = ?
 
--- name: hollow_record
-UPDATE semel_record SET headers = NULL, data = NULL, blob = NULL WHERE seq = ?
-
--- name: delete_record
-DELETE FROM semel_record WHERE seq = ?
+-- name: hollow_records
+UPDATE semel_record SET headers = NULL, data = NULL, blob = NULL
+WHERE stream_id = ? AND "offset" > ? AND "offset" <= ?
 
 -- name: finished_work
 SELECT seq, queue, scope, identity, blob FROM semel_work WHERE keep_until IS NOT NULL AND keep_until <= ? AND holds = 0

@@ -1,7 +1,8 @@
 """How records reach SQLite: many rows in one statement, and what they have in common bound once.
 
-A statement per row is run anew for each, and the `sqlite3` module takes seven times as long to bind a NULL as to bind a
-number. Saving both saves more than half of what an insert costs.
+A statement per row is run anew for each, and the `sqlite3` module takes seven times as long to bind a NULL or `bytes`
+as to bind a number or a `bytearray`: it looks for somebody who knows how to adapt them. Saving all three saves two
+thirds of what an insert costs.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ def _insert_many(db: sqlite3.Connection, columns: Sequence[Sequence[Any]], count
     shared_names: list[str] = []
     shared: list[Any] = []
     for name, column in zip(RECORD_COLUMNS, columns, strict=True):
-        if name not in _OWN and column.count(column[0]) == count:
+        if (name not in _OWN or column[0] is None) and column.count(column[0]) == count:
             shared_names.append(name)
             shared.append(column[0])
         else:
             own_names.append(name)
-            own.append(column)
+            own.append(column if name != "data" else [body and bytearray(body) for body in column])
     values = list(chain.from_iterable(zip(*own, strict=True)))
     done, width = 0, len(own)
     for rows in STATEMENT_ROWS:
