@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from semel.runtime.server import Listening
 
 DEV_HOST, DEV_PORT = "127.0.0.1", 8080
+DEV_ORIGIN = "localhost"
+"""As event handlers know Microsoft's emulator."""
 
 
 def serve(
@@ -97,7 +99,7 @@ def serve(
             f"--dev has a key that everybody knows, and {bound} is not this machine alone",
             fix="leave out --host, or --dev",
         )
-    settings = _settings(loaded, find_keys(dev, keys, loaded.auth), endpoint, recovery)
+    settings = _settings(loaded, find_keys(dev, keys, loaded.auth), endpoint, recovery, dev=dev)
     tls = _tls(server, tls_cert, tls_key)
     with ExitStack() as stack:
         if url.startswith("sqlite:"):
@@ -122,12 +124,14 @@ def _tls(server: ServerSection, cert: Path | None, key: Path | None) -> SSLConte
     return tls_context(cert, key) if cert is not None else None
 
 
-def _settings(loaded: Config, keys: AccessKeys, endpoints: list[str] | None, recovery: str | None) -> PubSubSettings:
+def _settings(
+    loaded: Config, keys: AccessKeys, endpoints: list[str] | None, recovery: str | None, *, dev: bool = False
+) -> PubSubSettings:
     """The command line wins over the configuration."""
     from semel.pubsub.hub import HubOptions
     from semel.runtime.pubsub import PubSubSettings
 
-    pubsub = loaded.pubsub
+    pubsub, known = loaded.pubsub, tuple(endpoints or loaded.server.endpoints)
     options = HubOptions(
         recovery_s=pubsub.recovery_s if recovery is None else parse_duration("--recovery", recovery),
         backlog_count=pubsub.backlog_count,
@@ -135,11 +139,12 @@ def _settings(loaded: Config, keys: AccessKeys, endpoints: list[str] | None, rec
     )
     return PubSubSettings(
         keys,
-        tuple(endpoints or loaded.server.endpoints),
+        known,
         loaded.store.node,
         options,
         open_metrics=loaded.server.metrics == "open",
         handlers={hub.name: _handlers(hub) for hub in pubsub.hub if hub.handler},
+        origin=DEV_ORIGIN if dev and not known else "",
     )
 
 

@@ -5,6 +5,9 @@ question is `OPTIONS` to the handler's URL, with `validate` in the place of the 
 such thing (404) is asked once more with `GET`. Yes is a status of 2xx and a `WebHook-Allowed-Origin` that is `*` or the
 origin of this server.
 
+The origin is a host without a port, as Azure's is: handlers made with Microsoft's .NET library look up keys by it,
+and those made with the JavaScript one name the host with its port where there is one, so an answer may have any port.
+
 A yes holds for `VALID_S`, then the question is asked anew while events go on. A no holds at once, and is asked about
 again after `WAIT_S`, then after twice that, up to `WAIT_MAX_S`. Who cannot be reached has said neither: what he said
 before holds on, for `LAPSE_S` at most.
@@ -13,6 +16,7 @@ before holds on, for `LAPSE_S` at most.
 from __future__ import annotations
 
 import math
+import re
 from enum import Enum
 
 import msgspec
@@ -27,6 +31,9 @@ WAIT_MAX_S = 60.0
 LAPSE_S = 3600.0
 
 OPTIONS, GET = "OPTIONS", "GET"
+
+_PORT = re.compile(r"(?<!:):[0-9]+\Z")
+_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class Verdict(Enum):
@@ -80,6 +87,12 @@ def judge(reply: IncomingResponse | Unreachable, origin: str, method: str = OPTI
 
 
 def _names_us(response: IncomingResponse, origin: str) -> bool:
-    """One origin in each header: a list with commas is none."""
-    allowed = {value.strip().lower() for name, value in response.headers if name.lower() == "webhook-allowed-origin"}
-    return bool(allowed & {"*", origin.lower()})
+    """One origin in each header: a list with commas is none. On one machine people say now this, now that."""
+    allowed = {host_of(value.strip()) for name, value in response.headers if name.lower() == "webhook-allowed-origin"}
+    ours = host_of(origin)
+    return bool(allowed & {"*", *(_THIS_MACHINE if ours in _THIS_MACHINE else (ours,))})
+
+
+def host_of(origin: str) -> str:
+    """What stands before the port, if there is one."""
+    return _PORT.sub("", origin.lower())

@@ -6,10 +6,9 @@ import asyncio
 import fcntl
 import logging
 import ssl
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from semel.errors import ConfigError, SemelError, StoreBusy
@@ -17,11 +16,15 @@ from semel.kernel.store import Store
 from semel.runtime.door import Door, DoorLimits
 from semel.runtime.perform import Performer
 from semel.runtime.pubsub import PubSub, PubSubSettings
+from semel.runtime.sweeper import Sweeper
 
 log = logging.getLogger(__name__)
 
 SWEEP_S = 5.0
+SWEEP_ROWS = 1000
 BEGIN_S = 5.0
+
+EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,7 @@ class Listening:
 
     @property
     def endpoint(self) -> str:
-        shown = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{shown}:{self.port}"
+        return f"{self.scheme}://{_in_url(self.host)}:{self.port}"
 
 
 @asynccontextmanager
@@ -51,7 +53,7 @@ async def serving(
     """Serve for as long as the block lasts. At the end clients are told to come back (1001), and what was taken is
     finished."""
     async with Performer(store) as performer, sweeping(store):
-        service = PubSub(performer, settings)
+        service = PubSub(performer, _known_by(host, settings))
         door = Door(service, limits=limits, tls=tls)
         try:
             async with beginning(service):
@@ -61,14 +63,21 @@ async def serving(
             await door.stop()
 
 
+def _known_by(host: str, settings: PubSubSettings) -> PubSubSettings:
+    """Where nothing else is said, event handlers know a server by the host on which it listens."""
+    if settings.origin or settings.endpoints or host in EVERY_ADDRESS:
+        return settings
+    return replace(settings, origin=_in_url(host))
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 @asynccontextmanager
 async def sweeping(store: Store, every_s: float = SWEEP_S) -> AsyncIterator[None]:
     """Meanwhile rows that nobody needs any more are removed from the store, a little at a time."""
-
-    async def sweep() -> bool:
-        return (await asyncio.to_thread(store.sweep, time.time_ns() // 1000)).more
-
-    async with _meanwhile("the store was not swept", sweep, every_s):
+    async with _meanwhile(Sweeper(store, every_s=every_s, limit=SWEEP_ROWS).run()):
         yield
 
 
@@ -76,29 +85,21 @@ async def sweeping(store: Store, every_s: float = SWEEP_S) -> AsyncIterator[None
 async def beginning(service: PubSub, every_s: float = BEGIN_S) -> AsyncIterator[None]:
     """Meanwhile hubs that other nodes have begun, or a server before this one, begin here as well."""
 
-    async def begin() -> bool:
-        await service.begin_known()
-        return False
+    async def begin() -> None:
+        while True:
+            try:
+                await service.begin_known()
+            except SemelError as error:
+                log.warning("the hubs of the store cannot begin: %s", error.message)
+            await asyncio.sleep(every_s)
 
-    async with _meanwhile("the hubs of the store cannot begin", begin, every_s):
+    async with _meanwhile(begin()):
         yield
 
 
 @asynccontextmanager
-async def _meanwhile(trouble: str, job: Callable[[], Awaitable[bool]], every_s: float) -> AsyncIterator[None]:
-    """Do it again and again: at once if it says that there is more to do."""
-
-    async def repeat() -> None:
-        while True:
-            try:
-                is_more = await job()
-            except SemelError as error:
-                log.warning("%s: %s", trouble, error.message)
-                is_more = False
-            if not is_more:
-                await asyncio.sleep(every_s)
-
-    task = asyncio.create_task(repeat())
+async def _meanwhile(job: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(job)
     try:
         yield
     finally:

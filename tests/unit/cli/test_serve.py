@@ -88,6 +88,15 @@ def test_the_command_line_wins_over_the_configuration(tmp_path: Path) -> None:
     assert (given.endpoints, given.hub.recovery_s) == (("https://b.example",), 120.0)
 
 
+def test_event_handlers_know_developers_servers_as_they_know_microsofts_emulator(tmp_path: Path) -> None:
+    config = load_config()
+    known = [
+        _settings(config, KEYS, endpoints, None, dev=True).webhook_origin
+        for endpoints in (None, ["http://127.0.0.1:8080"], ["https://[::1]"])
+    ]
+    assert known == ["localhost", "127.0.0.1", "[::1]"]
+
+
 def test_a_mistake_in_the_configuration_is_told_before_anything_is_made(semel: Semel, tmp_path: Path) -> None:
     (tmp_path / "semel.toml").write_text("[server]\n\nprot = 1\n")
     ran = semel("serve")

@@ -6,11 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.pubsub.abuse import GET, LAPSE_S, OPTIONS, UNKNOWN, VALID_S, Standing, Verdict, judge, validation_request
+from semel.pubsub.abuse import (
+    GET,
+    LAPSE_S,
+    OPTIONS,
+    UNKNOWN,
+    VALID_S,
+    Standing,
+    Verdict,
+    host_of,
+    judge,
+    validation_request,
+)
 from semel.pubsub.cloudevents import IncomingResponse, OutgoingRequest, Unreachable
 from semel.pubsub.handlers import event_handler
 
-ORIGIN = "pubsub.example:8080"
+ORIGIN = "pubsub.example"
 NOW = 1_800_000_000.0
 
 
@@ -31,12 +42,15 @@ def test_the_question_proves_nothing_of_us() -> None:
     ("reply", "method", "verdict"),
     [
         (answer(200, "*"), OPTIONS, Verdict.YES),
-        (answer(204, " PubSub.Example:8080 "), OPTIONS, Verdict.YES),
+        (answer(204, " PubSub.Example "), OPTIONS, Verdict.YES),
+        (answer(200, "pubsub.example:8080"), OPTIONS, Verdict.YES),
         (answer(299, "other.example", ORIGIN), GET, Verdict.YES),
         (IncomingResponse(200, (("webhook-allowed-origin", "*"),)), OPTIONS, Verdict.YES),
         (answer(200), OPTIONS, Verdict.NO),
         (answer(200, "other.example"), OPTIONS, Verdict.NO),
-        (answer(200, "pubsub.example"), OPTIONS, Verdict.NO),
+        (answer(200, "pubsub.example.org"), OPTIONS, Verdict.NO),
+        (answer(200, "pubsub.example:"), OPTIONS, Verdict.NO),
+        (answer(200, "localhost"), OPTIONS, Verdict.NO),
         (answer(200, f"other.example, {ORIGIN}"), OPTIONS, Verdict.NO),
         (answer(302, "*"), OPTIONS, Verdict.NO),
         (answer(400, "*"), OPTIONS, Verdict.NO),
@@ -51,6 +65,21 @@ def test_the_question_proves_nothing_of_us() -> None:
 )
 def test_what_an_answer_means(reply: IncomingResponse | Unreachable, method: str, verdict: Verdict) -> None:
     assert judge(reply, ORIGIN, method) is verdict
+
+
+@pytest.mark.parametrize("origin", ["127.0.0.1", "localhost", "[::1]"])
+def test_this_machine_has_more_than_one_name(origin: str) -> None:
+    for allowed in ("localhost:8080", "127.0.0.1", "[::1]:8080"):
+        assert judge(answer(200, allowed), origin) is Verdict.YES
+    assert judge(answer(200, "127.0.0.2"), origin) is Verdict.NO
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [("A.example", "a.example"), ("a.example:80", "a.example"), ("[::1]:80", "[::1]"), ("[::1]", "[::1]"), ("", "")],
+)
+def test_the_host_of_an_origin(origin: str, host: str) -> None:
+    assert host_of(origin) == host
 
 
 def test_a_yes_holds_and_is_asked_about_again() -> None:

@@ -11,7 +11,9 @@ from semel.errors import ConfigError, StoreBusy, StoreUnavailable
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Trim, Unit
 from semel.kernel.store import Swept
-from semel.runtime.server import Listening, alone_with, sweeping, tls_context
+from semel.pubsub.keys import DEV_KEY, AccessKeys
+from semel.runtime.pubsub import PubSubSettings
+from semel.runtime.server import Listening, _known_by, alone_with, sweeping, tls_context
 from semel.stores.memory import MemoryStore
 
 
@@ -44,6 +46,21 @@ async def test_a_store_that_cannot_be_swept_now_is_swept_later() -> None:
 
     async with sweeping(Failing(), every_s=0.001), asyncio.timeout(30):
         await swept.wait()
+
+
+@pytest.mark.parametrize(
+    ("host", "endpoints", "known_as"),
+    [
+        ("127.0.0.1", (), "127.0.0.1"),
+        ("::1", (), "[::1]"),
+        ("0.0.0.0", (), "localhost"),
+        ("::", (), "localhost"),
+        ("10.0.0.1", ("https://Events.example:8443", "https://other.example"), "events.example"),
+    ],
+)
+def test_event_handlers_know_a_server_by_its_host(host: str, endpoints: tuple[str, ...], known_as: str) -> None:
+    settings = PubSubSettings(AccessKeys(DEV_KEY), endpoints)
+    assert _known_by(host, settings).webhook_origin == known_as
 
 
 def test_there_is_one_server_on_a_file(tmp_path: Path) -> None:
