@@ -69,6 +69,7 @@ class Returning:
     hub: str
     subprotocol: str
     connection: str
+    token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,8 @@ class Handshake:
         for known, name in reliable.items():
             try:
                 check_reconnection_token(token, self.keys, hub, connection, known, now)
-                return Returning(hub, name, connection)
+                fresh = reconnection_token(self.keys, hub, connection, known, nonce=self.random(NONCE_BYTES), now=now)
+                return Returning(hub, name, connection, fresh)
             except AuthError as error:
                 reason = error.message
         return TurnedAway(_chosen(offered), reason)

@@ -380,8 +380,8 @@ class Hub:
                 self._stall(peer, isinstance(told, Stalled), now)
             case Open():
                 self._open(peer, told, now)
-            case Resume(connection=connection):
-                self._resume(peer, connection, now)
+            case Resume():
+                self._resume(peer, told, now)
             case Gone(code=code):
                 self._gone(peer, code, now)
             case Replied() | Fetched():
@@ -489,17 +489,17 @@ class Hub:
     def opened(self, session: Session, now: float) -> Append:
         return opened(self.stream, session, self.node, round(now * 1e6), self.mint(now))
 
-    def _resume(self, peer: str, connection: str, now: float) -> None:
-        session = self.roster.get(connection)
+    def _resume(self, peer: str, asked: Resume, now: float) -> None:
+        session = self.roster.get(asked.connection)
         if session is not None and session.is_reliable:
-            self.attach(session, peer, now)
+            self.attach(session, peer, asked.token, now)
         elif session is None and self._nodes is not None:
-            self.take_over.resume(connection, peer, now)
+            self.take_over.resume(asked, peer)
         else:
             self.shut_peer(peer, CloseCode.POLICY, "there is no such session any more")
 
-    def attach(self, session: Session, peer: str, now: float) -> None:
-        """The client is back, on this socket."""
+    def attach(self, session: Session, peer: str, token: str | None, now: float) -> None:
+        """The client is back, on this socket. It hears `connected` again: Microsoft's go on with their streams then."""
         if session.peer is not None:
             self.shut(session, CloseCode.GOING_AWAY, "another socket has taken over")
         session.peer, session.dropped_at, session.is_stalled = peer, None, False
@@ -507,6 +507,7 @@ class Hub:
         self.touch(session)
         session.hush()
         session.written = session.acked
+        self.tell(session, Connected(session.id, session.user, token))
         self.catch_up(session, now)
         self.streams.resumed(session, now)
         self.group_states.resumed(session)

@@ -25,9 +25,10 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """A socket has shown the token of this connection."""
+    """A socket has shown the token of this connection. `token` is a fresh one."""
 
     connection: str
+    token: str | None = None
 
 
 class Frames(msgspec.Struct, frozen=True):

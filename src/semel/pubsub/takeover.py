@@ -19,6 +19,7 @@ from semel.kernel.store import State
 from semel.pubsub.commits import Failure, is_conflict, why
 from semel.pubsub.messages import CloseCode, Request
 from semel.pubsub.session import AcksRow, Session, acks_key, read_acks, read_session, session_key
+from semel.pubsub.sockets import Resume
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
@@ -35,6 +36,7 @@ class _Coming:
     connection: str
     then: Callable[[bool], None]
     peer: str | None = None
+    token: str | None = None
     wanted: str | None = None
     tries: int = 0
     row: State | None = None
@@ -49,14 +51,15 @@ class TakeOver:
 
     # -- for a client that has come back
 
-    def resume(self, connection: str, peer: str, now: float) -> None:
+    def resume(self, asked: Resume, peer: str) -> None:
+        connection = asked.connection
         coming = self._coming.get(connection)
         if coming is None:
             coming = self._coming[connection] = _Coming(connection, lambda is_decided: None)
             self._load(coming)
         elif coming.peer is not None:
             self._shut(coming, CloseCode.GOING_AWAY, "another socket has taken over")
-        coming.peer, coming.wanted = peer, None
+        coming.peer, coming.token, coming.wanted = peer, asked.token, None
         self._peers[peer] = coming
 
     def hold(self, peer: str, requests: Sequence[Request]) -> bool:
@@ -183,7 +186,7 @@ class TakeOver:
         hub.welcome(session, now)
         if coming.peer is not None:
             del self._peers[coming.peer]
-            hub.attach(session, coming.peer, now)
+            hub.attach(session, coming.peer, coming.token, now)
             hub.ask(session, coming.held, now)
 
     # -- how it ends

@@ -307,8 +307,8 @@ class PubSub:
                 return Response(status, {"content-type": "text/plain; charset=utf-8"}, f"{message}\n".encode())
             case TurnedAway(subprotocol=subprotocol, reason=reason):
                 return Accept(subprotocol, _Guest(None, None, None, farewell=reason))
-            case Returning(hub=hub, subprotocol=subprotocol, connection=connection):
-                guest = _Guest(await self.hub(hub), Resume(connection), _codec(subprotocol))
+            case Returning(hub=hub, subprotocol=subprotocol, connection=connection, token=token):
+                guest = _Guest(await self.hub(hub), Resume(connection, token), _codec(subprotocol))
                 return Accept(subprotocol, guest)
             case Newcomer(hub=hub, subprotocol=subprotocol, opening=opening, mode=mode):
                 return Accept(subprotocol, _Guest(await self.hub(hub), opening, _codec(subprotocol), mode))

@@ -335,7 +335,7 @@ class ClientWorld(World):
                 self.tell(link.peer, Open(link.peer, token, Subprotocol.JSON_RELIABLE, actor.name, permissions))
             else:
                 assert effect.recover.token == f"token of {effect.recover.connection_id}"
-                self.tell(link.peer, Resume(effect.recover.connection_id))
+                self.tell(link.peer, Resume(effect.recover.connection_id, effect.recover.token))
 
         self.at(self.now + self._delay(), answer)
 

@@ -134,7 +134,12 @@ def test_who_comes_back_shows_its_token_and_no_other_is_looked_at() -> None:
     assert isinstance(came, Newcomer)
     assert came.opening.token is not None
     back = {"awps_connection_id": came.opening.connection, "awps_reconnection_token": came.opening.token}
-    assert ask(access_token="stale", **back) == Returning("chat", Subprotocol.JSON_RELIABLE, came.opening.connection)
+    returning = ask(access_token="stale", **back)
+    assert isinstance(returning, Returning)
+    assert (returning.hub, returning.subprotocol) == ("chat", Subprotocol.JSON_RELIABLE)
+    assert returning.connection == came.opening.connection
+    again = ask(awps_connection_id=came.opening.connection, awps_reconnection_token=returning.token)
+    assert isinstance(again, Returning)
 
 
 def test_who_comes_back_speaks_as_before() -> None:
@@ -144,7 +149,9 @@ def test_who_comes_back_speaks_as_before() -> None:
         assert isinstance(came, Newcomer)
         assert came.opening.token is not None
         back = {"awps_connection_id": came.opening.connection, "awps_reconnection_token": came.opening.token}
-        assert ask(offered=both, **back) == Returning("chat", chosen, came.opening.connection)
+        returning = ask(offered=both, **back)
+        assert isinstance(returning, Returning)
+        assert (returning.subprotocol, returning.connection) == (chosen, came.opening.connection)
         [other] = {*both} - {chosen}
         assert isinstance(ask(offered=(other,), **back), TurnedAway)
 

@@ -449,6 +449,16 @@ def test_what_has_expired_while_the_node_was_away_may_still_be_acknowledged(pair
     assert any(isinstance(each, Shut) for each in pair.take("again"))
 
 
+def test_who_comes_back_is_connected_first_with_a_fresh_token_and_then_hears_what_was_missed(pair: World) -> None:
+    """Microsoft's client for JavaScript goes on with its streams when it hears `connected`."""
+    pair.drop(BOB)
+    pair.publish(ALICE, "g", "missed")
+    pair.resume("again", BOB)
+    [connected, said] = pair.said.pop("again")
+    assert connected == Connected(BOB, f"user of {BOB}", f"token of {BOB}")
+    assert isinstance(said, GroupMessage)
+
+
 # -- acknowledging
 
 

@@ -14,7 +14,7 @@ from semel.pubsub.calls import Answer, Call
 from semel.pubsub.frames import Subprotocol, codec_for
 from semel.pubsub.hub import Hub, HubOptions
 from semel.pubsub.loading import load_hub
-from semel.pubsub.messages import Data, DataType, JoinGroup, Request, Response, SendToGroup, SequenceAck
+from semel.pubsub.messages import Connected, Data, DataType, JoinGroup, Request, Response, SendToGroup, SequenceAck
 from semel.pubsub.permissions import Permissions
 from semel.pubsub.sockets import Frames, Gone, Open, Resume, Shut, Write
 from semel.pubsub.tail import LOOK_S
@@ -46,6 +46,7 @@ class World:
         self.held: list[Group] | None = None
         self.interpreters: list[Interpreter] = []
         self._protocols: dict[str, str] = {}
+        self._back: set[str] = set()
         self._minted: list[int] = [1_000_000] if beside is None else beside._minted
         self.restart()
 
@@ -89,7 +90,8 @@ class World:
 
     def resume(self, peer: str, connection: str) -> None:
         self._protocols[peer] = Subprotocol.JSON_RELIABLE
-        self.tell(peer, Resume(connection))
+        self._back.add(peer)
+        self.tell(peer, Resume(connection, f"token of {connection}"))
 
     def send(self, peer: str, *requests: Request) -> None:
         self.tell(peer, Frames(requests))
@@ -133,8 +135,9 @@ class World:
     # -- what they hear
 
     def take(self, peer: str) -> list[Response | Shut | Answer]:
-        """What was said to a peer since the last time."""
-        return self.said.pop(peer, [])
+        """What was said to a peer since the last time. That who comes back is connected is not worth a word."""
+        said = self.said.pop(peer, [])
+        return said[1:] if peer in self._back and said and isinstance(said[0], Connected) else said
 
     def bodies(self, peer: str) -> list[str]:
         """Of the messages among it."""
@@ -219,9 +222,14 @@ def _measure(data: bytes) -> tuple[int, int]:
 
 class _Driver:
     def __init__(self, world: World) -> None:
-        self._world = world
-        self.commit, self.load = world.commit, world.load
+        self._world, self.load = world, world.load
+        world.driver = self
         self.deliver, self.notify, self.closed = world.deliver, world.notify, world.closed
+
+    def commit(self, group: Group) -> None:
+        """What is left of a hub that has begun anew commits nothing any more."""
+        if self._world.driver is self:
+            self._world.commit(group)
 
     def read(self, seat: Seat, effect: Read) -> None:
         self._world.read(seat, effect)
