@@ -86,17 +86,18 @@ async def running(app: App) -> AsyncIterator[str]:
 
 
 class Client:
-    """One socket of a client."""
+    """One socket of a client. Who `is_back` need not hear again that he is connected."""
 
-    def __init__(self, socket: websocket.ClientConnection) -> None:
-        self._socket = socket
+    def __init__(self, socket: websocket.ClientConnection, *, is_back: bool = False) -> None:
+        self._socket, self._is_back = socket, is_back
 
     async def send(self, **request: Any) -> None:
         await self._socket.send(json.dumps(request))
 
     async def hear(self) -> dict[str, Any]:
         async with asyncio.timeout(WAIT_S):
-            return dict(json.loads(await self._socket.recv()))
+            told = dict(json.loads(await self._socket.recv()))
+        return await self.hear() if self._is_back and told.get("event") == "connected" else told
 
     async def exchange(self, frame: str) -> str | bytes:
         async with asyncio.timeout(WAIT_S):
@@ -110,11 +111,12 @@ class Client:
 async def connect(endpoint: str, **options: Any) -> Client:
     """`query` comes instead of a token."""
     query, protocols = options.pop("query", None), options.pop("protocols", [RELIABLE])
+    is_back = query is not None
     if query is None:
         token = client_token(AccessKeys(KEY), f"{endpoint}/client/hubs/{HUB}", now=time.time(), **options)
         query = {"access_token": token, "more": "1"}
     url = f"{endpoint.replace('http', 'ws', 1)}/client/hubs/{HUB}?{urlencode(query)}"
-    return Client(await websocket.connect(url, subprotocols=protocols, proxy=None))
+    return Client(await websocket.connect(url, subprotocols=protocols, proxy=None), is_back=is_back)
 
 
 @pytest.fixture
@@ -157,6 +159,7 @@ async def test_a_handler_says_who_comes_in_and_hears_what_happens_then(app: App,
     keys = AccessKeys(KEY)
     assert asked.headers["ce-signature"] == keys.signature(hello["connectionId"])
     assert (asked.id, asked.headers["ce-userId"]) == ("0", "claimed")
+    assert asked.headers["WebHook-Request-Origin"] == "127.0.0.1"
     connected = await app.next("connected")
     assert connected.headers["ce-connectionState"] == state
     assert connected.headers["ce-userId"] == "known"
@@ -270,6 +273,71 @@ async def test_an_event_is_told_again_with_its_id_after_kill_9_and_acked_once(ap
             await again.close()
         finally:
             await server.kill()
+
+
+@asynccontextmanager
+async def two_nodes(store: str, folder: Path, handler: str) -> AsyncIterator[tuple[ServeProcess, ServeProcess]]:
+    events = ", ".join(f'"{name}"' for name in SYSTEM_EVENTS)
+    (folder / "semel.toml").write_text(
+        f"""[[pubsub.hub]]\nname = "{HUB}"\n[[pubsub.hub.handler]]\nurl = "{handler}/{{event}}"\nuser_events = "*"\n"""
+        f"""system_events = [{events}]\n"""
+    )
+    nodes = [ServeProcess(store, folder / f"{name}.log", node=name) for name in ("a", "b")]
+    try:
+        for node in nodes:
+            await node.start()
+        yield nodes[0], nodes[1]
+    finally:
+        for node in nodes:
+            await node.kill()
+
+
+@pytest.mark.timeout(120)
+async def test_what_a_node_was_telling_when_it_died_the_other_tells_again_under_the_same_id(
+    app: App, tmp_path: Path, postgres_url: str
+) -> None:
+    """Its client comes back to the other node. It hears no second `connected`, and goes with one `disconnected`."""
+    is_heard, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(heard: Heard) -> web.Response:
+        is_heard.set()
+        await go_on.wait()
+        return web.Response(text="done", headers={"ce-connectionState": "asked"})
+
+    app.answers["ask"] = slowly
+    async with running(app) as url, two_nodes(postgres_url, tmp_path, url) as (a, b):
+        there, elsewhere = (f"http://127.0.0.1:{node.port}" for node in (a, b))
+        client = await connect(there, roles=["webpubsub.joinLeaveGroup"])
+        hello = await client.hear()
+        query = {"awps_connection_id": hello["connectionId"], "awps_reconnection_token": hello["reconnectionToken"]}
+        await client.send(type="joinGroup", group="room", ackId=6)
+        assert (await client.hear())["success"]
+        await client.send(type="event", event="ask", dataType="text", data="hi", ackId=7)
+        async with asyncio.timeout(WAIT_S):
+            await is_heard.wait()
+        await a.kill()
+        again = await connect(elsewhere, query=query)
+        await again.send(type="event", event="ask", dataType="text", data="hi", ackId=7)
+        go_on.set()
+        message, ack = await again.hear(), await again.hear()
+        assert (message["data"], ack["ackId"], ack["success"]) == ("done", 7, True)
+        await again.send(type="event", event="ask", dataType="text", data="hi", ackId=7)
+        assert (await again.hear())["error"]["name"] == "Duplicate"
+        await again.close()
+
+        told = [await app.next(name) for name in ("connect", "connected", "joined", "ask", "ask", "disconnected")]
+        assert {heard.headers["ce-source"] for heard in told} == {f"/hubs/{HUB}/client/{hello['connectionId']}"}
+        first, second = told[3:5]
+        assert (first.id, first.body) == (second.id, second.body) == ("ack-7", b"hi")
+        assert told[-1].headers["ce-connectionState"] == "asked"
+
+        await a.start()
+        other = await connect(there)
+        await other.hear()
+        await other.close()
+        for name in ("connect", "connected", "disconnected"):
+            assert hello["connectionId"] not in (await app.next(name)).headers["ce-source"]
+        assert app.heard.empty()
 
 
 async def test_the_handler_of_the_documentation_does_what_its_page_says(tmp_path: Path) -> None:

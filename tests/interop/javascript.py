@@ -30,6 +30,7 @@ NODE = NODE_FOLDER / "bin" / "node"
 NPM = NODE_FOLDER / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 FILES = ("package.json", "package-lock.json", ".npmrc")
 WAIT_S = 30
+_numbers = itertools.count(1)
 SYSTEM_CERTIFICATES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
 
 
@@ -73,19 +74,21 @@ class JavaScriptError(Exception):
         super().__init__(f"{error.get('name')}: {error.get('message')}")
         self.status: int | None = error.get("statusCode")
         self.detail: dict[str, Any] = error.get("errorDetail") or {}
+        self.invocation: str | None = error.get("invocationId")
 
 
 class Node:
-    """Calls block until they are answered; `begin` does not."""
+    """Calls block until they are answered; `begin` does not. It trusts the certificate `ca` besides those it knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, ca: Path | None = None) -> None:
         packages = installed()
-        script = packages / f"driver-{os.getpid()}.mjs"  # Node looks for packages beside the script
+        script = packages / f"driver-{os.getpid()}-{next(_numbers)}.mjs"  # Node looks for packages beside the script
         shutil.copy(HERE / "driver.mjs", script)
         self._script = script
         self._process = subprocess.Popen(
-            [NODE, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=packages
-        )
+            [NODE, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=packages,
+            env={**os.environ, **({"NODE_EXTRA_CA_CERTS": str(ca)} if ca is not None else {})},
+        )  # fmt: skip
         self._ids = itertools.count(1)
         self._calls: dict[int, Future[Any]] = {}
         self._events: defaultdict[tuple[str, str], queue.Queue[Any]] = defaultdict(queue.Queue)

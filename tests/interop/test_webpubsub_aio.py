@@ -35,11 +35,11 @@ class Subscriber:
     """The SDK calls back in tasks of their own, which begin in order. What it retries by itself it sends under new
     ackIds, and so twice: hence the recipe in `_ask`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, ack_timeout: float = 5) -> None:
         self.messages: asyncio.Queue[Any] = asyncio.Queue()
         self.gone: asyncio.Queue[Any] = asyncio.Queue()
         self.connected: asyncio.Queue[Any] = asyncio.Queue()
-        self.client = WebPubSubClient(url, message_retry_total=0, ack_timeout=5, start_timeout=5)
+        self.client = WebPubSubClient(url, message_retry_total=0, ack_timeout=ack_timeout, start_timeout=5)
         self._ack_ids = itertools.count(1)
 
     async def open(self) -> None:

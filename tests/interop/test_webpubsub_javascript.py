@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.interop.broken_link import BrokenLink
-from tests.interop.javascript import WAIT_S, JavaScriptError, Node
-from tests.interop.served import HUB, KEY, ROLES, Served
+from tests.interop.javascript import JavaScriptError, Node
+from tests.interop.javascript_clients import ONCE, Connect, Service
+from tests.interop.served import Served
 
 from semel.testing.byte_faults import Fault
 
 pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(120)]
-
-INSECURE = {"allowInsecureConnection": True}
-ONCE = {"messageRetryOptions": {"maxRetries": 0}}
-_numbers = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
-    found = Node()
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="module")
@@ -34,84 +21,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     server = Served(tmp_path_factory.mktemp("served"))
     yield server
     assert server.stop() == 0
-
-
-class Service:
-    """A service client for a port of this machine."""
-
-    def __init__(self, node: Node, port: int) -> None:
-        self._node, self._name = node, f"service-{next(_numbers)}"
-        text = f"Endpoint=http://127.0.0.1:{port};AccessKey={KEY};Version=1.0;"
-        node.ask(make="service", name=self._name, args=[text, HUB, INSECURE])
-
-    def __call__(self, do: str, *args: Any, group: str | None = None) -> Any:
-        return self._node.ask(of=self._name, do=do, args=args, **({"group": group} if group else {}))
-
-    def pages(self, group: str, **options: int) -> list[list[dict[str, Any]]]:
-        found: list[list[dict[str, Any]]] = self._node.ask(of=self._name, group=group, pages=options)
-        return found
-
-    def url(self, user: str, roles: list[str], groups: list[str]) -> str:
-        asked = {"userId": user, "roles": roles, "groups": groups}
-        return str(self("getClientAccessToken", asked)["url"])
-
-
-class Client:
-    def __init__(self, node: Node, url: str, options: dict[str, Any]) -> None:
-        self.name = f"client-{next(_numbers)}"
-        self._node = node
-        node.ask(make="client", name=self.name, args=[url, options])
-        self.do("start")
-        self.id = self.heard("connected")["connectionId"]
-
-    def do(self, do: str, *args: Any) -> Any:
-        return self._node.ask(of=self.name, do=do, args=args)
-
-    def heard(self, event: str) -> Any:
-        return self._node.heard(self.name, event).get(timeout=WAIT_S)
-
-    def messages(self, count: int, event: str = "group-message") -> list[Any]:
-        return [self.heard(event)["message"] for _ in range(count)]
-
-    def is_quiet(self) -> bool:
-        """Nothing more has come by the time that an ack went there and back."""
-        self.do("joinGroup", "quiet")
-        return all(self._node.heard(self.name, event).empty() for event in ("group-message", "server-message"))
-
-    def send_once(self, group: str, data: Any, data_type: str, ack_id: int) -> Any:
-        """The recipe for exactly once: an ackId of one's own, and the same again until there is an answer."""
-        until = time.monotonic() + WAIT_S
-        while True:
-            try:
-                return self.do("sendToGroup", group, data, data_type, {"ackId": ack_id})
-            except JavaScriptError as error:
-                if error.detail:
-                    raise
-                assert time.monotonic() < until, f"{data} was never answered"
-                time.sleep(0.05)
-
-
-Connect = Callable[..., Client]
-
-
-@pytest.fixture
-def connect(node: Node, served: Served) -> Iterator[Connect]:
-    opened: list[Client] = []
-
-    def make(user: str = "alice", *, roles: list[str] = ROLES, groups: list[str] | None = None, port: int = 0,
-             options: dict[str, Any] | None = None) -> Client:  # fmt: skip
-        url = Service(node, port or served.port).url(user, roles, groups or [])
-        opened.append(Client(node, url, options or ONCE))
-        return opened[-1]
-
-    yield make
-    for each in opened:
-        each.do("stop")
-
-
-@pytest.fixture
-def service(node: Node, served: Served) -> Service:
-    return Service(node, served.port)
 
 
 def test_a_group_message_of_each_type_reaches_everybody(connect: Connect) -> None:

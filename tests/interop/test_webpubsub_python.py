@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import queue
 import socket
@@ -84,13 +83,6 @@ class Subscriber:
         ws = self.client._ws
         assert ws is not None
         ws.sock.sock.shutdown(socket.SHUT_RDWR)
-
-
-@pytest.fixture(autouse=True)
-def _sockets_go_with_their_test() -> Iterator[None]:
-    """And not in the middle of a later one, which would be blamed for them."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="module")

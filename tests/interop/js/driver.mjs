@@ -1,17 +1,20 @@
 // Microsoft's JavaScript SDKs, driven line by line over standard input and output.
 //
-//   in    {"id": 1, "make": "client" | "service", "name": "alice", "args": [...]}     a client or a service client
+//   in    {"id": 1, "make": "client" | "service" | "wire", "name": "alice", "args": [...]}    see below
 //         {"id": 2, "of": "alice", "do": "joinGroup", "args": ["g"]}                   call one of its methods
 //         {"id": 3, "of": "service", "group": "g", "do": "sendToAll", "args": [...]}   or one of a group of it
 //         {"id": 4, "of": "service", "group": "g", "pages": {"maxPageSize": 2}}        list connections page by page
+//         {"id": 5, "of": "alice", "do": "openGroupStream", "args": ["g"], "as": "w"}  and call what came of it "w"
 //   out   {"id": 1, "result": ...} or {"id": 1, "error": {...}}
 //         {"of": "alice", "event": "group-message", "told": {...}}                     what a client hears
 //
-// Bytes travel as {"$bytes": "<base64>"}. The driver ends with its standard input.
+// A "wire" is a bare WebSocket that writes and reads with the client's own protocol, for what the client has no method
+// for. Bytes travel as {"$bytes": "<base64>"}; {"$signal": "s"} is the signal of a new AbortController, "s". The driver
+// ends with its standard input.
 
 import readline from "node:readline";
 import { WebPubSubServiceClient } from "@azure/web-pubsub";
-import { WebPubSubClient } from "@azure/web-pubsub-client";
+import { WebPubSubClient, WebPubSubJsonReliableProtocol } from "@azure/web-pubsub-client";
 
 const EVENTS = ["connected", "disconnected", "stopped", "group-message", "server-message", "rejoin-group-failed"];
 const made = new Map();
@@ -24,19 +27,57 @@ function pack(_, value) {
 }
 
 function unpack(_, value) {
-  if (value === null || typeof value !== "object" || !("$bytes" in value)) return value;
+  if (value === null || typeof value !== "object") return value;
+  if ("$signal" in value) return newSignal(value.$signal);
+  if (!("$bytes" in value)) return value;
   const bytes = Buffer.from(value.$bytes, "base64");
   return bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length);
+}
+
+function newSignal(name) {
+  const controller = new AbortController();
+  made.set(name, controller);
+  return controller.signal;
 }
 
 function makeClient(name, [url, options]) {
   const client = new WebPubSubClient(url, options);
   for (const event of EVENTS) client.on(event, (told) => say({ of: name, event, told }));
+  client.onGroupStream((stream) => readStream(name, stream), { handleFromStart: true });
   return client;
 }
 
-function make(kind, name, args) {
-  made.set(name, kind === "client" ? makeClient(name, args) : new WebPubSubServiceClient(...args));
+async function readStream(name, stream) {
+  const { groupName, streamId } = stream;
+  say({ of: name, event: "stream", told: { groupName, streamId } });
+  const tell = (told) => say({ of: name, event: `stream ${streamId}`, told });
+  try {
+    for await (const part of stream) tell(part);
+    tell({ end: true });
+  } catch (error) {
+    tell({ error: describe(error) });
+  }
+}
+
+async function makeWire(name, [url]) {
+  const protocol = WebPubSubJsonReliableProtocol();
+  const socket = new WebSocket(url, protocol.name);
+  socket.onmessage = ({ data }) => {
+    const told = protocol.parseMessages(data);
+    if (told !== null) say({ of: name, event: told.kind, told });
+  };
+  await new Promise((resolve, reject) => Object.assign(socket, { onopen: resolve, onerror: reject }));
+  return { send: (message) => socket.send(protocol.writeMessage(message)), stop: () => socket.close(1000) };
+}
+
+const MAKERS = {
+  client: makeClient,
+  service: (_, args) => new WebPubSubServiceClient(...args),
+  wire: makeWire,
+};
+
+async function make(kind, name, args) {
+  made.set(name, await MAKERS[kind](name, args));
 }
 
 async function listPages(group, options) {
@@ -51,15 +92,21 @@ async function perform(order) {
   const found = made.get(order.of);
   const target = order.group === undefined ? found : found.group(order.group);
   if (order.pages) return listPages(target, order.pages);
-  return await target[order.do](...order.args);
+  const result = await target[order.do](...order.args);
+  if (order.as === undefined) return result;
+  made.set(order.as, result);
+  result.onError?.((error) => say({ of: order.as, event: "error", told: describe(error) }));
 }
+
+const describe = ({ name, message, statusCode, code, ackId, invocationId, userErrorCode, errorDetail }) => ({
+  name, message, statusCode, code, ackId, invocationId, userErrorCode, errorDetail,
+});
 
 async function obey(order) {
   try {
     say({ id: order.id, result: (await perform(order)) ?? null });
   } catch (error) {
-    const { name, message, statusCode, code, ackId, errorDetail } = error;
-    say({ id: order.id, error: { name, message, statusCode, code, ackId, errorDetail } });
+    say({ id: order.id, error: describe(error) });
   }
 }
 
