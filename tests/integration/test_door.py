@@ -90,7 +90,7 @@ class Guest:
     def on_frames(self, peer: Peer, messages: list[str | bytes]) -> None:
         self._note("frames", *messages)
         if self.echoes:
-            peer.write([frame(message) for message in messages])
+            peer.write(b"".join([frame(message) for message in messages]))
 
     def on_room(self, peer: Peer) -> None:
         self._note("room")
@@ -227,7 +227,7 @@ async def test_the_server_closes_after_what_it_has_written() -> None:
     async with open_door() as (guest, _, port):
         async with client.connect(f"ws://127.0.0.1:{port}/client/hubs/a") as ws:
             await guest.until(lambda: guest.peers)
-            guest.peers[0].write([frame("one"), frame("two")])
+            guest.peers[0].write(frame("one") + frame("two"))
             guest.peers[0].close(1008, "enough")
             assert [message async for message in aiter_all(ws)] == ["one", "two"]
             assert (ws.close_code, ws.close_reason) == (1008, "enough")
@@ -445,7 +445,7 @@ async def test_a_slow_reader_is_full_then_stalled_and_has_room_when_it_reads() -
         block = frame(bytes(64 * 1024))
         was_full = False
         while not guest.all("stalled"):
-            was_full = not peer.write([block]) or was_full
+            was_full = not peer.write(block) or was_full
             sent += len(block)
             await asyncio.sleep(0)
         assert was_full
@@ -463,7 +463,7 @@ async def test_a_stalled_peer_can_be_aborted_and_one_that_closes_is_cut_off() ->
         await guest.until(lambda: len(guest.peers) == 2)
         while len(guest.all("stalled")) < 2:
             for peer in guest.peers:
-                peer.write([bytes(64 * 1024)])
+                peer.write(bytes(64 * 1024))
             await asyncio.sleep(0)
         guest.peers[0].abort()
         guest.peers[1].close(1008)

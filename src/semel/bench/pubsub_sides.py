@@ -57,13 +57,13 @@ class _Bare:
 
     def on_frames(self, peer: Peer, messages: list[Message]) -> None:
         frames = [frame(message) for message in messages]
+        if self._is_batched:
+            frames = [b"".join(frames)]
         for receiver in self._subscribers or (peer,):
-            if self._is_batched:
-                receiver.write(frames)
-                continue
             for each in frames:
-                receiver.write((each,))
-                receiver.flush()
+                receiver.write(each)
+                if not self._is_batched:
+                    receiver.flush()
 
     def on_room(self, peer: Peer) -> None: ...
 

@@ -53,6 +53,7 @@ class Clients:
         self._hub = hub
 
     def hear(self, session: Session, requests: Sequence[Request], now: float) -> None:
+        self._hub.touch(session)
         for kind, alike in groupby(requests, type):
             if kind is SendToGroup:
                 self._publish_all(session, cast("Iterable[SendToGroup]", alike), now)

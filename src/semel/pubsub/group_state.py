@@ -240,8 +240,7 @@ class GroupStates:
             elif session.peer is not None:
                 if session.subprotocol not in frames:
                     frames[session.subprotocol] = frame(codec_for(session.subprotocol).encode(response) or b"")
-                session.out.append(frames[session.subprotocol])
-                self._hub.touch(session)
+                self._hub.outgoing.say(session.peer, frames[session.subprotocol])
 
     def resumed(self, session: Session) -> None:
         """It has a new socket, and may have missed something."""

@@ -68,6 +68,7 @@ from semel.pubsub.messages import CloseCode, Connected, Disconnected, Request, R
 from semel.pubsub.nodes import Nodes
 from semel.pubsub.odata import parse
 from semel.pubsub.orders import Orders
+from semel.pubsub.outgoing import Outgoing
 from semel.pubsub.records import (
     NO_TERMS,
     accepted_event,
@@ -82,7 +83,7 @@ from semel.pubsub.roster import Elsewhere, Here, Roster
 from semel.pubsub.runs import Run, runs_of
 from semel.pubsub.service import Service
 from semel.pubsub.session import AcksRow, Confirmed, Session, SessionRow, acks_key, session_key
-from semel.pubsub.sockets import ALL, Anew, Frames, Gone, Open, Resume, Room, Shut, Stalled, Write
+from semel.pubsub.sockets import ALL, Anew, Frames, Gone, Open, Resume, Room, Shut, Stalled
 from semel.pubsub.streams import Streams
 from semel.pubsub.tail import READ_ROWS, Tail
 from semel.pubsub.takeover import TakeOver
@@ -147,6 +148,7 @@ class Hub:
             self.elsewhere.add(each)
         self.head = head.offset
         self._effects: list[Effect] = []
+        self.outgoing = Outgoing()
         self.tail = Tail(_begin_of(head, self.options), self._tell, self._tell_all, self._skip, self._effects.append)
         self.floors, self._catch_up, self.orders = Floors(self, floor), CatchUp(self), Orders(self)
         self._clients, self.service = Clients(self), Service(self)
@@ -266,24 +268,17 @@ class Hub:
         for session in touched.values():
             if session.staged:
                 self._clients.commit_staged(session)
-        self._write(touched.values())
+        self._write()
         if self._dirty and self._flush_at is None:
             self._flush_at = now + FLUSH_S
         effects = list(self._effects)
         self._effects.clear()
         return effects
 
-    def _write(self, sessions: Iterable[Session]) -> None:
-        """What is for their sockets, in one effect for all of them: there may be thousands."""
-        writes: list[tuple[str, list[bytes]]] = []
-        frames = 0
-        for session in sessions:
-            if session.out and session.peer is not None:
-                writes.append((session.peer, session.out))
-                frames += session.out_frames
-                session.out, session.out_frames = [], 0
-        if writes:
-            self.send(ALL, Write(writes, frames))
+    def _write(self) -> None:
+        write = self.outgoing.take()
+        if write is not None:
+            self.send(ALL, write)
 
     def mint(self, now: float) -> str:
         return mint_id(now, self._random(10))
@@ -374,7 +369,6 @@ class Hub:
                 if session is None:
                     self._unknown(peer, requests)
                     return
-                self.touch(session)
                 self.ask(session, requests, now)
             case Stalled() | Room():
                 self._stall(peer, isinstance(told, Stalled), now)
@@ -426,25 +420,25 @@ class Hub:
             session.early += requests
 
     def touch(self, session: Session) -> None:
+        """What it has staged by the end of this event is committed then."""
         self._touched[session.id] = session
 
     def tell(self, session: Session, response: Response) -> None:
         if session.peer is not None:
             encoded = codec_for(session.subprotocol).encode(response)
             if encoded is not None:
-                session.say(frame(encoded))
-                self._touched[session.id] = session
+                self.outgoing.say(session.peer, frame(encoded))
 
     def tell_taken(self, session: Session, ack_ids: Sequence[int]) -> None:
         if session.peer is not None and ack_ids:
-            session.say(codec_for(session.subprotocol).ack_frames(ack_ids), len(ack_ids))
-            self._touched[session.id] = session
+            frames = codec_for(session.subprotocol).ack_frames(ack_ids)
+            self.outgoing.say(session.peer, frames, len(ack_ids))
 
     def shut(self, session: Session, code: CloseCode, reason: str) -> None:
         """What was written before goes out before."""
         if session.peer is None:
             return
-        self._write((session,))
+        self._write()
         self.send(session.peer, Shut(code, reason))
         self._sockets.pop(session.peer, None)
         session.peer = None
@@ -504,8 +498,6 @@ class Hub:
             self.shut(session, CloseCode.GOING_AWAY, "another socket has taken over")
         session.peer, session.dropped_at, session.is_stalled = peer, None, False
         self._sockets[peer] = session
-        self.touch(session)
-        session.hush()
         session.written = session.acked
         self.tell(session, Connected(session.id, session.user, token))
         self.catch_up(session, now)
@@ -529,12 +521,13 @@ class Hub:
 
     def catch_up(self, session: Session, now: float) -> None:
         """What waits for its socket goes to it, but for what has expired meanwhile."""
-        self.touch(session)
         late = session.take_expired(now)
         if late:
             told = self.said(session, Confirmed.of(late), Kind.EXPIRED, "its time to live was over")
             self.commit((Log(told),), nothing_more, lambda failure, now: self.notify("hub-expire", why(failure)))
-        session.catch_up()
+        for run in session.catch_up():
+            assert session.peer is not None
+            self.outgoing.say(session.peer, run.frames(session.subprotocol), run.count)
 
     def lose(self, session: Session) -> None:
         """Another node has it, and its client will be there."""
@@ -564,7 +557,6 @@ class Hub:
         if session is None:
             return
         session.peer = None
-        session.hush()
         if code == CloseCode.NORMAL or not session.is_reliable:
             self.close(session, Kind.CANCELLED, "the client closed the connection", now)
         else:
@@ -778,18 +770,33 @@ class Hub:
             self.elsewhere.remove(other)
 
     def _fan_out(self, run: Run, now: float) -> None:
+        """To all to whom it is due. This is for thousands of them: what can be done once is done once."""
         first, count_max, bytes_max = run.first, self.options.backlog_count, self.options.backlog_bytes
-        touched = self._touched
+        peers: dict[str, list[str]] = {}
+        full: list[Session] = []
         for session in self.due(self.roster.receivers(run.target, first), run, now):
-            known = max(session.acked, session.opened)
-            if known >= run.last:
-                continue
-            new = run if known < first else run.after(known)
-            session.push(new)
-            self.counts.deliveries += new.count
-            touched[session.id] = session
+            if session.acked >= first or session.opened >= first:
+                self._push_rest(session, run)
+            else:
+                self.counts.deliveries += run.count
+                if session.push(run):
+                    peers.setdefault(session.subprotocol, []).append(session.peer)  # type: ignore[arg-type]
             if session.queue_count > count_max or session.queue_bytes > bytes_max:
-                self.check_backlog(session, now)
+                full.append(session)
+        for subprotocol, attached in peers.items():
+            self.outgoing.say_all(attached, run.frames(subprotocol), run.count)
+        for session in full:
+            self.check_backlog(session, now)
+
+    def _push_rest(self, session: Session, run: Run) -> None:
+        """To one that has some of it already."""
+        known = max(session.acked, session.opened)
+        if known >= run.last:
+            return
+        rest = run.after(known)
+        self.counts.deliveries += rest.count
+        if session.push(rest) and session.peer is not None:
+            self.outgoing.say(session.peer, rest.frames(session.subprotocol), rest.count)
 
     def due(self, receivers: Iterable[Session], run: Run, now: float) -> Iterable[Session]:
         """Those of them to whom the terms of a message let it go."""

@@ -126,7 +126,7 @@ class Session:
     __slots__ = (
         "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "early", "early_ack",
         "epoch", "generation", "groups", "groups_decided", "groups_wanted", "has_timed", "id", "is_behind",
-        "is_reliable", "is_stalled", "left", "node", "opened", "out", "out_frames", "owes_row", "peer",
+        "is_reliable", "is_stalled", "left", "node", "opened", "owes_row", "peer",
         "permissions", "queue", "queue_bytes", "queue_count", "row_stored", "row_version", "sent", "staged",
         "staged_chunks", "staged_ids", "staged_streams", "start", "state", "states", "states_stored", "streams",
         "streams_stored", "subprotocol", "taken", "told", "user", "waiting", "watches", "watches_stored", "written",
@@ -166,8 +166,6 @@ class Session:
         self.peer: str | None = None
         self.is_stalled = False
         self.early: list[Request] | None = None
-        self.out: list[bytes] = []
-        self.out_frames = 0
         self.staged: list[Append] = []
         self.staged_ids: list[int | None] = []
         self.staged_chunks: list[PutBlob] = []
@@ -266,24 +264,18 @@ class Session:
 
     # -- what it gets
 
-    def push(self, run: Run) -> None:
+    def push(self, run: Run) -> bool:
+        """It is due to this session. True if it goes to its socket now."""
         if self.is_reliable:
             self.queue.append(run)
             self.queue_bytes += run.size
             self.queue_count += run.count
-            self.has_timed = self.has_timed or run.expires is not None
-        if self.peer is not None and not self.is_stalled and not self.is_behind:
-            self.sent = self.written = run.last
-            self.say(run.frames(self.subprotocol), run.count)
-
-    def say(self, frames: bytes, count: int = 1) -> None:
-        """To its socket, with the next that is written there."""
-        self.out.append(frames)
-        self.out_frames += count
-
-    def hush(self) -> None:
-        """Nobody hears what was to be said."""
-        self.out, self.out_frames = [], 0
+            if run.expires is not None:
+                self.has_timed = True
+        if self.peer is None or self.is_stalled or self.is_behind:
+            return False
+        self.sent = self.written = run.last
+        return True
 
     def caught_up(self, missed: Sequence[Run]) -> None:
         """What it has missed is there, and comes before what came in meanwhile."""
@@ -306,16 +298,14 @@ class Session:
         self.has_timed = any(run.expires is not None for run in self.queue)
         return late
 
-    def catch_up(self) -> None:
-        """What came while the socket had no room, or before it was there."""
-        if self.peer is None or self.is_stalled or self.is_behind:
-            return
-        written = self.written
-        for run in reversed(list(takewhile(lambda run: run.last > written, reversed(self.queue)))):
-            rest = run.after(written)
-            self.say(rest.frames(self.subprotocol), rest.count)
-            self.written = run.last
+    def catch_up(self) -> list[Run]:
+        """What goes to its socket now: what came while that had no room, or before it was there."""
+        if self.peer is None or self.is_stalled or self.is_behind or not self.queue:
+            return []
+        written, self.written = self.written, max(self.written, self.queue[-1].last)
         self.sent = max(self.sent, self.written)
+        waiting = takewhile(lambda run: run.last > written, reversed(self.queue))
+        return [run.after(written) for run in reversed(list(waiting))]
 
     def acknowledge(self, offset: int) -> None:
         """The client has everything up to here. What is new in it is gathered for the ledger."""

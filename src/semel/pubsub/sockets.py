@@ -53,9 +53,9 @@ class Gone(msgspec.Struct, frozen=True):
 
 
 class Write(msgspec.Struct, frozen=True):
-    """To `ALL`: what goes to which socket. All of it is whole WebSocket frames, in order, `frames` of them."""
+    """To `ALL`: what goes to which sockets, in order. All of it is whole WebSocket frames, `frames` of them."""
 
-    writes: list[tuple[str, list[bytes]]]
+    writes: Sequence[tuple[Sequence[str], bytes]]
     frames: int
 
 

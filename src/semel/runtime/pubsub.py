@@ -164,10 +164,11 @@ class HubLink:
 
     def _write(self, message: Write) -> None:
         self.frames_out += message.frames
-        for peer, frames in message.writes:
-            socket = self.sockets.get(peer)
-            if socket is not None and not socket.write(frames) and not socket.is_closing:
-                self.tell(peer, Stalled())
+        for peers, frames in message.writes:
+            for peer in peers:
+                socket = self.sockets.get(peer)
+                if socket is not None and not socket.write(frames) and not socket.is_closing:
+                    self.tell(peer, Stalled())
 
     def _begin_anew(self) -> None:
         """The first time nobody can have known another hub: whoever is here already came for this one."""

@@ -37,7 +37,6 @@ from semel.kernel.ops import (
     Advance,
     Append,
     Applied,
-    Conflict,
     Fresh,
     Log,
     Op,
@@ -434,12 +433,12 @@ def _ledger_outside_transaction(right: Callable[..., list[Effect]], worker: Work
     "of a refused unit, the ops that were not refused themselves are applied",
     (_Application, "_decide"),
 )
-def _unit_half_applied(right: Callable[..., list[Result]], application: Any, unit: Unit) -> list[Result]:
-    results = right(application, unit)
-    if any(isinstance(result, Stale | Conflict) for result in results):
+def _unit_half_applied(right: Callable[..., Any], application: Any, unit: Unit) -> tuple[bool, list[Result]]:
+    is_applied, results = right(application, unit)
+    if not is_applied:
         for op in unit.ops:
             right(application, Unit((op,)))
-    return results
+    return is_applied, results
 
 
 # -- leases, fences, claims

@@ -354,7 +354,7 @@ class ClientWorld(World):
             assert isinstance(message, Shut)
             self._travel(link, link.down, message, self._client_hears)
 
-    def write(self, peer: str, written: Sequence[bytes]) -> None:
+    def write(self, peer: str, written: bytes) -> None:
         link = self.links.get(peer)
         if link is None:
             super().write(peer, written)

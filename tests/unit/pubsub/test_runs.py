@@ -30,7 +30,7 @@ def run(count: int, first: int = 1) -> Run:
 
 def told(run: Run, subprotocol: str = Subprotocol.JSON_RELIABLE) -> list[GroupMessage | ServerMessage]:
     codec = codec_for(subprotocol)
-    return [codec.decode_response(payload_of(frame)) for frame in frames_of([run.frames(subprotocol)])]  # type: ignore[union-attr, misc]
+    return [codec.decode_response(payload_of(frame)) for frame in frames_of(run.frames(subprotocol))]  # type: ignore[union-attr, misc]
 
 
 def test_a_run_knows_how_much_it_is() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from semel.errors import SemelError
@@ -175,12 +175,13 @@ class World:
     def send_effect(self, effect: Send) -> None:
         message = effect.message
         if isinstance(message, Write):
-            for peer, written in message.writes:
-                self.write(peer, written)
+            for peers, written in message.writes:
+                for peer in peers:
+                    self.write(peer, written)
         else:
             self.said[effect.peer].append(message)
 
-    def write(self, peer: str, written: Sequence[bytes]) -> None:
+    def write(self, peer: str, written: bytes) -> None:
         codec = codec_for(self._protocols[peer])
         for frame in frames_of(written):
             self.said[peer].append(codec.decode_response(payload_of(frame)))  # type: ignore[union-attr]
@@ -196,15 +197,13 @@ class World:
         self.restart()
 
 
-def frames_of(written: Iterable[bytes]) -> Iterator[bytes]:
+def frames_of(written: bytes) -> Iterator[bytes]:
     """Each frame alone. All of them are whole."""
-    for data in written:
-        assert data
-        while data:
-            begin, size = _measure(data)
-            assert len(data) >= begin + size
-            yield data[: begin + size]
-            data = data[begin + size :]
+    while written:
+        begin, size = _measure(written)
+        assert len(written) >= begin + size
+        yield written[: begin + size]
+        written = written[begin + size :]
 
 
 def payload_of(frame: bytes) -> str | bytes:

@@ -327,15 +327,15 @@ class TestPeer:
 
     async def test_what_is_written_in_one_tick_goes_out_together(self) -> None:
         peer, line, _, _ = connected()
-        assert peer.write([frame("a"), frame("b")])
-        assert peer.write([frame("c")])
+        assert peer.write(frame("a") + frame("b"))
+        assert peer.write(frame("c"))
         assert line.written == []
         await asyncio.sleep(0)
         assert line.written == [frame("a") + frame("b") + frame("c")]
 
     async def test_a_ping_is_answered_after_what_was_written(self) -> None:
         peer, line, _, _ = connected()
-        peer.write([frame("a")])
+        peer.write(frame("a"))
         peer.data_received(masked(0x89, b"hi"))
         assert line.written == [frame("a"), b"\x8a\x02hi"]
         await asyncio.sleep(0)
@@ -375,10 +375,10 @@ class TestPeer:
 
     async def test_a_close_goes_out_after_what_was_written_and_takes_no_more(self) -> None:
         peer, line, guest, _ = connected()
-        peer.write([frame("last")])
+        peer.write(frame("last"))
         peer.close(1008, "enough")
         peer.close(1000, "again")
-        assert not peer.write([frame("late")])
+        assert not peer.write(frame("late"))
         await asyncio.sleep(0)
         assert line.written == [frame("last"), close_frame(1008, "enough")]
         peer.data_received(masked(0x81, b"ignored"))
@@ -422,12 +422,12 @@ class TestPeer:
         assert peer.pending_bytes == 110
         line.stuck = 1001
         for _ in range(2):
-            assert not peer.write([b"x"])
+            assert not peer.write(b"x")
             await asyncio.sleep(0)
         assert guest.heard == [("open",), ("stalled",)]
         line.stuck = 0
         peer.resume_writing()
-        assert peer.write([b"x"])
+        assert peer.write(b"x")
         assert guest.heard == [("open",), ("stalled",), ("room",)]
         line.stuck = 1001
         peer.pause_writing()
@@ -437,9 +437,9 @@ class TestPeer:
     async def test_who_takes_much_at_once_is_not_full(self) -> None:
         """Otherwise it would be waited for: the transport says that there is room only to whom it has said full."""
         peer, line, guest, _ = connected(full_bytes=100, room_bytes=50, stalled_bytes=1000)
-        assert peer.write([bytes(90)])
+        assert peer.write(bytes(90))
         assert line.written == []
-        assert peer.write([bytes(20)])
+        assert peer.write(bytes(20))
         assert line.written == [bytes(110)]
         await asyncio.sleep(0)
         assert line.written == [bytes(110)]
@@ -448,7 +448,7 @@ class TestPeer:
 
     async def test_an_aborted_peer_is_quiet(self) -> None:
         peer, line, guest, door = connected()
-        peer.write([b"x"])
+        peer.write(b"x")
         peer.abort("no use")
         await asyncio.sleep(0)
         assert line.is_aborted

@@ -11,7 +11,6 @@ import asyncio
 import binascii
 import logging
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from http import HTTPStatus
@@ -354,15 +353,15 @@ class Peer(asyncio.Protocol):
         """What is written and not yet with the system."""
         return self._gathered_bytes + self._transport.get_write_buffer_size()
 
-    def write(self, frames: Sequence[bytes]) -> bool:
+    def write(self, frames: bytes) -> bool:
         """Whole frames, from `semel.pubsub.wire`; they go out at the end of this tick. False when it is full now, or
         closing: then frames are dropped."""
         if self._is_closing:
             return False
         if not self._gathered:
             self._host.gather(self)
-        self._gathered.extend(frames)
-        self._gathered_bytes += sum(map(len, frames))
+        self._gathered.append(frames)
+        self._gathered_bytes += len(frames)
         if self._gathered_bytes > self._host.limits.full_bytes:
             # The system may take all of it at once: only the transport knows who is full, and when there is room again.
             self.flush()
