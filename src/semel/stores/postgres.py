@@ -114,7 +114,8 @@ class PostgresStore:
         self._ledger_swept = START
         self._closed = False
         self._pool = Pool(url)
-        self._listener = Listener(url)
+        self._writer_pid = 0
+        self._listener = Listener(url, lambda pid: pid == self._writer_pid)
         try:
             self._prepare(create)
         except BaseException:
@@ -226,6 +227,7 @@ class PostgresStore:
     def commit(self, units: Sequence[Unit]) -> list[Outcome]:
         units = tuple(units)
         with self._lock:
+            commits = self._commits
             for _ in range(TRIES_MAX):
                 try:
                     with errors(self.url):
@@ -238,7 +240,10 @@ class PostgresStore:
                         raise
             else:
                 raise StoreBusy("others change the same rows all the time", fix="try again in a moment")
+            has_written = self._commits != commits
         reach("commit.committed")
+        if has_written:
+            self._listener.wake()
         return outcomes
 
     def _commit(self, units: Sequence[Unit]) -> list[Outcome]:
@@ -280,6 +285,7 @@ class PostgresStore:
             self._check_rewind()
         if self._writer is None:
             self._writer = connect(self.url, self.lock_s)
+            self._writer_pid = self._writer.info.backend_pid
         return self._writer
 
     def _end(self, connection: Connection[Any], outcomes: list[Outcome], engine: PostgresEngine) -> None:

@@ -22,8 +22,10 @@ AGAIN_S = 1.0
 
 
 class Listener:
-    def __init__(self, url: str) -> None:
-        self._url = url
+    """`is_own` says of the id of a server process whether it works for this very store, which wakes us by itself."""
+
+    def __init__(self, url: str, is_own: Callable[[int], bool]) -> None:
+        self._url, self._is_own = url, is_own
         self._changed = threading.Condition()
         self._count = 0
         self._wakes: list[Callable[[], None]] = []
@@ -97,11 +99,11 @@ class Listener:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(self._stop_read, selectors.EVENT_READ)
             while not self._closed.is_set():
-                selector.select(SAFETY_S)
+                is_time = not selector.select(SAFETY_S)
                 connection.pgconn.consume_input()
-                while connection.pgconn.notifies() is not None:
-                    pass
-                self.wake()
+                told = list(iter(connection.pgconn.notifies, None))
+                if is_time or not all(self._is_own(each.be_pid) for each in told):
+                    self.wake()
 
     def close(self) -> None:
         self._closed.set()

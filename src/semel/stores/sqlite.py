@@ -66,6 +66,7 @@ SQLITE_MIN = (3, 38, 0)
 BUSY_S = 30.0
 BUSY_STEP_S = 0.0005
 WATCH_S = 0.005
+WATCH_LOCK_S = 0.05
 NO_LIMIT = 2**62
 LEDGER_COLUMNS = (
     "seq", "at", "node", "pipeline", "hop", "kind", "message", "delivery", "session", "idx", "peer", "stream", "epoch",
@@ -106,7 +107,8 @@ class SqliteStore:
         self._check_file(create)
         self._writer = self._connect()
         self._sidecar = Sidecar(self.path.with_name(self.path.name + "-semel"))
-        self._waking = Waking(self._data_version, WATCH_S)
+        self._commits = self._others = self._version = 0
+        self._waking = Waking(self._commits_of_others, WATCH_S)
         self._checkpointer = Checkpointer(self._connect)
         self._prepare(create)
 
@@ -230,6 +232,7 @@ class SqliteStore:
     def _note_marks(self) -> None:
         """Also for what others have committed, and users in their own transactions."""
         commits, fence = self._writer.execute("SELECT commits, fence FROM semel_store").fetchone()
+        self._commits = commits
         [(self._top,)] = self._writer.execute(Q["highest_head"]).fetchall()
         self._sidecar.write(Marks(self.store_id, commits, self._top, fence))
 
@@ -315,6 +318,9 @@ class SqliteStore:
     def _after_commit(self, engine: SqliteEngine) -> None:
         """It has happened: whatever goes wrong from here on must not make anybody believe that it has not."""
         try:
+            # so many there were without this one
+            self._note_commits(engine.commits - 1)
+            self._commits = engine.commits
             self._top = max(self._top, engine.top)
             self._sidecar.write(Marks(self.store_id, engine.commits, self._top, engine.fence))
             self._checkpointer.committed(self._writer, engine.size)
@@ -386,8 +392,26 @@ class SqliteStore:
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
         return self._waking.listen(wake)
 
-    def _data_version(self) -> int:
-        return int(self._reader.execute("PRAGMA data_version").fetchone()[0])
+    def _commits_of_others(self) -> int:
+        """A number that changes when others have committed than this store. SQLite says whether anybody has; the count
+        of commits says whether it was us. Who cannot find out soon looks in vain rather than too late."""
+        version = int(self._reader.execute("PRAGMA data_version").fetchone()[0])
+        if version != self._version:
+            self._version = version
+            if not self._lock.acquire(timeout=WATCH_LOCK_S):
+                return self._note_commits(-1)
+            try:
+                [(commits,)] = self._reader.execute("SELECT commits FROM semel_store").fetchall()
+                return self._note_commits(commits)
+            finally:
+                self._lock.release()
+        return self._others
+
+    def _note_commits(self, commits: int) -> int:
+        if commits != self._commits:
+            self._others += 1
+        self._commits = commits
+        return self._others
 
     def head(self, stream: str) -> Position:
         rows = self._ask("read_stream", stream)

@@ -186,6 +186,17 @@ class ReadSuite(StoreSuite):
         _hear_of_a_commit(store, "unheard by the first")
         assert not woken.is_set()
 
+    def test_own_commits_are_heard_where_they_are_made_and_nowhere_else(self, store: Store) -> None:
+        """Whoever writes knows what it wrote: woken up by that, it would read all of it again."""
+        heard: list[int] = []
+        stop = store.listen(lambda: heard.append(threading.get_ident()))
+        for number in range(200):
+            append(store, f"own{number}")
+        stop()
+        assert heard.count(threading.get_ident()) == 200
+        # others may have committed before, for all that a listener knows when it begins
+        assert len(heard) < 205
+
     def test_a_claim_that_finds_nothing_wakes_nobody(self, store: Store) -> None:
         """Otherwise idle workers of two nodes keep each other awake for ever, with a write each time."""
         calls: list[None] = []
@@ -399,6 +410,20 @@ class SharedStreamSuite(StoreSuite):
         stop = store.listen(woken.set)
         append(make_store(), "a")
         assert woken.wait(30)
+        stop()
+
+    def test_a_listener_hears_of_another_handle_between_its_own_commits(
+        self, store: Store, make_store: MakeStore
+    ) -> None:
+        other, own = make_store(), threading.get_ident()
+        woken = threading.Event()
+        stop = store.listen(lambda: woken.set() if threading.get_ident() != own else None)
+        for number in range(5):
+            append(store, f"own{number}")
+            woken.clear()
+            append(other, f"other{number}")
+            append(store, f"again{number}")
+            assert woken.wait(30)
         stop()
 
     def test_an_epoch_raised_by_another_handle_is_seen(self, store: Store, make_store: MakeStore) -> None:
