@@ -76,7 +76,7 @@ class CatchUp:
                 self._hub.notify("hub-body", f"the body of {record.envelope.id} is gone")
                 continue
             run = Run(record.position.offset, (of_record(record),), record.body)
-            for session in self._hub.due(reading.past.receivers(run.target, run.first), run, now):
+            for session in self._hub.due(reading.past, run, now):
                 reading.offer(session, run)
 
     def _finish(self, reading: _Pass, now: float) -> None:

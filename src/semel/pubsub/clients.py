@@ -6,7 +6,7 @@ that failed is forgotten, so the same ackId may be tried again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
 
 PONG = Pong()
+NOTHING: Mapping[int, str] = {}
 
 
 class Clients:
@@ -117,14 +118,14 @@ class Clients:
             session.waiting[ack_id] = session.waiting.get(ack_id, 0) + 1
         return True
 
-    def taken(self, session: Session, ack_ids: Sequence[int], repeated: Collection[int] = ()) -> None:
-        """`repeated` are those whose messages were there already, under their own ids."""
+    def taken(self, session: Session, ack_ids: Sequence[int], repeated: Mapping[int, str] = NOTHING) -> None:
+        """`repeated` are those whose messages were there already, and the ids under which they were."""
         session.taken.add_all(ack_ids)
         if not repeated and not session.waiting:
             self._hub.tell_taken(session, ack_ids)
             return
         for ack_id in ack_ids:
-            self.ack(session, ack_id, _duplicate(ack_id) if ack_id in repeated else None)
+            self.ack(session, ack_id, _known(repeated[ack_id]) if ack_id in repeated else None)
             if session.waiting:
                 for _ in range(session.waiting.pop(ack_id, 0)):
                     self.ack(session, ack_id, _duplicate(ack_id))
@@ -227,12 +228,13 @@ class Clients:
         ack_ids = [ack_id for ack_id in ids if ack_id is not None]
 
         def done(results: tuple[Result, ...], now: float) -> None:
-            repeated: set[int] = set()
+            duplicates: list[tuple[int | None, str]] = []
             if Duplicate in map(type, results):
-                pairs = zip(ids, results, strict=False)
-                repeated = {ack_id for ack_id, result in pairs if type(result) is Duplicate and ack_id is not None}
-            self._hub.counts.accepted += len(ids) - len(repeated)
-            self._hub.counts.duplicates += len(repeated)
+                told = zip(ids, appends, results, strict=False)
+                duplicates = [(id, append.envelope.id) for id, append, result in told if type(result) is Duplicate]
+            repeated = {ack_id: id for ack_id, id in duplicates if ack_id is not None}
+            self._hub.counts.accepted += len(ids) - len(duplicates)
+            self._hub.counts.duplicates += len(duplicates)
             self.taken(session, ack_ids, repeated)
             if streams is not None:
                 self._hub.streams.taken(session, streams)
@@ -289,6 +291,11 @@ def _is_plain(request: SendToGroup) -> bool:
 
 def _duplicate(ack_id: int) -> Fault:
     return Fault(ErrorName.DUPLICATE, f"Message with ack-id: {ack_id} has been processed")
+
+
+def _known(id: str) -> Fault:
+    """Whoever brought it. What it says is not compared: the id is the name of the message."""
+    return Fault(ErrorName.DUPLICATE, f"Message with {MESSAGE_ID}: {id} has been processed")
 
 
 def forbidden(verb: str, group: str) -> Fault:

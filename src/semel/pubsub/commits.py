@@ -22,5 +22,11 @@ def is_conflict(failure: Failure) -> bool:
     return isinstance(failure, CommitFailed) and any(isinstance(each, Conflict) for each in failure.results)
 
 
+def is_gone(failure: Failure) -> bool:
+    """What was to be written or deleted is not there any more."""
+    conflicts = [each for each in getattr(failure, "results", ()) if isinstance(each, Conflict)]
+    return bool(conflicts) and not any(each.version for each in conflicts)
+
+
 def nothing_more(results: tuple[Result, ...], now: float) -> None:
     """It is done, and nobody waits for it."""

@@ -7,6 +7,8 @@
     states      what members say of themselves in a group (`group_state.py`)
     tail        the records in the order of their offsets (`tail.py`), each to those who were there at that place (here)
     sessions    opened, recovered, dropped and ended; they survive their sockets and this process (here)
+    arrivals    sessions that are on their way into the store, or to this node (`arrivals.py`)
+    endings     sessions that are over here, until the store says so too (`endings.py`)
     catch-up    what sessions have missed (`catchup.py`)
     nodes       who lives, and whose sessions have to be taken over (`nodes.py`, `takeover.py`, `orders.py`)
 
@@ -51,12 +53,14 @@ from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Fresh, Log, Op, Put, PutBlob, RecordKind, Result
 from semel.kernel.position import Position
+from semel.pubsub.arrivals import Arrivals
 from semel.pubsub.asking import Asking
 from semel.pubsub.calls import Answer, Call
 from semel.pubsub.catchup import CatchUp
 from semel.pubsub.clients import Clients
 from semel.pubsub.commits import Done, Failed, Failure, is_conflict, nothing_more, why
 from semel.pubsub.counts import Counts
+from semel.pubsub.endings import Endings, Then
 from semel.pubsub.events import Events
 from semel.pubsub.floors import Floors
 from semel.pubsub.frames import codec_for
@@ -79,7 +83,7 @@ from semel.pubsub.records import (
     repeated_event,
     stream_of,
 )
-from semel.pubsub.roster import Elsewhere, Here, Roster
+from semel.pubsub.roster import SOMEWHERE, Elsewhere, Here, Roster
 from semel.pubsub.runs import Run, runs_of
 from semel.pubsub.service import Service
 from semel.pubsub.session import AcksRow, Confirmed, Session, SessionRow, acks_key, session_key
@@ -151,12 +155,13 @@ class Hub:
         self.outgoing = Outgoing()
         self.tail = Tail(_begin_of(head, self.options), self._tell, self._tell_all, self._skip, self._effects.append)
         self.floors, self._catch_up, self.orders = Floors(self, floor), CatchUp(self), Orders(self)
+        self.arrivals, self.endings = Arrivals(), Endings(self)
         self._clients, self.service = Clients(self), Service(self)
         self.keys = Keys(self)
         self.events = Events(self, self._clients, handlers or Handlers(hub))
         self.streams, self.group_states = Streams(self), GroupStates(self, self._clients)
         self.take_over, self._nodes = TakeOver(self), Nodes(self) if self.options.is_shared else None
-        self._timed: tuple[_Timed, ...] = self.tail, self.floors, self.orders, self.events, self.streams, self.keys
+        self._timed: tuple[_Timed, ...] = self.floors, self.orders, self.events, self.streams, self.keys
         if self._nodes is not None:
             self._timed += (self._nodes,)
         self.counts = Counts()
@@ -170,7 +175,6 @@ class Hub:
         self._touched: dict[str, Session] = {}
         self._dirty: dict[str, Session] = {}
         self._expiries: list[tuple[float, str]] = []
-        self._unclosed: list[tuple[Session, Kind, str]] = []
         self._flush_at: float | None = None
         self._begin_with = tuple(sessions)
 
@@ -224,7 +228,7 @@ class Hub:
                 for tell in [tell for asked in failed for tell in self._loads.answered(asked)]:
                     tell(event, now)
             case Wake(is_own=False):
-                self.tail.wake(now)
+                self.tail.read_on()
         return self._end(now)
 
     def next_deadline(self) -> float | None:
@@ -343,11 +347,19 @@ class Hub:
         self.commit((*appends, *puts, *more), on_done, on_failed, session.id)
 
     def _refused(self, session: Session) -> None:
-        """The rows are not those that we know. A node that is alone has nobody to lose a session to: then it was a hub
-        before this one, whose commits came so late."""
+        """The rows are not those that we know."""
+        is_here = self.roster.get(session.id) is session
         if self._nodes is not None:
             self.lose(session)
-        elif self.roster.get(session.id) is session:
+        if is_here:
+            self.miss(session)
+
+    def miss(self, session: Session) -> None:
+        """Another node has it, and the stream will say which. A node that is alone has nobody to lose a session to:
+        then it was a hub before this one, whose commits came so late."""
+        if self._nodes is not None:
+            self.elsewhere.add(Elsewhere(session.id, session.user, SOMEWHERE, dict(session.groups)))
+        else:
             self.begin_anew("the store holds something else")
 
     def begin_anew(self, reason: str) -> None:
@@ -461,6 +473,7 @@ class Hub:
         session.peer, session.early, session.is_stalled = peer, [], True
         self._sockets[peer] = session
         self.roster.add(session)
+        self.arrivals.begin(session)
         put = msgspec.structs.replace(session.put_row(self.hub, row), guard=self.guard)
         puts = (put, session.put_acks(self.hub))
 
@@ -472,10 +485,12 @@ class Hub:
             early, session.early = session.early or (), None
             self._clients.hear(session, early, now)
             self.events.look(session.id)
+            self.arrivals.decided(session, now)
 
         def failed(failure: Failure) -> None:
             self.roster.remove(session)
             self.shut(session, CloseCode.INTERNAL, "the store cannot take the session now")
+            self.arrivals.decided(session, now)
 
         more = self.events.on_open(session, now)
         self.commit_for(session, (self.opened(session, now),), puts, done, failed, more)
@@ -575,18 +590,21 @@ class Hub:
         elif session.dropped_at + self.options.recovery_s <= now:
             self.close(session, Kind.EXPIRED, "the client did not come back in time", now)
 
-    def close(
-        self,
-        session: Session,
-        kind: Kind,
-        reason: str,
-        now: float,
-        then: Callable[[Failure | None], None] | None = None,
-    ) -> None:
+    def close(self, session: Session, kind: Kind, reason: str, now: float, then: Then | None = None) -> None:
         """The session ends, and what it has not acknowledged with it: the ledger says so. `then` hears whether that is
         in the store. If another node has it by now, it is not ours to end."""
         self.roster.remove(session)
         self._dirty.pop(session.id, None)
+        self.endings.begin(session, kind, reason, then)
+        if session.early is None:
+            self._end_session(session, kind, reason, now)
+        else:
+            self.arrivals.when_decided((session,), lambda now: self._end_session(session, kind, reason, now))
+
+    def _end_session(self, session: Session, kind: Kind, reason: str, now: float) -> None:
+        if not session.row_stored:
+            self.endings.ended(session)
+            return
         end = session.acked if session.is_behind else self.tail.offset
         went = closed(self.stream, session.id, session.user, end, round(now * 1e6), self.mint(now))
         rows = (
@@ -604,15 +622,12 @@ class Hub:
             self.counts.discarded += session.queue_count
             self.take_own(appends, results, now)
             self.events.look(session.id)
-            if then is not None:
-                then(None)
+            self.endings.ended(session)
 
         def failed(failure: Failure, now: float) -> None:
             if not is_conflict(failure):
                 self.notify("session-close", f"{session.id} is not closed in the store: {why(failure)}")
-                self._unclosed.append((session, kind, reason))
-            if then is not None:
-                then(failure)
+            self.endings.ended(session, failure)
 
         self.commit((*appends, *rows, *log, *self.events.on_close(session, reason, now)), done, failed, session.id)
 
@@ -655,10 +670,7 @@ class Hub:
         """A record in the stream says from where on it holds. Where that is is known only when the record is durable,
         so the row that says it is a commit after it, which `then` has to make: nobody was told before. The row is
         written here as well, as it is, to be refused if another node has the session. Not the acks: they would say
-        that the ackId was taken. If it is so already, the row may yet have failed to say so."""
-        if session.is_settled(group, kind is RecordKind.JOIN):
-            then((session.put_row(self.hub, session.row()),))
-            return
+        that the ackId was taken."""
         record = membership(self.stream, kind, group, session.id, session.user, round(now * 1e6), self.mint(now))
 
         def done(results: tuple[Result, ...], now: float) -> None:
@@ -753,6 +765,7 @@ class Hub:
             self.elsewhere.remove(known)
         if node == self.node:
             return
+        self.endings.taken(envelope.source)
         session = self.roster.get(envelope.source)
         if session is not None and offset > session.opened:
             self.lose(session)
@@ -774,7 +787,7 @@ class Hub:
         first, count_max, bytes_max = run.first, self.options.backlog_count, self.options.backlog_bytes
         peers: dict[str, list[str]] = {}
         full: list[Session] = []
-        for session in self.due(self.roster.receivers(run.target, first), run, now):
+        for session in self.due(self.roster, run, now):
             if session.acked >= first or session.opened >= first:
                 self._push_rest(session, run)
             else:
@@ -798,9 +811,9 @@ class Hub:
         if session.push(rest) and session.peer is not None:
             self.outgoing.say(session.peer, rest.frames(session.subprotocol), rest.count)
 
-    def due(self, receivers: Iterable[Session], run: Run, now: float) -> Iterable[Session]:
-        """Those of them to whom the terms of a message let it go."""
-        terms = run.terms
+    def due(self, roster: Here, run: Run, now: float) -> Iterable[Session]:
+        """Those of its receivers to whom the terms of a message let it go."""
+        receivers, terms = roster.receivers(run.target, run.first), run.terms
         if terms is NO_TERMS:
             return receivers
         if run.is_expired(now):
@@ -810,7 +823,7 @@ class Hub:
         if terms.filter is None:
             return chosen
         asked = parse(terms.filter)
-        return [session for session in chosen if asked.matches(session)]
+        return [session for session in chosen if asked.matches(roster.seen(session, run.first))]
 
     # -- what is written down later
 
@@ -849,9 +862,7 @@ class Hub:
     def try_again(self, now: float) -> None:
         """Again, if a read has failed, or the end of a session. And look whether there is more: nothing may hang on
         being woken up, or on having heard what became of a commit."""
-        unclosed, self._unclosed = self._unclosed, []
-        for session, kind, reason in unclosed:
-            self.close(session, kind, reason, now)
+        self.endings.try_again(now)
         self._catch_up.try_again()
         self.tail.read_on()
 

@@ -8,6 +8,7 @@ from semel.kernel.store import State, Store
 from semel.pubsub.floors import floor_key, read_floor
 from semel.pubsub.handlers import Handlers
 from semel.pubsub.hub import Hub, HubOptions
+from semel.pubsub.nodes import ANNOUNCED
 from semel.pubsub.records import stream_of
 from semel.pubsub.roster import Elsewhere
 from semel.pubsub.session import Session, acks_key, session_key
@@ -56,6 +57,11 @@ def known_hubs(store: Store) -> Iterator[str]:
         after = f"{ROOT}{hub}/{LAST}"
 
 
+def announced_hubs(store: Store) -> Iterator[str]:
+    """The hubs that nodes have begun, if there are several. However many there are, it is one look for a thousand."""
+    return (hub for hub, _ in _states(store, ANNOUNCED))
+
+
 def _sessions(store: Store, hub: str) -> Iterator[Session]:
     acks = dict(_states(store, acks_key(hub, "")))
     for connection, state in _states(store, session_key(hub, "")):
@@ -64,6 +70,9 @@ def _sessions(store: Store, hub: str) -> Iterator[Session]:
 
 def _states(store: Store, prefix: str) -> Iterator[tuple[str, State]]:
     after = ""
-    while page := store.states(prefix, after, PAGE):
+    while True:
+        page = store.states(prefix, after, PAGE)
         yield from ((key.removeprefix(prefix), state) for key, state in page)
+        if len(page) < PAGE:
+            return
         after = page[-1][0]

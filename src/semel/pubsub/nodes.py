@@ -27,6 +27,13 @@ DEAD_MAX = 4
 AGAIN_S = 1.0
 KEEP_S = 60.0
 
+ANNOUNCED = "hubs/"
+
+
+def announcement_key(hub: str) -> str:
+    """A row that names the hub, so that other nodes find all that there are with one look."""
+    return f"{ANNOUNCED}{hub}"
+
 
 class Nodes:
     """`is_in`: this node has its lease, and its floor is written down."""
@@ -57,7 +64,7 @@ class Nodes:
         node, lease_s = self._hub.node, self._hub.options.lease_s
         row = Enqueue(self._queue, node, Envelope(id=node, type="node"))
         claim = Claim(self._queue, node, lease_s=lease_s, identity=node)
-
+        announcement = Put(announcement_key(self._hub.hub), b"")
         asked = now
 
         def done(results: tuple[Result, ...], now: float) -> None:
@@ -68,7 +75,7 @@ class Nodes:
             self._hub.let_in(now)
 
         self._at = None
-        self._hub.commit((row, claim, self._hub.floors.first()), done, self._not_in)
+        self._hub.commit((row, claim, self._hub.floors.first(), announcement), done, self._not_in)
 
     def _not_in(self, failure: Failure, now: float) -> None:
         """If it is not known whether the name is used by now, another one is needed."""

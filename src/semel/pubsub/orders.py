@@ -10,7 +10,7 @@ certain, so there it is looked at again who has to carry it out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,7 +56,8 @@ def decode_command(body: bytes) -> Command | None:
 
 @dataclass(slots=True)
 class _Asked:
-    """`at` is how far the stream was known here when `nodes` were chosen."""
+    """`nodes` are all that the command was given to, by this order or by those before it; `missing` those that have not
+    answered to this one. `at` is how far the stream was known here when they were chosen."""
 
     command: Command
     nodes: frozenset[str]
@@ -71,7 +72,14 @@ class Orders:
         self._hub = hub
         self._asked: dict[str, _Asked] = {}
 
-    def give(self, command: Command, nodes: Collection[str], now: float, answer: Callable[[Answer], None]) -> None:
+    def give(
+        self,
+        command: Command,
+        nodes: frozenset[str],
+        now: float,
+        answer: Callable[[Answer], None],
+        given: frozenset[str] = frozenset(),
+    ) -> None:
         hub = self._hub
         try:
             record = order(
@@ -82,7 +90,7 @@ class Orders:
             return
         id = record.envelope.id
         answers = Gathered(len(nodes), answer)
-        self._asked[id] = _Asked(command, frozenset(nodes), set(nodes), hub.tail.offset, now + ANSWER_S, answers)
+        self._asked[id] = _Asked(command, given | nodes, set(nodes), hub.tail.offset, now + ANSWER_S, answers)
 
         def failed(failure: Failure, now: float) -> None:
             if self._asked.pop(id, None) is not None:
@@ -106,7 +114,7 @@ class Orders:
         late = service.nodes_of(asked.command) - asked.nodes
         if late:
             asked.answers.expect_one_more()
-            self.give(asked.command, late, now, asked.answers.hear)
+            self.give(asked.command, late, now, asked.answers.hear, asked.nodes)
         if service.has_come(asked.command, asked.at):
             asked.answers.expect_one_more()
             service.obey(asked.command, now, asked.answers.hear)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from semel.pubsub.odata import Connection
 from semel.pubsub.records import TO_CONNECTION, TO_GROUP, TO_USER
 from semel.pubsub.session import Session
 
@@ -17,28 +19,26 @@ class Member(Protocol):
     user: str | None
     groups: dict[str, int]
 
-    @property
-    def connection_id(self) -> str: ...
 
-    @property
-    def user_id(self) -> str | None: ...
+SOMEWHERE = ""
 
 
 class Elsewhere:
-    """A session that another node has, as far as one must know of it here."""
+    """A session that another node has, as far as one must know of it here. The node is `SOMEWHERE` if we were refused
+    to write for the session, and have not come to the record that says who has it."""
 
     __slots__ = ("groups", "id", "node", "user")
 
     def __init__(self, id: str, user: str | None, node: str, groups: dict[str, int]) -> None:
         self.id, self.user, self.node, self.groups = id, user, node, groups
 
-    @property
-    def connection_id(self) -> str:
-        return self.id
 
-    @property
-    def user_id(self) -> str | None:
-        return self.user
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    connection_id: str
+    user_id: str | None
+    protocol: str | None
+    groups: Collection[str]
 
 
 M = TypeVar("M", bound=Member)
@@ -109,6 +109,10 @@ class Here(Roster[Session]):
         members = self.groups.get(group, {}).values()
         return [session for session in members if session.groups[group] < offset]
 
+    def seen(self, session: Session, offset: int) -> Connection:
+        """As a filter sees it, at this place in the stream."""
+        return session
+
 
 class Past(Here):
     """As it was when they were added, with the stays in groups that have ended, which count for records of their
@@ -117,16 +121,21 @@ class Past(Here):
     def __init__(self) -> None:
         super().__init__()
         self._stays: dict[str, list[tuple[Session, int, float]]] = {}
+        self._stays_of: dict[str, list[tuple[str, int, float]]] = {}
 
     def add(self, session: Session) -> None:
         super().add(session)
-        for group, since in session.groups_decided.items():
-            self._stays.setdefault(group, []).append((session, since, math.inf))
-        for group, since, until in session.left:
+        stays = [(group, since, math.inf) for group, since in session.groups_decided.items()] + session.left
+        self._stays_of[session.id] = stays
+        for group, since, until in stays:
             self._stays.setdefault(group, []).append((session, since, until))
 
     def members(self, group: str, offset: int) -> list[Session]:
         return [session for session, since, until in self._stays.get(group, ()) if since < offset < until]
+
+    def seen(self, session: Session, offset: int) -> Connection:
+        groups = {group for group, since, until in self._stays_of[session.id] if since < offset < until}
+        return _Seen(session.connection_id, session.user_id, session.protocol, groups)
 
 
 def _discard(index: dict[str, dict[str, M]], key: str, connection: str) -> None:

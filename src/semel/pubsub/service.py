@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from semel.errors import InputError, LimitExceeded
 from semel.kernel.effects import Loaded, LoadedAll, LoadFailed
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Append, PutBlob, RecordKind, Result
+from semel.kernel.ops import Append, Put, PutBlob, RecordKind, Result
 from semel.pubsub.calls import (
     Answer,
     Call,
@@ -48,7 +49,7 @@ from semel.pubsub.records import (
     message,
     user_target,
 )
-from semel.pubsub.roster import Elsewhere, M, Roster
+from semel.pubsub.roster import SOMEWHERE, Elsewhere, M, Roster
 from semel.pubsub.session import GROUPS_MAX, Session, read_session, session_key
 
 if TYPE_CHECKING:
@@ -58,11 +59,14 @@ if TYPE_CHECKING:
 Reply = Callable[[Answer], None]
 
 DONE, NOT_FOUND = Answer(), Answer(Outcome.NOT_FOUND)
+MOVING = Answer(Outcome.FAILED, "a connection is moving from node to node; ask again")
 
 
 class Service:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        self._stored: dict[Session, Permissions] = {}
+        """Of sessions with changed ones on their way: what holds if the store does not take those."""
 
     def hear(self, peer: str, call: Call, now: float) -> None:
         def answer(answer: Answer) -> None:
@@ -74,7 +78,7 @@ class Service:
             case CloseConnections() | JoinMembers() | RemoveMembers() | Grant() | Revoke():
                 self._command(call, now, answer)
             case Find(who=who):
-                answer(DONE if self._there(who) or self._elsewhere(who) else NOT_FOUND)
+                answer(DONE if self._there(who) or self._elsewhere(who) or self._arriving(who) else NOT_FOUND)
             case ListMembers():
                 answer(self._list(call))
             case Summarize() | ListConnections() | ListGroups():
@@ -83,12 +87,16 @@ class Service:
                 self._check(call, answer)
 
     def _there(self, who: Receivers) -> Sequence[Session]:
-        """Those who are here now."""
-        return _found(self._hub.roster, who)
+        """Those who are here now, durably."""
+        return [session for session in _found(self._hub.roster, who) if session.early is None]
 
     def _elsewhere(self, who: Receivers) -> Sequence[Elsewhere]:
         """Those whom other nodes have."""
         return _found(self._hub.elsewhere, who)
+
+    def _arriving(self, who: Receivers) -> Sequence[Session]:
+        """Those of whom that is not decided yet."""
+        return _found(self._hub.arrivals.sessions, who)
 
     def _command(self, command: Command, now: float, answer: Reply) -> None:
         """For the sessions that are here, and by order for those that are elsewhere."""
@@ -102,14 +110,41 @@ class Service:
 
     def nodes_of(self, command: Command) -> frozenset[str]:
         """The other nodes that have to carry it out."""
-        return frozenset(each.node for each in self._chosen(command, self._elsewhere(_whom(command))))
+        return self._nodes_of(command) - {SOMEWHERE}
+
+    def _nodes_of(self, command: Command) -> frozenset[str]:
+        """A filter is asked where the sessions are: what protocol they speak is known only there."""
+        excluded = command.excluded if isinstance(command, CloseConnections) else ()
+        return frozenset(each.node for each in self._elsewhere(_whom(command)) if each.id not in excluded)
 
     def has_come(self, command: Command, at: int) -> bool:
-        """Whether one that it is for has come here since the stream stood there."""
+        """Whether one that it is for has come here since the stream stood there, or may have."""
+        if self._arriving(_whom(command)):
+            return True
         return any(session.opened > at for session in self._chosen(command, self._there(_whom(command))))
 
     def obey(self, command: Command, now: float, answer: Reply) -> None:
-        """For the sessions that are here."""
+        """For the sessions that are here, and for those that arrive as soon as it is decided whether they do. One that
+        did not, but was somewhere before, may be there still."""
+        arriving = self._arriving(_whom(command))
+        if not arriving:
+            self._carry_out(command, now, answer)
+            return
+        both = Gathered(2, answer)
+
+        def decided(now: float) -> None:
+            if any(session.row_stored and self._hub.roster.get(session.id) is not session for session in arriving):
+                both.hear(MOVING)
+            else:
+                self._carry_out(command, now, both.hear)
+
+        self._hub.arrivals.when_decided(arriving, decided)
+        self._carry_out(command, now, both.hear)
+
+    def _carry_out(self, command: Command, now: float, answer: Reply) -> None:
+        if SOMEWHERE in self._nodes_of(command):
+            answer(MOVING)
+            return
         match command:
             case CloseConnections():
                 self._close(command, now, answer)
@@ -120,7 +155,7 @@ class Service:
             case Grant() | Revoke():
                 self._permit(command, answer)
 
-    def _chosen(self, command: Command, found: Sequence[M]) -> Sequence[M]:
+    def _chosen(self, command: Command, found: Sequence[Session]) -> Sequence[Session]:
         if isinstance(command, CloseConnections):
             return [each for each in found if each.id not in command.excluded]
         if isinstance(command, JoinMembers | RemoveMembers) and command.filter is not None:
@@ -171,42 +206,54 @@ class Service:
 
     def _close(self, call: CloseConnections, now: float, answer: Reply) -> None:
         chosen = self._chosen(call, self._there(call.to))
-        together = Gathered(len(chosen), answer)
+        ending = self._chosen(call, _found(self._hub.endings.sessions, call.to))
+        together = Gathered(len(chosen) + len(ending), answer)
+        for session in ending:
+            self._hub.endings.ask(session, now, together.became)
         for session in chosen:
             self._hub.tell(session, Disconnected(call.reason))
             self._hub.shut(session, CloseCode.POLICY, call.reason)
             self._hub.close(session, Kind.CANCELLED, call.reason or "closed by the service", now, together.became)
 
     def _permit(self, call: Grant | Revoke, answer: Reply) -> None:
-        session = self._hub.roster.get(call.connection)
-        if session is None:
+        found = self._there(Connection(call.connection))
+        if not found:
             answer(NOT_FOUND if isinstance(call, Grant) else DONE)
             return
+        [session] = found
         before = session.permissions
         change = before.granted if isinstance(call, Grant) else before.revoked
         try:
-            session.permit(change(call.permission, call.group))
+            changed = change(call.permission, call.group)
         except LimitExceeded as error:
             answer(Answer(Outcome.REFUSED, error.message))
             return
+        self._stored.setdefault(session, before)
+        session.permit(changed)
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            if session.permissions is changed:
+                self._stored.pop(session, None)
+            else:
+                self._stored[session] = changed
+            answer(DONE)
 
         def failed(failure: Failure) -> None:
-            session.permit(before)
+            session.permit(self._stored.pop(session, session.permissions))
             answer(_failed(failure))
 
-        put = session.put_row(self._hub.hub, session.row())
-        self._hub.commit_for(session, (), (put,), lambda results, now: answer(DONE), failed)
+        self._hub.commit_for(session, (), (session.put_row(self._hub.hub, session.row()),), done, failed)
 
     def _check(self, call: Check, answer: Reply) -> None:
-        session = self._hub.roster.get(call.connection)
+        who, session = Connection(call.connection), self._hub.roster.get(call.connection)
         if session is not None:
             answer(_has(session.permissions, call))
-        elif self._hub.elsewhere.get(call.connection) is None:
-            answer(NOT_FOUND)
-        else:
+        elif self._elsewhere(who) or self._arriving(who):
             self._hub.load(
                 session_key(self._hub.hub, call.connection), lambda found, now: answer(_has_by_row(found, call))
             )
+        else:
+            answer(NOT_FOUND)
 
     # -- groups
 
@@ -218,42 +265,37 @@ class Service:
         if any(len(session.groups_wanted.union(call.groups)) > GROUPS_MAX for session in chosen):
             answer(Answer(Outcome.REFUSED, f"a connection can be in {GROUPS_MAX:,} groups"))
             return
-        changes = [
-            (session, group)
-            for session in chosen
-            for group in call.groups
-            if session.owes_row or not session.is_settled(group, True)
-        ]
+        changes = [(session, group) for session in chosen for group in _changes(session, call.groups, True)]
         self._change(changes, RecordKind.JOIN, now, answer)
 
     def _remove(self, call: RemoveMembers, now: float, answer: Reply) -> None:
         changes = [
             (session, group)
             for session in self._chosen(call, self._there(call.who))
-            for group in (sorted(session.groups_wanted) if call.groups is None else call.groups)
-            if session.owes_row or not session.is_settled(group, False)
+            for group in _changes(session, _all_of(session) if call.groups is None else call.groups, False)
         ]
         self._change(changes, RecordKind.LEAVE, now, answer)
 
-    def _change(self, changes: Sequence[tuple[Session, str]], kind: RecordKind, now: float, answer: Reply) -> None:
+    def _change(
+        self, changes: Sequence[tuple[Session, str | None]], kind: RecordKind, now: float, answer: Reply
+    ) -> None:
         """Each is durable by itself; the answer comes when all are."""
-        together = Gathered(len(changes), answer)
+        hub, together = self._hub, Gathered(len(changes), answer)
+
+        def write(session: Session, puts: Sequence[Put]) -> None:
+            hub.commit_for(session, (), puts, lambda results, now: together.became(None), together.became)
+
         for session, group in changes:
-            self._hub.change_group(
-                session,
-                group,
-                kind,
-                now,
-                lambda puts, session=session: self._hub.commit_for(  # type: ignore[misc]
-                    session, (), puts, lambda results, now: together.became(None), together.became
-                ),
-                together.became,
-            )
+            if group is None:
+                write(session, (session.put_row(hub.hub, session.row()),))
+            else:
+                hub.change_group(session, group, kind, now, partial(write, session), together.became)
 
     def _list(self, call: ListMembers) -> Answer:
         group = Group(call.group)
-        found: list[Session | Elsewhere] = [*self._there(group), *self._elsewhere(group)]
-        after = sorted((Member(each.id, each.user) for each in found if each.id > call.after), key=_by_connection)
+        found: list[Session | Elsewhere] = [*self._there(group), *self._elsewhere(group), *self._arriving(group)]
+        members = {each.id: Member(each.id, each.user) for each in found if each.id > call.after}
+        after = sorted(members.values(), key=_by_connection)
         return Answer(members=tuple(after[: call.limit]), more=len(after) > call.limit)
 
 
@@ -282,6 +324,19 @@ class Gathered:
 
 
 _WORSE = (Outcome.NOT_FOUND, Outcome.DONE, Outcome.CONFLICT, Outcome.REFUSED, Outcome.FAILED)
+
+
+def _all_of(session: Session) -> Sequence[str]:
+    """The groups that it is in, or may yet be."""
+    return sorted(session.groups_wanted.union(session.groups_decided))
+
+
+def _changes(session: Session, groups: Sequence[str], is_join: bool) -> Sequence[str | None]:
+    """The groups for which something has to be done. None stands for the row alone: all is as it is asked for, but the
+    row that says so is on its way, or was refused."""
+    changed = [group for group in groups if not session.is_settled(group, is_join)]
+    is_written = not session.owes_row and session.row_version == session.row_stored
+    return changed or ([] if is_written else [None])
 
 
 def _by_connection(member: Member) -> str:

@@ -8,6 +8,7 @@ bodies      large ones, from their commit or their reading until they are told
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 
 from semel.kernel.effects import Read, ReadDone, ReadFailed, ReadTrimmed
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob
@@ -21,13 +22,18 @@ READ_ROWS = 2000
 AHEAD_MAX = 20_000
 """How many records of our own may wait for others before them. Beyond that they are read again."""
 
-LOOK_S = 0.02
-
 Tell = Callable[[int, Append, bytes | None, float], None]
 """Offset, record, large body (None if it has none, or if it is gone) and the time."""
 
 TellAll = Callable[[int, Sequence[Append], float], None]
 """Messages that follow one on the other, from this offset on."""
+
+
+def _in_a_row(numbered: tuple[int, Record]) -> tuple[bool, int]:
+    """The same for messages that can be told together: with their bodies in the rows, and no gap between them."""
+    number, record = numbered
+    return record.kind is RecordKind.MESSAGE and record.envelope.blob is None, record.position.offset - number
+
 
 Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
 
@@ -48,14 +54,12 @@ class Tail:
         self._ahead: dict[int, Append] = {}
         self._bodies: dict[str, bytes] = {}
         self._asked = Asking[tuple[int, int], Callable[[Found, float], None]](lambda asked: self._ask_after(*asked))
-        self._is_reading = self._reads_again = self._has_committed = False
-        self._look_at: float | None = None
+        self._is_reading = self._reads_again = False
 
     # -- what this node commits
 
     def take_own(self, appends: Sequence[Append], results: Sequence[Result], now: float) -> None:
         """Records of our own: told in their turn."""
-        self._has_committed = True
         if self._is_run(appends, results):
             self._tell_run(self.offset + 1, appends, now)
             return
@@ -106,25 +110,8 @@ class Tail:
 
     # -- what others commit
 
-    def wake(self, now: float) -> None:
-        """Somebody has committed something. A store may tell us so of our own commits, and what others put before those
-        is seen as a gap: so if we have committed lately, looking can wait a moment."""
-        is_explained, self._has_committed = self._has_committed, False
-        if not is_explained:
-            self.read_on()
-        elif self._look_at is None:
-            self._look_at = now + LOOK_S
-
-    def next_deadline(self) -> float | None:
-        return self._look_at
-
-    def on_timer(self, now: float) -> None:
-        if self._look_at is not None and self._look_at <= now:
-            self.read_on()
-
     def read_on(self) -> None:
         """Once more after the read that is under way, which may have looked too early."""
-        self._look_at = None
         if self._is_reading:
             self._reads_again = True
             return
@@ -143,8 +130,14 @@ class Tail:
 
     def _tell_records(self, records: Sequence[Record], now: float) -> None:
         """What a read gives follows on what is known, also where a new epoch has left a gap in the numbers."""
-        for record in records:
-            if record.position.offset > self.offset:
+        new = [record for record in records if record.position.offset > self.offset]
+        for (is_plain, _), found in groupby(enumerate(new), _in_a_row):
+            alike = [record for _, record in found]
+            if is_plain:
+                self.offset = alike[-1].position.offset
+                self._tell_all(alike[0].position.offset, list(map(of_record, alike)), now)
+                continue
+            for record in alike:
                 if record.body is not None and record.envelope.blob is not None:
                     self._bodies[record.envelope.blob.name] = record.body
                 self._tell_one(record.position.offset, of_record(record), now)

@@ -166,6 +166,7 @@ class TakeOver:
                 self._fail(coming, "another node has taken it since")
             else:
                 self._arrive(coming, session, now)
+            hub.arrivals.decided(session, now)
             hub.take_own((record,), results, now)
 
         def failed(failure: Failure, now: float) -> None:
@@ -173,11 +174,14 @@ class TakeOver:
             if isinstance(failure, CommitUnknown):
                 # it may be ours by now, and nobody would know
                 hub.begin_anew("the store did not answer")
-            elif is_conflict(failure):
+                return
+            if is_conflict(failure):
                 self._load(coming)
             else:
                 self._fail(coming, why(failure))
+            hub.arrivals.decided(session, now)
 
+        hub.arrivals.begin(session)
         hub.commit((record, *puts, floor), done, failed, session.id)
 
     def _arrive(self, coming: _Coming, session: Session, now: float) -> None:

@@ -33,7 +33,7 @@ from semel.pubsub.handlers import Handlers, SystemEvent
 from semel.pubsub.handshake import Handshake, Mode, Newcomer, Refused, Returning, TurnedAway
 from semel.pubsub.hub import Hub, HubOptions
 from semel.pubsub.keys import AccessKeys
-from semel.pubsub.loading import known_hubs, load_hub
+from semel.pubsub.loading import announced_hubs, known_hubs, load_hub
 from semel.pubsub.messages import CloseCode
 from semel.pubsub.messages import Request as ClientRequest
 from semel.pubsub.records import stream_of
@@ -216,6 +216,7 @@ class PubSub:
         self._rest = Rest(RestSettings(settings.keys, settings.endpoints))
         self._links: dict[str, asyncio.Task[HubLink]] = {}
         self._held: list[Peer] = []
+        self._has_begun = False
         performer.on_room(self._release)
         self.metrics = Metrics(settings.node, self._traffic)
         performer.observe(self.metrics.observe)
@@ -228,9 +229,12 @@ class PubSub:
             self._links[name] = asyncio.create_task(self._begin(name))
 
     async def begin_known(self) -> None:
-        """The hubs that the store knows, whether or not somebody comes: their sessions wait, and time runs."""
-        for name in await asyncio.to_thread(lambda: list(known_hubs(self._performer.store))):
+        """The hubs that the store knows, whether or not somebody comes: their sessions wait, and time runs. The first
+        time each is looked for; from then on there can be no more than other nodes announce."""
+        find = announced_hubs if self._has_begun else known_hubs
+        for name in await asyncio.to_thread(lambda: list(find(self._performer.store))):
             await self.hub(name)
+        self._has_begun = True
 
     async def hub(self, name: str) -> HubLink:
         """The hub of this name, which begins now if it has not yet."""

@@ -15,7 +15,16 @@ from semel.kernel.effects import Load, LoadAll, Read, Send
 from semel.kernel.group import Group
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Applied, Fresh, RecordKind
-from semel.pubsub.calls import Answer, Call, CloseConnections, Connection, Outcome, Publish
+from semel.pubsub.calls import (
+    Answer,
+    Call,
+    CloseConnections,
+    Connection,
+    JoinMembers,
+    Outcome,
+    Publish,
+    RemoveMembers,
+)
 from semel.pubsub.calls import Group as ToGroup
 from semel.pubsub.floors import read_floor
 from semel.pubsub.hub import HubOptions
@@ -29,11 +38,12 @@ from semel.pubsub.messages import (
     LeaveGroup,
     SendToGroup,
 )
-from semel.pubsub.session import read_session, session_key
+from semel.pubsub.session import SessionRow, read_session, session_key
 from semel.pubsub.sockets import Anew, Shut
 from semel.stores.bodies import read_whole
 
 GROUPS = ("red", "blue")
+EXTRA = "by service"
 RECOVERY_S = 400.0
 OPTIONS = HubOptions(is_shared=True, lease_s=10.0, trim_s=2.0, recovery_s=RECOVERY_S)
 LARGE = " " * 300_000
@@ -239,14 +249,15 @@ def id_of(client: Client, no_echo: bool) -> str:
 
 
 class Caller:
-    """A service: publishes with a key, again and again until it is done; and opens sessions of its own, which it has
-    closed by whichever node."""
+    """A service: publishes with a key, again and again until it is done; opens sessions of its own, which it has closed
+    by whichever node; and puts clients into a group and out of it, one change at a time. What it hears has to hold."""
 
     def __init__(self, storm: Storm) -> None:
         self.storm = storm
         self.open: dict[str, tuple[Node, str, Call]] = {}
         self.done: set[str] = set()
         self.visitors: dict[str, Node] = {}
+        self.in_doubt: set[str] = set()
         self._count = 0
 
     def call(self, call: Call, node: Node) -> None:
@@ -265,6 +276,16 @@ class Caller:
         if known:
             self.call(CloseConnections(Connection(self.storm.chance.choice(known))), node)
 
+    def change_group(self, client: Client, node: Node) -> None:
+        """If the node knows of it."""
+        who = Connection(client.connection)
+        if not (node.hub.roster.get(who.name) or node.hub.elsewhere.get(who.name)):
+            return
+        if any(isinstance(call, JoinMembers | RemoveMembers) and call.who == who for *_, call in self.open.values()):
+            return
+        change = JoinMembers if self.storm.chance.random() < 0.5 else RemoveMembers
+        self.call(change(who, (EXTRA,)), node)
+
     def visit(self, node: Node) -> None:
         """A session that nobody comes back to."""
         self._count += 1
@@ -282,20 +303,36 @@ class Caller:
             for answer in node.take(name):
                 assert isinstance(answer, Answer)
                 del self.open[name]
-                self._heard(call, answer)
+                self._heard(call, answer, node)
             if name in self.open and (node not in self.storm.nodes or node.hub.node != incarnation):
                 del self.open[name]
-                self._heard(call, Answer(Outcome.FAILED))
+                self._heard(call, Answer(Outcome.FAILED), None)
 
-    def _heard(self, call: Call, answer: Answer) -> None:
+    def _heard(self, call: Call, answer: Answer, node: Node | None) -> None:
+        """`node` answered, if somebody did. It knew of the session, and so it has to know what became of that."""
         if isinstance(call, Publish) and answer.outcome is Outcome.FAILED:
             self.call(call, self.storm.chance.choice(self.storm.nodes))
+        elif isinstance(call, CloseConnections) and answer.outcome is Outcome.FAILED and node is not None:
+            self.call(call, node)
         elif isinstance(call, Publish):
             self.done.add(call.key or "")
         elif isinstance(call, CloseConnections) and answer.outcome is Outcome.DONE:
             assert isinstance(call.to, Connection)
-            if self.storm.is_known(call.to.name) and not self.storm.is_closing(call.to.name):
+            if self.storm.row_of(call.to.name) is not None:
                 self.storm.trouble.append(f"{call.to.name} is said to be closed, and is not")
+        elif isinstance(call, JoinMembers | RemoveMembers):
+            self._changed(call, answer)
+
+    def _changed(self, call: JoinMembers | RemoveMembers, answer: Answer) -> None:
+        """One that failed may yet happen, after others. A session that never became durable is nowhere."""
+        assert isinstance(call.who, Connection)
+        name, row = call.who.name, self.storm.row_of(call.who.name)
+        if answer.outcome is Outcome.FAILED:
+            self.in_doubt.add(name)
+        elif row is not None and answer.outcome is not Outcome.DONE:
+            self.storm.trouble.append(f"{call} was answered {answer}")
+        elif row is not None and name not in self.in_doubt and (EXTRA in row.groups) != isinstance(call, JoinMembers):
+            self.storm.trouble.append(f"{call} is said to be done, and is not")
 
 
 class Storm:
@@ -329,14 +366,9 @@ class Storm:
         self._sockets += 1
         return f"{client.name} by {self._sockets}"
 
-    def is_known(self, connection: str) -> bool:
-        return self.nodes[0].store.state(session_key(HUB, connection)) is not None
-
-    def is_closing(self, connection: str) -> bool:
-        """The node that has it has closed it, and the store will hear of that as soon as it can."""
+    def row_of(self, connection: str) -> SessionRow | None:
         state = self.nodes[0].store.state(session_key(HUB, connection))
-        owner = read_session(state.value).node if state is not None else None
-        return any(node.hub.node == owner and node.hub.roster.get(connection) is None for node in self.nodes)
+        return read_session(state.value) if state is not None else None
 
     def start_node(self) -> None:
         self._names += 1
@@ -366,22 +398,24 @@ class Storm:
                     self.caller.publish(chance.choice(GROUPS), chance.choice(self.nodes))
                 else:
                     client.publish(chance.choice(GROUPS), chance.random() < 0.02, chance.random() < 0.1)
-            elif roll < 0.85:
+            elif roll < 0.81:
                 client.acknowledge()
-            elif roll < 0.93:
+            elif roll < 0.89:
                 if client.node is None:
                     client.come(chance.choice(self.nodes))
                 elif chance.random() < 0.3:
                     client.drop()
-            elif roll < 0.95:
+            elif roll < 0.91:
                 self._pass_time(chance.uniform(0, 6))
-            elif roll < 0.965:
+            elif roll < 0.925:
                 self.kill_node()
-            elif roll < 0.98 and len(self.nodes) < 3:
+            elif roll < 0.94 and len(self.nodes) < 3:
                 self.start_node()
-            elif roll < 0.99 and client.is_connected:
+            elif roll < 0.96 and client.is_connected:
                 client.change_group(chance.choice(GROUPS))
-            elif roll < 0.995:
+            elif roll < 0.975:
+                self.caller.change_group(client, chance.choice(self.nodes))
+            elif roll < 0.98:
                 self.caller.visit(chance.choice(self.nodes))
             else:
                 self.caller.close_one(chance.choice(self.nodes))
@@ -439,7 +473,8 @@ class Storm:
             hub = node.hub
             left = (
                 len(hub.roster), len(hub.elsewhere), len(hub.take_over._coming), len(hub.floors._coming),
-                len(hub._loads), len(hub._waiting), len(hub._told), len(hub._dirty), len(hub._unclosed),
+                len(hub.arrivals), len(hub.service._stored),
+                len(hub._loads), len(hub._waiting), len(hub._told), len(hub._dirty), len(hub.endings),
                 len(hub.orders._asked), len(hub.tail._asked), len(hub.tail._ahead), hub.tail.bodies,
             )  # fmt: skip
             if any(left):

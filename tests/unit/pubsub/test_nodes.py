@@ -24,6 +24,7 @@ from semel.pubsub.calls import (
     Revoke,
     User,
 )
+from semel.pubsub.frames import Subprotocol
 from semel.pubsub.hub import HubOptions
 from semel.pubsub.messages import (
     Ack,
@@ -362,6 +363,14 @@ def test_permissions_of_another_nodes_session(one: World, two: World) -> None:
 def test_members_of_another_node_are_removed(one: World, two: World) -> None:
     assert one.call(RemoveMembers(Everybody(), ("g",), filter="userId eq 'user of bob'")).outcome is Outcome.DONE
     assert [member.connection for member in two.call(ListMembers("g")).members] == [ALICE]
+
+
+def test_a_filter_is_asked_where_a_session_is(one: World, two: World) -> None:
+    """What protocol it speaks is known only there."""
+    two.connect("plain", protocol=Subprotocol.JSON)
+    asked = JoinMembers(Everybody(), ("h",), filter=f"protocol eq '{Subprotocol.JSON_RELIABLE}'")
+    assert one.call(asked).outcome is Outcome.DONE
+    assert [member.connection for member in one.call(ListMembers("h")).members] == [ALICE, BOB]
 
 
 def test_a_node_that_does_not_answer_is_named(one: World, two: World) -> None:

@@ -8,8 +8,12 @@ from tests.unit.pubsub.world import HUB, World
 from semel.errors import StoreUnavailable
 from semel.kernel.effects import CommitFailed, LoadAll, Read, ReadDone
 from semel.kernel.interpreter import Seat
+from semel.kernel.ops import RecordKind
 from semel.kernel.position import Position
+from semel.kernel.store import Record, Records
 from semel.pubsub.calls import (
+    Call,
+    Check,
     CloseConnections,
     Connection,
     Everybody,
@@ -24,6 +28,7 @@ from semel.pubsub.frames import Subprotocol
 from semel.pubsub.hub import HubOptions
 from semel.pubsub.messages import Ack, CloseCode, LeaveGroup
 from semel.pubsub.permissions import Permission
+from semel.pubsub.records import ordered
 from semel.pubsub.session import read_session, session_key
 from semel.pubsub.tail import READ_ROWS, Tail
 
@@ -74,6 +79,7 @@ def test_a_read_that_failed_is_made_again_though_nobody_wakes_it(one: World, two
     two.interpreter.wake = lambda is_own: None  # type: ignore[method-assign, assignment]
     two.hub.tail.read_on()
     two.interpreter._perform(two.seat, two.hub._end(two.now))
+    two.pass_time(0)
     one.publish(ALICE, "g", "hello")
     assert two.bodies(BOB) == []
     del two.read
@@ -313,6 +319,135 @@ def test_an_order_follows_a_session_that_has_come_here(one: World, two: World) -
     one.let_go()
     assert [answer.outcome for answer in one.take("later")] == [Outcome.DONE]  # type: ignore[union-attr]
     assert "h" in one.hub.roster.sessions[BOB].groups
+
+
+@pytest.mark.parametrize("is_asked_there", [False, True])
+@pytest.mark.parametrize("call", [JoinMembers(Connection(ALICE), ("h",)), Grant(ALICE, Permission.SEND_TO_GROUP, "x")])
+def test_what_is_asked_of_a_session_waits_until_its_take_over_is_heard_of(
+    one: World,
+    two: World,
+    call: Call,
+    is_asked_there: bool,
+) -> None:
+    """Its record and the order stand in the stream, and are read there, before the commit is reported."""
+    one.drop(ALICE)
+    two.held = []
+    two.resume("new", ALICE)
+    [taken], two.held = two.held, None
+    outcomes = two.store.commit(taken.units)
+    for world in (one, two):
+        world.interpreter.wake(is_own=False)
+    asker = two if is_asked_there else one
+    asker.tell("later", call)
+    two.interpreter.wake(is_own=False)
+    assert asker.take("later") == []
+    two.interpreter.committed(taken, outcomes)
+    assert [answer.outcome for answer in asker.take("later")] == [Outcome.DONE]  # type: ignore[union-attr]
+    row = _row(two, ALICE)
+    assert "h" in row.groups or row.permissions.has(Permission.SEND_TO_GROUP, "x")
+
+
+def test_a_session_that_came_while_it_was_ordered_about_is_looked_for_here_too(one: World, two: World) -> None:
+    """The order went to the node that had it, and stands after the record that says that it is here."""
+    two.held = []
+    two.resume("new", ALICE)
+    two.tell("later", CloseConnections(Connection(ALICE)))
+    [taken], two.held = two.held, None
+    outcomes = two.store.commit(taken.units)
+    one.interpreter.wake(is_own=False)
+    two.interpreter.committed(taken, outcomes)
+    assert [answer.outcome for answer in two.take("later")] == [Outcome.DONE]  # type: ignore[union-attr]
+    assert two.store.state(session_key(HUB, ALICE)) is None
+
+
+def test_an_order_for_many_is_given_to_each_node_once(one: World, two: World) -> None:
+    """Whoever came to a third node meanwhile is asked for there, and those of the others not again."""
+    three = World(SHARED, "three", beside=one)
+    asked = deaf(one)
+    three.connect("carol")
+    one.call_later(JoinMembers(Everybody(), ("h",)))
+    hears(one, asked)
+    assert [answer.outcome for answer in one.take("later")] == [Outcome.DONE]  # type: ignore[union-attr]
+    assert [member.connection for member in one.call(ListMembers("h")).members] == [ALICE, BOB, "carol"]
+    orders = [record for record in records(one) if record.kind is RecordKind.ORDER]
+    assert [ordered(record.envelope) for record in orders] == [(two.hub.node,), (three.hub.node,)]
+
+
+@pytest.mark.parametrize("call", [JoinMembers(Connection(BOB), ("h",)), CloseConnections(Connection(BOB))])
+def test_a_node_that_has_lost_a_session_and_does_not_know_to_whom_does_not_say_that_it_is_gone(
+    one: World, two: World, call: Call
+) -> None:
+    """Others may not know yet that it was lost, and the order may stand before the record that says so."""
+    three = World(SHARED, "three", beside=one)
+    for world in (one, two):
+        one.nodes.remove(world)
+    one.tell("later", call)
+    three.resume("new", BOB)
+    two.publish(BOB, "g", "refused", 60)
+    assert two.call(Find(Connection(BOB))).outcome is Outcome.DONE
+    assert two.call(call).outcome is Outcome.FAILED
+    for world in (two, one):
+        one.nodes.append(world)
+        world.interpreter.wake(is_own=False)
+    assert [answer.outcome for answer in one.take("later")] == [Outcome.FAILED]  # type: ignore[union-attr]
+    assert one.call(call).outcome is Outcome.DONE
+    assert two.call(call).outcome is Outcome.DONE
+    assert [BOB in world.hub.elsewhere.sessions for world in (one, two)] == [BOB in three.hub.roster.sessions] * 2
+
+
+def test_who_asks_again_to_close_a_session_that_another_node_has_taken_is_not_told_that_it_is_closed(
+    one: World, two: World
+) -> None:
+    """The node has not come to the record that says who has it."""
+    close = CloseConnections(Connection(ALICE))
+    one.nodes.remove(one)
+    two.resume("new", ALICE)
+    assert one.call(close).outcome is Outcome.FAILED
+    assert one.call(close).outcome is Outcome.FAILED
+    two.nodes.append(one)
+    one.interpreter.wake(is_own=False)
+    assert one.call(close).outcome is Outcome.DONE
+    assert ALICE not in two.hub.roster.sessions
+    assert one.call(close).outcome is Outcome.DONE
+
+
+@pytest.mark.parametrize("is_closed_there", [False, True])
+def test_who_has_taken_a_session_that_ends_here_may_be_heard_of_before_the_refusal(
+    one: World, two: World, is_closed_there: bool
+) -> None:
+    one.held = []
+    one.tell("later", CloseConnections(Connection(ALICE)))
+    [end], one.held = one.held, None
+    two.resume("new", ALICE)
+    outcomes = one.store.commit(end.units)
+    if is_closed_there:
+        two.drop("new", CloseCode.NORMAL)
+    one.interpreter.committed(end, outcomes)
+    assert [answer.outcome for answer in one.take("later")] == [Outcome.FAILED]  # type: ignore[union-attr]
+    found = [each.node for each in one.hub.elsewhere if each.id == ALICE]
+    assert found == ([] if is_closed_there else [two.hub.node])
+
+
+def records(world: World) -> list[Record]:
+    found = world.store.read(f"hub/{HUB}", Position(f"hub/{HUB}", world.store.epoch, 0), 1000)
+    assert isinstance(found, Records)
+    return list(found.records)
+
+
+def test_a_session_is_not_nowhere_while_its_take_over_is_not_heard_of(one: World, two: World) -> None:
+    one.drop(ALICE)
+    two.held = []
+    two.resume("new", ALICE)
+    [taken], two.held = two.held, None
+    for is_written in (False, True):
+        if is_written:
+            outcomes = two.store.commit(taken.units)
+            two.interpreter.wake(is_own=False)
+        assert two.call(Find(Connection(ALICE))).outcome is Outcome.DONE
+        assert two.call(Check(ALICE, Permission.SEND_TO_GROUP, "g")).outcome is Outcome.DONE
+        assert [member.connection for member in two.call(ListMembers("g")).members] == [ALICE, BOB]
+    two.interpreter.committed(taken, outcomes)
+    assert len(two.hub.arrivals) == 0
 
 
 def test_an_order_that_is_too_large_is_refused(one: World, two: World) -> None:

@@ -3,14 +3,16 @@ from __future__ import annotations
 import pytest
 from tests.unit.pubsub.storm import Storm
 
+from semel.kernel.ledger import Kind
 from semel.kernel.ops import Put
+from semel.pubsub.endings import Endings, Then
 from semel.pubsub.floors import Floors
 from semel.pubsub.session import Session, SessionRow
 from semel.pubsub.tail import Tail
 
 SEEDS = 30
 EMPTIED_SEEDS = 5
-PLANTED_SEEDS = 60
+PLANTED_SEEDS = 300
 
 
 def troubles(seed: int, faults: float = 0.0) -> list[str]:
@@ -76,6 +78,17 @@ def rows_that_are_never_owed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "owes_row", property(lambda session: False, lambda session, value: None))
 
 
+def ends_that_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for the end of a session hears that it is gone as soon as nobody finds it."""
+    begin = Endings.begin
+
+    def wrong(endings: Endings, session: Session, kind: Kind, reason: str, then: Then | None) -> None:
+        begin(endings, session, kind, reason, then)
+        endings.sessions.remove(session)
+
+    monkeypatch.setattr(Endings, "begin", wrong)
+
+
 def stays_that_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that has left a group is not given what it is owed of its time there."""
     decide_group = Session.decide_group
@@ -101,6 +114,7 @@ def a_floor_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         acks_without_a_fence,
         own_records_at_once,
         stays_that_are_forgotten,
+        ends_that_are_not_waited_for,
         a_floor_that_stays,
     ],
 )

@@ -17,7 +17,6 @@ from semel.pubsub.loading import load_hub
 from semel.pubsub.messages import Connected, Data, DataType, JoinGroup, Request, Response, SendToGroup, SequenceAck
 from semel.pubsub.permissions import Permissions
 from semel.pubsub.sockets import Frames, Gone, Open, Resume, Shut, Write
-from semel.pubsub.tail import LOOK_S
 from semel.stores.bodies import read_whole
 from semel.stores.memory import MemoryStore
 
@@ -155,8 +154,6 @@ class World:
             self.interpreter.committed(group, outcomes)
             for world in list(self.nodes):
                 world.interpreter.wake(is_own=world is self)
-            if len(self.nodes) > 1:
-                self.pass_time(LOOK_S)
 
     def let_go(self) -> None:
         """Commits that were held back happen now."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
+import msgspec
 import pytest
 
+from semel.kernel.ops import Put, Unit
 from semel.pubsub.calls import Find, Group, Outcome
+from semel.pubsub.floors import floor_key
 from semel.pubsub.hub import Hub
 from semel.pubsub.keys import DEV_KEY, AccessKeys
 from semel.pubsub.messages import CloseCode
+from semel.pubsub.nodes import announcement_key
 from semel.pubsub.sockets import ALL, Anew
 from semel.runtime import pubsub
 from semel.runtime.perform import Performer
@@ -45,6 +49,33 @@ async def test_hubs_begin_once_each_and_answer() -> None:
         assert await service.hub("chat") is chat
         assert await service.hub("other") is not chat
         assert (await chat.call(Find(Group("g")))).outcome is Outcome.NOT_FOUND
+
+
+async def test_hubs_of_the_store_begin_and_then_those_that_others_announce() -> None:
+    store = MemoryStore()
+    store.commit([Unit((Put(floor_key("old", "node"), msgspec.msgpack.encode(0)),))])
+    async with Performer(store) as performer:
+        service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+        await service.begin_known()
+        assert set(service._links) == {"old"}
+        store.commit([Unit((Put(announcement_key("new"), b""),))])
+        await service.begin_known()
+        assert set(service._links) == {"old", "new"}
+
+
+async def test_looking_for_hubs_that_others_have_begun_is_one_look() -> None:
+    """However many there are: a server does it every few seconds."""
+    store = MemoryStore()
+    announced = tuple(Put(announcement_key(f"hub{number}"), b"") for number in range(20))
+    store.commit([Unit(announced)])
+    async with Performer(store) as performer:
+        service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+        for _ in range(2):
+            await service.begin_known()
+        assert len(service._links) == 20
+        with patch.object(store, "states", wraps=store.states) as states:
+            await service.begin_known()
+        assert states.call_count == 1
 
 
 async def test_a_hub_that_begins_anew_lets_nobody_wait_for_the_one_before() -> None:
