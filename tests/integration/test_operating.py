@@ -138,7 +138,7 @@ class Commands:
     @contextmanager
     def client(self, hub: str, user: str, *options: str) -> Iterator[ClientConnection]:
         url = self("token", "--hub", hub, "--user", user, "--role", "sendToGroup", *options)["url"]
-        with connect(url, subprotocols=[RELIABLE], close_timeout=5, ssl=self._tls) as client:
+        with connect(url, subprotocols=[RELIABLE], open_timeout=30, close_timeout=5, ssl=self._tls) as client:
             yield client
 
 

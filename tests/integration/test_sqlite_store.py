@@ -14,7 +14,7 @@ import pytest
 
 from semel import Envelope, errors
 from semel.kernel.envelope import Blob
-from semel.kernel.ops import Advance, Advanced, Append, Applied, Claim, Duplicate, Enqueue, Fresh, Put, Unit
+from semel.kernel.ops import Advance, Advanced, Append, Applied, Claim, Duplicate, Enqueue, Fresh, Put, Trim, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Records, State
 from semel.stores import queries
@@ -488,7 +488,32 @@ def test_what_follows_a_commit_is_done_before_the_next_one_begins(open_at, monke
         after_commit(engine)
 
     monkeypatch.setattr(store, "_after_commit", watch)
-    store.commit([Unit((Append("hub/x", Envelope(id="1")),))])
+    store.commit([Unit((Append("hub/x", Envelope(id="1")), Trim("hub/x", 2)))])
     store.sweep(store._clock())
-    assert len(held) > 1
+    assert len(held) == 2
     assert all(held)
+
+
+def test_a_look_for_commits_of_others_that_fails_is_made_again(open_at, monkeypatch):
+    """The thread that looks must survive it, and what it could not see is news the next time."""
+    store, other = open_at(), open_at()
+    before = store._commits_of_others()
+    other.commit([Unit((Append("hub/x", Envelope(id="1")),))])
+
+    class Locked:
+        def __init__(self, reader):
+            self.reader = reader
+
+        def execute(self, sql):
+            if sql.startswith("SELECT"):
+                raise sqlite3.OperationalError("database is locked")
+            return self.reader.execute(sql)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SqliteStore, "_reader", Locked(store._reader))
+        with pytest.raises(errors.SemelError):
+            store._commits_of_others()
+    assert store._commits_of_others() == before + 1
+    assert store._commits_of_others() == before + 1
+    store.commit([Unit((Append("hub/x", Envelope(id="2")),))])
+    assert store._commits_of_others() == before + 1

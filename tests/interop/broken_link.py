@@ -31,7 +31,12 @@ class BrokenLink:
         self._loop.close()
 
     def strike(self, fault: Fault, way: Way | None = None) -> None:
-        async def strike() -> bool:
-            return self._proxy.strike(fault, way=way)
+        """As soon as there is a connection: the client may still be on its way back from the last one."""
 
-        assert asyncio.run_coroutine_threadsafe(strike(), self._loop).result(WAIT_S), "there is no connection"
+        async def strike() -> None:
+            async with asyncio.timeout(WAIT_S):
+                while not self._proxy.strike(fault, way=way):
+                    self._proxy.linked.clear()
+                    await self._proxy.linked.wait()
+
+        asyncio.run_coroutine_threadsafe(strike(), self._loop).result()

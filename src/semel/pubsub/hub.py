@@ -427,7 +427,9 @@ class Hub:
         if session.early is None:
             self._clients.hear(session, requests, now)
         elif len(session.early) + len(requests) > EARLY_MAX:
-            self.shut(session, CloseCode.POLICY, "wait for connected before you ask for so much")
+            reason = "wait for connected before you ask for so much"
+            self.shut(session, CloseCode.POLICY, reason)
+            self.close(session, Kind.CANCELLED, reason, now)
         else:
             session.early += requests
 
@@ -737,7 +739,7 @@ class Hub:
             self.begin_anew("messages are missing here")
 
     def _tell_all(self, first: int, appends: Sequence[Append], now: float) -> None:
-        """Messages of this node, one after the other: who gets them changes with other records only, so it is looked up
+        """Messages, one after the other: who gets them changes with other records only, so it is looked up
         once for all that go to the same target."""
         for run in runs_of(first, appends):
             self._fan_out(run, now)

@@ -133,13 +133,18 @@ class Service:
         both = Gathered(2, answer)
 
         def decided(now: float) -> None:
-            if any(session.row_stored and self._hub.roster.get(session.id) is not session for session in arriving):
+            if any(map(self._has_moved, arriving)):
                 both.hear(MOVING)
             else:
                 self._carry_out(command, now, both.hear)
 
         self._hub.arrivals.when_decided(arriving, decided)
         self._carry_out(command, now, both.hear)
+
+    def _has_moved(self, session: Session) -> bool:
+        """It is in the store, but neither here nor ending here."""
+        known = self._hub.roster.get(session.id), self._hub.endings.sessions.get(session.id)
+        return bool(session.row_stored) and session not in known
 
     def _carry_out(self, command: Command, now: float, answer: Reply) -> None:
         if SOMEWHERE in self._nodes_of(command):

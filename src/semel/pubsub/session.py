@@ -113,12 +113,12 @@ def _read(decode: Callable[[bytes], T], value: bytes) -> T:
 class Session:
     """In memory. `acked` is how far the client has acknowledged, `sent` the highest offset that ever went to it,
     `written` the highest that went to its present socket, `queue` what it has not acknowledged (of the first run, what
-    comes after `acked`). `taken` are the ackIds
-    whose messages are durable, `claimed` also those that are on their way. `early` is what the client has said before
-    its session was durable; None from then on. While it `is_behind`, what it has missed is still being read: what comes
-    in waits in its queue, and `early_ack` is how far it has acknowledged meanwhile. `opened` is where the stream says
-    that it is on this node. `streams`, `states` and `watches` count what is on its way, those that are `stored` do
-    not. It `owes_row` since a commit failed that may have said what is decided.
+    comes after `acked`). `taken` are the ackIds whose messages are durable, `claimed` also those that are on their way.
+    `early` is what the client has said before its session was durable; None from then on. While it `is_behind`, what it
+    has missed is still being read: what comes in waits in its queue, and `early_ack` is how far it has acknowledged
+    meanwhile. `opened` is where the stream says that it is on this node. `streams`, `states` and `watches` count what
+    is on its way, those that are `stored` do not. It `owes_row` since a commit failed that may have said what is
+    decided.
 
     What groups it is in is `groups_wanted` as soon as it is asked for, `groups_decided` when it is durable from which
     record on, and `groups` when the stream has come there: with several nodes that may be a little later."""
@@ -291,12 +291,12 @@ class Session:
         """Out of what has not gone to the present socket: what came too late for it."""
         if not self.has_timed:
             return []
-        late = [run for run in self.queue if run.first > self.written and run.is_expired(now)]
-        self.queue = deque(run for run in self.queue if run not in late)
-        self.queue_bytes -= sum(run.size for run in late)
-        self.queue_count -= sum(run.count for run in late)
+        late = {run.first: run for run in self.queue if run.first > self.written and run.is_expired(now)}
+        self.queue = deque(run for run in self.queue if run.first not in late)
+        self.queue_bytes -= sum(run.size for run in late.values())
+        self.queue_count -= sum(run.count for run in late.values())
         self.has_timed = any(run.expires is not None for run in self.queue)
-        return late
+        return list(late.values())
 
     def catch_up(self) -> list[Run]:
         """What goes to its socket now: what came while that had no room, or before it was there."""

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -249,6 +250,9 @@ class PubSub:
             raise
 
     async def _begin(self, name: str) -> HubLink:
+        if name in self._settings.handlers:
+            # the HTTP client takes its time to load: others are served meanwhile, and not everybody has event handlers
+            await asyncio.to_thread(import_module, "semel.runtime.webhooks")
         link = HubLink(name, self._webhooks(name))
         settings, random = self._settings, self._random
 
@@ -262,7 +266,6 @@ class PubSub:
     def _webhooks(self, hub: str) -> Webhooks | None:
         if hub not in self._settings.handlers:
             return None
-        # the HTTP client takes its time to load, and not everybody has event handlers
         from semel.runtime.webhooks import Webhooks
 
         store = self._performer.store

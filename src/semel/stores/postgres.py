@@ -281,7 +281,7 @@ class PostgresStore:
             raise StoreUnavailable("the store is closed", fix="open it again")
         if self._writer is not None and is_broken(self._writer):
             self._writer.close()
-            self._writer = None
+            self._writer, self._writer_pid = None, 0
             self._check_rewind()
         if self._writer is None:
             self._writer = connect(self.url, self.lock_s)
@@ -307,6 +307,7 @@ class PostgresStore:
                 _roll_back(connection)
                 raise
             connection.close()
+            self._writer_pid = 0
             if engine.wrote and not has_happened:
                 raise self._doubt(outcomes, engine.now, error) from error
         except BaseException:
@@ -315,6 +316,7 @@ class PostgresStore:
                 raise
             # interrupted by this process itself: nobody will ask what became of it, but its number is taken
             connection.close()
+            self._writer_pid = 0
             self._name_writer()
             raise
         self._commits += engine.wrote
@@ -343,6 +345,7 @@ class PostgresStore:
                 raise StoreUnavailable(f"the marker of {marker} may be gone", fix="compare by hand what was written")
             if run.run("void", writer, int(n), now).rowcount or run.ask("is_void", writer, int(n))[0][0]:
                 return None
+        self._listener.wake()
         return outcomes
 
     # -- reading

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 import threading
@@ -15,9 +16,11 @@ from psycopg import Connection
 from semel.errors import SemelError
 from semel.stores.postgres_wire import connect
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 SAFETY_S = 5.0
-"""How long a notification can be lost at most, for whatever reason: then everybody looks by themselves."""
+"""When nothing was heard for so long, everybody looks by themselves."""
 AGAIN_S = 1.0
 
 
@@ -66,7 +69,11 @@ class Listener:
             self._changed.notify_all()
             wakes = list(self._wakes)
         for wake in wakes:
-            wake()
+            try:
+                wake()
+            except Exception:
+                # somebody's callback must neither undo a commit nor keep the others from hearing of it
+                log.exception("a listener failed")
 
     def _start(self) -> None:
         """Returns when it hears, so that no commit after this call goes unheard."""

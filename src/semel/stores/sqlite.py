@@ -395,17 +395,19 @@ class SqliteStore:
     def _commits_of_others(self) -> int:
         """A number that changes when others have committed than this store. SQLite says whether anybody has; the count
         of commits says whether it was us. Who cannot find out soon looks in vain rather than too late."""
-        version = int(self._reader.execute("PRAGMA data_version").fetchone()[0])
-        if version != self._version:
-            self._version = version
+        with _errors(self.path):
+            version = int(self._reader.execute("PRAGMA data_version").fetchone()[0])
+            if version == self._version:
+                return self._others
             if not self._lock.acquire(timeout=WATCH_LOCK_S):
-                return self._note_commits(-1)
-            try:
-                [(commits,)] = self._reader.execute("SELECT commits FROM semel_store").fetchall()
-                return self._note_commits(commits)
-            finally:
-                self._lock.release()
-        return self._others
+                commits = -1
+            else:
+                try:
+                    [(commits,)] = self._reader.execute("SELECT commits FROM semel_store").fetchall()
+                finally:
+                    self._lock.release()
+        self._version = version
+        return self._note_commits(commits)
 
     def _note_commits(self, commits: int) -> int:
         if commits != self._commits:

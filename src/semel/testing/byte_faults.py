@@ -51,6 +51,8 @@ class ByteProxy(Proxy):
         self.struck: Counter[Fault] = Counter()
         self.links: list[Link] = []
         """Those which can still be hit, in the order in which they came."""
+        self.linked = asyncio.Event()
+        """Set when one comes. Whoever waits for the next one clears it."""
 
     def strike(self, fault: Fault, *, for_s: float = 1.0, way: Way | None = None) -> bool:
         """False if there is no connection to hit. `for_s` is how long a stall or a throttle lasts. `way` is the
@@ -77,6 +79,7 @@ class ByteProxy(Proxy):
     async def _carry(self, near: Ends, far: Ends) -> None:
         link = Link(near, far, self.chance)
         self.links.append(link)
+        self.linked.set()
         try:
             await link.run()
         finally:

@@ -13,6 +13,7 @@ from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START, Kind
 from semel.kernel.ops import Append, Put, RecordKind, Unit
 from semel.pubsub.calls import (
+    Answer,
     Check,
     CloseConnections,
     Connection,
@@ -877,3 +878,26 @@ def test_data_that_is_not_what_it_says_reaches_subscribers_as_bytes(
         pair.interpreter.wake()
     [told] = [each for each in pair.take(BOB) if isinstance(each, GroupMessage)]
     assert told.data == Data(DataType.BINARY, body)
+
+
+@pytest.mark.parametrize("protocol", [Subprotocol.JSON_RELIABLE, Subprotocol.JSON])
+def test_who_asks_for_too_much_before_it_is_connected_is_not_kept(world: World, protocol: str) -> None:
+    world.held = []
+    world.connect(ALICE, protocol=protocol, groups=("g",))
+    world.send(ALICE, *[Ping()] * 1001)
+    world.let_go()
+    world.drop(ALICE)
+    assert isinstance(world.take(ALICE)[-1], Shut)
+    assert world.hub.roster.get(ALICE) is None
+    assert world.store.state(session_key(HUB, ALICE)) is None
+
+
+def test_a_close_of_one_that_left_before_it_was_there_is_done(world: World) -> None:
+    world.held = []
+    world.connect(ALICE)
+    world.drop(ALICE, 1000)
+    assert world.call_later(CloseConnections(Connection(ALICE)))
+    world.let_go()
+    [answer] = world.take("later")
+    assert isinstance(answer, Answer)
+    assert answer.outcome is not Outcome.FAILED

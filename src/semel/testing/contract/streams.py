@@ -197,6 +197,19 @@ class ReadSuite(StoreSuite):
         # others may have committed before, for all that a listener knows when it begins
         assert len(heard) < 205
 
+    def test_a_listener_that_fails_disturbs_neither_the_commit_nor_others(self, store: Store) -> None:
+        def fail() -> None:
+            raise ValueError("a listener's own trouble")
+
+        woken = threading.Event()
+        stops = [store.listen(fail), store.listen(woken.set)]
+        woken.clear()
+        append(store, "a")
+        assert woken.wait(30)
+        for stop in stops:
+            stop()
+        assert len(_records(store)) == 1
+
     def test_a_claim_that_finds_nothing_wakes_nobody(self, store: Store) -> None:
         """Otherwise idle workers of two nodes keep each other awake for ever, with a write each time."""
         calls: list[None] = []
