@@ -43,12 +43,16 @@ class CatchUp:
         """Begin a pass if somebody waits for one."""
         if self._has_failed:
             return
-        if self._pass is None and self._waiting:
-            waiting, self._waiting = self._waiting, []
+        if self._pass is None and (waiting := self._take_waiting()):
             self._pass = _Pass(waiting)
         if self._pass is not None and not self._pass.is_reading:
             self._pass.is_reading = True
             self._hub.tail.read_after(self._pass.at, self._read)
+
+    def _take_waiting(self) -> list[tuple[Session, int]]:
+        """Without those that are lost or closed by now. One that was lost and came back is here under the same id."""
+        waiting, self._waiting = self._waiting, []
+        return [(session, until) for session, until in waiting if self._hub.roster.get(session.id) is session]
 
     def _read(self, found: Found, now: float) -> None:
         reading = self._pass

@@ -332,10 +332,10 @@ class Session:
         return confirmed
 
     def put_back(self, confirmed: Confirmed | None, told: int) -> None:
-        """It was not written down."""
-        self.told = told
+        """It was not written down, and perhaps what was taken before it was not either."""
+        self.told = min(self.told, told)
         if confirmed is not None and self.confirmed is not None:
-            confirmed.extend(self.confirmed)
+            confirmed.merge(self.confirmed)
         self.confirmed = confirmed or self.confirmed
 
     def floor(self, tail: int) -> int:
@@ -370,7 +370,8 @@ class Confirmed:
         self.n += run.count
         self.fold ^= run.fold
 
-    def extend(self, later: Confirmed) -> None:
-        self.last = later.last
-        self.n += later.n
-        self.fold ^= later.fold
+    def merge(self, other: Confirmed) -> None:
+        self.first = min(self.first, other.first)
+        self.last = max(self.last, other.last)
+        self.n += other.n
+        self.fold ^= other.fold

@@ -14,6 +14,8 @@ from semel.errors import StoreUnavailable
 from semel.kernel.effects import Load, LoadAll, Read, Send
 from semel.kernel.group import Group
 from semel.kernel.interpreter import Interpreter, Seat
+from semel.kernel.ledger import START, Kind, fold_ids
+from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ops import Append, Applied, Fresh, RecordKind
 from semel.pubsub.calls import (
     Answer,
@@ -159,7 +161,7 @@ class Client:
         self.node: Node | None = None
         self.socket = ""
         self.is_connected = False
-        self.last = 0
+        self.last = self.last_heard = 0
         self.got: list[tuple[int, str]] = []
         self.unacked: dict[int, Ask] = {}
         self.stays: list[Stay] = []
@@ -194,7 +196,7 @@ class Client:
             self._ask(lambda id: JoinGroup(group, id))
 
     def come(self, node: Node) -> None:
-        self.node, self.socket = node, self.storm.fresh_socket(self)
+        self.node, self.socket, self.last_heard = node, self.storm.fresh_socket(self), 0
         if not self.is_connected:
             # who never heard of a session has no token for it
             self.connection = f"session of {self.socket}"
@@ -230,6 +232,9 @@ class Client:
                 case GroupMessage(sequence_id=offset, data=data):
                     assert offset is not None
                     assert data is not None
+                    if offset <= self.last_heard:
+                        self.wrong.append(f"{offset} came after {self.last_heard} on one socket")
+                    self.last_heard = offset
                     if offset > self.last:
                         self.last = offset
                         self.got.append((offset, data.body.decode().rstrip()))
@@ -344,6 +349,7 @@ class Storm:
         self.caller = Caller(self)
         self.offsets: dict[str, list[int]] = {}
         self.targets: dict[str, str] = {}
+        self.ids: dict[int, str] = {}
         self.last_offset = 0
         self.nodes: list[Node] = []
         self.clients: list[Client] = []
@@ -361,6 +367,7 @@ class Storm:
         body = (op.envelope.data or b"".join(self.nodes[0].store.body(op.envelope.blob.name))).decode().rstrip()  # type: ignore[union-attr]
         self.offsets.setdefault(body, []).append(offset)
         self.targets[body] = op.target[2:]
+        self.ids[offset] = op.envelope.id
 
     def fresh_socket(self, client: Client) -> str:
         self._sockets += 1
@@ -517,6 +524,7 @@ class Storm:
         for client in self.clients:
             found += [f"{client.name} never heard of {request}" for request in client.unacked.values()]
             found += self._wrong_with(client)
+            found += self._wrong_in_ledger(client)
         return found
 
     def _wrong_with(self, client: Client) -> list[str]:
@@ -530,3 +538,29 @@ class Storm:
         if received != due:
             found.append(f"{client.name} got {len(received)} of {len(due)}: {sorted(set(due) - set(got))[:5]}")
         return found
+
+    def _wrong_in_ledger(self, client: Client) -> list[str]:
+        """Each delivery is written down once, and none that was not made. What was not promised may be held for
+        delivered by a node that did not know better."""
+        got, found, before = {offset for offset, _ in client.got}, [], 0
+        due = {self.offsets[body][0] for body in self.due(client)}
+        for event in self._confirmed(client.connection):
+            assert event.first is not None
+            assert event.last is not None
+            told = f"{event.n} of {event.first} to {event.last} confirmed by {client.name}"
+            inside = {offset for offset in self.ids if event.first <= offset <= event.last}
+            if not before < event.first <= event.last:
+                found.append(f"{told} after {before}")
+            if event.n > len(inside & got) + len(inside - due - got):
+                found.append(f"{told}, but only {len(inside & got)} were had")
+            if event.n == len(inside) and event.fold != fold_ids(self.ids[offset] for offset in inside):
+                found.append(f"{told}, but those were others")
+            before = event.last
+        return found
+
+    def _confirmed(self, connection: str) -> list[LedgerEvent]:
+        entries, mark = [], START
+        while found := self.nodes[0].store.ledger(mark):
+            entries += [entry.event for entry in found]
+            mark = found[-1].mark
+        return [event for event in entries if event.kind is Kind.CONFIRMED and event.peer == connection]

@@ -10,6 +10,7 @@ from semel.kernel.ledger import START, Kind, hash_id
 from semel.pubsub.messages import GroupMessage
 
 ALICE, BOB = "alice", "bob"
+AWAY = StoreUnavailable("the disk is away", fix="wait")
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_an_acknowledgement_that_is_not_in_the_ledger_yet_is_not_in_the_row_eith
 def test_what_could_not_be_written_down_is_written_down_with_the_next(world: World) -> None:
     world.publish(ALICE, "g", "m2", 2)
     world.ack(BOB, last_number(world, BOB))
-    world.failing = [StoreUnavailable("the disk is away", fix="wait")]
+    world.failing = [AWAY]
     world.pass_time(2)
     assert confirmed(world, BOB)[0] == 0
     world.publish(ALICE, "g", "m3", 3)
@@ -72,6 +73,25 @@ def test_what_could_not_be_written_down_is_written_down_with_the_next(world: Wor
     count, fold, ranges = confirmed(world, BOB)
     assert (count, fold) == (2, folded("alice#2", "alice#3"))
     assert len(ranges) == 1
+
+
+def test_what_failed_twice_is_written_down_from_its_beginning(world: World) -> None:
+    """The second failure is of what came later: it must not move the beginning, neither in the ledger nor in the row."""
+    numbers = []
+    for number in (2, 3):
+        world.publish(ALICE, "g", f"m{number}", number)
+        numbers.append(last_number(world, BOB))
+    world.held = []
+    for number in numbers:
+        world.ack(BOB, number)
+        world.pass_time(2)
+    first, world.held = world.held[0], None
+    world.interpreter.failed(first, AWAY)
+    session = world.hub.roster.get(BOB)
+    assert session is not None
+    assert session.told < numbers[0]
+    world.pass_time(2)
+    assert confirmed(world, BOB) == (2, folded("alice#2", "alice#3"), [(numbers[0], numbers[1])])
 
 
 def test_records_are_kept_until_the_ledger_has_their_deliveries(world: World) -> None:

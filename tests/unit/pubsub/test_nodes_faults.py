@@ -150,6 +150,23 @@ def test_a_stay_that_ends_while_a_session_waits_for_what_it_missed_counts_once(
     assert two.bodies("new") == ["owed"]
 
 
+def test_one_that_was_lost_and_came_back_while_others_were_read_for_misses_nothing_twice(
+    one: World, two: World
+) -> None:
+    """It waits for the next pass as the one that was lost and as the one that came back."""
+    one.connect("carol", groups=("g",))
+    one.publish(ALICE, "g", "owed")
+    asked = deaf(two)
+    two.resume("first", "carol")
+    two.resume("lost", ALICE)
+    one.resume("between", ALICE)
+    two.publish("lost", "g", "refused", 7)
+    assert two.hub.roster.get(ALICE) is None
+    two.resume("back", ALICE)
+    hears(two, asked)
+    assert two.bodies("back") == ["owed"]
+
+
 def test_a_floor_is_said_again_when_the_commit_that_said_it_has_failed(one: World, two: World) -> None:
     one.publish(ALICE, "g", "kept")
     offset = one.hub.tail.offset
