@@ -76,7 +76,7 @@ def test_what_could_not_be_written_down_is_written_down_with_the_next(world: Wor
 
 
 def test_what_failed_twice_is_written_down_from_its_beginning(world: World) -> None:
-    """The second failure is of what came later: it must not move the beginning, neither in the ledger nor in the row."""
+    """The second failure is of what came later: it must not move the beginning, in the ledger or in the row."""
     numbers = []
     for number in (2, 3):
         world.publish(ALICE, "g", f"m{number}", number)
