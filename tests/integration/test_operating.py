@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import signal
 import socket
@@ -221,6 +222,8 @@ def test_health_and_metrics(semel: Commands, served: Served) -> None:
         assert 'semel_info{node="n1"' in found.text
         assert 'semel_hub_connections{hub="seen"} 1.0\n' in found.text
         assert 'semel_hub_frames_sent_total{hub="seen"} 1.0\n' in found.text
+        [committed] = re.findall(r"^semel_transaction_seconds_count (.+)$", found.text, re.MULTILINE)
+        assert float(committed) > 0
 
 
 def test_the_event_handlers_of_the_configuration_are_told(semel: Commands, handler: ThreadingHTTPServer) -> None:

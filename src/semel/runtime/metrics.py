@@ -10,12 +10,20 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, ProcessCollector, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from semel import __version__
 from semel.kernel.effects import Close, Notify
 from semel.pubsub.hub import Hub
+from semel.runtime.commit_times import CommitTimes
 
 TOPICS = (
     "backlog", "slow-client", "hub-body", "hub-read", "hub-flush", "hub-trim", "session-close", "take-over", "node",
@@ -51,8 +59,8 @@ class Metrics(Collector):
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, node: str, traffic: Callable[[], Iterable[Traffic]]) -> None:
-        self._node, self._traffic = node, traffic
+    def __init__(self, node: str, traffic: Callable[[], Iterable[Traffic]], commit_times: CommitTimes) -> None:
+        self._node, self._traffic, self._commit_times = node, traffic, commit_times
         self._notices: Counter[str] = Counter(dict.fromkeys(TOPICS, 0))
         self._responses: Counter[int] = Counter()
         self._registry = CollectorRegistry()
@@ -83,6 +91,7 @@ class Metrics(Collector):
         hubs = [(each.name, each.hub) for each in found if each.hub is not None]
         yield from _of_sessions(hubs)
         yield from _of_counts(hubs)
+        yield from _of_commits(self._commit_times)
         notices = CounterMetricFamily("semel_notices", "What hubs have reported, by topic.", labels=("topic",))
         for topic, count in sorted(self._notices.items()):
             notices.add_metric((topic,), count)
@@ -91,6 +100,12 @@ class Metrics(Collector):
         for status, count in sorted(self._responses.items()):
             responses.add_metric((str(status),), count)
         yield responses
+
+
+def _of_commits(times: CommitTimes) -> Iterator[Metric]:
+    yield CounterMetricFamily("semel_commits", "What was asked of the store.", times.commits)
+    buckets = [(floatToGoString(limit), count) for limit, count in times.up_to()]
+    yield HistogramMetricFamily("semel_transaction_seconds", "From the order to the answer.", buckets, times.sum_s)
 
 
 def _of_links(found: list[Traffic]) -> Iterator[Metric]:

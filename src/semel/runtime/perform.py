@@ -44,6 +44,7 @@ from semel.kernel.group import Completion, Group, GroupLimits
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Enqueue, Finish, Op, WorkRow
 from semel.kernel.store import Record, Store
+from semel.runtime.commit_times import CommitTimes
 from semel.runtime.hosting import Factory, Guarded, Handler, Host, cause_of
 from semel.runtime.threads import Readers, Report, Writer, hand_over
 from semel.runtime.transports.base import Transport
@@ -114,7 +115,9 @@ class Performer:
         self._on_end: list[Callable[[], None]] = []
         self._outbox: list[tuple[Seat, Send]] = []
         self._handlers: set[asyncio.Task[None]] = set()
+        self.commit_times = CommitTimes()
         self._under_way: Group | None = None
+        self._under_way_since = 0.0
         self._begin_due = False
         self._tick_due = False
         self._wake_due = False
@@ -338,7 +341,7 @@ class Performer:
             self._interpreter.begin()
 
     def commit(self, group: Group) -> None:
-        self._under_way = group
+        self._under_way, self._under_way_since = group, time.perf_counter()
         self._writer.put(group)
         self._offer_room()
 
@@ -351,6 +354,7 @@ class Performer:
         if self._closed:
             return
         self._under_way = None
+        self.commit_times.add(time.perf_counter() - self._under_way_since, len(group.members))
         report()
         if self._hosts and _is_news(group):
             self._interpreter.wake(is_own=True)

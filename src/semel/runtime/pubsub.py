@@ -219,7 +219,7 @@ class PubSub:
         self._held: list[Peer] = []
         self._has_begun = False
         performer.on_room(self._release)
-        self.metrics = Metrics(settings.node, self._traffic)
+        self.metrics = Metrics(settings.node, self._traffic, performer.commit_times)
         performer.observe(self.metrics.observe)
         self.operating = Operating(
             performer.store, self.metrics, settings.keys, settings.endpoints, self._call, lambda: self._links,

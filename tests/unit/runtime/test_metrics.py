@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.pubsub.world import World
 
 from semel.kernel.effects import Close, Notify
 from semel.pubsub.counts import Counts
+from semel.runtime.commit_times import CommitTimes
 from semel.runtime.metrics import TOPICS, Metrics, Traffic
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,7 +38,7 @@ def test_what_hubs_and_their_links_say() -> None:
     counts.accepted, counts.deliveries = 1, 2
     hub: Any = world.hub
     hub.counts = counts
-    metrics = Metrics("n1", lambda: [Traffic("chat", hub, 1, 7, 9, 3, 1), Traffic("new", None, 0, 0, 0)])
+    metrics = Metrics("n1", lambda: [Traffic("chat", hub, 1, 7, 9, 3, 1), Traffic("new", None, 0, 0, 0)], CommitTimes())
     found = samples(metrics)
     assert found["semel_hubs",] == 2
     assert found["semel_hub_connections", "chat"] == 1
@@ -53,8 +55,22 @@ def test_what_hubs_and_their_links_say() -> None:
     assert ("semel_hub_groups", "new") not in found
 
 
+def test_how_long_commits_take() -> None:
+    times = CommitTimes()
+    for took_s, commits in ((0.0005, 1), (0.001, 20), (0.003, 300), (60.0, 1)):
+        times.add(took_s, commits)
+    found = samples(Metrics("n1", list, times))
+    assert found["semel_commits_total",] == 322
+    assert found["semel_transaction_seconds_count",] == 4
+    assert found["semel_transaction_seconds_sum",] == pytest.approx(60.0045)
+    assert found["semel_transaction_seconds_bucket", "0.001"] == 2
+    assert found["semel_transaction_seconds_bucket", "0.005"] == 3
+    assert found["semel_transaction_seconds_bucket", "10.0"] == 3
+    assert found["semel_transaction_seconds_bucket", "+Inf"] == 4
+
+
 def test_what_is_reported_and_answered_is_counted() -> None:
-    metrics = Metrics("n1", list)
+    metrics = Metrics("n1", list, CommitTimes())
     metrics.observe("hub/chat", Notify("backlog", "c1 is closed"))
     metrics.observe("hub/chat", Notify("something new", ""))
     metrics.observe("hub/chat", Close("finished"))
@@ -68,7 +84,7 @@ def test_what_is_reported_and_answered_is_counted() -> None:
 
 
 def test_two_servers_in_one_process_do_not_mix() -> None:
-    first, second = Metrics("a", list), Metrics("b", list)
+    first, second = Metrics("a", list, CommitTimes()), Metrics("b", list, CommitTimes())
     first.responded(200)
     assert ("semel_http_responses_total", "200") not in samples(second)
 
@@ -76,9 +92,9 @@ def test_two_servers_in_one_process_do_not_mix() -> None:
 def test_every_metric_and_topic_is_documented() -> None:
     hub: Any = World().hub
     hub.counts = Counts()
-    metrics = Metrics("n", lambda: [Traffic("h", hub, 0, 0, 0)])
+    metrics = Metrics("n", lambda: [Traffic("h", hub, 0, 0, 0)], CommitTimes())
     metrics.responded(200)
-    names = {name for name, *_ in samples(metrics) if name.startswith("semel_")}
+    names = {re.sub("_(bucket|count|sum)$", "", name) for name, *_ in samples(metrics) if name.startswith("semel_")}
     documented = set(re.findall(r"^\| `(semel_\w+)", PAGE, re.MULTILINE))
     assert documented == names
     for topic in TOPICS:
