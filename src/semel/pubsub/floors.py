@@ -92,7 +92,7 @@ class Floors:
             else:
                 self._hub.commit((put, Trim(self._hub.stream, floor + 1)), nothing_more, self._failed)
                 return
-        if self._hub.options.is_shared:
+        if self._hub.options.is_shared and self._trimmed < self._hub.tail.offset:
             self._hub.load_all(LoadAll(floor_key(self._hub.hub, ""), limit=NODES_MAX), self._trim)
 
     def _trim(self, found: Loaded | LoadedAll | LoadFailed, now: float) -> None:
@@ -100,8 +100,11 @@ class Floors:
             return
         lowest = min((read_floor(state) for _, state in found.states), default=0)
         if lowest > self._trimmed:
-            self._trimmed = lowest
-            self._hub.commit((Trim(self._hub.stream, lowest + 1),), nothing_more, self._failed)
+            trim = Trim(self._hub.stream, lowest + 1)
+            self._hub.commit((trim,), lambda results, now: self._has_trimmed(lowest), self._failed)
+
+    def _has_trimmed(self, lowest: int) -> None:
+        self._trimmed = max(self._trimmed, lowest)
 
     def _failed(self, failure: Failure, now: float) -> None:
         self._hub.notify("hub-trim", why(failure))

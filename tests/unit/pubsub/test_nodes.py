@@ -6,6 +6,7 @@ import pytest
 from tests.unit.pubsub.world import World, text
 
 from semel.errors import StoreUnavailable
+from semel.kernel.effects import LoadAll
 from semel.kernel.position import Position
 from semel.pubsub.calls import (
     Check,
@@ -310,6 +311,20 @@ def test_what_nobody_needs_is_trimmed_on_several_nodes_too(one: World, two: Worl
     for _ in range(4):
         one.pass_time(3)
     assert not hasattr(one.store.read("hub/chat", None, 1), "records")
+
+
+def test_where_nothing_happens_nobody_asks_for_floors(one: World, two: World) -> None:
+    one.publish(ALICE, "g", "the last one")
+    for world, who in ((one, ALICE), (two, BOB)):
+        world.ack(who, sequence(world.take(who))[-1][1] or 0)
+    for _ in range(6):
+        one.pass_time(3)
+    asked: list[object] = []
+    for world in (one, two):
+        world.driver.load = lambda seat, effect: asked.append(effect)
+    for _ in range(6):
+        one.pass_time(3)
+    assert not [effect for effect in asked if isinstance(effect, LoadAll) and "/floor/" in effect.prefix]
 
 
 # -- calls about sessions of other nodes

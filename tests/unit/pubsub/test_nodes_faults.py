@@ -7,10 +7,11 @@ from tests.unit.pubsub.world import HUB, World
 
 from semel.errors import StoreUnavailable
 from semel.kernel.effects import CommitFailed, LoadAll, Read, ReadDone
+from semel.kernel.group import Group
 from semel.kernel.interpreter import Seat
-from semel.kernel.ops import RecordKind
+from semel.kernel.ops import RecordKind, Trim
 from semel.kernel.position import Position
-from semel.kernel.store import Record, Records
+from semel.kernel.store import Record, Records, Trimmed
 from semel.pubsub.calls import (
     Call,
     Check,
@@ -178,6 +179,31 @@ def test_a_floor_is_said_again_when_the_commit_that_said_it_has_failed(one: Worl
     two.resume("refused", ALICE)
     two.resume("new", ALICE)
     assert (floor_of(two, two.hub.node) or 0) < offset
+
+
+def test_a_trim_that_failed_is_made_again(one: World, two: World) -> None:
+    one.die()
+    for _ in range(40):
+        two.pass_time(4)
+    two.publish(BOB, "g", "done with")
+    two.ack(BOB, two.hub.tail.offset)
+    two.pass_time(1)
+    commit = two.commit
+
+    def failing(group: Group) -> None:
+        if any(isinstance(op, Trim) for unit in group.units for op in unit.ops):
+            two.commit = commit  # type: ignore[method-assign]
+            two.interpreter.failed(group, AWAY)
+        else:
+            commit(group)
+
+    two.commit = failing  # type: ignore[method-assign]
+    for _ in range(24):
+        two.pass_time(1)
+    assert two.commit == commit
+    found = two.store.read("hub/chat", None, 1)
+    assert isinstance(found, Trimmed)
+    assert found.first.offset == two.hub.tail.offset + 1
 
 
 def test_one_that_is_here_is_not_taken_again(one: World, two: World) -> None:
