@@ -80,17 +80,17 @@ class CatchUp:
                 self._hub.notify("hub-body", f"the body of {record.envelope.id} is gone")
                 continue
             run = Run(record.position.offset, (of_record(record),), record.body)
-            for session in self._hub.due(reading.past, run, now):
+            for session in self._hub.delivery.due(reading.past, run, now):
                 reading.offer(session, run)
 
     def _finish(self, reading: _Pass, now: float) -> None:
         for session, missed in reading.missed.values():
             session.caught_up(missed)
-            self._hub.catch_up(session, now)
+            self._hub.delivery.catch_up(session, now)
             if self._hub.roster.get(session.id) is session:
                 if session.confirmed is not None:
-                    self._hub.write_down(session)
-                self._hub.check_backlog(session, now)
+                    self._hub.delivery.write_down(session)
+                self._hub.delivery.check_backlog(session, now)
 
 
 class _Pass:

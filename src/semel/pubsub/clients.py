@@ -66,7 +66,7 @@ class Clients:
     def _handle(self, session: Session, request: Request, now: float) -> None:
         match request:
             case SequenceAck(sequence_id=offset):
-                self._hub.acknowledge(session, offset, now)
+                self._hub.delivery.acknowledge(session, offset, now)
             case Ping():
                 self._hub.tell(session, PONG)
             case StreamData():
@@ -197,7 +197,7 @@ class Clients:
             self.ack(session, ack_id, fault)
         elif session.peer is not None:
             self._hub.shut(session, CloseCode.POLICY, fault.message)
-            self._hub.close(session, Kind.CANCELLED, fault.message, now)
+            self._hub.sessions.close(session, Kind.CANCELLED, fault.message, now)
 
     def _message(self, session: Session, request: SendToGroup, now: float) -> Append:
         at = round(now * 1e6)

@@ -65,7 +65,7 @@ class Endings:
             if failure is not None and is_gone(failure):
                 failure = None
             elif failure is not None and not end.is_taken and self._hub.roster.get(session.id) is None:
-                self._hub.miss(session)
+                self._hub.sessions.miss(session)
         for then in asked:
             then(failure)
 
@@ -81,9 +81,9 @@ class Endings:
         if end.is_under_way:
             end.asked.append(then)
         else:
-            self._hub.close(session, end.kind, end.reason, now, then)
+            self._hub.sessions.close(session, end.kind, end.reason, now, then)
 
     def try_again(self, now: float) -> None:
         for session, end in list(self._ends.items()):
             if not end.is_under_way:
-                self._hub.close(session, end.kind, end.reason, now)
+                self._hub.sessions.close(session, end.kind, end.reason, now)

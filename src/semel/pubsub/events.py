@@ -483,7 +483,7 @@ class Events:
                 self._clients.refuse(session, [event.ack_id], fault)
             case CloseCode() as code:
                 self._hub.shut(session, code, why)
-                self._hub.close(session, Kind.CANCELLED, why, now)
+                self._hub.sessions.close(session, Kind.CANCELLED, why, now)
 
 
 def _is_stale(failure: Failure) -> bool:

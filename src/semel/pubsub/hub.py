@@ -49,18 +49,18 @@ from semel.kernel.effects import (
 )
 from semel.kernel.envelope import Blob, mint_id
 from semel.kernel.lease import Guard
-from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Append, Fresh, Log, Op, Put, PutBlob, RecordKind, Result
+from semel.kernel.ops import Append, Fresh, Op, Put, PutBlob, RecordKind, Result
 from semel.kernel.position import Position
 from semel.pubsub.arrivals import Arrivals
 from semel.pubsub.asking import Asking
 from semel.pubsub.calls import Answer, Call
 from semel.pubsub.catchup import CatchUp
 from semel.pubsub.clients import Clients
-from semel.pubsub.commits import Done, Failed, Failure, is_conflict, nothing_more, why
+from semel.pubsub.commits import Done, Failed, Failure, is_conflict
 from semel.pubsub.counts import Counts
-from semel.pubsub.endings import Endings, Then
+from semel.pubsub.delivery import Delivery
+from semel.pubsub.endings import Endings
 from semel.pubsub.events import Events
 from semel.pubsub.floors import Floors
 from semel.pubsub.frames import codec_for
@@ -68,35 +68,29 @@ from semel.pubsub.group_state import GroupStates
 from semel.pubsub.handler_calls import Fetched, Replied
 from semel.pubsub.handlers import Handlers
 from semel.pubsub.idempotency import Keys
-from semel.pubsub.messages import CloseCode, Connected, Disconnected, Request, Response
+from semel.pubsub.messages import CloseCode, Request, Response
 from semel.pubsub.nodes import Nodes
-from semel.pubsub.odata import parse
 from semel.pubsub.orders import Orders
 from semel.pubsub.outgoing import Outgoing
 from semel.pubsub.records import (
-    NO_TERMS,
     accepted_event,
-    closed,
     membership,
-    opened,
     opened_on,
     repeated_event,
     stream_of,
 )
-from semel.pubsub.roster import SOMEWHERE, Elsewhere, Here, Roster
+from semel.pubsub.roster import Elsewhere, Here, Roster
 from semel.pubsub.runs import Run, runs_of
 from semel.pubsub.service import Service
-from semel.pubsub.session import AcksRow, Confirmed, Session, SessionRow, acks_key, session_key
+from semel.pubsub.session import Session
+from semel.pubsub.sessions import Sessions
 from semel.pubsub.sockets import ALL, Anew, Frames, Gone, Open, Resume, Room, Shut, Stalled
 from semel.pubsub.streams import Streams
 from semel.pubsub.tail import READ_ROWS, Tail
 from semel.pubsub.takeover import TakeOver
 from semel.pubsub.wire import frame
 
-FLUSH_S = 1.0
 EARLY_MAX = 1_000
-BEHIND_S = 1.0
-"""A session that is still catching up when its time is over gets this much more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,28 +148,27 @@ class Hub:
         self._effects: list[Effect] = []
         self.outgoing = Outgoing()
         self.tail = Tail(_begin_of(head, self.options), self._tell, self._tell_all, self._skip, self._effects.append)
-        self.floors, self._catch_up, self.orders = Floors(self, floor), CatchUp(self), Orders(self)
+        self.floors, self.catch_up, self.orders = Floors(self, floor), CatchUp(self), Orders(self)
         self.arrivals, self.endings = Arrivals(), Endings(self)
-        self._clients, self.service = Clients(self), Service(self)
+        self.sessions, self.delivery = Sessions(self), Delivery(self)
+        self.clients, self.service = Clients(self), Service(self)
         self.keys = Keys(self)
-        self.events = Events(self, self._clients, handlers or Handlers(hub))
-        self.streams, self.group_states = Streams(self), GroupStates(self, self._clients)
+        self.events = Events(self, self.clients, handlers or Handlers(hub))
+        self.streams, self.group_states = Streams(self), GroupStates(self, self.clients)
         self.take_over, self._nodes = TakeOver(self), Nodes(self) if self.options.is_shared else None
-        self._timed: tuple[_Timed, ...] = self.floors, self.orders, self.events, self.streams, self.keys
-        if self._nodes is not None:
-            self._timed += (self._nodes,)
+        self._timed: tuple[_Timed, ...] = (
+            self.delivery, self.floors, self.orders, self.events, self.streams, self.keys,
+            *((self._nodes,) if self._nodes is not None else ()), self.sessions,
+        )  # fmt: skip
         self.counts = Counts()
         self._random = random
-        self._sockets: dict[str, Session] = {}
+        self.sockets: dict[str, Session] = {}
         self._waiting_room: dict[str, list[object]] = {}
         self._tokens = count(1)
         self._waiting: dict[int, _Waiting] = {}
         self._loads = Asking[str | LoadAll, Callable[[Loaded | LoadedAll | LoadFailed, float], None]](self._ask)
         self._told: list[tuple[int, int, Callable[[], None]]] = []
         self._touched: dict[str, Session] = {}
-        self._dirty: dict[str, Session] = {}
-        self._expiries: list[tuple[float, str]] = []
-        self._flush_at: float | None = None
         self._begin_with = tuple(sessions)
 
     # -- the machine
@@ -186,24 +179,13 @@ class Hub:
         for session in self._begin_with:
             # what was sent before is not known any more; it cannot have been more than there was
             session.sent = max(session.sent, self.head)
-            self._begin(session, now)
+            self.sessions.begin(session, now)
         self._begin_with = ()
         self.floors.start(now)
         if self._nodes is not None:
             self._nodes.start(now)
         self.tail.read_on()
         return self._end(now)
-
-    def _begin(self, session: Session, now: float) -> None:
-        """Of another time, in which the store was another one, nothing can be gone on with. A plain client has nothing
-        to come back with."""
-        self.roster.add(session)
-        if session.epoch != self.epoch:
-            self.close(session, Kind.CANCELLED, "the store was restored from a backup", now)
-        elif not session.is_reliable:
-            self.close(session, Kind.CANCELLED, "the server began anew", now)
-        else:
-            self.fall_behind(session, now)
 
     def receive(self, event: Event, now: float) -> Sequence[Effect]:
         if self._is_over(now):
@@ -232,9 +214,7 @@ class Hub:
         return self._end(now)
 
     def next_deadline(self) -> float | None:
-        times = [self._flush_at, *(part.next_deadline() for part in self._timed)]
-        if self._expiries:
-            times.append(self._expiries[0][0])
+        times = [part.next_deadline() for part in self._timed]
         return min((at for at in times if at is not None), default=None)
 
     @property
@@ -257,24 +237,19 @@ class Hub:
     def on_timer(self, now: float) -> Sequence[Effect]:
         if self._is_over(now):
             return self._end(now)
-        if self._flush_at is not None and self._flush_at <= now:
-            self._flush()
         for part in self._timed:
             part.on_timer(now)
-        while self._expiries and self._expiries[0][0] <= now:
-            self._expire(heappop(self._expiries)[1], now)
         return self._end(now)
 
     def _end(self, now: float) -> Sequence[Effect]:
         """What was staged and written while one event was handled goes out together."""
-        self._catch_up.go_on()
+        self.catch_up.go_on()
         touched, self._touched = self._touched, {}
         for session in touched.values():
             if session.staged:
-                self._clients.commit_staged(session)
+                self.clients.commit_staged(session)
         self._write()
-        if self._dirty and self._flush_at is None:
-            self._flush_at = now + FLUSH_S
+        self.delivery.plan_flush(now)
         effects = list(self._effects)
         self._effects.clear()
         return effects
@@ -339,32 +314,16 @@ class Hub:
                 return
             self.drop_bodies(appends)
             if is_conflict(failure):
-                self._refused(session)
+                self.sessions.refused(session)
             elif session.generation == generation:
                 session.fall_back()
             failed(failure)
 
         self.commit((*appends, *puts, *more), on_done, on_failed, session.id)
 
-    def _refused(self, session: Session) -> None:
-        """The rows are not those that we know."""
-        is_here = self.roster.get(session.id) is session
-        if self._nodes is not None:
-            self.lose(session)
-        if is_here:
-            self.miss(session)
-
-    def miss(self, session: Session) -> None:
-        """Another node has it, and the stream will say which. A node that is alone has nobody to lose a session to:
-        then it was a hub before this one, whose commits came so late."""
-        if self._nodes is not None:
-            self.elsewhere.add(Elsewhere(session.id, session.user, SOMEWHERE, dict(session.groups)))
-        else:
-            self.begin_anew("the store holds something else")
-
     def begin_anew(self, reason: str) -> None:
         """The clients come back, and find what the store holds."""
-        for session in list(self._sockets.values()):
+        for session in list(self.sockets.values()):
             self.shut(session, CloseCode.INTERNAL, reason)
         self.take_over.abandon(reason)
         self.orders.abandon(reason)
@@ -377,7 +336,7 @@ class Hub:
             return
         match told:
             case Frames(requests=requests):
-                session = self._sockets.get(peer)
+                session = self.sockets.get(peer)
                 if session is None:
                     self._unknown(peer, requests)
                     return
@@ -385,9 +344,9 @@ class Hub:
             case Stalled() | Room():
                 self._stall(peer, isinstance(told, Stalled), now)
             case Open():
-                self._open(peer, told, now)
+                self.sessions.open(peer, told, now)
             case Resume():
-                self._resume(peer, told, now)
+                self.sessions.resume(peer, told, now)
             case Gone(code=code):
                 self._gone(peer, code, now)
             case Replied() | Fetched():
@@ -425,11 +384,11 @@ class Hub:
 
     def ask(self, session: Session, requests: Sequence[Request], now: float) -> None:
         if session.early is None:
-            self._clients.hear(session, requests, now)
+            self.clients.hear(session, requests, now)
         elif len(session.early) + len(requests) > EARLY_MAX:
             reason = "wait for connected before you ask for so much"
             self.shut(session, CloseCode.POLICY, reason)
-            self.close(session, Kind.CANCELLED, reason, now)
+            self.sessions.close(session, Kind.CANCELLED, reason, now)
         else:
             session.early += requests
 
@@ -454,209 +413,38 @@ class Hub:
             return
         self._write()
         self.send(session.peer, Shut(code, reason))
-        self._sockets.pop(session.peer, None)
+        self.sockets.pop(session.peer, None)
         session.peer = None
 
     def shut_peer(self, peer: str, code: CloseCode, reason: str) -> None:
         """Of a socket that has no session here."""
         self.send(peer, Shut(code, reason))
 
-    # -- sessions
-
-    def _open(self, peer: str, asked: Open, now: float) -> None:
-        """It begins where the stream stands now: what comes in before it is durable is for it as well."""
-        start = max(self.tail.offset, self.head)
-        groups = dict.fromkeys(asked.groups, start)
-        row = SessionRow(
-            asked.user, asked.subprotocol, self.node, start, asked.permissions, groups, state=asked.state,
-            epoch=self.epoch,
-        )  # fmt: skip
-        session = Session(asked.connection, row, AcksRow(start, ()), 0, 0)
-        session.peer, session.early, session.is_stalled = peer, [], True
-        self._sockets[peer] = session
-        self.roster.add(session)
-        self.arrivals.begin(session)
-        put = msgspec.structs.replace(session.put_row(self.hub, row), guard=self.guard)
-        puts = (put, session.put_acks(self.hub))
-
-        def done(results: tuple[Result, ...], now: float) -> None:
-            session.row_version, session.acks_version = session.row_stored, session.acks_stored
-            self.tell(session, Connected(session.id, session.user, asked.token))
-            session.is_stalled = False
-            self.catch_up(session, now)
-            early, session.early = session.early or (), None
-            self._clients.hear(session, early, now)
-            self.events.look(session.id)
-            self.arrivals.decided(session, now)
-
-        def failed(failure: Failure) -> None:
-            self.roster.remove(session)
-            self.shut(session, CloseCode.INTERNAL, "the store cannot take the session now")
-            self.arrivals.decided(session, now)
-
-        more = self.events.on_open(session, now)
-        self.commit_for(session, (self.opened(session, now),), puts, done, failed, more)
-
-    def opened(self, session: Session, now: float) -> Append:
-        return opened(self.stream, session, self.node, round(now * 1e6), self.mint(now))
-
-    def _resume(self, peer: str, asked: Resume, now: float) -> None:
-        session = self.roster.get(asked.connection)
-        if session is not None and session.is_reliable:
-            self.attach(session, peer, asked.token, now)
-        elif session is None and self._nodes is not None:
-            self.take_over.resume(asked, peer)
-        else:
-            self.shut_peer(peer, CloseCode.POLICY, "there is no such session any more")
-
-    def attach(self, session: Session, peer: str, token: str | None, now: float) -> None:
-        """The client is back, on this socket. It hears `connected` again: Microsoft's go on with their streams then."""
-        if session.peer is not None:
-            self.shut(session, CloseCode.GOING_AWAY, "another socket has taken over")
-        session.peer, session.dropped_at, session.is_stalled = peer, None, False
-        self._sockets[peer] = session
-        session.written = session.acked
-        self.tell(session, Connected(session.id, session.user, token))
-        self.catch_up(session, now)
-        self.streams.resumed(session, now)
-        self.group_states.resumed(session)
-        self.events.look(session.id)
-
-    def fall_behind(self, session: Session, now: float) -> None:
-        """It is here from now on, and has to be given what it has missed. Its client may take its time for coming back
-        from now."""
-        self._drop(session, now)
-        self._catch_up.add(session, max(self.tail.offset, session.opened))
-
-    def welcome(self, session: Session, now: float) -> None:
-        """It comes from another node."""
-        other = self.elsewhere.get(session.id)
-        if other is not None:
-            self.elsewhere.remove(other)
-        self.roster.add(session)
-        self.fall_behind(session, now)
-
-    def catch_up(self, session: Session, now: float) -> None:
-        """What waits for its socket goes to it, but for what has expired meanwhile."""
-        late = session.take_expired(now)
-        if late:
-            told = self.said(session, Confirmed.of(late), Kind.EXPIRED, "its time to live was over")
-            self.commit((Log(told),), nothing_more, lambda failure, now: self.notify("hub-expire", why(failure)))
-        for run in session.catch_up():
-            assert session.peer is not None
-            self.outgoing.say(session.peer, run.frames(session.subprotocol), run.count)
-
-    def lose(self, session: Session) -> None:
-        """Another node has it, and its client will be there."""
-        self.shut(session, CloseCode.INTERNAL, "the session is not here any more")
-        self.roster.remove(session)
-        self._dirty.pop(session.id, None)
-        self.events.lost(session.id)
-
     def _stall(self, peer: str, is_stalled: bool, now: float) -> None:
         """What a reliable client has no room for waits in its queue. A plain one has none, and is too slow."""
-        session = self._sockets.get(peer)
+        session = self.sockets.get(peer)
         if session is None or session.early is not None:
             return
         if is_stalled and not session.is_reliable:
             self.notify("slow-client", f"{session.id} takes less than it is sent")
             self.shut(session, CloseCode.POLICY, "the client is too slow")
-            self.close(session, Kind.DISCARDED, "the client is too slow", now)
+            self.sessions.close(session, Kind.DISCARDED, "the client is too slow", now)
             return
         session.is_stalled = is_stalled
         if not is_stalled:
-            self.catch_up(session, now)
+            self.delivery.catch_up(session, now)
             self.group_states.has_room(session)
 
     def _gone(self, peer: str, code: int | None, now: float) -> None:
         self.take_over.gone(peer)
-        session = self._sockets.pop(peer, None)
+        session = self.sockets.pop(peer, None)
         if session is None:
             return
         session.peer = None
         if code == CloseCode.NORMAL or not session.is_reliable:
-            self.close(session, Kind.CANCELLED, "the client closed the connection", now)
+            self.sessions.close(session, Kind.CANCELLED, "the client closed the connection", now)
         else:
-            self._drop(session, now)
-
-    def _drop(self, session: Session, now: float) -> None:
-        session.dropped_at = now
-        heappush(self._expiries, (now + self.options.recovery_s, session.id))
-
-    def _expire(self, connection: str, now: float) -> None:
-        session = self.roster.get(connection)
-        if session is None or session.dropped_at is None:
-            return
-        if session.is_behind:
-            heappush(self._expiries, (now + BEHIND_S, connection))
-        elif session.dropped_at + self.options.recovery_s <= now:
-            self.close(session, Kind.EXPIRED, "the client did not come back in time", now)
-
-    def close(self, session: Session, kind: Kind, reason: str, now: float, then: Then | None = None) -> None:
-        """The session ends, and what it has not acknowledged with it: the ledger says so. `then` hears whether that is
-        in the store. If another node has it by now, it is not ours to end."""
-        self.roster.remove(session)
-        self._dirty.pop(session.id, None)
-        self.endings.begin(session, kind, reason, then)
-        if session.early is None:
-            self._end_session(session, kind, reason, now)
-        else:
-            self.arrivals.when_decided((session,), lambda now: self._end_session(session, kind, reason, now))
-
-    def _end_session(self, session: Session, kind: Kind, reason: str, now: float) -> None:
-        if not session.row_stored:
-            self.endings.ended(session)
-            return
-        end = session.acked if session.is_behind else self.tail.offset
-        went = closed(self.stream, session.id, session.user, end, round(now * 1e6), self.mint(now))
-        rows = (
-            Put(session_key(self.hub, session.id), None, session.row_version),
-            Put(acks_key(self.hub, session.id), None, session.acks_version),
-        )
-        log = []
-        if session.confirmed is not None:
-            log.append(Log(self.said(session, session.confirmed)))
-        if session.queue:
-            log.append(Log(self.said(session, Confirmed.of(session.unacknowledged()), kind, reason)))
-        appends = (*self.streams.cancel(session, now), went)
-
-        def done(results: tuple[Result, ...], now: float) -> None:
-            self.counts.discarded += session.queue_count
-            self.take_own(appends, results, now)
-            self.events.look(session.id)
-            self.endings.ended(session)
-
-        def failed(failure: Failure, now: float) -> None:
-            if not is_conflict(failure):
-                self.notify("session-close", f"{session.id} is not closed in the store: {why(failure)}")
-            self.endings.ended(session, failure)
-
-        self.commit((*appends, *rows, *log, *self.events.on_close(session, reason, now)), done, failed, session.id)
-
-    def check_backlog(self, session: Session, now: float) -> None:
-        if session.queue_count <= self.options.backlog_count and session.queue_bytes <= self.options.backlog_bytes:
-            return
-        reason = f"{session.queue_count:,} messages are not acknowledged"
-        self.notify("backlog", f"{session.id} is closed, {reason}")
-        self.tell(session, Disconnected(reason))
-        self.shut(session, CloseCode.POLICY, reason)
-        self.close(session, Kind.DISCARDED, reason, now)
-
-    def acknowledge(self, session: Session, offset: int, now: float) -> None:
-        """Of what was never sent, nothing can have been received: who says so is not believed. But another node may
-        have had the session, and sent what has not come here yet: then it may come back when that is clear."""
-        if not session.is_reliable or offset <= session.acked:
-            return
-        if offset > session.sent:
-            reason = f"{offset} is acknowledged, but {session.sent} is the last one sent"
-            is_clear = self._nodes is None or offset <= self.tail.offset
-            self.shut(session, CloseCode.POLICY if is_clear else CloseCode.INTERNAL, reason)
-            self._drop(session, now)
-        elif session.is_behind:
-            session.early_ack = max(session.early_ack, offset)
-        else:
-            session.acknowledge(offset)
-            self.write_down(session)
+            self.sessions.drop(session, now)
 
     # -- groups
 
@@ -714,7 +502,7 @@ class Hub:
             if append.envelope.blob is not None and body is None:
                 self.notify("hub-body", f"the body of {append.envelope.id} is gone")
             else:
-                self._fan_out(Run(offset, (append,), body), now)
+                self.delivery.fan_out(Run(offset, (append,), body), now)
         elif kind is RecordKind.JOIN or kind is RecordKind.LEAVE:
             self._change_member(kind, append, offset)
             if kind is RecordKind.LEAVE:
@@ -742,7 +530,7 @@ class Hub:
         """Messages, one after the other: who gets them changes with other records only, so it is looked up
         once for all that go to the same target."""
         for run in runs_of(first, appends):
-            self._fan_out(run, now)
+            self.delivery.fan_out(run, now)
         while self._told and self._told[0][0] < first + len(appends):
             heappop(self._told)[2]()
 
@@ -770,7 +558,7 @@ class Hub:
         self.endings.taken(envelope.source)
         session = self.roster.get(envelope.source)
         if session is not None and offset > session.opened:
-            self.lose(session)
+            self.sessions.lose(session)
         if session is None or offset > session.opened:
             before = known or session
             if groups is None:
@@ -780,92 +568,15 @@ class Hub:
     def _closed(self, connection: str) -> None:
         session, other = self.roster.get(connection), self.elsewhere.get(connection)
         if session is not None:
-            self.lose(session)
+            self.sessions.lose(session)
         if other is not None:
             self.elsewhere.remove(other)
-
-    def _fan_out(self, run: Run, now: float) -> None:
-        """To all to whom it is due. This is for thousands of them: what can be done once is done once."""
-        first, count_max, bytes_max = run.first, self.options.backlog_count, self.options.backlog_bytes
-        peers: dict[str, list[str]] = {}
-        full: list[Session] = []
-        for session in self.due(self.roster, run, now):
-            if session.acked >= first or session.opened >= first:
-                self._push_rest(session, run)
-            else:
-                self.counts.deliveries += run.count
-                if session.push(run):
-                    peers.setdefault(session.subprotocol, []).append(session.peer)  # type: ignore[arg-type]
-            if session.queue_count > count_max or session.queue_bytes > bytes_max:
-                full.append(session)
-        for subprotocol, attached in peers.items():
-            self.outgoing.say_all(attached, run.frames(subprotocol), run.count)
-        for session in full:
-            self.check_backlog(session, now)
-
-    def _push_rest(self, session: Session, run: Run) -> None:
-        """To one that has some of it already."""
-        known = max(session.acked, session.opened)
-        if known >= run.last:
-            return
-        rest = run.after(known)
-        self.counts.deliveries += rest.count
-        if session.push(rest) and session.peer is not None:
-            self.outgoing.say(session.peer, rest.frames(session.subprotocol), rest.count)
-
-    def due(self, roster: Here, run: Run, now: float) -> Iterable[Session]:
-        """Those of its receivers to whom the terms of a message let it go."""
-        receivers, terms = roster.receivers(run.target, run.first), run.terms
-        if terms is NO_TERMS:
-            return receivers
-        if run.is_expired(now):
-            return ()
-        left_out = {*terms.excluded, *([run.source] if terms.no_echo else [])}
-        chosen = [session for session in receivers if session.id not in left_out]
-        if terms.filter is None:
-            return chosen
-        asked = parse(terms.filter)
-        return [session for session in chosen if asked.matches(roster.seen(session, run.first))]
-
-    # -- what is written down later
-
-    def write_down(self, session: Session) -> None:
-        """How far its client has acknowledged, within a second."""
-        self._dirty[session.id] = session
-
-    def _flush(self) -> None:
-        """How far clients have acknowledged. What is lost of it in a crash is sent again and dropped by the client."""
-        self._flush_at = None
-        dirty, self._dirty = self._dirty, {}
-        for session in dirty.values():
-            told, confirmed = session.told, session.take_confirmed()
-            self.counts.acknowledged += confirmed.n if confirmed is not None else 0
-            log = [Log(self.said(session, confirmed))] if confirmed is not None else []
-            put = session.put_acks(self.hub)
-            self.commit_for(session, (), (put,), nothing_more, self._not_flushed(session, confirmed, told), more=log)
-
-    def _not_flushed(self, session: Session, confirmed: Confirmed | None, told: int) -> Callable[[Failure], None]:
-        def failed(failure: Failure) -> None:
-            if self.roster.get(session.id) is session:
-                session.put_back(confirmed, told)
-                self._dirty[session.id] = session
-                self.notify("hub-flush", why(failure))
-
-        return failed
-
-    def said(
-        self, session: Session, range: Confirmed, kind: Kind = Kind.CONFIRMED, cause: str | None = None
-    ) -> LedgerEvent:
-        return LedgerEvent(
-            kind, f"{self.stream}>sub", peer=session.id, stream=self.stream, epoch=self.epoch, first=range.first,
-            last=range.last, n=range.n, fold=range.fold, cause=cause,
-        )  # fmt: skip
 
     def try_again(self, now: float) -> None:
         """Again, if a read has failed, or the end of a session. And look whether there is more: nothing may hang on
         being woken up, or on having heard what became of a commit."""
         self.endings.try_again(now)
-        self._catch_up.try_again()
+        self.catch_up.try_again()
         self.tail.read_on()
 
 

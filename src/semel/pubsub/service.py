@@ -218,7 +218,9 @@ class Service:
         for session in chosen:
             self._hub.tell(session, Disconnected(call.reason))
             self._hub.shut(session, CloseCode.POLICY, call.reason)
-            self._hub.close(session, Kind.CANCELLED, call.reason or "closed by the service", now, together.became)
+            self._hub.sessions.close(
+                session, Kind.CANCELLED, call.reason or "closed by the service", now, together.became
+            )
 
     def _permit(self, call: Grant | Revoke, answer: Reply) -> None:
         found = self._there(Connection(call.connection))

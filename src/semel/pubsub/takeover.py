@@ -145,12 +145,12 @@ class TakeOver:
             self._shut(coming, CloseCode.POLICY, "there is no such session any more")
             self._end(coming, is_decided=failure is None)
 
-        self._hub.close(session, Kind.CANCELLED, "its node is dead, and it cannot be gone on with", now, then)
+        self._hub.sessions.close(session, Kind.CANCELLED, "its node is dead, and it cannot be gone on with", now, then)
 
     def _take(self, coming: _Coming, session: Session, now: float) -> None:
         hub = self._hub
         session.node, session.dropped_at = hub.node, now
-        record = hub.opened(session, now)
+        record = hub.sessions.opened(session, now)
         floor = hub.floors.come(session.id, session.acked)
         puts = (session.put_row(hub.hub, session.row()), session.put_acks(hub.hub))
 
@@ -187,10 +187,10 @@ class TakeOver:
     def _arrive(self, coming: _Coming, session: Session, now: float) -> None:
         hub = self._hub
         self._end(coming)
-        hub.welcome(session, now)
+        hub.sessions.welcome(session, now)
         if coming.peer is not None:
             del self._peers[coming.peer]
-            hub.attach(session, coming.peer, coming.token, now)
+            hub.sessions.attach(session, coming.peer, coming.token, now)
             hub.ask(session, coming.held, now)
 
     # -- how it ends

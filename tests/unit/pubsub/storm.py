@@ -481,7 +481,7 @@ class Storm:
             left = (
                 len(hub.roster), len(hub.elsewhere), len(hub.take_over._coming), len(hub.floors._coming),
                 len(hub.arrivals), len(hub.service._stored),
-                len(hub._loads), len(hub._waiting), len(hub._told), len(hub._dirty), len(hub.endings),
+                len(hub._loads), len(hub._waiting), len(hub._told), len(hub.delivery), len(hub.endings),
                 len(hub.orders._asked), len(hub.tail._asked), len(hub.tail._ahead), hub.tail.bodies,
             )  # fmt: skip
             if any(left):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.pubsub.world import World
+from tests.unit.pubsub.world import HUB, World
 
 from semel.errors import StoreUnavailable
 from semel.kernel.ledger import START, Kind, hash_id
-from semel.pubsub.messages import GroupMessage
+from semel.pubsub.messages import CloseCode, GroupMessage
+from semel.pubsub.session import session_key
 
 ALICE, BOB = "alice", "bob"
 AWAY = StoreUnavailable("the disk is away", fix="wait")
@@ -92,6 +93,31 @@ def test_what_failed_twice_is_written_down_from_its_beginning(world: World) -> N
     assert session.told < numbers[0]
     world.pass_time(2)
     assert confirmed(world, BOB) == (2, folded("alice#2", "alice#3"), [(numbers[0], numbers[1])])
+
+
+def test_what_failed_to_be_written_down_while_the_session_ended_is_told_with_its_end(world: World) -> None:
+    world.publish(ALICE, "g", "m2", 2)
+    number = last_number(world, BOB)
+    world.held = []
+    world.ack(BOB, number)
+    world.pass_time(2)
+    world.drop(BOB, CloseCode.NORMAL)
+    first, world.held = world.held[0], None
+    world.interpreter.failed(first, AWAY)
+    world.pass_time(10)
+    assert world.store.state(session_key(HUB, BOB)) is None
+    assert confirmed(world, BOB) == (1, folded("alice#2"), [(number, number)])
+
+
+def test_what_was_written_down_is_counted_once(world: World) -> None:
+    """Also if it took more than one try."""
+    world.publish(ALICE, "g", "m2", 2)
+    world.ack(BOB, last_number(world, BOB))
+    world.failing = [AWAY]
+    world.pass_time(2)
+    assert world.hub.counts.acknowledged == 0
+    world.pass_time(2)
+    assert world.hub.counts.acknowledged == 1
 
 
 def test_records_are_kept_until_the_ledger_has_their_deliveries(world: World) -> None:

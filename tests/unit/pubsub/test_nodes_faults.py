@@ -222,7 +222,7 @@ def test_what_was_lost_and_came_back_is_not_lost_twice(one: World, two: World) -
     first = one.hub.roster.sessions[ALICE]
     two.resume("there", ALICE)
     one.resume("back", ALICE)
-    one.hub.lose(first)
+    one.hub.sessions.lose(first)
     two.publish(BOB, "g", "hello")
     assert "hello" in one.bodies("back")
 
@@ -251,11 +251,11 @@ def test_a_plain_session_of_a_dead_node_is_forgotten_only_when_it_is_gone(one: W
     dead = one.hub.node
     one.die()
     failure = CommitFailed(0, error=AWAY)
-    two.hub.close = lambda session, kind, reason, now, then: then(failure)  # type: ignore[method-assign, assignment]
+    two.hub.sessions.close = lambda session, kind, reason, now, then: then(failure)  # type: ignore[method-assign, assignment]
     for _ in range(4):
         two.pass_time(4)
     assert floor_of(two, dead) is not None
-    del two.hub.close
+    del two.hub.sessions.close
     for _ in range(30):
         two.pass_time(4)
     assert floor_of(two, dead) is None

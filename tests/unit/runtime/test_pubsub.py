@@ -17,6 +17,7 @@ from semel.pubsub.messages import CloseCode
 from semel.pubsub.nodes import announcement_key
 from semel.pubsub.sockets import ALL, Anew
 from semel.runtime import pubsub
+from semel.runtime.commit_times import CommitTimes
 from semel.runtime.perform import Performer
 from semel.runtime.pubsub import HubLink, PubSub, PubSubSettings, _Guest
 from semel.runtime.transports.websocket import Peer
@@ -24,7 +25,8 @@ from semel.stores.memory import MemoryStore
 
 
 async def test_who_takes_nothing_may_ask_for_nothing_until_it_does() -> None:
-    service = PubSub(Mock(spec=Performer, store=MemoryStore()), PubSubSettings(AccessKeys(DEV_KEY)))
+    performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes())
+    service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
     peer = Mock(spec=Peer, key=_Guest(None, None, None))
     service.on_stalled(peer)
     peer.hold.assert_called_once_with()

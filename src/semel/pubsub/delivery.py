@@ -1,0 +1,177 @@
+"""What sessions are given and what they acknowledge: the way from the stream to the sockets, and the word of it in the
+ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from semel.kernel.ledger import Event as LedgerEvent
+from semel.kernel.ledger import Kind
+from semel.kernel.ops import Log, Result
+from semel.pubsub.commits import Failure, nothing_more, why
+from semel.pubsub.messages import CloseCode, Disconnected
+from semel.pubsub.odata import parse
+from semel.pubsub.records import NO_TERMS
+from semel.pubsub.roster import Here
+from semel.pubsub.runs import Run
+from semel.pubsub.session import Confirmed, Session
+
+if TYPE_CHECKING:
+    from semel.pubsub.hub import Hub
+
+FLUSH_S = 1.0
+
+
+class Delivery:
+    """`_dirty` are the sessions of which something is to be written down."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._dirty: dict[str, Session] = {}
+        self._flush_at: float | None = None
+
+    def __len__(self) -> int:
+        """Of how many sessions something is to be written down."""
+        return len(self._dirty)
+
+    # -- what they are given
+
+    def fan_out(self, run: Run, now: float) -> None:
+        """To all to whom it is due. This is for thousands of them: what can be done once is done once."""
+        first, count_max, bytes_max = run.first, self._hub.options.backlog_count, self._hub.options.backlog_bytes
+        peers: dict[str, list[str]] = {}
+        full: list[Session] = []
+        for session in self.due(self._hub.roster, run, now):
+            if session.acked >= first or session.opened >= first:
+                self._push_rest(session, run)
+            else:
+                self._hub.counts.deliveries += run.count
+                if session.push(run):
+                    peers.setdefault(session.subprotocol, []).append(session.peer)  # type: ignore[arg-type]
+            if session.queue_count > count_max or session.queue_bytes > bytes_max:
+                full.append(session)
+        for subprotocol, attached in peers.items():
+            self._hub.outgoing.say_all(attached, run.frames(subprotocol), run.count)
+        for session in full:
+            self.check_backlog(session, now)
+
+    def _push_rest(self, session: Session, run: Run) -> None:
+        """To one that has some of it already."""
+        known = max(session.acked, session.opened)
+        if known >= run.last:
+            return
+        rest = run.after(known)
+        self._hub.counts.deliveries += rest.count
+        if session.push(rest) and session.peer is not None:
+            self._hub.outgoing.say(session.peer, rest.frames(session.subprotocol), rest.count)
+
+    def due(self, roster: Here, run: Run, now: float) -> Iterable[Session]:
+        """Those of its receivers to whom the terms of a message let it go."""
+        receivers, terms = roster.receivers(run.target, run.first), run.terms
+        if terms is NO_TERMS:
+            return receivers
+        if run.is_expired(now):
+            return ()
+        left_out = {*terms.excluded, *([run.source] if terms.no_echo else [])}
+        chosen = [session for session in receivers if session.id not in left_out]
+        if terms.filter is None:
+            return chosen
+        asked = parse(terms.filter)
+        return [session for session in chosen if asked.matches(roster.seen(session, run.first))]
+
+    def catch_up(self, session: Session, now: float) -> None:
+        """What waits for its socket goes to it, but for what has expired meanwhile."""
+        late = session.take_expired(now)
+        if late:
+            told = self.said(session, Confirmed.of(late), Kind.EXPIRED, "its time to live was over")
+            self._hub.commit((Log(told),), nothing_more, self._not_expired)
+        for run in session.catch_up():
+            assert session.peer is not None
+            self._hub.outgoing.say(session.peer, run.frames(session.subprotocol), run.count)
+
+    def _not_expired(self, failure: Failure, now: float) -> None:
+        self._hub.notify("hub-expire", why(failure))
+
+    def check_backlog(self, session: Session, now: float) -> None:
+        options = self._hub.options
+        if session.queue_count <= options.backlog_count and session.queue_bytes <= options.backlog_bytes:
+            return
+        reason = f"{session.queue_count:,} messages are not acknowledged"
+        self._hub.notify("backlog", f"{session.id} is closed, {reason}")
+        self._hub.tell(session, Disconnected(reason))
+        self._hub.shut(session, CloseCode.POLICY, reason)
+        self._hub.sessions.close(session, Kind.DISCARDED, reason, now)
+
+    # -- what they acknowledge
+
+    def acknowledge(self, session: Session, offset: int, now: float) -> None:
+        """Of what was never sent, nothing can have been received: who says so is not believed. But another node may
+        have had the session, and sent what has not come here yet: then it may come back when that is clear."""
+        if not session.is_reliable or offset <= session.acked:
+            return
+        if offset > session.sent:
+            reason = f"{offset} is acknowledged, but {session.sent} is the last one sent"
+            is_clear = not self._hub.options.is_shared or offset <= self._hub.tail.offset
+            self._hub.shut(session, CloseCode.POLICY if is_clear else CloseCode.INTERNAL, reason)
+            self._hub.sessions.drop(session, now)
+        elif session.is_behind:
+            session.early_ack = max(session.early_ack, offset)
+        else:
+            session.acknowledge(offset)
+            self.write_down(session)
+
+    def write_down(self, session: Session) -> None:
+        """How far its client has acknowledged, within a second."""
+        self._dirty[session.id] = session
+
+    def forget(self, session: Session) -> None:
+        """It is lost, or ends: what is to be told of it is told there."""
+        self._dirty.pop(session.id, None)
+
+    def plan_flush(self, now: float) -> None:
+        if self._dirty and self._flush_at is None:
+            self._flush_at = now + FLUSH_S
+
+    def next_deadline(self) -> float | None:
+        return self._flush_at
+
+    def on_timer(self, now: float) -> None:
+        if self._flush_at is not None and self._flush_at <= now:
+            self._flush()
+
+    def _flush(self) -> None:
+        """How far clients have acknowledged. What is lost of it in a crash is sent again and dropped by the client."""
+        self._flush_at = None
+        dirty, self._dirty = self._dirty, {}
+        for session in dirty.values():
+            self._flush_one(session)
+
+    def _flush_one(self, session: Session) -> None:
+        told, confirmed = session.told, session.take_confirmed()
+        log = [Log(self.said(session, confirmed))] if confirmed is not None else []
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            self._hub.counts.acknowledged += confirmed.n if confirmed is not None else 0
+
+        put, failed = session.put_acks(self._hub.hub), self._not_flushed(session, confirmed, told)
+        self._hub.commit_for(session, (), (put,), done, failed, more=log)
+
+    def _not_flushed(self, session: Session, confirmed: Confirmed | None, told: int) -> Callable[[Failure], None]:
+        def failed(failure: Failure) -> None:
+            """One that ends meanwhile tells it when it is tried again."""
+            session.put_back(confirmed, told)
+            if self._hub.roster.get(session.id) is session:
+                self._dirty[session.id] = session
+                self._hub.notify("hub-flush", why(failure))
+
+        return failed
+
+    def said(
+        self, session: Session, range: Confirmed, kind: Kind = Kind.CONFIRMED, cause: str | None = None
+    ) -> LedgerEvent:
+        stream = self._hub.stream
+        return LedgerEvent(
+            kind, f"{stream}>sub", peer=session.id, stream=stream, epoch=self._hub.epoch, first=range.first,
+            last=range.last, n=range.n, fold=range.fold, cause=cause,
+        )  # fmt: skip

@@ -1,0 +1,204 @@
+"""The life of the sessions that a node has: they open, lose their socket and get another one, come from other nodes and
+go there, and end."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from semel.kernel.ledger import Kind
+from semel.kernel.ops import Append, Log, Put, Result
+from semel.pubsub.commits import Failure, is_conflict, why
+from semel.pubsub.endings import Then
+from semel.pubsub.messages import CloseCode, Connected
+from semel.pubsub.records import closed, opened
+from semel.pubsub.roster import SOMEWHERE, Elsewhere
+from semel.pubsub.session import AcksRow, Confirmed, Session, SessionRow, acks_key, session_key
+from semel.pubsub.sockets import Open, Resume
+
+if TYPE_CHECKING:
+    from semel.pubsub.hub import Hub
+
+BEHIND_S = 1.0
+"""A session that is still catching up when its time is over gets this much more."""
+
+
+class Sessions:
+    """`_expiries`: when the time is over in which a client may come back."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._expiries: list[tuple[float, str]] = []
+
+    def next_deadline(self) -> float | None:
+        return self._expiries[0][0] if self._expiries else None
+
+    def on_timer(self, now: float) -> None:
+        while self._expiries and self._expiries[0][0] <= now:
+            self._expire(heappop(self._expiries)[1], now)
+
+    def begin(self, session: Session, now: float) -> None:
+        """Of another time, in which the store was another one, nothing can be gone on with. A plain client has nothing
+        to come back with."""
+        self._hub.roster.add(session)
+        if session.epoch != self._hub.epoch:
+            self.close(session, Kind.CANCELLED, "the store was restored from a backup", now)
+        elif not session.is_reliable:
+            self.close(session, Kind.CANCELLED, "the server began anew", now)
+        else:
+            self.fall_behind(session, now)
+
+    def open(self, peer: str, asked: Open, now: float) -> None:
+        """It begins where the stream stands now: what comes in before it is durable is for it as well."""
+        hub = self._hub
+        start = max(hub.tail.offset, hub.head)
+        groups = dict.fromkeys(asked.groups, start)
+        row = SessionRow(
+            asked.user, asked.subprotocol, hub.node, start, asked.permissions, groups, state=asked.state,
+            epoch=hub.epoch,
+        )  # fmt: skip
+        session = Session(asked.connection, row, AcksRow(start, ()), 0, 0)
+        session.peer, session.early, session.is_stalled = peer, [], True
+        hub.sockets[peer] = session
+        hub.roster.add(session)
+        hub.arrivals.begin(session)
+        put = msgspec.structs.replace(session.put_row(hub.hub, row), guard=hub.guard)
+        puts = (put, session.put_acks(hub.hub))
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            session.row_version, session.acks_version = session.row_stored, session.acks_stored
+            hub.tell(session, Connected(session.id, session.user, asked.token))
+            session.is_stalled = False
+            hub.delivery.catch_up(session, now)
+            early, session.early = session.early or (), None
+            hub.clients.hear(session, early, now)
+            hub.events.look(session.id)
+            hub.arrivals.decided(session, now)
+
+        def failed(failure: Failure) -> None:
+            hub.roster.remove(session)
+            hub.shut(session, CloseCode.INTERNAL, "the store cannot take the session now")
+            hub.arrivals.decided(session, now)
+
+        more = hub.events.on_open(session, now)
+        hub.commit_for(session, (self.opened(session, now),), puts, done, failed, more)
+
+    def opened(self, session: Session, now: float) -> Append:
+        return opened(self._hub.stream, session, self._hub.node, round(now * 1e6), self._hub.mint(now))
+
+    def resume(self, peer: str, asked: Resume, now: float) -> None:
+        session = self._hub.roster.get(asked.connection)
+        if session is not None and session.is_reliable:
+            self.attach(session, peer, asked.token, now)
+        elif session is None and self._hub.options.is_shared:
+            self._hub.take_over.resume(asked, peer)
+        else:
+            self._hub.shut_peer(peer, CloseCode.POLICY, "there is no such session any more")
+
+    def attach(self, session: Session, peer: str, token: str | None, now: float) -> None:
+        """The client is back, on this socket. It hears `connected` again: Microsoft's go on with their streams then."""
+        hub = self._hub
+        if session.peer is not None:
+            hub.shut(session, CloseCode.GOING_AWAY, "another socket has taken over")
+        session.peer, session.dropped_at, session.is_stalled = peer, None, False
+        hub.sockets[peer] = session
+        session.written = session.acked
+        hub.tell(session, Connected(session.id, session.user, token))
+        hub.delivery.catch_up(session, now)
+        hub.streams.resumed(session, now)
+        hub.group_states.resumed(session)
+        hub.events.look(session.id)
+
+    def fall_behind(self, session: Session, now: float) -> None:
+        """It is here from now on, and has to be given what it has missed. Its client may take its time for coming back
+        from now."""
+        self.drop(session, now)
+        self._hub.catch_up.add(session, max(self._hub.tail.offset, session.opened))
+
+    def welcome(self, session: Session, now: float) -> None:
+        """It comes from another node."""
+        other = self._hub.elsewhere.get(session.id)
+        if other is not None:
+            self._hub.elsewhere.remove(other)
+        self._hub.roster.add(session)
+        self.fall_behind(session, now)
+
+    def lose(self, session: Session) -> None:
+        """Another node has it, and its client will be there."""
+        self._hub.shut(session, CloseCode.INTERNAL, "the session is not here any more")
+        self._hub.roster.remove(session)
+        self._hub.delivery.forget(session)
+        self._hub.events.lost(session.id)
+
+    def drop(self, session: Session, now: float) -> None:
+        session.dropped_at = now
+        heappush(self._expiries, (now + self._hub.options.recovery_s, session.id))
+
+    def _expire(self, connection: str, now: float) -> None:
+        session = self._hub.roster.get(connection)
+        if session is None or session.dropped_at is None:
+            return
+        if session.is_behind:
+            heappush(self._expiries, (now + BEHIND_S, connection))
+        elif session.dropped_at + self._hub.options.recovery_s <= now:
+            self.close(session, Kind.EXPIRED, "the client did not come back in time", now)
+
+    def close(self, session: Session, kind: Kind, reason: str, now: float, then: Then | None = None) -> None:
+        """The session ends, and what it has not acknowledged with it: the ledger says so. `then` hears whether that is
+        in the store. If another node has it by now, it is not ours to end."""
+        self._hub.roster.remove(session)
+        self._hub.delivery.forget(session)
+        self._hub.endings.begin(session, kind, reason, then)
+        if session.early is None:
+            self._end_session(session, kind, reason, now)
+        else:
+            self._hub.arrivals.when_decided((session,), lambda now: self._end_session(session, kind, reason, now))
+
+    def _end_session(self, session: Session, kind: Kind, reason: str, now: float) -> None:
+        hub = self._hub
+        if not session.row_stored:
+            hub.endings.ended(session)
+            return
+        end = session.acked if session.is_behind else hub.tail.offset
+        went = closed(hub.stream, session.id, session.user, end, round(now * 1e6), hub.mint(now))
+        rows = (
+            Put(session_key(hub.hub, session.id), None, session.row_version),
+            Put(acks_key(hub.hub, session.id), None, session.acks_version),
+        )
+        log = []
+        if session.confirmed is not None:
+            log.append(Log(hub.delivery.said(session, session.confirmed)))
+        if session.queue:
+            log.append(Log(hub.delivery.said(session, Confirmed.of(session.unacknowledged()), kind, reason)))
+        appends = (*hub.streams.cancel(session, now), went)
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            hub.counts.discarded += session.queue_count
+            hub.take_own(appends, results, now)
+            hub.events.look(session.id)
+            hub.endings.ended(session)
+
+        def failed(failure: Failure, now: float) -> None:
+            if not is_conflict(failure):
+                hub.notify("session-close", f"{session.id} is not closed in the store: {why(failure)}")
+            hub.endings.ended(session, failure)
+
+        hub.commit((*appends, *rows, *log, *hub.events.on_close(session, reason, now)), done, failed, session.id)
+
+    def refused(self, session: Session) -> None:
+        """The rows are not those that we know."""
+        is_here = self._hub.roster.get(session.id) is session
+        if self._hub.options.is_shared:
+            self.lose(session)
+        if is_here:
+            self.miss(session)
+
+    def miss(self, session: Session) -> None:
+        """Another node has it, and the stream will say which. A node that is alone has nobody to lose a session to:
+        then it was a hub before this one, whose commits came so late."""
+        if self._hub.options.is_shared:
+            self._hub.elsewhere.add(Elsewhere(session.id, session.user, SOMEWHERE, dict(session.groups)))
+        else:
+            self._hub.begin_anew("the store holds something else")
