@@ -16,7 +16,7 @@ from semel.pubsub.records import of_record
 from semel.pubsub.roster import Past
 from semel.pubsub.runs import Run
 from semel.pubsub.session import Session
-from semel.pubsub.tail import READ_ROWS, Found
+from semel.pubsub.tail import Found
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
@@ -66,7 +66,7 @@ class CatchUp:
             reading.at = max(reading.at, found.first.offset - 1)
         else:
             self._take(reading, found, now)
-            if len(found) < READ_ROWS or reading.at >= reading.until:
+            if len(found) < self._hub.tail.rows or reading.at >= reading.until:
                 self._pass = None
                 self._finish(reading, now)
         self.go_on()

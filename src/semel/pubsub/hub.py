@@ -92,12 +92,15 @@ from semel.pubsub.takeover import TakeOver
 from semel.pubsub.wire import frame
 
 EARLY_MAX = 1_000
+LOOK_BACK = 2_000
+"""How many records before the end of the stream a node begins that is not alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubOptions:
     """`recovery_s`: how long a session waits for its client. The backlog is what a client has not acknowledged.
-    `is_shared`: other nodes may use the store at the same time; one that is silent for `lease_s` is taken for dead."""
+    `is_shared`: other nodes may use the store at the same time; one that is silent for `lease_s` is taken for dead.
+    `read_rows`: how many records are read at once."""
 
     recovery_s: float = 90.0
     backlog_count: int = 100_000
@@ -105,6 +108,7 @@ class HubOptions:
     trim_s: float = 5.0
     is_shared: bool = False
     lease_s: float = 10.0
+    read_rows: int = READ_ROWS
 
 
 class _Timed(Protocol):
@@ -148,7 +152,10 @@ class Hub:
         self.head = head.offset
         self._effects: list[Effect] = []
         self.outgoing = Outgoing()
-        self.tail = Tail(_begin_of(head, self.options), self._tell, self._tell_all, self._skip, self._effects.append)
+        self.tail = Tail(
+            _begin_of(head, self.options), self._tell, self._tell_all, self._skip, self._effects.append,
+            self.options.read_rows,
+        )  # fmt: skip
         self.floors, self.catch_up, self.orders = Floors(self, floor), CatchUp(self), Orders(self)
         self.arrivals, self.endings = Arrivals(), Endings(self)
         self.sessions, self.delivery = Sessions(self), Delivery(self)
@@ -586,4 +593,4 @@ def _begin_of(head: Position, options: HubOptions) -> Position:
     those say is looked at again. Sessions of this node have nothing of the kind: it begins at the end."""
     if not options.is_shared:
         return head
-    return msgspec.structs.replace(head, offset=max(0, head.offset - READ_ROWS))
+    return msgspec.structs.replace(head, offset=max(0, head.offset - LOOK_BACK))

@@ -39,7 +39,8 @@ Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
 
 
 class Tail:
-    """`offset` is the last record that was told. `skip` hears before which record something is gone that was not."""
+    """`offset` is the last record that was told. `skip` hears before which record something is gone that was not. So
+    many rows are read at once."""
 
     def __init__(
         self,
@@ -48,8 +49,9 @@ class Tail:
         tell_all: TellAll,
         skip: Callable[[int], None],
         ask: Callable[[Read], None],
+        rows: int = READ_ROWS,
     ) -> None:
-        self.stream, self.epoch, self.offset = at.stream, at.epoch, at.offset
+        self.stream, self.epoch, self.offset, self.rows = at.stream, at.epoch, at.offset, rows
         self._tell, self._tell_all, self._skip, self._ask = tell, tell_all, skip, ask
         self._ahead: dict[int, Append] = {}
         self._bodies: dict[str, bytes] = {}
@@ -142,7 +144,7 @@ class Tail:
                     self._bodies[record.envelope.blob.name] = record.body
                 self._tell_one(record.position.offset, of_record(record), now)
         self._tell_ahead(now)
-        if len(records) == READ_ROWS or self._reads_again:
+        if len(records) == self.rows or self._reads_again:
             self.read_on()
 
     def _tell_ahead(self, now: float) -> None:
@@ -161,8 +163,8 @@ class Tail:
 
     # -- reads
 
-    def read_after(self, offset: int, found: Callable[[Found, float], None], limit: int = READ_ROWS) -> None:
-        self._asked.ask((offset, limit), found)
+    def read_after(self, offset: int, found: Callable[[Found, float], None], limit: int | None = None) -> None:
+        self._asked.ask((offset, limit or self.rows), found)
 
     def _ask_after(self, offset: int, limit: int) -> None:
         self._ask(Read(self.stream, Position(self.stream, self.epoch, offset), limit, wait=False, bodies=True))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from tests.unit.pubsub.world import HUB, World, text
@@ -48,6 +49,7 @@ GROUPS = ("red", "blue")
 EXTRA = "by service"
 RECOVERY_S = 400.0
 OPTIONS = HubOptions(is_shared=True, lease_s=10.0, trim_s=2.0, recovery_s=RECOVERY_S)
+FEW_ROWS = 3
 LARGE = " " * 300_000
 AWAY = StoreUnavailable("the storm")
 
@@ -59,7 +61,7 @@ class Node(World):
         self.storm = storm
         self.groups: list[tuple[Interpreter, Group]] = []
         self.pending: list[Callable[[], None]] = []
-        super().__init__(OPTIONS, name, beside)
+        super().__init__(storm.options, name, beside)
 
     def send_effect(self, effect: Send) -> None:
         """As the server does: a hub that begins knows nobody who was there before."""
@@ -341,10 +343,13 @@ class Caller:
 
 
 class Storm:
-    """`faults`: how often the store does not do what it is asked, or does not say that it did."""
+    """`faults`: how often the store does not do what it is asked, or does not say that it did. Every other storm reads
+    few records at once, so that reading takes longer than what happens meanwhile."""
 
     def __init__(self, seed: int, clients: int = 4, faults: float = 0.0) -> None:
         self.chance, self.faults = random.Random(seed), faults
+        self.options = replace(OPTIONS, read_rows=FEW_ROWS) if seed // 4 % 2 else OPTIONS
+        self.restless = 0.9 if seed // 8 % 2 else 0.3
         self.trouble: list[str] = []
         self.caller = Caller(self)
         self.offsets: dict[str, list[int]] = {}
@@ -410,7 +415,7 @@ class Storm:
             elif roll < 0.89:
                 if client.node is None:
                     client.come(chance.choice(self.nodes))
-                elif chance.random() < 0.3:
+                elif chance.random() < self.restless:
                     client.drop()
             elif roll < 0.91:
                 self._pass_time(chance.uniform(0, 6))
@@ -426,6 +431,8 @@ class Storm:
                 self.caller.visit(chance.choice(self.nodes))
             else:
                 self.caller.close_one(chance.choice(self.nodes))
+            if self.restless > 0.5 and client.node is None and client.is_connected and chance.random() < 0.5:
+                client.come(chance.choice(self.nodes))
             for each in self.clients:
                 each.hear()
             self.caller.hear()
