@@ -40,11 +40,14 @@ Hear = Callable[[dict[str, Any]], None]
 
 @dataclass(slots=True)
 class Counts:
+    """`replayed`: messages that came again on another socket. `backwards`: numbers that did not rise on one socket."""
+
     recoveries: int = 0
     resent: int = 0
     duplicates: int = 0
     replayed: int = 0
     refused: int = 0
+    backwards: int = 0
 
 
 class LeanClient:
@@ -69,7 +72,7 @@ class LeanClient:
         self._urls, self._hear, self._chance, self._dead_s, self._plant = urls, hear, chance, dead_s, plant
         self._token: str | None = None
         self._socket: websocket.ClientConnection | None = None
-        self._last = self._acked = 0
+        self._last = self._acked = self._heard = 0
         self._ack_id = 0
         self._unacked: dict[int, tuple[dict[str, Any], asyncio.Future[None]]] = {}
         self._outgoing: deque[str] = deque()
@@ -140,7 +143,7 @@ class LeanClient:
             if self._token is not None:
                 self.counts.recoveries += 1
                 self._resume()
-            self._pong_at = loop.time()
+            self._pong_at, self._heard = loop.time(), 0
             return socket
 
     def _resume(self) -> None:
@@ -207,6 +210,8 @@ class LeanClient:
 
     def _take_message(self, frame: dict[str, Any]) -> None:
         number = frame["sequenceId"]
+        self.counts.backwards += number <= self._heard
+        self._heard = number
         if number <= self._last:
             self.counts.replayed += 1
             return

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from semel.errors import SemelError
-from semel.kernel.ledger import START, Kind
+from semel.kernel.ledger import START, Event, Kind
 from semel.pubsub.keys import AccessKeys
 from semel.pubsub.tokens import client_token
 from semel.stores import open_store
@@ -39,6 +39,7 @@ from semel.testing.serve_process import KEY, ServeProcess
 Step = Callable[[int, int], None]
 
 HUB = "campaign"
+RECEIVERS = f"hub/{HUB}>sub"
 CLIENTS = 50
 GROUPS = 10
 GROUPS_OF_A_CLIENT = 2
@@ -337,8 +338,10 @@ class Campaign:
         wrong, deliveries, ledger = self._wrong(), self.deliveries, self._ledger()
         struck = sum((proxy.struck for proxy in self.proxies), Counter[Fault]())
         clients = [asdict(member.client.counts) for member in self.members]
+        of_clients = {name: sum(counts[name] for counts in clients) for name in clients[0]}
         return {
             "holds": not any(asdict(wrong).values())
+            and not of_clients["backwards"]
             and not self.troubles
             and self.told == self.size == ledger["accepted"]
             and deliveries == ledger["confirmed"],
@@ -353,8 +356,9 @@ class Campaign:
             "kills": self.kills,
             "cuts": sum(struck[fault] for fault in CUTS),
             "faults": {fault.value: struck[fault] for fault in Fault},
-            "of_clients": {name: sum(counts[name] for counts in clients) for name in clients[0]},
+            "of_clients": of_clients,
             "ledger": ledger,
+            "ledger_troubles": self._ledger_troubles(),
         }
 
     def _wrong(self) -> Wrong:
@@ -368,18 +372,38 @@ class Campaign:
 
     def _ledger(self) -> dict[str, int]:
         """What the server itself says: publishes that were accepted, and deliveries that clients have confirmed."""
-        totals = Counter[tuple[str, Kind]]()
+        totals = Counter[Kind]()
+        for event in self._events():
+            if event.kind is Kind.ACCEPTED or event.hop == RECEIVERS:
+                totals[event.kind] += event.n
+        return {"accepted": totals[Kind.ACCEPTED], "confirmed": totals[Kind.CONFIRMED]}
+
+    def _ledger_troubles(self) -> list[str]:
+        """Of which clients it says something else than they do, and where it says something twice."""
+        confirmed: dict[str | None, list[Event]] = {}
+        for event in self._events():
+            if event.kind is Kind.CONFIRMED and event.hop == RECEIVERS:
+                confirmed.setdefault(event.peer, []).append(event)
+        found = []
+        for member in self.members:
+            events, got = confirmed.pop(member.client.connection_id, []), sum(map(len, member.received.values()))
+            if sum(event.n for event in events) != got:
+                found.append(f"{member.client.name} got {got}, but confirmed {[_range(event) for event in events]}")
+        return found + [f"{peer} is nobody, but confirmed {len(events)} ranges" for peer, events in confirmed.items()]
+
+    def _events(self) -> Iterator[Event]:
         store = open_store(self.url, create=False)
         try:
             mark = START
             while entries := store.ledger(mark, BATCH):
-                for entry in entries:
-                    totals[entry.event.hop, entry.event.kind] += entry.event.n
+                yield from (entry.event for entry in entries)
                 mark = entries[-1].mark
         finally:
             store.close()
-        accepted = sum(count for (_, kind), count in totals.items() if kind is Kind.ACCEPTED)
-        return {"accepted": accepted, "confirmed": totals[f"hub/{HUB}>sub", Kind.CONFIRMED]}
+
+
+def _range(event: Event) -> str:
+    return f"{event.n} of {event.first} to {event.last}"
 
 
 async def _end_with(client: asyncio.Task[None]) -> None:
