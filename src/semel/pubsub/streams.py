@@ -136,6 +136,11 @@ class Streams:
         return None
 
     def part(self, session: Session, request: StreamData, now: float) -> None:
+        """One that comes after the end was never published, and its client hears so. One of before it was."""
+        ended = session.streams.get(request.stream_id)
+        if ended is not None and ended.is_ended and (request.sequence_id or 0) >= ended.expected:
+            self._not_found(session, ended.id)
+            return
         stream = self._open(session, request.stream_id, now)
         if stream is None or request.data is None or request.sequence_id is None:
             return
@@ -182,7 +187,7 @@ class Streams:
         """The stream, if it is open and its client may go on with it. Otherwise the client is told."""
         stream = session.streams.get(id)
         if stream is None:
-            self._hub.tell(session, StreamClosed(id, Fault(ErrorName.STREAM_NOT_FOUND, f"there is no stream '{id}'")))
+            self._not_found(session, id)
         elif stream.is_ended:
             if session.streams_stored.get(id) == stream:
                 self._hub.tell(session, StreamClosed(id))
@@ -192,6 +197,9 @@ class Streams:
             self._hear(session, stream, now)
             return stream
         return None
+
+    def _not_found(self, session: Session, id: str) -> None:
+        self._hub.tell(session, StreamClosed(id, Fault(ErrorName.STREAM_NOT_FOUND, f"there is no stream '{id}'")))
 
     # -- what is committed
 

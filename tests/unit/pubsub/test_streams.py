@@ -378,6 +378,16 @@ def test_an_end_that_is_sent_again_after_the_answer_was_lost(world: World) -> No
     assert numbers(world) == [1, 2]
 
 
+def test_a_part_that_comes_after_the_end_is_not_taken_for_one_that_was_published(world: World) -> None:
+    start(world)
+    world.send(ALICE, part(1), StreamEnd("s"))
+    heard(world)
+    for number, error in ((1, None), (2, Fault(ErrorName.STREAM_NOT_FOUND, "there is no stream 's'"))):
+        world.send(ALICE, part(number))
+        assert heard(world) == [StreamClosed("s", error)]
+    assert numbers(world) == [1, 2]
+
+
 def test_only_the_last_streams_that_have_ended_are_remembered(world: World) -> None:
     for number in range(ENDED_KEPT + 3):
         world.send(ALICE, StartStream("g", f"s{number}"), StreamEnd(f"s{number}"))
@@ -601,7 +611,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.world.connect(ALICE)
         self.world.send(ALICE, StartStream("g", "s"))
         self.peer, self.sockets = ALICE, 0
-        self.acked, self.got, self.is_ended = 1, [], False
+        self.acked, self.got, self.is_ended, self.wants_end = 1, [], False, False
 
     @rule(numbers=st.lists(st.integers(1, 6), min_size=1, max_size=5))
     def send(self, numbers: list[int]) -> None:
@@ -633,6 +643,7 @@ class StreamMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_ended)
     @rule()
     def end(self) -> None:
+        self.wants_end = True
         self.world.send(self.peer, StreamEnd("s"))
 
     @invariant()
@@ -641,9 +652,12 @@ class StreamMachine(RuleBasedStateMachine):
             if isinstance(said, StreamAck | StreamNack):
                 assert said.expected >= self.acked
                 self.acked = said.expected
-            elif isinstance(said, StreamClosed):
-                assert said.error is None
+            elif isinstance(said, StreamClosed) and said.error is None:
                 self.is_ended = True
+            elif isinstance(said, StreamClosed):
+                # a part behind the end, which nobody will get
+                assert said.error is not None
+                assert (said.error.name, self.wants_end) == (ErrorName.STREAM_NOT_FOUND, True)
         self.world.drop("bob now")
         self.world.take("bob now")
         self.world.resume("bob now", BOB)
