@@ -391,16 +391,26 @@ class _Compiler:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self._around: _Node | None = None
+        """The nearest of what the service names when it does not know a word in it."""
 
     def condition(self, node: _Node, around: _Node) -> Callable[[Connection], bool]:
         return self._typed(node, _Type.BOOL, around).ask
 
     def _value(self, node: _Node) -> _Value:
+        before = self._around
+        if isinstance(node, _Call | _Compare | _In | _Logic):
+            self._around = node
+        value = self._compiled(node)
+        self._around = before
+        return value
+
+    def _compiled(self, node: _Node) -> _Value:
         match node:
             case _Constant(value=value):
                 return _constant(value)
             case _Name(name=name):
-                return self._property(node, name)
+                return self._property(name)
             case _Call(name=name, arguments=arguments):
                 return self._call(node, name, arguments)
             case _Not(operand=operand):
@@ -430,10 +440,11 @@ class _Compiler:
     def _part(self, node: _Node) -> str:
         return self.text[node.start : node.end]
 
-    def _property(self, node: _Node, name: str) -> _Value:
+    def _property(self, name: str) -> _Value:
         if (found := _PROPERTIES.get(name.lower())) is None:
             fix = "ask for userId, connectionId, groups or protocol, and put text between single quotes"
-            raise _invalid(self._part(node), f"Token '{name}' is not supported.", fix)
+            part = self.text if self._around is None else self._part(self._around)
+            raise _invalid(part, f"Token '{name}' is not supported.", fix)
         return found
 
     def _primitive(self, node: _Node, around: _Node) -> _Value:
