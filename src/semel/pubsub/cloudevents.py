@@ -12,7 +12,7 @@ in which it is sent. So an event that was stored before it was sent is told in t
 same `ce-id`: a handler that remembers (ce-source, ce-id) takes it once.
 
 Whoever sends the requests follows no redirect, asks no proxy and no file for credentials, and keeps no cookies of one
-connection for another (`FOLLOW_REDIRECTS`, `TRUST_ENVIRONMENT`, `KEEP_COOKIES`); reads no more than
+connection for another (`FOLLOW_REDIRECTS`, `TRUST_ENVIRONMENT`, `SHARE_COOKIES`); reads no more than
 `RESPONSE_BYTES_MAX` + 1 bytes of a body; and gives up at `TOTAL_S` after the first attempt began.
 """
 
@@ -40,7 +40,7 @@ FOLLOW_REDIRECTS = False
 """A handler may not send us elsewhere: only what the configuration names is called."""
 TRUST_ENVIRONMENT = False
 """No proxy, certificate or password from environment variables and .netrc."""
-KEEP_COOKIES = False
+SHARE_COOKIES = False
 """A jar that is shared would hand the cookies of one client's events to those of another."""
 RESPONSE_BYTES_MAX = 1024 * 1024
 RESPONSE_HEADERS_MAX = 100

@@ -2,7 +2,8 @@
 
 A handler is asked first whether it wants events of this server (`pubsub.abuse`); those who come meanwhile wait for the
 answer. A call never raises: what goes wrong is a `Reply` as well. Only what the configuration names is called, and
-nothing that a response says leads elsewhere: no redirect, no cookie, no proxy of the environment.
+nothing that a response says leads elsewhere: no redirect, no proxy of the environment. Cookies are kept for each
+connection on its own (`webhook_cookies`).
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from semel.errors import SemelError
 from semel.pubsub.abuse import GET, OPTIONS, TIMEOUT_S, UNKNOWN, Standing, Verdict, judge, validation_request
 from semel.pubsub.cloudevents import (
     FOLLOW_REDIRECTS,
-    KEEP_COOKIES,
     RESPONSE_BYTES_MAX,
+    SHARE_COOKIES,
     TRUST_ENVIRONMENT,
+    Family,
     IncomingResponse,
     NotAllowed,
     OutgoingRequest,
@@ -34,8 +36,9 @@ from semel.pubsub.cloudevents import (
     request_for,
 )
 from semel.pubsub.handler_calls import CallHandler, CancelCall, Fetch, Fetched, Replied
-from semel.pubsub.handlers import EventHandler
+from semel.pubsub.handlers import EventHandler, SystemEvent
 from semel.pubsub.keys import AccessKeys
+from semel.runtime.webhook_cookies import Cookies
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +71,13 @@ class Webhooks:
         self._http = httpx.AsyncClient(
             follow_redirects=FOLLOW_REDIRECTS,
             trust_env=TRUST_ENVIRONMENT,
-            cookies=None if KEEP_COOKIES else CookieJar(DefaultCookiePolicy(allowed_domains=())),
+            cookies=None if SHARE_COOKIES else CookieJar(DefaultCookiePolicy(allowed_domains=())),
             headers={"user-agent": f"semel/{__version__}"},
             timeout=httpx.Timeout(None, connect=CONNECT_S),
             limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S),
             transport=transport,
         )
+        self._cookies = Cookies()
         self._room: dict[str, asyncio.Semaphore] = {}
         self._standings: dict[str, tuple[Standing, Verdict | None]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -153,22 +157,36 @@ class Webhooks:
                 if refusal is not None:
                     return refusal
                 self.requests += 1
-                reply = await self._exchange(request_for(event, handler, self._keys, self._origin, self._clock()))
+                request = request_for(event, handler, self._keys, self._origin, self._clock())
+                reply = await self._exchange(request, event.client.connection)
         except TimeoutError:
             reply = Unreachable("it did not answer in time", is_late=True)
         if isinstance(reply, Unreachable) or not 200 <= reply.status < 300:
             self.failures += 1
+        elif event.name == SystemEvent.DISCONNECTED and event.family is Family.SYSTEM:
+            self._cookies.forget(event.client.connection)
         return reply
 
-    async def _exchange(self, request: OutgoingRequest) -> IncomingResponse | Unreachable:
+    async def _exchange(
+        self, request: OutgoingRequest, connection: str | None = None
+    ) -> IncomingResponse | Unreachable:
+        """With the cookies of the connection, if it is about one."""
         try:
-            async with self._http.stream(
+            asked = self._http.build_request(
                 request.method, request.url, headers=list(request.headers), content=request.body
-            ) as response:
+            )
+            if connection is not None:
+                self._cookies.add_to(asked, connection)
+            response = await self._http.send(asked, stream=True)
+            try:
                 body = await _bounded(response)
-                return IncomingResponse(response.status_code, tuple(response.headers.multi_items()), body)
+            finally:
+                await response.aclose()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return Unreachable(f"{type(error).__name__}: {error}")
+        if connection is not None:
+            self._cookies.keep(response, connection)
+        return IncomingResponse(response.status_code, tuple(response.headers.multi_items()), body)
 
     # -- whether it wants events at all
 

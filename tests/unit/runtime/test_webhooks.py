@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import httpx
+import msgspec
 import pytest
 
 from semel.errors import StoreUnavailable
@@ -17,6 +18,7 @@ from semel.pubsub.cloudevents import (
     IncomingResponse,
     NotAllowed,
     Unreachable,
+    disconnected_event,
     user_event,
 )
 from semel.pubsub.handler_calls import CallHandler, CancelCall, Fetch, Fetched, Replied
@@ -24,6 +26,7 @@ from semel.pubsub.handlers import event_handler
 from semel.pubsub.keys import DEV_KEY, AccessKeys
 from semel.pubsub.messages import Data, DataType
 from semel.runtime import webhooks as webhooks_module
+from semel.runtime.webhook_cookies import CHARS_MAX, COOKIES_MAX, Cookies
 from semel.runtime.webhooks import Webhooks
 
 KEYS = AccessKeys(DEV_KEY)
@@ -183,6 +186,41 @@ async def test_redirects_and_cookies_lead_nowhere(app: App) -> None:
     assert {request.url.host for request in app.requests} == {"app.example"}
     assert all("cookie" not in request.headers for request in app.requests)
     assert app.webhooks.failures == 2
+
+
+@pytest.mark.parametrize("host", ["app.example", "127.0.0.1:3000", "localhost:3000"])
+async def test_cookies_are_sent_with_the_later_events_of_the_same_connection(app: App, host: str) -> None:
+    async def sticky(request: httpx.Request) -> httpx.Response:
+        return response(204, headers={"Set-Cookie": f"affinity={request.headers['ce-connectionId']}; Path=/"})
+
+    handler = event_handler(f"http://{host}/{{event}}", system_events=("disconnected",), user_events="*")
+    app.answer = sticky
+    other = msgspec.structs.replace(EVENT, client=Client("chat", "c2"))
+    end = disconnected_event(EVENT.client, "9", 0, "bye")
+    for event in (EVENT, other, EVENT, other, end, EVENT):
+        await app.webhooks.call(event, handler, 5.0)
+    told = [request.headers.get("cookie") for request in app.requests if request.method == "POST"]
+    assert told == [None, None, "affinity=c1", "affinity=c2", "affinity=c1", None]
+    assert [request.headers.get("cookie") for request in app.requests if request.method == "OPTIONS"] == [None]
+
+
+def test_there_is_a_limit_to_cookies() -> None:
+    cookies = Cookies(connections_max=2)
+    asked = httpx.Request("POST", "http://app.example/")
+
+    def kept(connection: str, *said: str) -> str | None:
+        answer = httpx.Response(200, headers=[("Set-Cookie", each) for each in said], request=asked)
+        cookies.keep(answer, connection)
+        again = httpx.Request("POST", "http://app.example/")
+        cookies.add_to(again, connection)
+        return again.headers.get("cookie")
+
+    assert kept("c1", "a=b") == "a=b"
+    assert kept("c2", *(f"c{number}=d" for number in range(COOKIES_MAX + 1))) is None
+    assert kept("c2", "a=" + "b" * CHARS_MAX) is None
+    assert kept("c2", "a=b; Domain=other.example") is None
+    assert (kept("c2", "a=c"), kept("c1"), kept("c3", "a=d"), kept("c2")) == ("a=c", "a=b", "a=d", None)
+    assert len(cookies) == 2
 
 
 async def test_no_more_of_a_body_is_read_than_may_be_taken(app: App) -> None:
