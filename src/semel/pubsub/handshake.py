@@ -66,8 +66,11 @@ class Newcomer:
 
 @dataclass(frozen=True, slots=True)
 class Returning:
+    """In the subprotocol `known`. `subprotocol` is to be echoed as it was offered, if it was."""
+
     hub: str
-    subprotocol: str
+    subprotocol: str | None
+    known: str
     connection: str
     token: str
 
@@ -104,7 +107,7 @@ class Handshake:
             query = Query(request.query)
             hub = _hub(request, query)
             connection = query.one("awps_connection_id")
-            if connection is not None:
+            if connection:
                 return self._returning(hub, query, connection, offered, now)
             return self._newcomer(request, hub, query, offered, now)
         except AuthError as error:
@@ -116,15 +119,17 @@ class Handshake:
 
     def _returning(self, hub: str, query: Query, connection: str, offered: Sequence[str], now: float) -> Admission:
         """In the subprotocol that its session has: its token is for no other. An event handler may have chosen one that
-        is not the first."""
+        is not the first. The address says enough for who offers none at all."""
         token = query.one("awps_reconnection_token") or ""
         reason = "only reliable subprotocols have sessions to come back to"
-        reliable = {known: name for name in offered if (known := subprotocol_of(name)) in RELIABLE}
-        for known, name in reliable.items():
+        ways: dict[str, str | None] = dict.fromkeys(RELIABLE)
+        if offered:
+            ways = {name.lower(): name for name in offered if subprotocol_of(name) in RELIABLE}
+        for known, name in ways.items():
             try:
                 check_reconnection_token(token, self.keys, hub, connection, known, now)
                 fresh = reconnection_token(self.keys, hub, connection, known, nonce=self.random(NONCE_BYTES), now=now)
-                return Returning(hub, name, connection, fresh)
+                return Returning(hub, name, known, connection, fresh)
             except AuthError as error:
                 reason = error.message
         return TurnedAway(_chosen(offered), reason)

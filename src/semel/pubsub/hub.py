@@ -53,6 +53,7 @@ from semel.kernel.lease import Guard
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Fresh, Op, Put, PutBlob, RecordKind, Result
 from semel.kernel.position import Position
+from semel.kernel.text import clean_cause
 from semel.pubsub.arrivals import Arrivals
 from semel.pubsub.asking import Asking
 from semel.pubsub.calls import Answer, Call
@@ -355,8 +356,8 @@ class Hub:
                 self.sessions.open(peer, told, now)
             case Resume():
                 self.sessions.resume(peer, told, now)
-            case Gone(code=code):
-                self._gone(peer, code, now)
+            case Gone():
+                self._gone(peer, told, now)
             case Replied() | Fetched():
                 self.events.hear(told, now)
             case _ if isinstance(told, Call):
@@ -443,14 +444,14 @@ class Hub:
             self.delivery.catch_up(session, now)
             self.group_states.has_room(session)
 
-    def _gone(self, peer: str, code: int | None, now: float) -> None:
+    def _gone(self, peer: str, told: Gone, now: float) -> None:
         self.take_over.gone(peer)
         session = self.sockets.pop(peer, None)
         if session is None:
             return
         session.peer = None
-        if code == CloseCode.NORMAL or not session.is_reliable:
-            self.sessions.close(session, Kind.CANCELLED, "the client closed the connection", now)
+        if told.code == CloseCode.NORMAL or not session.is_reliable:
+            self.sessions.close(session, Kind.CANCELLED, _farewell(told), now)
         else:
             self.sessions.drop(session, now)
 
@@ -586,6 +587,13 @@ class Hub:
         self.endings.try_again(now)
         self.catch_up.try_again()
         self.tail.read_on()
+
+
+def _farewell(told: Gone) -> str:
+    """Why the client is gone, in its own words if it had any."""
+    if told.reason:
+        return clean_cause(told.reason)
+    return "the client closed the connection" if told.code is not None else "the connection was lost"
 
 
 def _begin_of(head: Position, options: HubOptions) -> Position:

@@ -167,7 +167,7 @@ class Rest:
             case Outcome.NOT_FOUND:
                 return None if operation.missing is None else _missing(operation.missing, answer.message)
             case Outcome.CONFLICT:
-                return HttpError(409, "Error.Conflict", answer.message or "this does not fit what was said before")
+                return HttpError(409, operation.conflict, answer.message or "this does not fit what was said before")
             case Outcome.REFUSED:
                 return bad_request(answer.message or "the hub refuses this")
             case Outcome.FAILED:

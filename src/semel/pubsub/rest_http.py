@@ -121,7 +121,8 @@ def split_path(path: str) -> list[str]:
 
 
 class Query:
-    """What stands after the question mark. Where one value is meant, a second one is a mistake."""
+    """What stands after the question mark. Where one value is meant, a second one is a mistake. Names may be written in
+    any case, as with the service."""
 
     def __init__(self, text: str) -> None:
         if not _QUERY.match(text) or "#" in text:
@@ -136,14 +137,14 @@ class Query:
             raise bad_request("the query has too many parts", fix=f"use up to {FIELDS_MAX}") from None
         self._fields: dict[str, list[str]] = {}
         for name, value in fields:
-            self._fields.setdefault(name, []).append(value)
+            self._fields.setdefault(name.lower(), []).append(value)
 
     def all(self, name: str) -> list[str]:
         """Every value that is not empty."""
-        return [value for value in self._fields.get(name, ()) if value]
+        return [value for value in self._fields.get(name.lower(), ()) if value]
 
     def one(self, name: str) -> str | None:
-        values = self._fields.get(name, [None])
+        values = self._fields.get(name.lower(), [None])
         if len(values) > 1:
             raise bad_request(f"the query has {name} more than once", fix="keep one of them", target=name)
         return values[0]

@@ -50,6 +50,7 @@ METADATA_PREFIX = "x-webpubsub-metadata-"
 NO_CONNECTION = "Error.Connection.NotExisted"
 NO_USER = "Warning.User.NotExisted"
 NO_PERMISSION = "Info.Connection.NotExisted"
+TOO_MANY = "Error.Connection.Conflict"
 
 _KEY = re.compile(r"[!-~]{1,255}\Z")
 
@@ -71,13 +72,15 @@ class Parts(msgspec.Struct, frozen=True):
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """`call` None: no hub is asked. `missing` is the error for `NOT_FOUND`; without one that is as good as done."""
+    """`call` None: no hub is asked. `missing` is the error for `NOT_FOUND`; without one that is as good as done.
+    `conflict` is the error for `CONFLICT`."""
 
     call: Callable[[Parts], Call] | None
     done: int
     missing: str | None = None
     only_reads: bool = False
     body: Callable[[Parts, Answer], bytes] | None = None
+    conflict: str = "Error.Conflict"
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -326,8 +329,16 @@ _TABLE = (
     ("PUT", "/users/{user}/groups/{group}", Operation(_join_user, 200, NO_USER)),
     ("DELETE", "/users/{user}/groups/{group}", Operation(_remove_user, 204)),
     ("DELETE", "/users/{user}/groups", Operation(_remove_from_all(_user), 204)),
-    ("PUT", "/permissions/{permission}/connections/{connection}", Operation(_permit(Grant), 200, NO_PERMISSION)),
-    ("DELETE", "/permissions/{permission}/connections/{connection}", Operation(_permit(Revoke), 204)),
+    (
+        "PUT",
+        "/permissions/{permission}/connections/{connection}",
+        Operation(_permit(Grant), 200, NO_PERMISSION, conflict=TOO_MANY),
+    ),
+    (
+        "DELETE",
+        "/permissions/{permission}/connections/{connection}",
+        Operation(_permit(Revoke), 204, conflict=TOO_MANY),
+    ),
     ("HEAD", "/permissions/{permission}/connections/{connection}", Operation(_permit(Check), 200, NO_PERMISSION, True)),
     ("POST", "/:addToGroups", Operation(_join_many, 200)),
     ("POST", "/:removeFromGroups", Operation(_remove_many, 200)),

@@ -61,6 +61,9 @@ Reply = Callable[[Answer], None]
 DONE, NOT_FOUND = Answer(), Answer(Outcome.NOT_FOUND)
 MOVING = Answer(Outcome.FAILED, "a connection is moving from node to node; ask again")
 
+CLOSED_BY_SERVICE = "Application server closed the connection."
+"""What clients of Azure hear when no reason is given."""
+
 
 class Service:
     def __init__(self, hub: Hub) -> None:
@@ -215,12 +218,11 @@ class Service:
         together = Gathered(len(chosen) + len(ending), answer)
         for session in ending:
             self._hub.endings.ask(session, now, together.became)
+        reason = call.reason or CLOSED_BY_SERVICE
         for session in chosen:
-            self._hub.tell(session, Disconnected(call.reason))
-            self._hub.shut(session, CloseCode.POLICY, call.reason)
-            self._hub.sessions.close(
-                session, Kind.CANCELLED, call.reason or "closed by the service", now, together.became
-            )
+            self._hub.tell(session, Disconnected(reason))
+            self._hub.shut(session, CloseCode.POLICY, reason)
+            self._hub.sessions.close(session, Kind.CANCELLED, reason, now, together.became)
 
     def _permit(self, call: Grant | Revoke, answer: Reply) -> None:
         found = self._there(Connection(call.connection))
@@ -233,7 +235,7 @@ class Service:
         try:
             changed = change(call.permission, call.group)
         except LimitExceeded as error:
-            answer(Answer(Outcome.REFUSED, error.message))
+            answer(Answer(Outcome.CONFLICT, error.message))
             return
         self._stored.setdefault(session, before)
         session.permit(changed)

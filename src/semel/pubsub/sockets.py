@@ -44,9 +44,10 @@ class Room(msgspec.Struct, frozen=True):
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """The socket is closed: by the client with this code, or lost."""
+    """The socket is closed: by the client with this code, or lost. `reason` is what was said of it, if anything."""
 
     code: int | None = None
+    reason: str = ""
 
 
 # -- what a hub tells the server

@@ -315,8 +315,8 @@ class PubSub:
                 return Response(status, {"content-type": "text/plain; charset=utf-8"}, f"{message}\n".encode())
             case TurnedAway(subprotocol=subprotocol, reason=reason):
                 return Accept(subprotocol, _Guest(None, None, None, farewell=reason))
-            case Returning(hub=hub, subprotocol=subprotocol, connection=connection, token=token):
-                guest = _Guest(await self.hub(hub), Resume(connection, token), _codec(subprotocol))
+            case Returning(hub=hub, subprotocol=subprotocol, known=known, connection=connection, token=token):
+                guest = _Guest(await self.hub(hub), Resume(connection, token), _codec(known))
                 return Accept(subprotocol, guest)
             case Newcomer(hub=hub, subprotocol=subprotocol, opening=opening, mode=mode):
                 return Accept(subprotocol, _Guest(await self.hub(hub), opening, _codec(subprotocol), mode))
@@ -394,7 +394,7 @@ class PubSub:
         guest = _guest(peer)
         if guest.link is not None:
             guest.link.sockets.pop(guest.name, None)
-            guest.link.tell(guest.name, Gone(code))
+            guest.link.tell(guest.name, Gone(code, reason))
 
 
 def _guest(peer: Peer) -> _Guest:

@@ -27,6 +27,7 @@ from semel.pubsub.cloudevents import (
     user_event,
 )
 from semel.pubsub.events import DEAD_KEEP_S, FETCHES_MAX, LEASE_S, SWEEP_S
+from semel.pubsub.frames import Subprotocol
 from semel.pubsub.handler_calls import HANDLERS, CallHandler, CancelCall, Fetch, Fetched, Replied
 from semel.pubsub.handlers import EventHandler, Handlers, event_handler
 from semel.pubsub.hub import HubOptions
@@ -46,7 +47,7 @@ from semel.pubsub.messages import (
     SendToGroup,
     ServerMessage,
 )
-from semel.pubsub.sockets import Shut
+from semel.pubsub.sockets import Gone, Shut
 
 ALICE = "alice"
 QUEUE = f"hub/{HUB}/events"
@@ -487,6 +488,23 @@ def test_disconnected_is_told_once_when_the_session_is_over_and_coming_back_is_n
     assert [scene.reply().name for _ in scene.calls] == ["disconnected"]
     scene.pass_time(200)
     assert scene.calls == []
+
+
+@pytest.mark.parametrize(
+    ("gone", "reason"),
+    [
+        (Gone(1000, "bye"), "bye"),
+        (Gone(1000), "the client closed the connection"),
+        (Gone(1007, "not a frame"), "not a frame"),
+        (Gone(), "the connection was lost"),
+    ],
+)
+def test_disconnected_says_why_in_the_words_that_were_used(gone: Gone, reason: str) -> None:
+    scene = Scene(ALL)
+    scene.connect(ALICE, protocol=Subprotocol.JSON)
+    scene.reply()
+    scene.tell(ALICE, gone)
+    assert msgspec.json.decode(scene.reply().data.body) == {"reason": reason}
 
 
 def test_a_handler_that_is_only_told_holds_nobody_up_for_ever() -> None:

@@ -156,6 +156,29 @@ def test_who_comes_back_speaks_as_before() -> None:
         assert isinstance(ask(offered=(other,), **back), TurnedAway)
 
 
+@pytest.mark.parametrize("protocol", [Subprotocol.JSON_RELIABLE, Subprotocol.PROTOBUF_RELIABLE])
+def test_who_offers_no_subprotocol_comes_back_in_that_of_its_session(protocol: Subprotocol) -> None:
+    came = ask(offered=(protocol.value,), access_token=token())
+    assert isinstance(came, Newcomer)
+    assert came.opening.token is not None
+    back = {"awps_connection_id": came.opening.connection, "awps_reconnection_token": came.opening.token}
+    returning = ask(offered=(), **back)
+    assert isinstance(returning, Returning)
+    assert (returning.subprotocol, returning.known, returning.connection) == (None, protocol, came.opening.connection)
+    assert isinstance(ask(offered=("custom",), **back), TurnedAway)
+
+
+def test_an_empty_name_is_no_connection_to_come_back_to() -> None:
+    assert isinstance(ask(access_token=token(), awps_connection_id="", awps_reconnection_token=""), Newcomer)
+
+
+def test_names_in_the_query_may_be_written_in_any_case() -> None:
+    assert isinstance(ask(ACCESS_TOKEN=token()), Newcomer)
+    plain = ask(offered=(), access_token=token(), WebPubSub_Mode="sendToGroup", GROUP="g", noecho="true")
+    assert isinstance(plain, Newcomer)
+    assert plain.mode == Mode("g", no_echo=True)
+
+
 @pytest.mark.parametrize("change", ["connection", "token", "hub", "protocol", "time", "none"])
 def test_who_may_not_come_back_is_let_in_and_turned_away(change: str) -> None:
     came = ask(access_token=token())

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from semel.errors import ConfigError
-from semel.pubsub.calls import Answer, Find, Group, Outcome, Publish
+from semel.pubsub.calls import Answer, Find, Group, ListMembers, Outcome, Publish
 from semel.pubsub.keys import DEV_KEY, AccessKeys
 from semel.pubsub.rest import VERSIONS, Asked, HttpRequest, HttpResponse, Rest, RestSettings
 from semel.pubsub.tokens import CLIENT_PATH, client_token, service_token
@@ -307,6 +307,19 @@ def test_every_outcome_has_its_status(answer: Answer, status: int, code: str | N
     assert response.body == b"" if code is None else error(response)["code"] == code
     if answer.message:
         assert error(response)["message"].startswith("no")
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_too_many_permissions_are_a_conflict_of_the_connection(method: str) -> None:
+    address = f"{HUB}/permissions/sendToGroup/connections/c"
+    response = asked(method, address, "targetName=g").respond(Answer(Outcome.CONFLICT, "no"))
+    assert (response.status, error(response)["code"]) == (409, "Error.Connection.Conflict")
+
+
+def test_names_in_the_query_may_be_written_in_any_case() -> None:
+    call = asked("GET", f"{HUB}/groups/g/connections", "MaxPageSize=7&TOP=9").call
+    assert call == ListMembers("g", "", 7)
+    assert answered("GET", f"{HUB}/groups/g/connections", "top=1&Top=2").status == 400
 
 
 def test_an_answer_to_head_has_no_body() -> None:

@@ -22,9 +22,10 @@ from semel.pubsub.calls import (
     RemoveMembers,
     User,
 )
-from semel.pubsub.messages import CloseCode
-from semel.pubsub.permissions import Permission
+from semel.pubsub.messages import CloseCode, Disconnected
+from semel.pubsub.permissions import GROUPS_MAX, Permission
 from semel.pubsub.session import SessionRow, read_session, session_key
+from semel.pubsub.sockets import Shut
 
 ALICE, BOB = "alice", "bob"
 AWAY = StoreUnavailable("away")
@@ -60,6 +61,15 @@ def outcome(world: World, call: Call) -> Outcome:
 
 
 # -- closing
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [("", "Application server closed the connection."), ("enough", "enough"), ("x" * 300, "x" * 300)],
+)
+def test_a_client_that_is_closed_hears_why(world: World, reason: str, told: str) -> None:
+    world.call(CloseConnections(Connection(ALICE), (), reason))
+    assert world.take(ALICE) == [Disconnected(told), Shut(CloseCode.POLICY, told)]
 
 
 @pytest.mark.parametrize("to", [Connection(ALICE), User("ann"), Group("g"), Everybody()])
@@ -211,6 +221,13 @@ def test_of_several_grants_at_once_those_count_that_are_durable(world: World, is
     assert told == [[Outcome.DONE if is_first_done else Outcome.FAILED], [Outcome.FAILED], [Outcome.FAILED]]
     has = [outcome(world, Check("carol", Permission.SEND_TO_GROUP, group)) for group in ("a", "b", "c")]
     assert has == [Outcome.DONE if is_first_done else Outcome.NOT_FOUND, Outcome.NOT_FOUND, Outcome.NOT_FOUND]
+
+
+def test_more_permissions_than_a_connection_can_have_are_a_conflict_and_change_nothing(world: World) -> None:
+    world.connect("carol", roles=[f"webpubsub.sendToGroup.g{number}" for number in range(GROUPS_MAX)])
+    assert outcome(world, Grant("carol", Permission.SEND_TO_GROUP, "more")) is Outcome.CONFLICT
+    assert outcome(world, Check("carol", Permission.SEND_TO_GROUP, "more")) is Outcome.NOT_FOUND
+    assert outcome(world, Check("carol", Permission.SEND_TO_GROUP, "g0")) is Outcome.DONE
 
 
 # -- filters
