@@ -420,12 +420,13 @@ def _metadata(response: IncomingResponse) -> Metadata | None:
 
 
 def _data(response: IncomingResponse, metadata: Metadata | None) -> Data | None:
-    """Without a type it is binary. An empty body is only told if metadata goes with it."""
-    if not response.body:
-        return Data(DataType.TEXT, b"") if metadata is not None else None
+    """Without a type it is binary. An empty body is only told if metadata goes with it. So is null in JSON, which many
+    web frameworks send for a handler that returns nothing: an error would make the client send its event again."""
     headers = {name: values[-1] for name in ("content-encoding", "content-type") if (values := _values(response, name))}
-    content = headers.setdefault("content-type", CONTENT_TYPES[DataType.BINARY])
-    if content.partition(";")[0].strip().lower() == CONTENT_TYPES[DataType.PROTOBUF]:
+    content = headers.setdefault("content-type", CONTENT_TYPES[DataType.BINARY]).partition(";")[0].strip().lower()
+    if not response.body or (content == CONTENT_TYPES[DataType.JSON] and response.body.strip() == b"null"):
+        return Data(DataType.TEXT, b"") if metadata is not None else None
+    if content == CONTENT_TYPES[DataType.PROTOBUF]:
         # protobuf takes its time to load, and few need it
         from semel.pubsub.frames_protobuf import check_any
 

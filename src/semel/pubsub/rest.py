@@ -157,15 +157,15 @@ class Rest:
     # -- what comes of it
 
     def _respond(self, operation: Operation, parts: Parts, answer: Answer) -> HttpResponse:
-        error = self._error_in(operation, answer)
+        error = self._error_in(operation, parts, answer)
         return self._done(operation, parts, answer) if error is None else self._error(parts.request, error)
 
-    def _error_in(self, operation: Operation, answer: Answer) -> HttpError | None:
+    def _error_in(self, operation: Operation, parts: Parts, answer: Answer) -> HttpError | None:
         match answer.outcome:
             case Outcome.DONE:
                 return None
             case Outcome.NOT_FOUND:
-                return None if operation.missing is None else _missing(operation.missing, answer.message)
+                return None if operation.missing is None else _missing(operation.missing, parts.names)
             case Outcome.CONFLICT:
                 return HttpError(409, operation.conflict, answer.message or "this does not fit what was said before")
             case Outcome.REFUSED:
@@ -219,10 +219,12 @@ def _version(query: Query) -> str:
     return version
 
 
-def _missing(name: str, message: str) -> HttpError:
-    """`name` is like Error.Connection.NotExisted."""
+def _missing(name: str, names: list[str]) -> HttpError:
+    """`name` is like Error.Connection.NotExisted. Of the `names` in an address a connection is the last, and a user or
+    group that can be missing the first."""
     target = name.split(".")[1]
-    return HttpError(404, name, message or f"there is no such {target.lower()}", target=target)
+    missing = names[-1] if target == "Connection" else names[0]
+    return HttpError(404, name, f"{target} `{missing}` is not found.", target=target)
 
 
 def _unauthorized(error: AuthError) -> HttpError:

@@ -431,6 +431,12 @@ META = ("X-WebPubSub-Metadata-Trace", " a, b ")
         (answer(200, b"\xff\x00"), Answered(Data(DataType.BINARY, b"\xff\x00"))),
         (answer(200, ANY, ("Content-Type", "application/x-protobuf")), Answered(Data(DataType.PROTOBUF, ANY))),
         (answer(200, b"", META), Answered(Data(DataType.TEXT, b""), {"trace": "a, b"})),
+        (answer(200, " null ", ("Content-Type", "application/json; charset=utf-8")), Answered()),
+        (
+            answer(200, "null", ("Content-Type", "application/json"), META),
+            Answered(Data(DataType.TEXT, b""), {"trace": "a, b"}),
+        ),
+        (answer(200, "null", ("Content-Type", "text/plain")), Answered(Data(DataType.TEXT, b"null"))),
         (answer(200, b"", ("x-webpubsub-metadata-", "x")), Answered()),
         (
             answer(200, "a", ("Content-Type", "text/plain"), META, ("x-webpubsub-metadata-TRACE", "last")),
@@ -455,7 +461,7 @@ def test_what_a_handler_answers_reaches_the_client(reply: IncomingResponse, answ
         answer(200, "a", ("Content-Type", "text/plain; charset=klingon")),
         answer(200, b"\xff", ("Content-Type", "text/plain")),
         answer(200, "{", ("Content-Type", "application/json")),
-        answer(200, "null", ("Content-Type", "application/json")),
+        answer(200, "nul", ("Content-Type", "application/json")),
         answer(200, "[" * 5000 + "]" * 5000, ("Content-Type", "application/json")),
         answer(200, b"\xff", ("Content-Type", "application/x-protobuf")),
         answer(200, b"a", ("Content-Encoding", "gzip")),

@@ -309,6 +309,19 @@ def test_every_outcome_has_its_status(answer: Answer, status: int, code: str | N
         assert error(response)["message"].startswith("no")
 
 
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("groups/g/connections/c", "Connection `c` is not found."),
+        ("permissions/sendToGroup/connections/c", "Connection `c` is not found."),
+        ("users/u/groups/g", "User `u` is not found."),
+    ],
+)
+def test_an_error_names_what_is_missing(path: str, message: str) -> None:
+    response = asked("PUT", f"{HUB}/{path}").respond(Answer(Outcome.NOT_FOUND))
+    assert (response.status, error(response)["message"]) == (404, message)
+
+
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
 def test_too_many_permissions_are_a_conflict_of_the_connection(method: str) -> None:
     address = f"{HUB}/permissions/sendToGroup/connections/c"
