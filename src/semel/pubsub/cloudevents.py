@@ -51,7 +51,8 @@ REFUSAL_CHARS_MAX = 1000
 RETRIES_AFTER_S = (1.0, 3.0, 5.0)
 TOTAL_S = 100.0
 
-CONNECT_ID = "0"
+CONNECT_ID, CONNECTED_ID = "0", "1"
+"""As the service counts: a connection has one of each."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STATE = "ce-connectionstate"
@@ -190,8 +191,8 @@ def connect_event(
     return _system_event(client, CONNECT_ID, at, SystemEvent.CONNECT, body)
 
 
-def connected_event(client: Client, id: str, at: int) -> PendingEvent:
-    return _system_event(client, id, at, SystemEvent.CONNECTED, {})
+def connected_event(client: Client, at: int) -> PendingEvent:
+    return _system_event(client, CONNECTED_ID, at, SystemEvent.CONNECTED, {})
 
 
 def disconnected_event(client: Client, id: str, at: int, reason: str) -> PendingEvent:

@@ -136,7 +136,7 @@ class Events:
     def on_open(self, session: Session, now: float) -> list[Op]:
         if not self._wants(SystemEvent.CONNECTED):
             return []
-        return [self._enqueue(connected_event(client_of(self._hub.hub, session), self._hub.mint(now), micros(now)))]
+        return [self._enqueue(connected_event(client_of(self._hub.hub, session), micros(now)))]
 
     def on_close(self, session: Session, reason: str, now: float) -> list[Op]:
         """The session is over. What of it is still to be told will be, but nobody waits for an answer."""

@@ -138,7 +138,7 @@ def test_data_keeps_its_bytes_and_names_its_type(kind: DataType, content: str) -
 @pytest.mark.parametrize(
     ("event", "type", "body"),
     [
-        (connected_event(CLIENT, "1", AT), "azure.webpubsub.sys.connected", {}),
+        (connected_event(CLIENT, AT), "azure.webpubsub.sys.connected", {}),
         (disconnected_event(CLIENT, "9", AT, "bye"), "azure.webpubsub.sys.disconnected", {"reason": "bye"}),
         (joined_event(CLIENT, "2", AT, "a/ü"), "azure.webpubsub.gp.joined", {"group": "a/ü"}),
         (left_event(CLIENT, "3", AT, "a/ü"), "azure.webpubsub.gp.left", {"group": "a/ü"}),
@@ -180,7 +180,7 @@ UNTIMED: jwt.types.Options = {"verify_exp": False, "verify_iat": False}
 
 
 def test_a_handler_can_be_shown_a_token_that_opens_nothing_here() -> None:
-    request = sent(connected_event(CLIENT, "1", AT), auth="key")
+    request = sent(connected_event(CLIENT, AT), auth="key")
     token = dict(request.headers)["Authorization"].removeprefix("Bearer ")
     said = jwt.decode(token, DEV_KEY, ["HS256"], audience="https://app.example", options=UNTIMED)
     assert (said["iat"], said["exp"]) == (NOW, NOW + 60)
@@ -244,7 +244,7 @@ numbers = st.integers(0, 2**63).map(str)
 pairs = st.lists(st.tuples(st.text(), st.text()), max_size=4)
 all_events = st.one_of(
     st.builds(user_event, clients, numbers, times, events, data, metadata, st.none() | st.integers(0, 2**64 - 1)),
-    st.builds(connected_event, clients, numbers, times),
+    st.builds(connected_event, clients, times),
     st.builds(disconnected_event, clients, numbers, times, texts),
     st.builds(joined_event, clients, numbers, times, groups),
     st.builds(left_event, clients, numbers, times, groups),
@@ -312,14 +312,15 @@ def test_what_is_no_stored_event_is_refused(stored: bytes) -> None:
 def test_an_event_is_claimed_by_its_connection_and_ack_id() -> None:
     assert user_event(CLIENT, event_id("1", 7), AT, "a", TEXT, ack_id=7).identity == "c1#7"
     assert user_event(CLIENT, event_id("1", 0), AT, "a", TEXT, ack_id=0).identity == "c1#0"
-    assert connected_event(CLIENT, "7", AT).identity == "c1#event-7"
+    assert connected_event(CLIENT, AT).identity == "c1#event-1"
+    assert disconnected_event(CLIENT, "7", AT, "bye").identity == "c1#event-7"
 
 
 def test_an_event_finds_its_handler_by_what_it_is() -> None:
     system = event_handler("https://app.example/sys", ["joined", "connected"])
     user = event_handler("https://app.example/user", user_events="connected")
     handlers = Handlers("chat", (system, user))
-    assert connected_event(CLIENT, "1", AT).handler(handlers) is system
+    assert connected_event(CLIENT, AT).handler(handlers) is system
     assert joined_event(CLIENT, "1", AT, "g").handler(handlers) is system
     assert user_event(CLIENT, "1", AT, "Connected", TEXT).handler(handlers) is user
     assert user_event(CLIENT, "1", AT, "joined", TEXT).handler(handlers) is None
@@ -535,8 +536,8 @@ def test_every_reply_has_a_meaning(reply: Reply) -> None:
     for found in (connect, user):
         if isinstance(found, Allowed | Answered):
             client = msgspec.structs.replace(CLIENT, state=found.state or "")
-            assert dict(sent(connected_event(client, "1", AT)).headers).get("ce-connectionState", "") == client.state
-            assert Heard(sent(connected_event(client, "1", AT))).count == 1
+            assert dict(sent(connected_event(client, AT)).headers).get("ce-connectionState", "") == client.state
+            assert Heard(sent(connected_event(client, AT))).count == 1
 
 
 # -- trying again

@@ -467,6 +467,7 @@ def test_handlers_hear_what_happens_to_a_connection_in_its_order() -> None:
     scene.call(CloseConnections(Connection(ALICE), reason="enough"))
     told = [scene.reply() for _ in range(6)]
     assert [event.name for event in told] == ["connected", "joined", "ask", "joined", "left", "disconnected"]
+    assert (told[0].id, told[2].id) == ("1", "ack-2")
     bodies = [msgspec.json.decode(event.data.body) for event in told if event.name != "ask"]
     assert bodies == [{}, {"group": "g"}, {"group": "h"}, {"group": "g"}, {"reason": "enough"}]
     assert len({event.id for event in told}) == 6
