@@ -107,7 +107,7 @@ class Handshake:
             query = Query(request.query)
             hub = _hub(request, query)
             connection = query.one("awps_connection_id")
-            if connection:
+            if connection is not None:
                 return self._returning(hub, query, connection, offered, now)
             return self._newcomer(request, hub, query, offered, now)
         except AuthError as error:

@@ -168,10 +168,6 @@ def test_who_offers_no_subprotocol_comes_back_in_that_of_its_session(protocol: S
     assert isinstance(ask(offered=("custom",), **back), TurnedAway)
 
 
-def test_an_empty_name_is_no_connection_to_come_back_to() -> None:
-    assert isinstance(ask(access_token=token(), awps_connection_id="", awps_reconnection_token=""), Newcomer)
-
-
 def test_names_in_the_query_may_be_written_in_any_case() -> None:
     assert isinstance(ask(ACCESS_TOKEN=token()), Newcomer)
     plain = ask(offered=(), access_token=token(), WebPubSub_Mode="sendToGroup", GROUP="g", noecho="true")
