@@ -1,6 +1,6 @@
 // Microsoft's JavaScript SDKs, driven line by line over standard input and output.
 //
-//   in    {"id": 1, "make": "client" | "service" | "wire", "name": "alice", "args": [...]}    see below
+//   in    {"id": 1, "make": "client" | "service" | "wire" | "handler", "name": "alice", "args": [...]}    see below
 //         {"id": 2, "of": "alice", "do": "joinGroup", "args": ["g"]}                   call one of its methods
 //         {"id": 3, "of": "service", "group": "g", "do": "sendToAll", "args": [...]}   or one of a group of it
 //         {"id": 4, "of": "service", "group": "g", "pages": {"maxPageSize": 2}}        list connections page by page
@@ -9,12 +9,14 @@
 //         {"of": "alice", "event": "group-message", "told": {...}}                     what a client hears
 //
 // A "wire" is a bare WebSocket that writes and reads with the client's own protocol, for what the client has no method
-// for. Bytes travel as {"$bytes": "<base64>"}; {"$signal": "s"} is the signal of a new AbortController, "s". The driver
+// for. A "handler" is an event handler made with the middleware for Express, and tells what it hears. Bytes travel as {"$bytes": "<base64>"}; {"$signal": "s"} is the signal of a new AbortController, "s". The driver
 // ends with its standard input.
 
+import { createServer } from "node:http";
 import readline from "node:readline";
 import { WebPubSubServiceClient } from "@azure/web-pubsub";
 import { WebPubSubClient, WebPubSubJsonReliableProtocol } from "@azure/web-pubsub-client";
+import { WebPubSubEventHandler } from "@azure/web-pubsub-express";
 
 const EVENTS = ["connected", "disconnected", "stopped", "group-message", "server-message", "rejoin-group-failed"];
 const made = new Map();
@@ -70,7 +72,41 @@ async function makeWire(name, [url]) {
   return { send: (message) => socket.send(protocol.writeMessage(message)), stop: () => socket.close(1000) };
 }
 
+async function makeHandler(name, [hub, options]) {
+  const tell = (event) => (told) => say({ of: name, event, told });
+  const handler = new WebPubSubEventHandler(hub, {
+    ...options,
+    handleConnect(request, response) {
+      tell("connect")(request);
+      if (request.queries.deny) return response.fail(403, "not you");
+      response.setState("came", request.context.userId);
+      response.success({ userId: `${request.context.userId}!`, groups: ["chosen"], roles: ["webpubsub.joinLeaveGroup"] });
+    },
+    handleUserEvent(request, response) {
+      tell("user")(request);
+      if (request.context.eventName === "fail") return response.fail(400, "private");
+      if (request.context.eventName === "quiet") return response.success();
+      response.setState("last", request.context.eventName);
+      const { data, dataType } = request;
+      response.success(dataType === "json" ? JSON.stringify(data) : data, dataType);
+    },
+    onConnected: tell("connected"),
+    onDisconnected: tell("disconnected"),
+    onGroupJoined: tell("joined"),
+    onGroupLeft: tell("left"),
+  });
+  const middleware = handler.getMiddleware();
+  const server = createServer((request, response) => {
+    // what Express adds to a request, as far as the middleware looks at it
+    Object.assign(request, { baseUrl: "", path: new URL(request.url, "http://localhost").pathname });
+    middleware(request, response, () => response.writeHead(404).end());
+  });
+  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+  return { port: () => server.address().port, stop: () => server.close() };
+}
+
 const MAKERS = {
+  handler: makeHandler,
   client: makeClient,
   service: (_, args) => new WebPubSubServiceClient(...args),
   wire: makeWire,
