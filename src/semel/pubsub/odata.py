@@ -386,6 +386,17 @@ def _fixed(value: _Value) -> Any:
     return value.ask(None)  # type: ignore[arg-type]
 
 
+class _Nobody:
+    """Whom the service asks when it looks at a filter: what a function makes of no user is null to it."""
+
+    user_id = None
+    connection_id = ""
+    groups = ()
+
+
+_NOBODY = _Nobody()
+
+
 class _Compiler:
     """Makes a function of every node. A type that does not fit is found here, whoever is asked later."""
 
@@ -425,6 +436,8 @@ class _Compiler:
 
     def _typed(self, node: _Node, expected: _Type, around: _Node) -> _Value:
         value = self._value(node)
+        if value.type is not expected and isinstance(node, _Call) and value.ask(_NOBODY) is None:
+            self._wrong_type(_Type.NULL, expected, around)
         self._check_type(value, expected, around)
         return value
 

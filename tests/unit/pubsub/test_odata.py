@@ -281,7 +281,11 @@ def test_the_position_of_a_mistake_is_where_reading_stood(text: str, position: i
     ("text", "part", "detail"),
     [
         ("( not 'a' )", "not 'a'", "Type 'string', expect 'bool'."),
-        ("not length(userId) gt 5", "not length(userId)", "Type 'int', expect 'bool'."),
+        ("not length(userId) gt 5", "not length(userId)", "Type 'null', expect 'bool'."),
+        ("not length(connectionId) gt 5", "not length(connectionId)", "Type 'int', expect 'bool'."),
+        ("length(groups)", "length(groups)", "Type 'int', expect 'bool'."),
+        ("tolower(trim(userId))", "tolower(trim(userId))", "Type 'null', expect 'bool'."),
+        ("true and tolower(protocol)", "true and tolower(protocol)", "Type 'null', expect 'bool'."),
         ("userId lt 1", "userId lt 1", "Type 'string', expect 'int'."),
         ("1 lt userId", "1 lt userId", "Type 'string', expect 'int'."),
         ("userId gt 'a'", "userId gt 'a'", "Type 'string', expect 'int'."),
