@@ -154,6 +154,7 @@ async def test_a_handler_says_who_comes_in_and_hears_what_happens_then(app: App,
     assert hello["userId"] == "known"
 
     asked = await app.next("connect")
+    assert "ce-subprotocol" not in asked.headers
     told = json.loads(asked.body)
     assert (told["claims"]["tenant"], told["query"], told["subprotocols"]) == (["t"], {"more": ["1"]}, [RELIABLE])
     keys = AccessKeys(KEY)

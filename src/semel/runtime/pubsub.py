@@ -332,7 +332,7 @@ class PubSub:
         asked, offered = _http_request(request), subprotocols(request)
         opening = newcomer.opening
         event = connect_event(
-            Client(newcomer.hub, opening.connection, opening.user, newcomer.subprotocol or ""),
+            Client(newcomer.hub, opening.connection, opening.user),  # in which subprotocol is for the handler to say
             round(self._clock() * 1e6),
             claims=newcomer.claims.claims,
             query=parse_qsl(request.query, keep_blank_values=True),
