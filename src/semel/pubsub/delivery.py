@@ -149,9 +149,11 @@ class Delivery:
 
     def _flush_one(self, session: Session) -> None:
         told, confirmed = session.told, session.take_confirmed()
+        acked = session.told
         log = [Log(self.said(session, confirmed))] if confirmed is not None else []
 
         def done(results: tuple[Result, ...], now: float) -> None:
+            session.settle(acked)
             self._hub.counts.acknowledged += confirmed.n if confirmed is not None else 0
 
         put, failed = session.put_acks(self._hub.hub), self._not_flushed(session, confirmed, told)

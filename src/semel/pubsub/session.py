@@ -111,14 +111,14 @@ def _read(decode: Callable[[bytes], T], value: bytes) -> T:
 
 
 class Session:
-    """In memory. `acked` is how far the client has acknowledged, `sent` the highest offset that ever went to it,
-    `written` the highest that went to its present socket, `queue` what it has not acknowledged (of the first run, what
-    comes after `acked`). `taken` are the ackIds whose messages are durable, `claimed` also those that are on their way.
-    `early` is what the client has said before its session was durable; None from then on. While it `is_behind`, what it
-    has missed is still being read: what comes in waits in its queue, and `early_ack` is how far it has acknowledged
-    meanwhile. `opened` is where the stream says that it is on this node. `streams`, `states` and `watches` count what
-    is on its way, those that are `stored` do not. It `owes_row` since a commit failed that may have said what is
-    decided.
+    """In memory. `acked` is how far the client has acknowledged, `told` how far rows on their way say so, `settled` how
+    far the store does. `sent` is the highest offset that ever went to it, `written` the highest that went to its socket
+    of now, `queue` what it has not acknowledged (of the first run, what comes after `acked`). `taken` are the ackIds
+    whose messages are durable, `claimed` also those that are on their way. `early` is what the client has said before
+    its session was durable; None from then on. While it `is_behind`, what it has missed is still being read: what comes
+    in waits in its queue, and `early_ack` is how far it has acknowledged meanwhile. `opened` is where the stream says
+    that it is on this node. `streams`, `states` and `watches` count what is on its way, those that are `stored` do not.
+    It `owes_row` since a commit failed that may have said what is decided.
 
     What groups it is in is `groups_wanted` as soon as it is asked for, `groups_decided` when it is durable from which
     record on, and `groups` when the stream has come there: with several nodes that may be a little later."""
@@ -127,7 +127,7 @@ class Session:
         "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "early", "early_ack",
         "epoch", "generation", "groups", "groups_decided", "groups_wanted", "has_timed", "id", "is_behind",
         "is_reliable", "is_stalled", "left", "node", "opened", "owes_row", "peer",
-        "permissions", "queue", "queue_bytes", "queue_count", "row_stored", "row_version", "sent", "staged",
+        "permissions", "queue", "queue_bytes", "queue_count", "row_stored", "row_version", "sent", "settled", "staged",
         "staged_chunks", "staged_ids", "staged_streams", "start", "state", "states", "states_stored", "streams",
         "streams_stored", "subprotocol", "taken", "told", "user", "waiting", "watches", "watches_stored", "written",
     )  # fmt: skip
@@ -160,7 +160,7 @@ class Session:
         self.states = dict(row.states)
         self.watches_stored = dict.fromkeys(row.watches)
         self.watches = dict.fromkeys(row.watches)
-        self.acked = self.sent = self.written = self.told = acks.acked
+        self.acked = self.sent = self.written = self.told = self.settled = acks.acked
         self.queue: deque[Run] = deque()
         self.queue_bytes = self.queue_count = 0
         self.peer: str | None = None
@@ -192,8 +192,9 @@ class Session:
     # -- what is stored
 
     def row(self) -> SessionRow:
-        """Of the stays that have ended, those in which something was not acknowledged yet."""
-        self.left = [stay for stay in self.left if stay[2] > self.told]
+        """Of the stays that have ended, those of which something may have to be read again: that it was acknowledged is
+        forgotten in a crash until the store says so."""
+        self.left = [stay for stay in self.left if stay[2] > self.settled]
         return SessionRow(
             self.user, self.subprotocol, self.node, self.start, self.permissions, dict(self.groups_decided),
             tuple(self.left), self.dropped_at, self.state, self.epoch, dict(self.states), tuple(self.watches),
@@ -331,6 +332,10 @@ class Session:
         confirmed, self.confirmed, self.told = self.confirmed, None, self.acked
         return confirmed
 
+    def settle(self, told: int) -> None:
+        """Up to here the store says it."""
+        self.settled = max(self.settled, told)
+
     def put_back(self, confirmed: Confirmed | None, told: int) -> None:
         """It was not written down, and perhaps what was taken before it was not either."""
         self.told = min(self.told, told)
@@ -340,8 +345,8 @@ class Session:
 
     def floor(self, tail: int) -> int:
         """Records up to here are not needed for this session any more."""
-        if self.confirmed is not None:
-            return self.told
+        if self.confirmed is not None or self.settled < self.told:
+            return self.settled
         if self.is_behind:
             return self.acked
         return max(self.queue[0].first - 1, self.acked) if self.queue else tail

@@ -464,6 +464,19 @@ class Storm:
             if not any(client.unacked for client in self.clients) and not self.caller.open and self._are_served():
                 return
 
+    def acknowledge_all(self) -> None:
+        """Everybody is there and acknowledges what it got, and the nodes write that down."""
+        for _ in range(6):
+            for client in self.clients:
+                if client.node is None:
+                    client.come(self.nodes[0])
+            self._quiet()
+            for client in self.clients:
+                client.hear()
+                client.acknowledge()
+            self._pass_time(1.5)
+        self._quiet()
+
     def empty(self) -> None:
         """Everybody acknowledges and goes, and time passes: nothing is left."""
         self.caller.go()
@@ -563,6 +576,20 @@ class Storm:
             if event.n == len(inside) and event.fold != fold_ids(self.ids[offset] for offset in inside):
                 found.append(f"{told}, but those were others")
             before = event.last
+        return found
+
+    def untold(self) -> list[str]:
+        """What was due, came and was acknowledged, but is not in the ledger: an audit would take it for lost."""
+        found = []
+        for client in self.clients:
+            left = {self.offsets[body][0] for body in self.due(client)}
+            for event in self._confirmed(client.connection):
+                inside = {offset for offset in left if (event.first or 0) <= offset <= (event.last or 0)}
+                if event.n < len(inside):
+                    found.append(f"only {event.n} of {sorted(inside)} confirmed by {client.name}")
+                left -= inside
+            if left:
+                found.append(f"{sorted(left)} never confirmed by {client.name}")
         return found
 
     def _confirmed(self, connection: str) -> list[LedgerEvent]:

@@ -7,7 +7,7 @@ from tests.unit.pubsub.world import HUB, World
 
 from semel.errors import StoreUnavailable
 from semel.kernel.ledger import START, Kind, hash_id
-from semel.pubsub.messages import CloseCode, GroupMessage
+from semel.pubsub.messages import CloseCode, GroupMessage, LeaveGroup
 from semel.pubsub.session import session_key
 
 ALICE, BOB = "alice", "bob"
@@ -131,3 +131,37 @@ def test_records_are_kept_until_the_ledger_has_their_deliveries(world: World) ->
     assert session.floor(100) < number
     world.pass_time(2)
     assert session.floor(100) == 100
+
+
+def test_records_are_kept_while_it_is_on_its_way_into_the_ledger(world: World) -> None:
+    world.publish(ALICE, "g", "m2", 2)
+    number = last_number(world, BOB)
+    world.ack(BOB, number)
+    world.held = []
+    world.pass_time(2)
+    session = world.hub.roster.get(BOB)
+    assert session is not None
+    assert session.floor(100) < number
+    world.let_go()
+    assert session.floor(100) == 100
+
+
+def test_a_stay_is_remembered_until_the_ledger_has_its_deliveries(world: World) -> None:
+    """What was acknowledged is on its way into the ledger when the client leaves, and does not get there. After a crash
+    only the stay says that the deliveries were due."""
+    world.publish(ALICE, "g", "m2", 2)
+    number = last_number(world, BOB)
+    world.ack(BOB, number)
+    world.held = []
+    world.send(BOB, LeaveGroup("g", 2))
+    world.pass_time(2)
+    [leaving], world.held = world.held, []
+    world.interpreter.committed(leaving, world.store.commit(leaving.units))
+    [telling], world.held = world.held, None
+    world.interpreter.failed(telling, AWAY)
+    world.send(BOB, LeaveGroup("g", 2))
+    world.restart()
+    world.resume("again", BOB)
+    world.ack("again", number)
+    world.pass_time(2)
+    assert confirmed(world, BOB) == (1, folded("alice#2"), [(number, number)])

@@ -18,13 +18,20 @@ PLANTED_SEEDS = 300
 def troubles(seed: int, faults: float = 0.0) -> list[str]:
     storm = Storm(seed, faults=faults)
     storm.run(steps=600, messages=60)
-    return storm.wrong()
+    found = storm.wrong()
+    storm.acknowledge_all()
+    return found + storm.untold()
 
 
 @pytest.mark.parametrize("faults", [0.0, 0.02, 0.05, 0.1])
 def test_nothing_is_lost_doubled_or_reordered_whatever_dies(faults: float) -> None:
     found = {seed: troubles(seed, faults) for seed in range(SEEDS)}
     assert not any(found.values()), found
+
+
+def test_a_stay_that_was_forgotten_before_the_ledger_knew_of_it() -> None:
+    """This seed found it."""
+    assert troubles(3434, 0.05) == []
 
 
 @pytest.mark.parametrize("faults", [0.0, 0.05])
