@@ -40,7 +40,7 @@ from semel.pubsub.messages import (
 )
 from semel.pubsub.permissions import Permission
 from semel.pubsub.records import MESSAGE_ID, NO_TERMS, Terms, group_target, id_identity, message, plain_message
-from semel.pubsub.session import GROUPS_MAX, Session
+from semel.pubsub.session import TOO_MANY_GROUPS, Session
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
@@ -263,8 +263,8 @@ class Clients:
             if ack_ids or puts:
                 self._commit(session, puts, ack_ids)
             return
-        if is_join and len(session.groups_wanted) >= GROUPS_MAX:
-            self.ack(session, ack_id, Fault(ErrorName.BAD_REQUEST, f"a connection can be in {GROUPS_MAX:,} groups"))
+        if is_join and not session.has_room_for((group,), self._hub.tail.offset):
+            self.ack(session, ack_id, Fault(ErrorName.BAD_REQUEST, TOO_MANY_GROUPS))
             return
         if ack_id is not None:
             # the acks may not say so before it is durable from where on it holds

@@ -48,7 +48,7 @@ KEYS_MAX = 64
 KEY_CHARS_MAX = 256
 STATE_CHARS_MAX = 4 * 1024
 STATES_CHARS_MAX = 32 * 1024
-"""Of one state, and of all that a session has: they are in one row."""
+"""Of one state, and of all that a session has, with the names of their groups: they are in one row."""
 WATCHES_MAX = 100
 CLEARED_MAX = 10_000
 
@@ -279,9 +279,10 @@ def _excess(session: Session, group: str, state: dict[str, str] | None) -> Fault
         return Fault(ErrorName.BAD_REQUEST, f"a state has up to {KEYS_MAX} keys of up to {KEY_CHARS_MAX} characters")
     if _size(state) > STATE_CHARS_MAX:
         return Fault(ErrorName.BAD_REQUEST, f"a state has up to {STATE_CHARS_MAX} characters")
-    others = (own.state for name, own in session.states.items() if name != group)
-    if sum(map(_size, others)) + _size(state) > STATES_CHARS_MAX:
-        return Fault(ErrorName.BAD_REQUEST, f"the states of a connection have up to {STATES_CHARS_MAX} characters")
+    others = sum(len(name) + _size(own.state) for name, own in session.states.items() if name != group)
+    if others + len(group) + _size(state) > STATES_CHARS_MAX:
+        reason = f"the states of a connection, with the names of their groups, have up to {STATES_CHARS_MAX} characters"
+        return Fault(ErrorName.BAD_REQUEST, reason)
     return None
 
 

@@ -50,7 +50,7 @@ from semel.pubsub.records import (
     user_target,
 )
 from semel.pubsub.roster import SOMEWHERE, Elsewhere, M, Roster
-from semel.pubsub.session import GROUPS_MAX, Session, read_session, session_key
+from semel.pubsub.session import TOO_MANY_GROUPS, Session, read_session, session_key
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
@@ -271,8 +271,8 @@ class Service:
         if not chosen and not isinstance(call.who, Everybody):
             answer(NOT_FOUND)
             return
-        if any(len(session.groups_wanted.union(call.groups)) > GROUPS_MAX for session in chosen):
-            answer(Answer(Outcome.REFUSED, f"a connection can be in {GROUPS_MAX:,} groups"))
+        if not all(session.has_room_for(call.groups, self._hub.tail.offset) for session in chosen):
+            answer(Answer(Outcome.REFUSED, TOO_MANY_GROUPS))
             return
         changes = [(session, group) for session in chosen for group in _changes(session, call.groups, True)]
         self._change(changes, RecordKind.JOIN, now, answer)

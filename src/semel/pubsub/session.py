@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 
 ALLOWED_MAX = 1024
 GROUPS_MAX = 10_000
+GROUPS_CHARS_MAX = 512 * 1024
+"""Of all names together: they are in one row, which is written with every change."""
+TOO_MANY_GROUPS = (
+    f"a connection can be in {GROUPS_MAX:,} groups, with {GROUPS_CHARS_MAX:,} characters in all their names; those that"
+    " it has left count until it has acknowledged what came from them"
+)
 
 
 class OwnState(msgspec.Struct, frozen=True, array_like=True):
@@ -219,6 +225,13 @@ class Session:
         """Whether it is in the group, or out of it, with nothing on its way that could change that."""
         return (group in self.groups_wanted) == (group in self.groups_decided) == is_in
 
+    def has_room_for(self, groups: Iterable[str], tail: int) -> bool:
+        """Whether it may come into these as well. Groups that it has left count for as long as it is owed something of
+        its time there."""
+        self._forget_stays(tail)
+        names = [*self.groups_wanted.union(groups), *(group for group, _, _ in self.left)]
+        return len(names) <= GROUPS_MAX and sum(map(len, names)) <= GROUPS_CHARS_MAX
+
     def decide_group(self, group: str, offset: int, is_joined: bool, tail: int) -> None:
         """A record in the stream says so. A stay that ends is remembered while something of it may be missing; what the
         session said of itself in it is not."""
@@ -228,10 +241,14 @@ class Session:
         if self.states.get(group) is self.states_stored.pop(group, None):  # if not, it was said after leaving
             self.states.pop(group, None)
         since = self.groups_decided.pop(group, None)
+        if since is not None and self._forget_stays(tail) < offset:
+            self.left.append((group, since, offset))
+
+    def _forget_stays(self, tail: int) -> int:
+        """Those of which nothing is missing any more. Returns up to where that is so."""
         served = self.floor(tail)
         self.left = [stay for stay in self.left if stay[2] > served]
-        if since is not None and served < offset:
-            self.left.append((group, since, offset))
+        return served
 
     def fall_back(self) -> None:
         """Nothing that was on its way will be stored: go on from what is."""

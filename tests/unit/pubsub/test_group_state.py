@@ -449,6 +449,15 @@ def test_all_states_of_a_connection_have_a_limit_together(world: World) -> None:
     assert refusal(world) is None
 
 
+def test_states_that_say_nothing_have_a_limit_too(world: World) -> None:
+    """Their groups have names, which are in the row."""
+    for number in range(STATES_CHARS_MAX // 1024):
+        world.send(ALICE, SetGroupState(f"{number:01024}", number + 100, {}))
+    world.take(ALICE)
+    put(world, {}, 5)
+    assert refusal(world) == ErrorName.BAD_REQUEST
+
+
 def test_there_is_a_limit_to_what_a_connection_watches(world: World) -> None:
     for number in range(WATCHES_MAX):
         world.send(ALICE, SubscribeGroupState(f"g{number}"))

@@ -41,6 +41,7 @@ from semel.pubsub.messages import (
     ErrorName,
     Fault,
     GroupMessage,
+    JoinGroup,
     LeaveGroup,
     Ping,
     Pong,
@@ -49,7 +50,7 @@ from semel.pubsub.messages import (
 )
 from semel.pubsub.permissions import Permission
 from semel.pubsub.records import NO_TERMS, group_target, message
-from semel.pubsub.session import AcksRow, acks_key, session_key
+from semel.pubsub.session import GROUPS_CHARS_MAX, AcksRow, acks_key, session_key
 from semel.pubsub.sockets import Room, Shut, Stalled
 
 ALICE, BOB = "alice", "bob"
@@ -578,7 +579,8 @@ def test_what_everybody_has_acknowledged_is_given_up_and_nothing_else(pair: Worl
     for peer in (ALICE, BOB):
         assert got[1].sequence_id is not None
         pair.ack(peer, got[1].sequence_id)
-    pair.pass_time(6)
+    for _ in range(2):  # written down first
+        pair.pass_time(6)
     assert published_after_trim(pair) == got[2].sequence_id
     pair.restart()
     pair.resume("again", BOB)
@@ -803,8 +805,7 @@ def test_the_end_of_a_session_that_the_store_did_not_take_is_written_later(pair:
 
 
 def test_a_connection_is_in_no_more_groups_than_allowed(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.pubsub.clients.GROUPS_MAX", 2)
-    monkeypatch.setattr("semel.pubsub.service.GROUPS_MAX", 2)
+    monkeypatch.setattr("semel.pubsub.session.GROUPS_MAX", 2)
     pair.join(BOB, "second", 40)
     pair.join(BOB, "third", 41)
     [ok, refused] = pair.take(BOB)
@@ -813,6 +814,35 @@ def test_a_connection_is_in_no_more_groups_than_allowed(pair: World, monkeypatch
     assert refused.error is not None
     assert refused.error.name == ErrorName.BAD_REQUEST
     assert pair.call(JoinMembers(Connection(BOB), ("fourth",))).outcome is Outcome.REFUSED
+
+
+def test_the_names_of_a_connections_groups_have_a_limit(pair: World) -> None:
+    """All are in one row, which is written with every change."""
+    names = [f"{number:01024}" for number in range(GROUPS_CHARS_MAX // 1024)]
+    pair.send(BOB, *(JoinGroup(name, 100 + number) for number, name in enumerate(names)))
+    refused, *taken = [said for said in pair.take(BOB) if isinstance(said, Ack)]
+    assert len(taken) == len(names) - 1  # it is in one with a short name, too
+    assert all(ack.error is None for ack in taken)
+    assert refused.error is not None
+    assert refused.error.name == ErrorName.BAD_REQUEST
+    assert pair.call(JoinMembers(Connection(BOB), (names[-1],))).outcome is Outcome.REFUSED
+
+
+def test_stays_that_are_owed_something_count_as_groups(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who acknowledges nothing and comes and goes would otherwise fill its row."""
+    monkeypatch.setattr("semel.pubsub.session.GROUPS_MAX", 10)
+    pair.publish(ALICE, "g", "not acknowledged", 9)
+    [message] = [said for said in pair.take(BOB) if isinstance(said, GroupMessage)]
+    for number in range(0, 40, 2):
+        pair.send(BOB, JoinGroup("in and out", 100 + number), LeaveGroup("in and out", 101 + number))
+    session = pair.hub.roster.get(BOB)
+    assert session is not None
+    assert len(session.left) < 10
+    assert any(said.error is not None for said in pair.take(BOB) if isinstance(said, Ack))
+    pair.ack(BOB, message.sequence_id or 0)
+    pair.pass_time(2)
+    pair.join(BOB, "in and out", 200)
+    assert pair.take(BOB) == [Ack(200)]
 
 
 def test_a_key_is_known_after_its_message_is_gone(pair: World) -> None:
