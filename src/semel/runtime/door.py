@@ -64,6 +64,7 @@ class Door:
         self._servers: list[asyncio.Server] = []
         self._connections: set[HttpConnection | Peer] = set()
         self._addresses: Counter[str] = Counter()
+        self._bodies_bytes = 0
         self._gathering: list[Peer] = []
         self._sweeping: asyncio.Task[None] | None = None
         self._empty = asyncio.Event()
@@ -136,11 +137,23 @@ class Door:
 
     def leave(self, connection: HttpConnection | Peer) -> None:
         self._connections.discard(connection)
+        if isinstance(connection, HttpConnection):
+            self.drop(connection.kept_bytes)
+            connection.kept_bytes = 0
         self._addresses[connection.address] -= 1
         if not self._addresses[connection.address]:
             del self._addresses[connection.address]
         if not self._connections:
             self._empty.set()
+
+    def has_room_for(self, size: int) -> bool:
+        if self._bodies_bytes + size > self.limits.bodies_bytes:
+            return False
+        self._bodies_bytes += size
+        return True
+
+    def drop(self, size: int) -> None:
+        self._bodies_bytes -= size
 
     def is_socket(self, request: Request) -> bool:
         upgrade = request.headers.get("upgrade", "").lower()

@@ -38,9 +38,12 @@ _OURS = {"content-length", "transfer-encoding", "connection", "date"}
 class DoorLimits:
     """What one server allows. Behind a proxy all connections come from one address: raise `connections_per_address`.
 
+    `bodies_bytes` is for all requests together that are not answered yet: nobody knows who they are before they are
+    whole.
+
     A WebSocket is full above `full_bytes` that it has not taken, has room again below `room_bytes`, and is reported as
-    stalled above `stalled_bytes`. It is pinged when nothing came for `ping_s` and given up after `dead_s`. Times are
-    looked at every `sweep_s`.
+    stalled above `stalled_bytes`. It is pinged when nothing came for `ping_s` and given up after `dead_s`; also when
+    it is full and takes less than `room_bytes` in that time. Times are looked at every `sweep_s`.
     """
 
     connections: int = 100_000
@@ -48,6 +51,7 @@ class DoorLimits:
     head_bytes: int = 32 * 1024
     headers: int = 100
     body_bytes: int = 2 * 1024 * 1024
+    bodies_bytes: int = 256 * 1024 * 1024
     head_s: float = 10.0
     body_s: float = 60.0
     idle_s: float = 75.0
@@ -121,6 +125,12 @@ class HttpHost(Protocol):
 
     def leave(self, connection: HttpConnection) -> None: ...
 
+    def has_room_for(self, size: int) -> bool:
+        """Whether so much more of a body may be kept. What may counts, until the connection says that it is gone."""
+        ...
+
+    def drop(self, size: int) -> None: ...
+
     def is_socket(self, request: Request) -> bool:
         """Whether an upgrade to WebSocket is meant for us. What is not is answered as plain HTTP."""
         ...
@@ -151,6 +161,8 @@ class HttpConnection(asyncio.Protocol):
         self._farewell: Response | None = None
         """What remains to be said before the connection is closed, once all requests before it are answered."""
         self.is_gone = False
+        self.kept_bytes = 0
+        """Of bodies."""
         self._is_paused = self._is_upgrading = self._is_deaf = self._is_closing = self._is_eof = False
         self._refusal = HTTPStatus.BAD_REQUEST
         self._begin()
@@ -313,6 +325,9 @@ class HttpConnection(asyncio.Protocol):
     def on_body(self, part: bytes) -> None:
         if len(self._body) + len(part) > self._limits.body_bytes:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        if not self._host.has_room_for(len(part)):
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE)
+        self.kept_bytes += len(part)
         self._body += part
 
     def on_message_complete(self) -> None:
@@ -354,6 +369,7 @@ class HttpConnection(asyncio.Protocol):
         while self._waiting:
             call = self._waiting.popleft()
             response = await self._answer(call)
+            self._drop(len(call.request.body))
             if response is None:
                 return
             if self.is_gone:
@@ -375,6 +391,10 @@ class HttpConnection(asyncio.Protocol):
             self._end(self._farewell)
         else:
             self._deadline = self._loop.time() + (self._limits.body_s if self._is_reading else self._limits.idle_s)
+
+    def _drop(self, size: int) -> None:
+        self.kept_bytes -= size
+        self._host.drop(size)
 
     async def _answer(self, call: _Call) -> Response | None:
         """None: it is a WebSocket now."""

@@ -434,6 +434,29 @@ class TestPeer:
         await asyncio.sleep(0)
         assert guest.heard[-1] == ("stalled",)
 
+    @pytest.mark.parametrize("is_held", [False, True])
+    async def test_who_takes_nothing_is_given_up_though_it_talks(self, is_held: bool) -> None:
+        """It would keep its memory for as long as it likes, and who is held is not even asked whether it lives."""
+        peer, line, _, _ = connected(full_bytes=100, room_bytes=50, stalled_bytes=1000, dead_s=60)
+        peer.write(bytes(1001))
+        line.stuck = 1001
+        peer.pause_writing()
+        if is_held:
+            peer.hold()
+        begin = now()
+        line.stuck = 950  # so much it takes in nearly a minute
+        peer._heard = begin + 59
+        peer.check(begin + 59)
+        assert not line.is_aborted
+        line.stuck = 901
+        for later in (100, 118):
+            peer._heard = begin + later
+            peer.check(begin + later)
+            assert not line.is_aborted
+        peer._heard = begin + 120
+        peer.check(begin + 120)
+        assert line.is_aborted
+
     async def test_who_takes_much_at_once_is_not_full(self) -> None:
         """Otherwise it would be waited for: the transport says that there is room only to whom it has said full."""
         peer, line, guest, _ = connected(full_bytes=100, room_bytes=50, stalled_bytes=1000)
@@ -602,6 +625,31 @@ class TestHttp:
         assert line.is_aborted
         connection.connection_lost(None)
         await settle(connection)
+
+    async def test_the_bodies_of_all_who_are_not_answered_yet_have_a_limit(self) -> None:
+        head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 60\r\n\r\n"
+        first, _, guest, door = http(body_bytes=100, bodies_bytes=100)
+        first.data_received(head + bytes(59))
+
+        def another() -> tuple[HttpConnection, Line]:
+            connection, line = HttpConnection(door), Line()
+            connection.connection_made(line)
+            connection.data_received(head + bytes(60))
+            return connection, line
+
+        second, line = another()
+        assert statuses(line) == [503]
+        second.connection_lost(None)
+        first.data_received(b"x")
+        await settle(first)
+        third, line = another()
+        await settle(third)
+        assert statuses(line) == [200]
+        assert len(guest.requests) == 2
+        fourth, _ = another()
+        fourth.connection_lost(None)
+        await settle(fourth)
+        assert door._bodies_bytes == 0
 
     async def test_trailers_are_not_headers(self) -> None:
         connection, _, guest, _ = http()

@@ -308,7 +308,10 @@ class Peer(asyncio.Protocol):
         "_pinged",
         "_reader",
         "_reason",
+        "_taken",
+        "_taken_at",
         "_transport",
+        "_written",
         "address",
         "is_held",
         "key",
@@ -327,6 +330,8 @@ class Peer(asyncio.Protocol):
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._heard = self._pinged = self._loop.time()
+        self._written = self._taken = 0
+        self._taken_at = self._heard
         self._deadline: float | None = None
         self._close: Close | None = None
         self._reason = ""
@@ -384,6 +389,7 @@ class Peer(asyncio.Protocol):
     def _send(self, data: bytes) -> None:
         # It may have broken, with nobody told of it yet.
         if not self._transport.is_closing():
+            self._written += len(data)
             self._transport.write(data)
 
     def close(self, code: int = CloseCode.NORMAL, reason: str = "") -> None:
@@ -399,7 +405,7 @@ class Peer(asyncio.Protocol):
         self._transport.abort()
 
     def hold(self) -> None:
-        """Read no more until `release`. Meanwhile it cannot be taken for dead."""
+        """Read no more until `release`. Meanwhile it cannot be taken for dead, unless it takes nothing."""
         if not self.is_held and not self._is_closing:
             self.is_held = True
             self._transport.pause_reading()
@@ -431,15 +437,25 @@ class Peer(asyncio.Protocol):
             if now >= self._deadline:
                 self.abort("it did not answer the close frame")
             return
+        limits = self._host.limits
+        if self._is_full and not self._takes(now):
+            self.abort(f"it took less than {limits.room_bytes:,} bytes in {limits.dead_s:g} s")
+            return
         if self.is_held:
             return
-        limits = self._host.limits
         if now - self._heard >= limits.dead_s:
             self.abort(f"nothing came for {limits.dead_s:g} s")
         elif now - max(self._heard, self._pinged) >= limits.ping_s:
             self._pinged = now
             self.flush()
             self._send(_PING_FRAME)
+
+    def _takes(self, now: float) -> bool:
+        """Whether what was written becomes less. Who is alive and does not read would hold its memory for ever."""
+        taken = self._written - self._transport.get_write_buffer_size()
+        if taken - self._taken >= self._host.limits.room_bytes:
+            self._taken, self._taken_at = taken, now
+        return now - self._taken_at < self._host.limits.dead_s
 
     def stop(self) -> None:
         self.close(CloseCode.GOING_AWAY, "the server is stopping")
@@ -464,6 +480,8 @@ class Peer(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_full = True
+        self._taken = self._written - self._transport.get_write_buffer_size()
+        self._taken_at = self._loop.time()
 
     def resume_writing(self) -> None:
         self._is_full = self._is_stalled = False
