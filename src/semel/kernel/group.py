@@ -19,7 +19,7 @@ import msgspec
 
 from semel.errors import SemelError
 from semel.kernel.effects import CommitFailed, Committed, CommitUnknown
-from semel.kernel.ops import Append, Applied, Enqueue, Op, Outcome, PutBlob, Unit
+from semel.kernel.ops import Append, Applied, Enqueue, Op, Outcome, Put, PutBlob, Unit
 
 Completion = Committed | CommitFailed | CommitUnknown
 
@@ -187,6 +187,8 @@ def weigh(ops: Sequence[Op]) -> int:
     for op in ops:
         if type(op) is Append or isinstance(op, Enqueue):
             size += len(op.envelope.data) + 256
+        elif type(op) is Put:
+            size += len(op.value or b"") + 256
         elif isinstance(op, PutBlob):
             size += len(op.data)
         else:

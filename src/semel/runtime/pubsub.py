@@ -15,7 +15,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from importlib import import_module
@@ -35,7 +36,7 @@ from semel.pubsub.handshake import Handshake, Mode, Newcomer, Refused, Returning
 from semel.pubsub.hub import Hub, HubOptions
 from semel.pubsub.keys import AccessKeys
 from semel.pubsub.loading import announced_hubs, known_hubs, load_hub
-from semel.pubsub.messages import CloseCode
+from semel.pubsub.messages import CloseCode, Ping, SendToGroup, SequenceAck, StreamData, StreamEnd
 from semel.pubsub.messages import Request as ClientRequest
 from semel.pubsub.records import stream_of
 from semel.pubsub.rest import HttpRequest, HttpResponse, Rest, RestSettings
@@ -57,6 +58,10 @@ DEFAULT_ORIGIN = "localhost"
 CONNECT_S = 25.0
 """How long an event handler may take to let a client in: a little less than a client may be kept waiting."""
 CALL_S = 30.0
+COMMITS_MAX = 64
+"""How many requests that are commits of their own a hub hears at once."""
+_TOGETHER = frozenset({SendToGroup, SequenceAck, Ping, StreamData, StreamEnd})
+"""Requests that are not: what comes in a row of them is committed together, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,8 @@ class PubSubSettings:
 
 @dataclass(slots=True)
 class _Guest:
-    """A socket that was let in. `told` is the first that its hub hears of it, None if it hears nothing."""
+    """A socket that was let in. `told` is the first that its hub hears of it, None if it hears nothing. `waiting` is
+    what the hub hears when the store has room."""
 
     link: HubLink | None
     told: Open | Resume | None
@@ -90,6 +96,7 @@ class _Guest:
     mode: Mode | None = None
     farewell: str = ""
     name: str = ""
+    waiting: deque[Frames | Gone] = field(default_factory=deque)
 
     @property
     def read(self) -> Callable[[Message], ClientRequest]:
@@ -365,20 +372,35 @@ class PubSub:
         try:
             requests.extend(map(guest.read, messages))
         except FrameError as error:
-            guest.link.tell(guest.name, Frames(requests))
+            self._tell(peer, guest, requests)
             peer.close(error.close_code, error.reason)
             return
-        guest.link.tell(guest.name, Frames(requests))
-        if self._performer.is_full:
+        self._tell(peer, guest, requests)
+
+    def _tell(self, peer: Peer, guest: _Guest, requests: Sequence[ClientRequest]) -> None:
+        is_waiting = bool(guest.waiting)
+        guest.waiting.extend(map(Frames, _parts(requests)))
+        if not is_waiting and not self._goes_on(guest):
             peer.hold()
             self._held.append(peer)
+
+    def _goes_on(self, guest: _Guest) -> bool:
+        """Tell the hub what waits, as far as the store has room; whether it has now. A few bytes can ask for commits of
+        many megabytes, since each writes the whole row of its session."""
+        assert guest.link is not None
+        while guest.waiting and not self._performer.is_full:
+            guest.link.tell(guest.name, guest.waiting.popleft())
+        return not self._performer.is_full
 
     def _release(self) -> None:
         """The store was slower than the clients. Those who waited may go on."""
         if self._held and not self._performer.is_full:
             held, self._held = self._held, []
             for peer in held:
-                peer.release()
+                if self._goes_on(_guest(peer)):
+                    peer.release()
+                else:
+                    self._held.append(peer)
 
     def on_room(self, peer: Peer) -> None:
         peer.release()
@@ -394,12 +416,28 @@ class PubSub:
         guest = _guest(peer)
         if guest.link is not None:
             guest.link.sockets.pop(guest.name, None)
-            guest.link.tell(guest.name, Gone(code, reason))
+            if guest.waiting:
+                guest.waiting.append(Gone(code, reason))
+            else:
+                guest.link.tell(guest.name, Gone(code, reason))
 
 
 def _guest(peer: Peer) -> _Guest:
     assert isinstance(peer.key, _Guest)
     return peer.key
+
+
+def _parts(requests: Sequence[ClientRequest]) -> Iterator[Sequence[ClientRequest]]:
+    """In each as many as may be committed before somebody looks whether the store has room."""
+    begin = commits = 0
+    if len(requests) > COMMITS_MAX:
+        for at, request in enumerate(requests):
+            if type(request) not in _TOGETHER:
+                commits += 1
+                if commits > COMMITS_MAX:
+                    yield requests[begin:at]
+                    begin, commits = at, 1
+    yield requests[begin:]
 
 
 def _codec(subprotocol: str | None) -> Codec | None:

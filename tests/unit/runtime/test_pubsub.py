@@ -11,11 +11,12 @@ import pytest
 from semel.kernel.ops import Put, Unit
 from semel.pubsub.calls import Find, Group, Outcome
 from semel.pubsub.floors import floor_key
+from semel.pubsub.frames import Subprotocol, codec_for
 from semel.pubsub.hub import Hub
 from semel.pubsub.keys import DEV_KEY, AccessKeys
 from semel.pubsub.messages import CloseCode
 from semel.pubsub.nodes import announcement_key
-from semel.pubsub.sockets import ALL, Anew
+from semel.pubsub.sockets import ALL, Anew, Gone
 from semel.runtime import pubsub
 from semel.runtime.commit_times import CommitTimes
 from semel.runtime.perform import Performer
@@ -33,6 +34,64 @@ async def test_who_takes_nothing_may_ask_for_nothing_until_it_does() -> None:
     peer.release.assert_not_called()
     service.on_room(peer)
     peer.release.assert_called_once_with()
+
+
+class FullAfter:
+    """A store that has room for so many tellings."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.heard: list[object] = []
+
+    def tell(self, peer: str, told: object) -> None:
+        self.room -= 1
+        self.heard.append(told)
+
+
+def asking_much(room: int) -> tuple[PubSub, FullAfter, Mock]:
+    """Somebody who leaves 200 groups in one read: four parts."""
+    store = FullAfter(room)
+    performer = Mock(spec=Performer, store=MemoryStore())
+    type(performer).is_full = property(lambda _: store.room <= 0)
+    service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+    link = Mock(spec=HubLink, frames_in=0, sockets={}, tell=store.tell)
+    peer = Mock(spec=Peer, key=_Guest(link, None, codec_for(Subprotocol.JSON)))  # type: ignore[arg-type]
+    service.on_frames(peer, [f'{{"type":"leaveGroup","group":"{number}"}}' for number in range(200)])
+    return service, store, peer
+
+
+async def test_who_asks_for_much_is_heard_as_far_as_the_store_has_room() -> None:
+    service, store, peer = asking_much(room=2)
+    assert len(store.heard) == 2
+    peer.hold.assert_called_once_with()
+    service.on_frames(peer, ['{"type":"leaveGroup","group":"200"}'])
+    store.room = 1
+    service._release()
+    assert len(store.heard) == 3
+    peer.release.assert_not_called()
+    store.room = 10
+    service._release()
+    peer.release.assert_called_once_with()
+    groups = [request.group for told in store.heard for request in told.requests]  # type: ignore[attr-defined]
+    assert groups == [str(number) for number in range(201)]
+    assert max(len(told.requests) for told in store.heard) == 64  # type: ignore[attr-defined]
+
+
+async def test_who_goes_while_its_requests_wait_is_gone_after_them() -> None:
+    service, store, peer = asking_much(room=1)
+    service.on_closed(peer, 1000, "")
+    assert not any(isinstance(told, Gone) for told in store.heard)
+    store.room = 10
+    service._release()
+    assert store.heard[-1] == Gone(1000)
+    assert len(store.heard) == 5
+
+
+async def test_publishes_in_a_row_are_not_cut() -> None:
+    service, store, peer = asking_much(room=10)
+    store.heard.clear()
+    service.on_frames(peer, ['{"type":"sendToGroup","group":"g","dataType":"text","data":"x"}'] * 1000)
+    assert [len(told.requests) for told in store.heard] == [1000]  # type: ignore[attr-defined]
 
 
 async def test_a_call_that_nobody_answers_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
