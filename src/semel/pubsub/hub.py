@@ -70,7 +70,7 @@ from semel.pubsub.group_state import GroupStates
 from semel.pubsub.handler_calls import Fetched, Replied
 from semel.pubsub.handlers import Handlers
 from semel.pubsub.idempotency import Keys
-from semel.pubsub.messages import CloseCode, Request, Response
+from semel.pubsub.messages import CloseCode, Request, Response, weigh
 from semel.pubsub.nodes import Nodes
 from semel.pubsub.orders import Orders
 from semel.pubsub.outgoing import Outgoing
@@ -89,12 +89,15 @@ from semel.pubsub.sessions import Sessions
 from semel.pubsub.sockets import ALL, Anew, Frames, Gone, Open, Resume, Room, Shut, Stalled
 from semel.pubsub.streams import Streams
 from semel.pubsub.tail import READ_ROWS, Tail
-from semel.pubsub.takeover import TakeOver
+from semel.pubsub.takeover import HELD_BYTES_MAX, TakeOver
 from semel.pubsub.wire import frame
 
 EARLY_MAX = 1_000
 LOOK_BACK = 2_000
 """How many records before the end of the stream a node begins that is not alone."""
+EARLY_BYTES_MAX = 4 * 1024 * 1024
+"""What a client may say before its session is durable. Who comes back says again what was not answered: that may be
+more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +374,7 @@ class Hub:
             return False
         elif isinstance(told, Gone):
             del self._waiting_room[peer]
-        elif len(self._waiting_room[peer]) >= EARLY_MAX:
+        elif len(self._waiting_room[peer]) >= EARLY_MAX or _weight(self._waiting_room[peer]) > HELD_BYTES_MAX:
             del self._waiting_room[peer]
             self.shut_peer(peer, CloseCode.INTERNAL, "the node is not ready yet")
         else:
@@ -394,7 +397,7 @@ class Hub:
     def ask(self, session: Session, requests: Sequence[Request], now: float) -> None:
         if session.early is None:
             self.clients.hear(session, requests, now)
-        elif len(session.early) + len(requests) > EARLY_MAX:
+        elif len(session.early) + len(requests) > EARLY_MAX or weigh([*session.early, *requests]) > EARLY_BYTES_MAX:
             reason = "wait for connected before you ask for so much"
             self.shut(session, CloseCode.POLICY, reason)
             self.sessions.close(session, Kind.CANCELLED, reason, now)
@@ -594,6 +597,10 @@ def _farewell(told: Gone) -> str:
     if told.reason:
         return clean_cause(told.reason)
     return "the client closed the connection" if told.code is not None else "the connection was lost"
+
+
+def _weight(all_told: Sequence[object]) -> int:
+    return sum(weigh(told.requests) for told in all_told if isinstance(told, Frames))
 
 
 def _begin_of(head: Position, options: HubOptions) -> Position:

@@ -6,6 +6,7 @@ is ever reported either.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum, StrEnum
 
 import msgspec
@@ -180,6 +181,20 @@ Request = (
     | SubscribeGroupState
     | UnsubscribeGroupState
 )
+
+
+def weigh(requests: Iterable[Request]) -> int:
+    """How many bytes are in what they bring, near enough to bound what may wait."""
+    return sum(map(_weight, requests))
+
+
+def _weight(request: Request) -> int:
+    data: Data | None = getattr(request, "data", None)
+    if data is not None:
+        return len(data.body)
+    if isinstance(request, SetGroupState) and request.state is not None:
+        return sum(len(key) + len(value) for key, value in request.state.items())
+    return len(request.error.message) if isinstance(request, StreamEnd) and request.error is not None else 0
 
 
 # -- from the server

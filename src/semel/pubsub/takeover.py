@@ -17,7 +17,7 @@ from semel.kernel.ledger import Kind
 from semel.kernel.ops import Fresh, Result
 from semel.kernel.store import State
 from semel.pubsub.commits import Failure, is_conflict, why
-from semel.pubsub.messages import CloseCode, Request
+from semel.pubsub.messages import CloseCode, Request, weigh
 from semel.pubsub.session import AcksRow, Session, acks_key, read_acks, read_session, session_key
 from semel.pubsub.sockets import Resume
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 TRIES = 5
 HELD_MAX = 10_000
+HELD_BYTES_MAX = 128 * 1024 * 1024
+"""More than a client of ours has without an answer."""
 
 
 @dataclass(slots=True)
@@ -41,6 +43,11 @@ class _Coming:
     tries: int = 0
     row: State | None = None
     held: list[Request] = field(default_factory=list)
+    held_bytes: int = 0
+
+    def let_go(self) -> None:
+        self.held.clear()
+        self.held_bytes = 0
 
 
 class TakeOver:
@@ -67,7 +74,8 @@ class TakeOver:
         coming = self._peers.get(peer)
         if coming is None:
             return False
-        if len(coming.held) + len(requests) > HELD_MAX:
+        coming.held_bytes += weigh(requests)
+        if len(coming.held) + len(requests) > HELD_MAX or coming.held_bytes > HELD_BYTES_MAX:
             self._shut(coming, CloseCode.INTERNAL, "the session is not here yet")
         else:
             coming.held += requests
@@ -77,7 +85,7 @@ class TakeOver:
         coming = self._peers.pop(peer, None)
         if coming is not None:
             coming.peer = None
-            coming.held.clear()
+            coming.let_go()
 
     def abandon(self, reason: str) -> None:
         """The hub begins anew: those who wait may come again."""
@@ -210,7 +218,7 @@ class TakeOver:
             self._hub.shut_peer(coming.peer, code, reason)
             del self._peers[coming.peer]
             coming.peer = None
-            coming.held.clear()
+            coming.let_go()
 
 
 def session_of(connection: str, row: State, acks: State | None) -> Session:

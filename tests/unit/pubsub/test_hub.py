@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from tests.unit.pubsub.world import HUB, World, text
@@ -45,8 +47,11 @@ from semel.pubsub.messages import (
     LeaveGroup,
     Ping,
     Pong,
+    Request,
     SendToGroup,
     ServerMessage,
+    SetGroupState,
+    StreamEnd,
 )
 from semel.pubsub.permissions import Permission
 from semel.pubsub.records import NO_TERMS, group_target, message
@@ -124,6 +129,26 @@ def test_who_asks_for_too_much_before_it_is_connected_is_shut(world: World) -> N
     world.held = []
     world.connect(ALICE)
     world.send(ALICE, *(Ping() for _ in range(1_001)))
+    [shut] = world.take(ALICE)
+    assert isinstance(shut, Shut)
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda mb: SendToGroup("g", text(mb)),
+        lambda mb: SetGroupState("g", state={"k": mb}),
+        lambda mb: StreamEnd("s", Fault(ErrorName.USER, mb)),
+    ],
+)
+def test_who_says_megabytes_before_it_is_connected_is_shut(world: World, request_of: Callable[[str], Request]) -> None:
+    """They are few, but the store may take its time."""
+    world.held = []
+    world.connect(ALICE)
+    for _ in range(4):
+        world.send(ALICE, request_of("x" * 1_000_000))
+    assert world.take(ALICE) == []
+    world.send(ALICE, request_of("x" * 1_000_000))
     [shut] = world.take(ALICE)
     assert isinstance(shut, Shut)
 

@@ -180,6 +180,24 @@ def test_what_a_client_asks_before_its_session_is_here_is_done_then(one: World, 
     assert two.bodies(BOB) == ["early"]
 
 
+def test_what_waits_for_a_session_to_come_has_a_limit(one: World, two: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.pubsub.takeover.HELD_BYTES_MAX", 100)
+    one.drop(ALICE)
+    two.held = []
+    two.resume("new", ALICE)
+    for number in range(11, 13):
+        two.publish("new", "g", "x" * 50, number)
+    assert two.take("new") == []
+    two.publish("new", "g", "x", 13)
+    [shut] = two.said["new"]
+    assert isinstance(shut, Shut)
+    assert shut.code is CloseCode.INTERNAL
+    two.resume("newer", ALICE)
+    two.publish("newer", "g", "x" * 100, 11)
+    two.let_go()
+    assert Ack(11) in two.take("newer")
+
+
 def test_of_two_sockets_that_come_for_one_session_the_last_has_it(one: World, two: World) -> None:
     one.drop(ALICE)
     two.held = []
@@ -398,7 +416,7 @@ def test_a_node_that_does_not_answer_is_named(one: World, two: World) -> None:
     assert "two" in answer.message  # type: ignore[union-attr]
 
 
-def test_who_comes_before_a_node_has_its_lease_waits_for_it(one: World) -> None:
+def test_who_comes_before_a_node_has_its_lease_waits_for_it(one: World, monkeypatch: pytest.MonkeyPatch) -> None:
     two = World(SHARED, "two", beside=one)
     two.failing = [StoreUnavailable("away")]
     two.restart()
@@ -406,6 +424,13 @@ def test_who_comes_before_a_node_has_its_lease_waits_for_it(one: World) -> None:
     two.join("carol", "g")
     two.connect("dave")
     two.drop("dave")
+    monkeypatch.setattr("semel.pubsub.hub.HELD_BYTES_MAX", 100)
+    two.connect("eve")
+    for _ in range(3):
+        assert two.take("eve") == []
+        two.publish("eve", "g", "x" * 60)
+    [shut] = two.take("eve")
+    assert isinstance(shut, Shut)
     assert two.take("carol") == []
     two.pass_time(2)
     assert [type(said) for said in two.take("carol")] == [Connected, Ack]
