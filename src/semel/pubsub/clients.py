@@ -14,7 +14,7 @@ from semel.errors import InputError
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Duplicate, Put, RecordKind, Result
-from semel.pubsub.commits import Failure, why
+from semel.pubsub.commits import Failure, hint
 from semel.pubsub.frames import subprotocol_of
 from semel.pubsub.messages import (
     Ack,
@@ -131,7 +131,8 @@ class Clients:
                     self.ack(session, ack_id, _duplicate(ack_id))
 
     def not_taken(self, session: Session, ack_ids: Sequence[int], failure: Failure) -> None:
-        self.refuse(session, ack_ids, Fault(ErrorName.INTERNAL, why(failure)))
+        self._hub.complain(failure)
+        self.refuse(session, ack_ids, Fault(ErrorName.INTERNAL, hint(failure)))
 
     def refuse(self, session: Session, ack_ids: Sequence[int], fault: Fault) -> None:
         """They are forgotten, and may be tried again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from semel.errors import StoreFull, StoreReadOnly, StoreRefused
 from semel.kernel.effects import CommitFailed, CommitUnknown
 from semel.kernel.ops import Conflict, Result
 
@@ -13,8 +14,19 @@ Failed = Callable[[Failure, float], None]
 
 
 def why(failure: Failure) -> str:
+    """For those who run the server, and for services that have its key."""
     error = failure.error if isinstance(failure, CommitFailed) else None
     return error.message if error is not None else "the store could not take it"
+
+
+def hint(failure: Failure) -> str:
+    """For clients: where the store is, and who may use it, is none of their business."""
+    error = failure.error if isinstance(failure, CommitFailed) else None
+    if isinstance(error, StoreFull):
+        return "the store has no room left; ask again later"
+    if isinstance(error, StoreReadOnly | StoreRefused):
+        return "the store refuses it"
+    return "the store could not take it; ask again"
 
 
 def is_conflict(failure: Failure) -> bool:

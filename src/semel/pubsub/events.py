@@ -62,7 +62,7 @@ from semel.pubsub.cloudevents import (
     told,
     user_event,
 )
-from semel.pubsub.commits import Failure, nothing_more, why
+from semel.pubsub.commits import Failure, hint, nothing_more, why
 from semel.pubsub.handler_calls import HANDLERS, Fetch, Fetched, HandlerCalls, Replied, Timers, client_of, micros
 from semel.pubsub.handlers import Handlers, SystemEvent
 from semel.pubsub.invocations import Invocations
@@ -207,7 +207,7 @@ class Events:
 
         def failed(failure: Failure) -> None:
             self._ended(session.id, event.identity)
-            self._give_up(event, self._hub.roster.get(session.id), why(failure), now)
+            self._give_up(event, self._hub.roster.get(session.id), hint(failure), now)
 
         puts = (session.put_acks(self._hub.hub),)
         more: tuple[Op, ...] = (*chunks, enqueue, self._claim(session.id))

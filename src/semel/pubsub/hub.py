@@ -179,6 +179,7 @@ class Hub:
         self._tokens = count(1)
         self._waiting: dict[int, _Waiting] = {}
         self._loads = Asking[str | LoadAll, Callable[[Loaded | LoadedAll | LoadFailed, float], None]](self._ask)
+        self._has_complained = False
         self._told: list[tuple[int, int, Callable[[], None]]] = []
         self._touched: dict[str, Session] = {}
         self._begin_with = tuple(sessions)
@@ -206,6 +207,7 @@ class Hub:
             case Received(peer=peer, message=told):
                 self._hear(peer, told, now)
             case Committed(token=token, results=results):
+                self._has_complained = False
                 self._waiting.pop(token).done(results, now)
             case CommitFailed(token=token) | CommitUnknown(token=token):
                 self.counts.failed_commits += 1
@@ -273,6 +275,13 @@ class Hub:
 
     def mint(self, now: float) -> str:
         return mint_id(now, self._random(10))
+
+    def complain(self, failure: Failure) -> None:
+        """A client was refused. It hears no more than `hint`, so whoever runs the server has to: once, until the store
+        takes something again."""
+        if not self._has_complained and not is_conflict(failure):
+            self._has_complained = True
+            self.notify("hub-commit", why(failure))
 
     def notify(self, topic: str, detail: str) -> None:
         self._effects.append(Notify(topic, f"{self.stream}: {detail}"))

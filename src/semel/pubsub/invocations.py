@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from semel.pubsub.cloudevents import NO_HANDLER, NOT_TAKEN, Answered, Failed, Reply, read_user_event, user_event
-from semel.pubsub.commits import Failure, why
+from semel.pubsub.commits import Failure, hint
 from semel.pubsub.handler_calls import HandlerCalls, client_of, micros
 from semel.pubsub.handlers import Handlers
 from semel.pubsub.messages import CancelInvocation, Data, DataType, ErrorName, Fault, Invoke, InvokeResponse
@@ -86,7 +86,7 @@ class Invocations:
 
         def failed(failure: Failure) -> None:
             session.state = before
-            self._refuse(session, invocation_id, why(failure))
+            self._refuse(session, invocation_id, hint(failure))
 
         put = session.put_row(self._hub.hub, session.row())
         self._hub.commit_for(session, (), (put,), lambda results, now: self._hub.tell(session, response), failed)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from semel.errors import InputError
 from semel.kernel.ops import Append
 from semel.kernel.text import clean_cause
-from semel.pubsub.commits import Failure, why
+from semel.pubsub.commits import Failure, hint
 from semel.pubsub.messages import (
     Data,
     ErrorName,
@@ -229,12 +229,13 @@ class Streams:
 
     def not_taken(self, session: Session, changes: StreamChanges, failure: Failure) -> None:
         """The session has fallen back to what is durable: from there its client may try again."""
+        self._hub.complain(failure)
         for id in changes.streams:
             stream = session.streams_stored.get(id)
             if (id, BEGIN) in changes.replies:
-                self._hub.tell(session, StreamClosed(id, Fault(ErrorName.INTERNAL, why(failure))))
+                self._hub.tell(session, StreamClosed(id, Fault(ErrorName.INTERNAL, hint(failure))))
             elif stream is not None and not stream.is_ended:
-                self._nack(session, id, ErrorName.TRANSIENT, why(failure))
+                self._nack(session, id, ErrorName.TRANSIENT, hint(failure))
 
     def _nack(self, session: Session, id: str, name: ErrorName, reason: str) -> None:
         """Once for a gap: what was sent after the missing part is on its way already. The number is a durable one,

@@ -16,7 +16,7 @@ from semel.kernel.effects import CommitUnknown, Loaded, LoadedAll, LoadFailed
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Fresh, Result
 from semel.kernel.store import State
-from semel.pubsub.commits import Failure, is_conflict, why
+from semel.pubsub.commits import Failure, hint, is_conflict, why
 from semel.pubsub.messages import CloseCode, Request, weigh
 from semel.pubsub.session import AcksRow, Session, acks_key, read_acks, read_session, session_key
 from semel.pubsub.sockets import Resume
@@ -136,7 +136,7 @@ class TakeOver:
         try:
             session = session_of(coming.connection, coming.row, found.state)
         except StoreError as error:
-            self._fail(coming, error.message)
+            self._fail(coming, error.message, "the session cannot be read")
             return
         if coming.wanted is not None and session.node != coming.wanted:
             self._end(coming)
@@ -186,7 +186,7 @@ class TakeOver:
             if is_conflict(failure):
                 self._load(coming)
             else:
-                self._fail(coming, why(failure))
+                self._fail(coming, why(failure), hint(failure))
             hub.arrivals.decided(session, now)
 
         hub.arrivals.begin(session)
@@ -203,11 +203,11 @@ class TakeOver:
 
     # -- how it ends
 
-    def _fail(self, coming: _Coming, cause: str) -> None:
-        """The client may come again: the session may be there."""
+    def _fail(self, coming: _Coming, cause: str, told: str | None = None) -> None:
+        """The client may come again: the session may be there. `told` is what it hears, if not the cause."""
         self._end(coming, is_decided=False)
         self._hub.notify("take-over", f"{coming.connection}: {cause}")
-        self._shut(coming, CloseCode.INTERNAL, cause)
+        self._shut(coming, CloseCode.INTERNAL, told or cause)
 
     def _end(self, coming: _Coming, is_decided: bool = True) -> None:
         self._coming.pop(coming.connection, None)

@@ -26,8 +26,9 @@ from semel.pubsub.hub import Hub
 from semel.runtime.commit_times import CommitTimes
 
 TOPICS = (
-    "backlog", "slow-client", "hub-body", "hub-read", "hub-flush", "hub-trim", "session-close", "take-over", "node",
-    "order", "hub-key", "hub-expire", "event-failed", "event-claim", "event-end", "event-unreadable", "machine-failed",
+    "backlog", "slow-client", "hub-body", "hub-commit", "hub-read", "hub-flush", "hub-trim", "session-close",
+    "take-over", "node", "order", "hub-key", "hub-expire", "event-failed", "event-claim", "event-end",
+    "event-unreadable", "machine-failed",
 )  # fmt: skip
 """What hubs report. Each is there from the beginning, so that an alert on its growth sees the first one."""
 

@@ -432,6 +432,6 @@ def _text(error: BaseException) -> str:
 
 
 def redact(text: str) -> str:
-    """A URL, or a text with one in it, without the password."""
+    """A URL, or a text with one in it, without passwords: that of the user, that of its key, and others of the kind."""
     text = re.sub(r'(://[^:/?#\s@]*:)[^/?#\s"]*@', r"\1***@", text)
-    return re.sub(r'([?&]password=)[^&\s"]*', r"\1***", text)
+    return re.sub(r'([?&]\w*(?:password|secret)=)[^&\s"]*', r"\1***", text)

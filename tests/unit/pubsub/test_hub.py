@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.unit.pubsub.world import HUB, World, text
 
-from semel.errors import StoreBusy, StoreUnavailable
+from semel.errors import SemelError, StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable
 from semel.kernel.effects import Read
 from semel.kernel.envelope import Envelope
 from semel.kernel.interpreter import Seat
@@ -200,10 +200,32 @@ def test_a_copy_of_one_that_is_on_its_way_waits_for_it(pair: World) -> None:
     assert published(pair) == ["hello"]
 
 
+@pytest.mark.parametrize(
+    ("error", "heard"),
+    [
+        (StoreFull("no space left for /secret/place.db"), "the store has no room left; ask again later"),
+        (StoreReadOnly("/secret/place.db may not be written"), "the store refuses it"),
+        (StoreUnavailable("cannot connect to postgresql://secret@place"), "the store could not take it; ask again"),
+    ],
+)
+def test_clients_do_not_hear_where_the_store_is_but_the_operator_does(
+    pair: World, error: SemelError, heard: str
+) -> None:
+    pair.failing = [error, error]
+    for ack_id in (7, 8):
+        pair.publish(ALICE, "g", "hello", ack_id)
+    assert {ack.error.message for ack in acks(pair, ALICE) if ack.error} == {heard}
+    assert [note.detail for note in pair.notes if note.topic == "hub-commit"] == [f"{STREAM}: {error.message}"]
+    pair.publish(ALICE, "g", "hello", 9)
+    pair.failing = [error]
+    pair.publish(ALICE, "g", "hello", 10)
+    assert [note.topic for note in pair.notes] == ["hub-commit"] * 2
+
+
 def test_a_store_that_refuses_is_an_error_and_the_same_ack_id_succeeds_later_once(pair: World) -> None:
     pair.failing.append(StoreBusy("the store is busy"))
     pair.publish(ALICE, "g", "hello", 7)
-    assert acks(pair, ALICE) == [Ack(7, Fault(ErrorName.INTERNAL, "the store is busy"))]
+    assert acks(pair, ALICE) == [Ack(7, Fault(ErrorName.INTERNAL, "the store could not take it; ask again"))]
     for _ in range(2):
         pair.publish(ALICE, "g", "hello", 7)
     assert [ack.error is None for ack in acks(pair, ALICE)] == [True, False]

@@ -39,6 +39,7 @@ from semel.pubsub.wire import frame
 
 ALICE, BOB = "alice", "bob"
 SHARED = HubOptions(is_shared=True)
+REFUSED = "the store could not take it; ask again"
 STREAMY = (StreamAck, StreamNack, StreamClosed)
 
 
@@ -237,7 +238,7 @@ def test_after_a_failure_the_parts_may_come_again(world: World) -> None:
     world.failing.append(StoreBusy("busy"))
     world.send(ALICE, part(2), part(3))
     [nack] = heard(world)
-    assert nack == StreamNack("s", 2, ErrorName.TRANSIENT, "busy")
+    assert nack == StreamNack("s", 2, ErrorName.TRANSIENT, REFUSED)
     world.send(ALICE, part(4))
     assert heard(world) == []  # it was on its way before the client could hear
     world.send(ALICE, part(2), part(3), part(4))
@@ -253,7 +254,7 @@ def test_a_failed_commit_takes_those_after_it_with_it(world: World) -> None:
     world.send(ALICE, part(2), StreamEnd("s"))
     world.failing.append(StoreBusy("busy"))
     world.let_go()
-    assert heard(world) == [StreamNack("s", 1, ErrorName.TRANSIENT, "busy")]
+    assert heard(world) == [StreamNack("s", 1, ErrorName.TRANSIENT, REFUSED)]
     world.send(ALICE, part(1), part(2), StreamEnd("s"))
     assert heard(world) == [StreamAck("s", 3), StreamClosed("s")]
     assert numbers(world) == [1, 2, 3]
@@ -262,7 +263,7 @@ def test_a_failed_commit_takes_those_after_it_with_it(world: World) -> None:
 def test_a_beginning_that_the_store_does_not_take(world: World) -> None:
     world.failing.append(StoreBusy("busy"))
     start(world)
-    assert heard(world) == [StreamClosed("s", Fault(ErrorName.INTERNAL, "busy"))]
+    assert heard(world) == [StreamClosed("s", Fault(ErrorName.INTERNAL, REFUSED))]
     start(world)
     assert heard(world) == [StreamAck("s", 1)]
 
@@ -330,7 +331,7 @@ def test_a_stream_with_the_name_of_one_that_has_ended_begins_at_its_own_beginnin
     assert nack.expected == 1
     world.failing.append(StoreBusy("busy"))
     world.let_go()
-    assert heard(world) == [StreamClosed("s", Fault(ErrorName.INTERNAL, "busy"))]
+    assert heard(world) == [StreamClosed("s", Fault(ErrorName.INTERNAL, REFUSED))]
 
 
 def test_a_beginning_that_is_asked_for_again_is_the_same(world: World) -> None:
@@ -442,7 +443,7 @@ def test_an_idle_stream_whose_end_the_store_does_not_take_ends_later(world: Worl
     heard(world)
     world.failing.append(StoreBusy("busy"))
     world.pass_time(2)
-    assert heard(world) == [StreamNack("s", 1, ErrorName.TRANSIENT, "busy")]
+    assert heard(world) == [StreamNack("s", 1, ErrorName.TRANSIENT, REFUSED)]
     world.pass_time(2)
     [closed] = heard(world)
     assert isinstance(closed, StreamClosed)
