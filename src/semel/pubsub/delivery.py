@@ -165,7 +165,7 @@ class Delivery:
             session.put_back(confirmed, told)
             if self._hub.roster.get(session.id) is session:
                 self._dirty[session.id] = session
-                self._hub.notify("hub-flush", why(failure))
+                self._hub.complain("hub-flush", failure)
 
         return failed
 

@@ -179,7 +179,7 @@ class Hub:
         self._tokens = count(1)
         self._waiting: dict[int, _Waiting] = {}
         self._loads = Asking[str | LoadAll, Callable[[Loaded | LoadedAll | LoadFailed, float], None]](self._ask)
-        self._has_complained = False
+        self._complaints: set[str] = set()
         self._told: list[tuple[int, int, Callable[[], None]]] = []
         self._touched: dict[str, Session] = {}
         self._begin_with = tuple(sessions)
@@ -207,7 +207,7 @@ class Hub:
             case Received(peer=peer, message=told):
                 self._hear(peer, told, now)
             case Committed(token=token, results=results):
-                self._has_complained = False
+                self._complaints.clear()
                 self._waiting.pop(token).done(results, now)
             case CommitFailed(token=token) | CommitUnknown(token=token):
                 self.counts.failed_commits += 1
@@ -276,12 +276,11 @@ class Hub:
     def mint(self, now: float) -> str:
         return mint_id(now, self._random(10))
 
-    def complain(self, failure: Failure) -> None:
-        """A client was refused. It hears no more than `hint`, so whoever runs the server has to: once, until the store
-        takes something again."""
-        if not self._has_complained and not is_conflict(failure):
-            self._has_complained = True
-            self.notify("hub-commit", why(failure))
+    def complain(self, topic: str, failure: Failure) -> None:
+        """The store takes nothing, for however many sessions: said once, until it takes something again."""
+        if topic not in self._complaints and not is_conflict(failure):
+            self._complaints.add(topic)
+            self.notify(topic, why(failure))
 
     def notify(self, topic: str, detail: str) -> None:
         self._effects.append(Notify(topic, f"{self.stream}: {detail}"))

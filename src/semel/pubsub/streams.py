@@ -229,7 +229,7 @@ class Streams:
 
     def not_taken(self, session: Session, changes: StreamChanges, failure: Failure) -> None:
         """The session has fallen back to what is durable: from there its client may try again."""
-        self._hub.complain(failure)
+        self._hub.complain("hub-commit", failure)
         for id in changes.streams:
             stream = session.streams_stored.get(id)
             if (id, BEGIN) in changes.replies:

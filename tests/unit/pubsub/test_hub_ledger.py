@@ -76,6 +76,18 @@ def test_what_could_not_be_written_down_is_written_down_with_the_next(world: Wor
     assert len(ranges) == 1
 
 
+def test_a_store_that_is_away_is_told_of_once_and_not_for_every_session(world: World) -> None:
+    world.publish(ALICE, "g", "m2", 2)
+    for peer in (ALICE, BOB):
+        world.ack(peer, last_number(world, peer))
+    world.failing = [AWAY, AWAY, AWAY]
+    for _ in range(3):
+        world.pass_time(2)
+    assert [note.topic for note in world.notes] == ["hub-flush"]
+    world.pass_time(2)
+    assert confirmed(world, ALICE)[0] == confirmed(world, BOB)[0] == 1
+
+
 def test_what_failed_twice_is_written_down_from_its_beginning(world: World) -> None:
     """The second failure is of what came later: it must not move the beginning, in the ledger or in the row."""
     numbers = []

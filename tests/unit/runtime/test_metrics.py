@@ -106,6 +106,6 @@ def test_every_topic_that_a_hub_reports_is_known() -> None:
     reported = {
         topic
         for source in sources
-        for topic in re.findall(r'(?:self|hub|_hub)\.notify\(\s*"([a-z-]+)"', source.read_text())
+        for topic in re.findall(r'(?:self|hub|_hub)\.(?:notify|complain)\(\s*"([a-z-]+)"', source.read_text())
     }
     assert reported | {"machine-failed"} == set(TOPICS)
