@@ -6,7 +6,7 @@ queue until what was before is there. Who falls behind while a pass is under way
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from semel.kernel.effects import ReadFailed, ReadTrimmed
@@ -26,6 +26,7 @@ class CatchUp:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._waiting: list[tuple[Session, int]] = []
+        self._ending: dict[Session, Callable[[float], None]] = {}
         self._pass: _Pass | None = None
         self._has_failed = False
 
@@ -33,6 +34,10 @@ class CatchUp:
         """It has missed what comes after what it acknowledged, up to here."""
         session.is_behind = True
         self._waiting.append((session, until))
+
+    def when_caught_up(self, session: Session, call: Callable[[float], None]) -> None:
+        """It is over, but for what it has missed."""
+        self._ending[session] = call
 
     def try_again(self) -> None:
         """If a read has failed."""
@@ -50,9 +55,13 @@ class CatchUp:
             self._hub.tail.read_after(self._pass.at, self._read)
 
     def _take_waiting(self) -> list[tuple[Session, int]]:
-        """Without those that are lost or closed by now. One that was lost and came back is here under the same id."""
+        """Without those that are lost by now. One that was lost and came back is here under the same id."""
         waiting, self._waiting = self._waiting, []
-        return [(session, until) for session, until in waiting if self._hub.roster.get(session.id) is session]
+        return [
+            (session, until)
+            for session, until in waiting
+            if session in self._ending or self._hub.roster.get(session.id) is session
+        ]
 
     def _read(self, found: Found, now: float) -> None:
         reading = self._pass
@@ -84,8 +93,11 @@ class CatchUp:
                 reading.offer(session, run)
 
     def _finish(self, reading: _Pass, now: float) -> None:
-        for session, missed in reading.missed.values():
+        for session, missed in reading.missed.items():
             session.caught_up(missed)
+            if (end := self._ending.pop(session, None)) is not None:
+                end(now)
+                continue
             self._hub.delivery.catch_up(session, now)
             if self._hub.roster.get(session.id) is session:
                 if session.confirmed is not None:
@@ -98,16 +110,15 @@ class _Pass:
 
     def __init__(self, behind: list[tuple[Session, int]]) -> None:
         self.past = Past()
-        self.missed: dict[str, tuple[Session, list[Run]]] = {}
-        self._until: dict[str, int] = {}
-        for session, until in behind:
+        self.missed: dict[Session, list[Run]] = {}
+        self._until = dict(behind)
+        for session in self._until:
             self.past.add(session)
-            self.missed[session.id] = session, []
-            self._until[session.id] = until
+            self.missed[session] = []
         self.at = min(session.acked for session, _ in behind)
         self.until = max(self._until.values())
         self.is_reading = False
 
     def offer(self, session: Session, run: Run) -> None:
-        if session.is_reliable and session.acked < run.first <= self._until[session.id]:
-            self.missed[session.id][1].append(run)
+        if session.is_reliable and session.acked < run.first <= self._until[session]:
+            self.missed[session].append(run)

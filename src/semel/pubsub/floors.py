@@ -80,7 +80,8 @@ class Floors:
         tail = self._hub.tail.offset
         yield tail
         yield from self._coming.values()
-        for session in self._hub.roster:
+        # one whose end is not in the store yet would be back after a crash
+        for session in (*self._hub.roster, *self._hub.endings.sessions):
             yield session.floor(tail)
 
     def _raise(self) -> None:

@@ -59,7 +59,7 @@ from semel.pubsub.asking import Asking
 from semel.pubsub.calls import Answer, Call
 from semel.pubsub.catchup import CatchUp
 from semel.pubsub.clients import Clients
-from semel.pubsub.commits import Done, Failed, Failure, is_conflict
+from semel.pubsub.commits import Done, Failed, Failure, is_conflict, why
 from semel.pubsub.counts import Counts
 from semel.pubsub.delivery import Delivery
 from semel.pubsub.endings import Endings
@@ -548,8 +548,10 @@ class Hub:
 
     def _tell_all(self, first: int, appends: Sequence[Append], now: float) -> None:
         """Messages, one after the other: who gets them changes with other records only, so it is looked up
-        once for all that go to the same target."""
-        for run in runs_of(first, appends):
+        once for all that go to the same target. And with the place at which this node began, where the sessions begin
+        that came before it had read so far."""
+        before = max(0, self.head + 1 - first)
+        for run in (*runs_of(first, appends[:before]), *runs_of(first + before, appends[before:])):
             self.delivery.fan_out(run, now)
         while self._told and self._told[0][0] < first + len(appends):
             heappop(self._told)[2]()

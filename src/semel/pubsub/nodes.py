@@ -60,7 +60,8 @@ class Nodes:
         return self._fence is not None and now >= self._until
 
     def start(self, now: float) -> None:
-        """Under a name that nobody has used, so nobody else can have the lease."""
+        """Under a name that nobody has used. Only who looks for dead nodes in the same transaction can have the lease:
+        the hub that was here before, whose last commit was still on its way."""
         node, lease_s = self._hub.node, self._hub.options.lease_s
         row = Enqueue(self._queue, node, Envelope(id=node, type="node"))
         claim = Claim(self._queue, node, lease_s=lease_s, identity=node)
@@ -70,6 +71,9 @@ class Nodes:
         def done(results: tuple[Result, ...], now: float) -> None:
             claimed = results[1]
             assert isinstance(claimed, Claimed)
+            if not claimed.rows:
+                self._hub.begin_anew("another has claimed the name")
+                return
             self._fence, self._until = claimed.rows[0].fence, asked + lease_s
             self._at = renew_at(asked, lease_s)
             self._hub.let_in(now)

@@ -147,22 +147,28 @@ class Sessions:
 
     def close(self, session: Session, kind: Kind, reason: str, now: float, then: Then | None = None) -> None:
         """The session ends, and what it has not acknowledged with it: the ledger says so. `then` hears whether that is
-        in the store. If another node has it by now, it is not ours to end."""
-        self._hub.roster.remove(session)
-        self._hub.delivery.forget(session)
-        self._hub.endings.begin(session, kind, reason, then)
-        if session.early is None:
-            self._end_session(session, kind, reason, now)
+        in the store. If another node has it by now, it is not ours to end. What comes in from now on is not due to it,
+        however long its end takes; what it has missed before was, so that is read first."""
+        hub = self._hub
+        hub.roster.remove(session)
+        hub.delivery.forget(session)
+        hub.endings.begin(session, kind, reason, then)
+        if session.end is None:
+            session.end = max(hub.tail.offset, session.opened)
+        if session.early is not None:
+            hub.arrivals.when_decided((session,), lambda now: self._end_session(session, kind, reason, now))
+        elif session.is_behind:
+            hub.catch_up.when_caught_up(session, lambda now: self._end_session(session, kind, reason, now))
         else:
-            self._hub.arrivals.when_decided((session,), lambda now: self._end_session(session, kind, reason, now))
+            self._end_session(session, kind, reason, now)
 
     def _end_session(self, session: Session, kind: Kind, reason: str, now: float) -> None:
         hub = self._hub
         if not session.row_stored:
             hub.endings.ended(session)
             return
-        end = session.acked if session.is_behind else hub.tail.offset
-        went = closed(hub.stream, session.id, session.user, end, round(now * 1e6), hub.mint(now))
+        assert session.end is not None
+        went = closed(hub.stream, session.id, session.user, session.end, round(now * 1e6), hub.mint(now))
         rows = (
             Put(session_key(hub.hub, session.id), None, session.row_version),
             Put(acks_key(hub.hub, session.id), None, session.acks_version),

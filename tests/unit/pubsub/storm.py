@@ -89,8 +89,12 @@ class Node(World):
         for unit, outcome in zip(group.units, outcomes, strict=True):
             if isinstance(outcome, Applied):
                 for op, result in zip(unit.ops, outcome.results, strict=True):
-                    if isinstance(op, Append) and op.kind is RecordKind.MESSAGE and isinstance(result, Fresh):
+                    if not isinstance(op, Append) or not isinstance(result, Fresh):
+                        continue
+                    if op.kind is RecordKind.MESSAGE:
                         self.storm.written(op, result.position.offset)
+                    else:
+                        self.storm.recorded(op)
         # the machine may have begun anew when the answer comes
         self.pending.append(
             partial(interpreter.unknown, group) if is_unknown else partial(interpreter.committed, group, outcomes)
@@ -373,6 +377,9 @@ class Storm:
         self.offsets.setdefault(body, []).append(offset)
         self.targets[body] = op.target[2:]
         self.ids[offset] = op.envelope.id
+
+    def recorded(self, op: Append) -> None:
+        """Something else than a message."""
 
     def fresh_socket(self, client: Client) -> str:
         self._sockets += 1

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
-from tests.unit.pubsub.world import HUB, World
+from msgspec.structs import replace
+from tests.unit.pubsub.world import HUB, World, text
 
 from semel.errors import StoreUnavailable
+from semel.kernel.effects import Read
+from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START, Kind, hash_id
-from semel.pubsub.messages import CloseCode, GroupMessage, LeaveGroup
+from semel.kernel.ops import RecordKind
+from semel.kernel.store import Records, Trimmed
+from semel.pubsub.calls import CloseConnections, Connection
+from semel.pubsub.hub import HubOptions
+from semel.pubsub.messages import CloseCode, GroupMessage, LeaveGroup, SendToGroup
+from semel.pubsub.records import END
 from semel.pubsub.session import session_key
 
 ALICE, BOB = "alice", "bob"
+SHARED = HubOptions(is_shared=True)
 AWAY = StoreUnavailable("the disk is away", fix="wait")
 
 
@@ -177,3 +189,118 @@ def test_a_stay_is_remembered_until_the_ledger_has_its_deliveries(world: World) 
     world.ack("again", number)
     world.pass_time(2)
     assert confirmed(world, BOB) == (1, folded("alice#2"), [(number, number)])
+
+
+# -- the end of a session: what was due to it and not acknowledged is told, and nothing else was due
+
+
+class SlowWorld(World):
+    """Reads wait in `reads`, if that is a list."""
+
+    reads: list[Callable[[], None]] | None = None
+
+    def read(self, seat: Seat, effect: Read) -> None:
+        read = partial(super().read, seat, effect)
+        if self.reads is None:
+            read()
+        else:
+            self.reads.append(read)
+
+    def go_on(self) -> None:
+        while self.reads:
+            self.reads.pop(0)()
+        self.reads = None
+
+
+@pytest.fixture
+def slow() -> SlowWorld:
+    made = SlowWorld()
+    for peer in (ALICE, BOB):
+        made.connect(peer)
+        made.join(peer, "g")
+        made.take(peer)
+    return made
+
+
+def left_behind(world: World, connection: str) -> tuple[int, int, int]:
+    """How many, their fold, and up to where anything was due to it."""
+    events = [entry.event for entry in world.store.ledger(START, 10_000)]
+    [event] = [event for event in events if event.kind is Kind.CANCELLED and event.peer == connection]
+    found = world.store.read("hub/chat", None, 1000)
+    if isinstance(found, Trimmed):
+        found = world.store.read("hub/chat", replace(found.first, offset=found.first.offset - 1), 1000)
+    assert isinstance(found, Records)
+    [end] = [
+        r.envelope.headers[END] for r in found.records if r.kind is RecordKind.CLOSE and r.envelope.source == connection
+    ]
+    return event.n, event.fold or 0, int(end)
+
+
+def test_a_session_that_is_closed_while_it_catches_up_leaves_behind_what_it_has_missed(slow: SlowWorld) -> None:
+    slow.publish(ALICE, "g", "missed", 2)
+    slow.reads = []
+    slow.restart()
+    slow.resume("again", ALICE)
+    slow.publish("again", "g", "came meanwhile", 3)
+    assert slow.call_later(CloseConnections(Connection(BOB)))
+    end = slow.hub.tail.offset
+    slow.publish("again", "g", "came later", 4)
+    slow.go_on()
+    assert left_behind(slow, BOB) == (2, folded("alice#2", "alice#3"), end)
+    assert slow.hub.endings.sessions.get(BOB) is None
+
+
+def test_records_are_kept_until_the_end_of_a_session_is_in_the_store(world: World) -> None:
+    """A crash would bring it back, with all that it has not acknowledged."""
+    world.publish(ALICE, "g", "left behind", 2)
+    world.ack(ALICE, last_number(world, ALICE))
+    world.failing = [AWAY]
+    world.drop(BOB, CloseCode.NORMAL)
+    world.pass_time(2)
+    session = world.hub.endings.sessions.get(BOB)
+    assert session is not None
+    assert min(world.hub.floors._needed()) < session.queue[0].first
+    world.pass_time(6)
+    assert min(world.hub.floors._needed()) == world.hub.tail.offset
+
+
+def test_what_comes_while_the_end_of_a_session_is_tried_again_was_not_due_to_it(world: World) -> None:
+    world.publish(ALICE, "g", "left behind", 2)
+    end = world.hub.tail.offset
+    world.failing = [AWAY]
+    world.drop(BOB, CloseCode.NORMAL)
+    world.publish(ALICE, "g", "came later", 3)
+    world.pass_time(6)
+    assert left_behind(world, BOB) == (1, folded("alice#2"), end)
+
+
+def test_what_could_not_be_written_down_of_a_session_is_told_with_its_end(world: World) -> None:
+    world.publish(ALICE, "g", "acknowledged", 2)
+    number = last_number(world, BOB)
+    world.ack(BOB, number)
+    world.held = []
+    world.pass_time(2)
+    world.drop(BOB, CloseCode.NORMAL)
+    [telling], world.held = world.held, None
+    world.interpreter.failed(telling, AWAY)
+    world.pass_time(6)
+    assert world.store.states("hub/chat/session/bob") == []
+    assert confirmed(world, BOB) == (1, folded("alice#2"), [(number, number)])
+
+
+def test_a_session_that_begins_where_its_node_began_gets_all_that_comes_after() -> None:
+    """Messages in a row are handed on together, also if the node has begun in the midst of them."""
+    world = World(SHARED, "one")
+    world.connect(ALICE)
+    world.send(ALICE, *(SendToGroup("g", text(f"m{number}"), number) for number in range(1, 6)))
+    two = SlowWorld(SHARED, "two", beside=world)
+    two.reads = []
+    two.restart()
+    world.send(ALICE, *(SendToGroup("g", text(f"m{number}"), number) for number in range(6, 8)))
+    two.connect(BOB, groups=("g",))
+    session = two.hub.roster.get(BOB)
+    assert session is not None
+    assert session.start == two.hub.head
+    world.publish(ALICE, "g", "m8", 8)
+    two.go_on()
+    assert two.bodies(BOB) == ["m6", "m7", "m8"]

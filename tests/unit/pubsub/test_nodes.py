@@ -7,6 +7,7 @@ from tests.unit.pubsub.world import World, text
 
 from semel.errors import StoreUnavailable
 from semel.kernel.effects import LoadAll
+from semel.kernel.ops import Claim, Unit
 from semel.kernel.position import Position
 from semel.pubsub.calls import (
     Check,
@@ -435,6 +436,22 @@ def test_who_comes_before_a_node_has_its_lease_waits_for_it(one: World, monkeypa
     two.pass_time(2)
     assert [type(said) for said in two.take("carol")] == [Connected, Ack]
     assert "dave" not in two.hub.roster.sessions
+
+
+def test_a_name_that_another_has_claimed_is_given_up(one: World) -> None:
+    """One that looks for dead nodes in the same transaction may take it for one: the hub before this, say, whose
+    last commit was still on its way."""
+    two = World(SHARED, "two", beside=one)
+    two.held = []
+    two.restart()
+    [beginning], two.held = two.held, None
+    name = two.hub.node
+    look = Unit((Claim("hub/chat/nodes", "another", limit=10, lease_s=10.0),))
+    _, *outcomes = two.store.commit([look, *beginning.units])
+    two.interpreter.committed(beginning, outcomes)
+    assert two.hub.node != name
+    two.connect("carol")
+    assert [type(said) for said in two.take("carol")] == [Connected]
 
 
 def test_two_joins_whose_records_wait_for_others_are_both_kept(one: World, two: World) -> None:

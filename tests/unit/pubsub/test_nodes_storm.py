@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from tests.unit.pubsub.storm import Storm
+from tests.unit.pubsub.storm_ends import Ends
 
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Put
@@ -41,6 +42,20 @@ def test_nothing_is_left_when_everybody_has_gone(faults: float) -> None:
         storm.run(steps=300, messages=30)
         storm.empty()
         assert storm.wrong() == [], seed
+
+
+def unaccounted(seed: int, faults: float) -> list[str]:
+    storm = Ends(seed, faults=faults)
+    storm.run(steps=900, messages=80)
+    found = storm.wrong()
+    storm.acknowledge_all()
+    return found + storm.unaccounted()
+
+
+@pytest.mark.parametrize("faults", [0.0, 0.02, 0.05, 0.1])
+def test_the_ledger_tells_of_all_that_was_due_to_sessions_that_have_ended(faults: float) -> None:
+    found = {seed: unaccounted(seed, faults) for seed in range(SEEDS)}
+    assert not any(found.values()), found
 
 
 # -- mistakes that were made, or could be: the storm has to find each
