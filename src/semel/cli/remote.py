@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from semel.config import AuthSection, Config
     from semel.pubsub.keys import AccessKeys
+    from semel.runtime.alone import Running
 
 CONNECTION_VARIABLE = "SEMEL_CONNECTION_STRING"
 KEY_VARIABLES = ("SEMEL_ACCESS_KEY", "SEMEL_ACCESS_KEY_SECONDARY")
@@ -91,7 +92,8 @@ def _keys_in(file: Path, *, create: bool) -> AccessKeys:
     if not create and not file.exists():
         raise ConfigError(
             f"there are no access keys in {file}",
-            fix=f"set {CONNECTION_VARIABLE} to the line that semel serve prints, or run this where it runs",
+            fix=f"run this where semel serve runs, or set {CONNECTION_VARIABLE} to the line that it prints, or give "
+            "--keys; for semel serve --dev give --dev",
         )
     return load_keys(file)
 
@@ -117,7 +119,8 @@ def find_server(
     config: Path | None = None,
     ca: Path | None = None,
 ) -> Place:
-    """The command line, else the environment, else what `semel serve` would use in this folder."""
+    """The command line, else the environment, else the server on the SQLite file of this folder, else what `semel
+    serve` would use here."""
     from semel.pubsub.keys import AccessKeys, parse_connection_string
     from semel.pubsub.keys import connection_string as checked
 
@@ -134,9 +137,21 @@ def find_server(
         parsed = parse_connection_string(given)
         return Place(parsed.endpoint, AccessKeys(parsed.key), ca)
     loaded = load(config)
+    beside = None if dev or endpoint else _beside(loaded)
+    if beside is not None and keys is None and not os.environ.get(KEY_VARIABLES[0]):
+        dev, keys = beside.is_dev, None if beside.keys is None else Path(beside.keys)
     found = find_keys(dev, keys, loaded.auth, create=False)
-    where = DEV_ENDPOINT if dev else endpoint or _endpoint(loaded)
+    where = beside.endpoint if beside is not None else DEV_ENDPOINT if dev else endpoint or _endpoint(loaded)
     return Place(checked(where, found.primary).endpoint, found, ca)
+
+
+def _beside(config: Config) -> Running | None:
+    """The server on the SQLite file that commands in this folder use."""
+    from semel.runtime.alone import running_on
+    from semel.stores.sqlite import path_of
+
+    url, _ = config.resolve_store(None)
+    return running_on(path_of(url)) if url.startswith("sqlite:") else None
 
 
 def _endpoint(config: Config) -> str:
@@ -217,13 +232,29 @@ class Server:
                 headers={**(headers or {}), "authorization": f"Bearer {token}"},
             )
         except httpx.HTTPError as error:
-            raise PeerUnavailable(
-                f"{self._place.endpoint} does not answer: {str(error) or type(error).__name__}",
-                fix="is the server running, and is this its address?",
-            ) from None
+            raise _no_answer(self._place.endpoint, error) from None
         if not response.is_success:
             raise _refusal(self._place.endpoint, response)
         return response
+
+
+def _no_answer(endpoint: str, error: httpx.HTTPError) -> PeerUnavailable:
+    """What TLS says of itself does not help people."""
+    import httpx
+
+    said = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        why = said.rpartition("verify failed: ")[2].partition(" (_ssl")[0]
+        return PeerUnavailable(
+            f"the certificate of {endpoint} is not trusted: {why}",
+            fix="name the certificate that signed it, or itself if it did so: --ca cert.pem",
+        )
+    fix = "is the server running, and is this its address?"
+    if "[SSL" in said:
+        fix = "does it serve TLS there? if not, its address begins with http://"
+    elif endpoint.startswith("http://") and isinstance(error, httpx.RemoteProtocolError):
+        fix = "does it serve TLS there? then its address begins with https://"
+    return PeerUnavailable(f"{endpoint} does not answer: {said}", fix=fix)
 
 
 _NOT_SEMEL = "is this the address of a server of Semel?"
@@ -232,29 +263,33 @@ _NOT_SEMEL = "is this the address of a server of Semel?"
 def _trust(place: Place) -> Any:
     import ssl
 
-    if place.ca is None:
-        return True
     try:
-        return ssl.create_default_context(cafile=place.ca)
+        return ssl.create_default_context(cafile=place.ca)  # without one, what this machine trusts
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"the certificate {place.ca} cannot be used: {error}", fix="give it in PEM form") from None
+        raise ConfigError(
+            f"the certificate {place.ca} cannot be used: {error}", fix="name a file with a certificate in PEM form"
+        ) from None
 
 
 def _refusal(endpoint: str, response: httpx.Response) -> SemelError:
-    status, message = response.status_code, _message(response)
+    """Servers of ours say what to do in the same line, after the first semicolon."""
+    status = response.status_code
+    message, _, fix = _message(response).partition("; ")
     match status:
         case 401:
-            return AuthError(f"{endpoint} refuses the key: {message}", fix="use a key of this server, and its address")
+            return AuthError(
+                f"{endpoint} refuses the key: {message}", fix=fix or "use a key of this server, and its address"
+            )
         case 403:
-            return Forbidden(f"{endpoint} does not allow this: {message}", fix="use another key")
+            return Forbidden(f"{endpoint} does not allow this: {message}", fix=fix or "use another key")
         case 400 | 409 | 413:
-            return InputError(message, fix="change what was asked, and try again")
+            return InputError(message, fix=fix or "change what was asked, and try again")
         case 404 | 405:
             return RemoteProtocolError(f"{endpoint} does not know this: {message}", fix=_NOT_SEMEL)
         case 410:
             return EpochChanged(message, current=0, fix="begin again")
         case 429 | 502 | 503 | 504:
-            return PeerUnavailable(f"{endpoint} cannot do it now: {message}", fix="try again")
+            return PeerUnavailable(f"{endpoint} cannot do it now: {message}", fix=fix or "try again")
     return RemoteProtocolError(f"{endpoint} answers {status}: {message}", fix=_NOT_SEMEL)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from semel.runtime.server import Listening
 
 DEV_HOST, DEV_PORT = "127.0.0.1", 8080
+RECOVERY_S_MIN, RECOVERY_S_MAX = 1.0, 86_400.0
 DEV_ORIGIN = "localhost"
 """As event handlers know Microsoft's emulator."""
 
@@ -86,7 +88,8 @@ def serve(
     """
     import uvloop
 
-    from semel.runtime.server import alone_with
+    from semel.pubsub.keys import connection_string
+    from semel.runtime.alone import Running, alone_with
     from semel.stores.sqlite import path_of
 
     terminal: Terminal = context.obj
@@ -94,7 +97,7 @@ def serve(
     url = find_store(terminal, store, loaded)
     server = loaded.server
     bound = host or (DEV_HOST if dev else server.host)
-    if dev and bound != DEV_HOST:
+    if dev and not _is_loopback(bound):
         raise ConfigError(
             f"--dev has a key that everybody knows, and {bound} is not this machine alone",
             fix="leave out --host, or --dev",
@@ -102,15 +105,29 @@ def serve(
     settings = _settings(loaded, find_keys(dev, keys, loaded.auth), endpoint, recovery, dev=dev)
     tls = _tls(server, tls_cert, tls_key)
     with ExitStack() as stack:
+        say_where = None
         if url.startswith("sqlite:"):
-            stack.enter_context(alone_with(path_of(url).absolute()))
+            say_where = stack.enter_context(alone_with(path_of(url).absolute()))
         opened_store = stack.enter_context(opened(url, loaded, create=True))
 
         def ready(at: Listening) -> None:
-            _tell(terminal, at, settings.keys, url, banner=server.banner and not no_banner)
+            known_as = settings.endpoints[0].rstrip("/") if settings.endpoints else at.endpoint
+            if say_where is not None:
+                say_where(Running(known_as, dev, None if keys is None else str(keys.absolute())))
+            secret = connection_string(known_as, settings.keys.primary).text()
+            _tell(terminal, at, secret if server.banner and not no_banner else None, url)
 
         at = bound, port if port is not None else DEV_PORT if dev else server.port
         uvloop.run(_serve(opened_store, settings, at, tls, _limits(server), ready))
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _tls(server: ServerSection, cert: Path | None, key: Path | None) -> SSLContext | None:
@@ -133,7 +150,7 @@ def _settings(
 
     pubsub, known = loaded.pubsub, tuple(endpoints or loaded.server.endpoints)
     options = HubOptions(
-        recovery_s=pubsub.recovery_s if recovery is None else parse_duration("--recovery", recovery),
+        recovery_s=pubsub.recovery_s if recovery is None else _recovery_s(recovery),
         backlog_count=pubsub.backlog_count,
         backlog_bytes=pubsub.backlog_bytes,
     )
@@ -146,6 +163,13 @@ def _settings(
         handlers={hub.name: _handlers(hub) for hub in pubsub.hub if hub.handler},
         origin=DEV_ORIGIN if dev and not known else "",
     )
+
+
+def _recovery_s(given: str) -> float:
+    seconds = parse_duration("--recovery", given)
+    if not RECOVERY_S_MIN <= seconds <= RECOVERY_S_MAX:
+        raise ConfigError(f"--recovery {given} is not between 1s and 24h", fix="write it like 90s")
+    return seconds
 
 
 def _handlers(hub: HubSection) -> Handlers:
@@ -179,27 +203,33 @@ async def _serve(
 
     from semel.runtime.server import serving
 
-    told = asyncio.Event()
+    told, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, told.set)
     host, port = at
-    async with serving(store, settings, host=host, port=port, tls=tls, limits=limits) as listening:
-        ready(listening)
-        await told.wait()
+    try:
+        async with serving(store, settings, host=host, port=port, tls=tls, limits=limits) as listening:
+            ready(listening)
+            await told.wait()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
 
 
-def _tell(terminal: Terminal, at: Listening, keys: AccessKeys, url: str, *, banner: bool) -> None:
+def _tell(terminal: Terminal, at: Listening, secret: str | None, url: str) -> None:
     """One line of JSON, or a few for people. Whoever started it waits for this."""
     import json
 
-    from semel.pubsub.keys import connection_string
+    from semel.runtime.server import THIS_MACHINE
 
-    secret = connection_string(at.endpoint, keys.primary).text() if banner else None
     if terminal.json:
         result = {"endpoint": at.endpoint, "connection_string": secret, "store": without_password(url)}
         print(json.dumps({"ok": True, "command": "serve", "result": result, "error": None}), flush=True)
         return
-    terminal.out.print(f"Semel serves {at.endpoint} from {without_password(url)}", highlight=False, soft_wrap=True)
+    everywhere = ", on every address of this machine," if at.host in THIS_MACHINE else ""
+    terminal.out.print(
+        f"Semel serves {at.endpoint}{everywhere} from {without_password(url)}", highlight=False, soft_wrap=True
+    )
     if secret is not None:
         terminal.out.print(f"  {secret}", highlight=False, markup=False, soft_wrap=True)
     terminal.out.print("Ctrl-C ends it.", style="dim")

@@ -7,6 +7,7 @@ accepts it; everything else is a call with an answer.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import ssl
 from collections import Counter
@@ -93,7 +94,7 @@ class Door:
                 backlog=BACKLOG,
             )
         except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", fix="choose another port") from None
+            raise _cannot_listen(host, port, error) from None
         self._servers.append(server)
         if self._sweeping is None:
             self._sweeping = self._loop.create_task(self._sweep())
@@ -215,3 +216,18 @@ class Door:
                     connection.abort()
                 if number % SWEEP_SLICE == 0:
                     await asyncio.sleep(0)
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    why, fix = _REFUSED.get(error.errno or 0, (str(error.strerror), "choose another --host or --port"))
+    return ConfigError(f"cannot listen on {host}:{port}: {why}", fix=fix)
+
+
+_REFUSED = {
+    errno.EADDRINUSE: (
+        "something else does",
+        "stop that, or choose another port with --port; 0 takes any that is free",
+    ),
+    errno.EADDRNOTAVAIL: ("this machine has no such address", "choose another --host; 0.0.0.0 is every address it has"),
+    errno.EACCES: ("this user may not", "choose a --port of 1024 or above"),
+}

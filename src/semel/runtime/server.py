@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import ssl
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from semel.errors import ConfigError, SemelError, StoreBusy
+from semel.errors import ConfigError, SemelError
 from semel.kernel.store import Store
 from semel.runtime.door import Door, DoorLimits
 from semel.runtime.perform import Performer
@@ -24,7 +23,8 @@ SWEEP_S = 5.0
 SWEEP_ROWS = 1000
 BEGIN_S = 5.0
 
-EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})
+THIS_MACHINE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where to find here what listens on every address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class Listening:
 
     @property
     def endpoint(self) -> str:
-        return f"{self.scheme}://{_in_url(self.host)}:{self.port}"
+        """An address that leads here from this machine."""
+        return f"{self.scheme}://{_in_url(THIS_MACHINE.get(self.host, self.host))}:{self.port}"
 
 
 @asynccontextmanager
@@ -65,7 +66,7 @@ async def serving(
 
 def _known_by(host: str, settings: PubSubSettings) -> PubSubSettings:
     """Where nothing else is said, event handlers know a server by the host on which it listens."""
-    if settings.origin or settings.endpoints or host in EVERY_ADDRESS:
+    if settings.origin or settings.endpoints or host in THIS_MACHINE:
         return settings
     return replace(settings, origin=_in_url(host))
 
@@ -114,23 +115,7 @@ def tls_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"the certificate {certificate} cannot be used: {error}", fix="give --tls-cert and --tls-key in PEM form"
+            f"the certificate {certificate} cannot be used: {error}",
+            fix="give --tls-cert and --tls-key as files in PEM form that belong together",
         ) from None
     return context
-
-
-@contextmanager
-def alone_with(path: Path) -> Iterator[None]:
-    """The only server on this SQLite file. The lock goes with the process, however that ends."""
-    try:
-        lock = open(path.with_name(f"{path.name}-server"), "a")  # noqa: SIM115
-    except OSError as error:
-        raise ConfigError(f"{path.parent} cannot be written: {error.strerror}", fix="choose another --store") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreBusy(
-                f"another server uses {path}", fix="stop that one, or choose another --store; nodes share PostgreSQL"
-            ) from None
-        yield

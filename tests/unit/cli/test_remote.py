@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from semel.errors import (
     SemelError,
 )
 from semel.pubsub.keys import DEV_KEY, AccessKeys
+from semel.runtime.alone import Running, alone_with
 
 KEY, OTHER = "p" * 32, "s" * 32
 STRING = f"Endpoint=https://s.example/;AccessKey={KEY};Version=1.0;"
@@ -91,6 +93,27 @@ def test_else_it_is_the_one_that_serve_would_be_here() -> None:
         assert find_server(None).endpoint == endpoint
 
 
+def test_before_that_it_is_the_one_that_runs_on_the_store_of_this_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = find_keys(False, None, AuthSection()), find_keys(False, Path("other.keys"), AuthSection())
+    with alone_with(Path("semel.db")) as tell:
+        tell(Running("https://127.0.0.1:81"))
+        assert find_server(None) == Place("https://127.0.0.1:81", own)
+        assert find_server(None, keys=Path("other.keys")) == Place("https://127.0.0.1:81", other)
+        assert find_server(None, "http://t.example").endpoint == "http://t.example"
+        assert find_server(None, dev=True).endpoint == DEV_ENDPOINT
+        assert find_server(STRING).endpoint == "https://s.example"
+    with alone_with(Path("semel.db")) as tell:
+        tell(Running("http://127.0.0.1:82", keys=str(Path("other.keys").absolute())))
+        assert find_server(None) == Place("http://127.0.0.1:82", other)
+    with alone_with(Path("semel.db")) as tell:
+        tell(Running("http://127.0.0.1:83", is_dev=True))
+        assert find_server(None) == Place("http://127.0.0.1:83", AccessKeys(DEV_KEY))
+        monkeypatch.setenv("SEMEL_ACCESS_KEY", KEY)
+        assert find_server(None) == Place("http://127.0.0.1:83", AccessKeys(KEY))
+        monkeypatch.setenv("SEMEL_STORE__URL", "postgresql://db.example/semel")
+        assert find_server(None).endpoint == "http://127.0.0.1:8080"
+
+
 @pytest.mark.parametrize(
     ("given", "options"),
     [
@@ -155,6 +178,45 @@ def test_a_refusal_is_an_error_with_the_words_of_the_server(
         server.get("/v1/pubsub/hubs", "hubs")
     assert (type(caught.value), caught.value.exit_code) == (error, exit_code)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 409, 503])
+def test_what_the_server_says_to_do_is_the_fix(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = httpx.Response(status, json={"message": "it is wrong; do this; or that"})
+    with (
+        answering(monkeypatch, lambda request: answer) as server,
+        pytest.raises(SemelError, match=r"it is wrong\n") as caught,
+    ):
+        server.rest("POST", "/hubs/chat/:send")
+    assert caught.value.fix == "do this; or that"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "error", "message", "fix"),
+    [
+        (
+            "https://s.example",
+            httpx.ConnectError(
+                "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:992)"
+            ),
+            "is not trusted: self-signed certificate$",
+            "--ca",
+        ),
+        (
+            "https://s.example",
+            httpx.ConnectError("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:992)"),
+            "does not answer",
+            "http://",
+        ),
+        ("http://s.example", httpx.RemoteProtocolError("Server disconnected"), "does not answer", "https://"),
+        ("https://s.example", httpx.RemoteProtocolError("Server disconnected"), "does not answer", "running"),
+        ("http://s.example", httpx.ConnectError("refused"), "does not answer: refused", "running"),
+    ],
+)
+def test_a_server_with_and_without_tls(endpoint: str, error: httpx.HTTPError, message: str, fix: str) -> None:
+    told = remote._no_answer(endpoint, error)
+    assert re.search(message, told.message)
+    assert fix in told.fix
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b"\xff", b"{}", b'{"hubs": 1}'])

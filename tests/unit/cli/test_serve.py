@@ -9,7 +9,7 @@ import pytest
 from tests.integration.test_door import CERTIFICATE, PRIVATE_KEY
 from tests.unit.cli.conftest import Semel
 
-from semel.cli.serve import _limits, _settings, _tls
+from semel.cli.serve import _is_loopback, _limits, _settings, _tls
 from semel.config import ServerSection, load_config
 from semel.errors import ConfigError
 from semel.pubsub.handlers import Handlers, event_handler
@@ -32,7 +32,12 @@ def _nothing_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [
         (["--dev", "--host", "0.0.0.0"], "everybody knows"),
         (["--dev", "--keys", "semel.keys"], "--dev has its own key"),
+        (["--dev", "--host", "10.0.0.1"], "everybody knows"),
+        (["--dev", "--host", "s.example"], "everybody knows"),
         (["--recovery", "soon"], "is not a duration"),
+        (["--recovery", "0s"], "is not between 1s and 24h"),
+        (["--recovery", "25h"], "is not between 1s and 24h"),
+        (["--store", "sqlite:///nowhere/semel.db"], "there is no folder"),
         (["--tls-cert", "nowhere.pem"], "cannot be used"),
         (["--endpoint", "ftp://x"], "endpoint"),
     ],
@@ -110,7 +115,21 @@ def test_developers_get_their_own_address_whatever_the_configuration_says(semel:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         (tmp_path / "semel.toml").write_text(f'[server]\nhost = "127.0.0.9"\nport = {port}\n')
-        assert f"cannot listen on 127.0.0.1:{port}" in semel("serve", "--dev", "--port", port).err
+        ran = semel("serve", "--dev", "--port", port)
+    assert f"cannot listen on 127.0.0.1:{port}: something else does" in ran.err
+    assert "another port" in ran.err
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.9", "::1"])
+def test_developers_may_choose_among_the_names_of_their_machine(host: str) -> None:
+    assert _is_loopback(host)
+
+
+def test_an_address_that_this_machine_has_not_is_no_matter_of_the_port(semel: Semel) -> None:
+    ran = semel("serve", "--host", "192.0.2.1", "--port", "0")
+    assert ran.exit_code == 2
+    assert "192.0.2.1:0: this machine has no such address" in ran.err
+    assert "--host" in ran.err
 
 
 def test_a_certificate_goes_with_its_own_key(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Trim, Unit
 from semel.kernel.store import Swept
 from semel.pubsub.keys import DEV_KEY, AccessKeys
+from semel.runtime.alone import Running, alone_with, running_on
 from semel.runtime.pubsub import PubSubSettings
-from semel.runtime.server import Listening, _known_by, alone_with, sweeping, tls_context
+from semel.runtime.server import Listening, _known_by, sweeping, tls_context
 from semel.stores.memory import MemoryStore
 
 
@@ -69,8 +70,39 @@ def test_there_is_one_server_on_a_file(tmp_path: Path) -> None:
         pass
     with alone_with(tmp_path / "semel.db"):
         pass
-    with pytest.raises(ConfigError, match="cannot be written"), alone_with(tmp_path / "no" / "semel.db"):
+    with pytest.raises(ConfigError, match="there is no folder") as caught, alone_with(tmp_path / "no" / "semel.db"):
         pass
+    assert "mkdir" in caught.value.fix
+    (tmp_path / "in-the-way").touch()
+    with pytest.raises(ConfigError, match="cannot be written"), alone_with(tmp_path / "in-the-way" / "semel.db"):
+        pass
+
+
+def test_a_server_says_where_it_is_for_as_long_as_it_runs(tmp_path: Path) -> None:
+    file, said = tmp_path / "semel.db", Running("https://s.example", keys="/etc/semel.keys")
+    assert running_on(file) is None
+    with alone_with(file) as tell:
+        assert running_on(file) is None
+        tell(said)
+        assert running_on(file) == said
+        with pytest.raises(StoreBusy), alone_with(file):
+            pass
+        assert running_on(file) == said
+    assert running_on(file) is None
+
+
+@pytest.mark.parametrize("left", ["", "nonsense", "[]", "{}", '{"endpoint": "http://x", "other": 1}'])
+def test_what_is_no_word_of_a_server_is_none(left: str, tmp_path: Path) -> None:
+    (tmp_path / "semel.db-server").write_text(left)
+    assert running_on(tmp_path / "semel.db") is None
+
+
+def test_a_server_on_every_address_is_found_on_this_machine() -> None:
+    assert [Listening(host, 81, "http").endpoint for host in ("0.0.0.0", "::", "10.0.0.1")] == [
+        "http://127.0.0.1:81",
+        "http://[::1]:81",
+        "http://10.0.0.1:81",
+    ]
 
 
 def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
