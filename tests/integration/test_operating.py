@@ -178,12 +178,16 @@ def test_who_is_there_and_what_they_are_sent(semel: Commands) -> None:
         [hub] = [each for each in semel("pubsub", "hubs")["hubs"] if each["name"] == "who"]
         assert (hub["here"]["connected"], hub["here"]["groups"]) == (2, 2)
 
-        for _ in range(2):
+        sent = [
             semel("pubsub", "send", "who", '{"n": 1}', "--type", "json", "--group", "news", "--key", "once")
+            for _ in range(2)
+        ]
+        assert [each["new"] for each in sent] == [True, False]
         semel("pubsub", "send", "who", "to you", "--connection", ann_id)
         assert [said(ann)["data"], said(ann)["data"]] == [{"n": 1}, "to you"]
 
-        semel("pubsub", "close", "who", "--user", "ann", "--reason", "time to go")
+        assert not semel("pubsub", "close", "who", "--user", "nobody")["found"]
+        assert semel("pubsub", "close", "who", "--user", "ann", "--reason", "time to go")["found"]
         assert said(ann)["message"] == "time to go"
         with pytest.raises(ConnectionClosed):
             ann.recv(timeout=20)

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 HUBS = "/v1/pubsub/hubs"
+REPEATED = "idempotent-replayed"
 PAGE = 500
+NAMES_SHOWN, NAME_SHOWN = 5, 40
+"""Groups of a connection in a table, and characters of each, at most. --json has all of them."""
+ANY_WIDTH = 100_000
 WAIT_S = 25
 RETRY_S = 1.0
 GIVE_UP_S = 60.0
@@ -84,7 +88,7 @@ def hubs(
             hub["name"],
             *("" if here is None else f"{here[name]:,}" for name in ("connected", "waiting", "elsewhere", "groups")),
         )
-    return Answer({"hubs": found}, [table] if found else ["no hub has been used yet"])
+    return Answer({"hubs": found}, [_whole(table)] if found else ["no hub has been used yet"])
 
 
 @app.command("connections")
@@ -127,11 +131,21 @@ def connections(
             each["userId"] or "",
             _state(each),
             each["node"],
-            "" if each["protocol"] is None else each["protocol"] or "simple",
-            ", ".join(each["groups"]),
+            _protocol(each["protocol"]),
+            _few(each["groups"]),
             f"{each['backlog']:,} ({human_bytes(each['backlogBytes'])})" if each["backlog"] else "",
         )
     return _listed("connections", found, more, table, "nobody is there")
+
+
+def _protocol(name: str | None) -> str:
+    """Without what all of them have; None where another node knows it."""
+    return "" if name is None else name.removesuffix(".webpubsub.azure.v1") or "simple"
+
+
+def _few(names: list[str]) -> str:
+    shown = ", ".join(name if len(name) <= NAME_SHOWN else f"{name[: NAME_SHOWN - 1]}…" for name in names[:NAMES_SHOWN])
+    return shown if len(names) <= NAMES_SHOWN else f"{shown} and {len(names) - NAMES_SHOWN:,} more"
 
 
 def _state(connection: Mapping[str, Any]) -> str:
@@ -184,7 +198,7 @@ def _pages(
 
 
 def _listed(name: str, found: list[dict[str, Any]], more: bool, table: Table, nothing: str) -> Answer:
-    view: list[Any] = [table] if found else [nothing]
+    view: list[Any] = [_whole(table)] if found else [nothing]
     if more:
         view.append("there are more: raise --limit")
     return Answer({name: found, "more": more}, view)
@@ -241,8 +255,10 @@ def send(
     body = _body(text, file)
     with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
         query = {"messageTtlSeconds": ttl, "filter": filter_}
-        server.rest("POST", f"{path}/:send", query, body=body, headers=headers)
-    return Answer({"hub": hub, **to, "bytes": len(body)}, [f"sent {human_bytes(len(body))} to {_named(to)}"])
+        said = server.rest("POST", f"{path}/:send", query, body=body, headers=headers)
+    is_new = REPEATED not in said
+    told = f"sent {human_bytes(len(body))} to {_named(to)}" if is_new else "sent before under this key: not sent again"
+    return Answer({"hub": hub, **to, "bytes": len(body), "new": is_new}, [told])
 
 
 _CONTENT_TYPES = {"text": "text/plain", "json": "application/json", "binary": "application/octet-stream"}
@@ -288,9 +304,11 @@ def close(
     """
     path, to = _receivers(hub, group, user, connection, everybody)
     with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+        found = server.has(path) if not everybody else bool(_pages(server, hub, "connections", 1, {})[0])
         asked = ("DELETE", path) if connection is not None else ("POST", f"{path}/:closeConnections")
         server.rest(*asked, {"reason": reason or None})
-    return Answer({"hub": hub, **to}, [f"closed {_named(to)}"])
+    told = f"closed {_named(to)}" if found else f"nobody was there: {_named(to)}"
+    return Answer({"hub": hub, **to, "found": found}, [told])
 
 
 def _receivers(
@@ -347,6 +365,8 @@ def tail(
         _until_interrupted(),
         Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server,
     ):
+        if terminal.shows_progress:
+            terminal.note(f"following {hub}; Ctrl-C ends it")
         for number, message in enumerate(_follow(server, hub, group, stored, terminal.note), start=1):
             if terminal.json:
                 print(json_text.dumps(message), flush=True)
@@ -420,9 +440,19 @@ def _table(first: str, **columns: Any) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, overflow="fold")
+    table.add_column(first)
     for name, justify in columns.items():
-        table.add_column(name, justify=justify, overflow="fold")
+        table.add_column(name, justify=justify)
+    return table
+
+
+def _whole(table: Table) -> Table:
+    """As wide as it has to be: names in it are copied, so a narrow terminal may break lines, and we break no names."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console(width=ANY_WIDTH)
+    table.width = Measurement.get(console, console.options, table).maximum
     return table
 
 

@@ -37,6 +37,7 @@ DEV_ENDPOINT = "http://127.0.0.1:8080"
 API_VERSION = "2024-12-01"
 CONNECT_S = 5.0
 ANSWER_S = 40.0
+NOT_FOUND = 404
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 KeysOption = Annotated[
@@ -204,11 +205,31 @@ class Server:
         *,
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
-    ) -> None:
-        """An operation of the REST API that answers nothing."""
-        self._send(method, f"/api{path}", {"api-version": API_VERSION, **(query or {})}, body, headers)
+    ) -> Mapping[str, str]:
+        """An operation of the REST API that answers with headers only."""
+        return self._send(method, f"/api{path}", {"api-version": API_VERSION, **(query or {})}, body, headers).headers
+
+    def has(self, path: str) -> bool:
+        """Whether this connection, user or group is there."""
+        response = self._ask("HEAD", f"/api{path}", {"api-version": API_VERSION})
+        if not response.is_success and response.status_code != NOT_FOUND:
+            raise _refusal(self._place.endpoint, response)
+        return response.is_success
 
     def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        response = self._ask(method, path, query, body, headers)
+        if not response.is_success:
+            raise _refusal(self._place.endpoint, response)
+        return response
+
+    def _ask(
         self,
         method: str,
         path: str,
@@ -224,7 +245,7 @@ class Server:
         token = service_token(self._place.keys, url, now=time.time())
         said = {name: value for name, value in query.items() if value is not None}
         try:
-            response = self._client.request(
+            return self._client.request(
                 method,
                 url,
                 params=said,  # type: ignore[arg-type]
@@ -233,9 +254,6 @@ class Server:
             )
         except httpx.HTTPError as error:
             raise _no_answer(self._place.endpoint, error) from None
-        if not response.is_success:
-            raise _refusal(self._place.endpoint, response)
-        return response
 
 
 def _no_answer(endpoint: str, error: httpx.HTTPError) -> PeerUnavailable:

@@ -97,7 +97,7 @@ class Terminal:
             if isinstance(part, str):
                 self.out.print(part, markup=False, highlight=False, soft_wrap=True)
             else:
-                self.out.print(part)
+                self.out.print(part, crop=False)  # what is wider than the terminal means to be
         sys.stdout.flush()
         if answer.error is not None:
             self._print_error(answer.error)

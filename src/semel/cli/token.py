@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
@@ -12,14 +13,17 @@ from semel.cli.remote import ConnectionOption, DevOption, EndpointOption, KeysOp
 from semel.cli.terminal import Answer
 from semel.errors import ConfigError, InputError
 
-_SHORT_ROLES = {
-    **dict.fromkeys(("joinLeaveGroup", "sendToGroup", "joinLeaveGroups", "sendToGroups"), "webpubsub."),
-    **dict.fromkeys(("read", "operate"), "semel."),
+_CLIENT_ROLES = {
+    f"{before}{name}": f"webpubsub.{name}"
+    for name in ("joinLeaveGroup", "sendToGroup", "joinLeaveGroups", "sendToGroups")
+    for before in ("", "webpubsub.")
 }
-"""What comes before a role that is written without it."""
+_SERVICE_ROLES = {f"{before}{name}": f"semel.{name}" for name in ("read", "operate") for before in ("", "semel.")}
+"""Roles, as they may be written and as they stand in a token. A client's may be followed by a dot and a group."""
 
 
 def token(
+    context: typer.Context,
     hub: Annotated[str | None, typer.Option("--hub", metavar="NAME", help="For a client of this hub.")] = None,
     service: Annotated[
         str | None,
@@ -59,15 +63,34 @@ def token(
     if (hub is None) == (service is None):
         raise ConfigError("a token is either for a client or for a service", fix="give --hub or --service")
     place = find_server(connection_string, endpoint, keys, dev=dev, config=config)
-    roles = [_SHORT_ROLES.get(name.split(".")[0], "") + name for name in role or ()]
     try:
         if hub is not None:
+            roles = [_client_role(name, context.obj.note) for name in role or ()]
             return _for_client(place, hub, user, roles, group or [], minutes)
         if group:
             raise ConfigError("a service is in no group", fix="leave out --group, or give --hub")
-        return _for_service(place, service or "", user, roles, minutes)
+        return _for_service(place, service or "", user, [_service_role(name) for name in role or ()], minutes)
     except InputError as error:
         raise ConfigError(error.message, fix=error.fix) from None
+
+
+def _client_role(name: str, note: Callable[[str], None]) -> str:
+    for written, role in _CLIENT_ROLES.items():
+        if name == written or name.startswith(f"{written}."):
+            return role + name.removeprefix(written)
+    note(f"{name[:80]!r} is no role that allows a client something here: {_known(_CLIENT_ROLES)}")
+    return name
+
+
+def _service_role(name: str) -> str:
+    """A role that means nothing would allow everything."""
+    if name not in _SERVICE_ROLES:
+        raise ConfigError(f"{name[:80]!r} is no role of a service", fix=f"use one of them: {_known(_SERVICE_ROLES)}")
+    return _SERVICE_ROLES[name]
+
+
+def _known(roles: Mapping[str, str]) -> str:
+    return ", ".join(name for name in roles if "." not in name)
 
 
 def _for_client(place: Place, hub: str, user: str | None, roles: list[str], groups: list[str], minutes: int) -> Answer:

@@ -195,3 +195,5 @@ class Answer(msgspec.Struct, frozen=True):
     more: bool = False
     rows: tuple[HubInfo | ConnectionInfo | GroupInfo, ...] = ()
     """What a `Look` has found."""
+    repeated: bool = False
+    """It was done before, under the same key, and not again."""

@@ -67,10 +67,10 @@ class Keys:
             return Answer(Outcome.FAILED, "the key cannot be looked up now; ask again")
         row = msgspec.msgpack.decode(found.state.value, type=KeyRow)
         if row.digest != digest:
-            return Answer(Outcome.CONFLICT, "this key was used for another message")
+            return Answer(Outcome.CONFLICT, "this key was used for another message; give each message its own")
         told = Event(Kind.DUPLICATE, self._hub.repeated.hop, message=row.id)
         self._hub.commit((Log(told),), nothing_more, self._not_written)
-        return Answer()
+        return Answer(repeated=True)
 
     def _not_written(self, failure: Failure, now: float) -> None:
         self._hub.notify("hub-key", why(failure))

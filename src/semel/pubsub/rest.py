@@ -8,7 +8,8 @@ A request is looked at from the outside in: its size, its address, who makes it,
 in it, the outcome is one of the two, never an exception.
 
 On top of the service's own there are two headers for the four operations that send. With `Idempotency-Key` a request
-may be repeated, by a library or by hand, and sends once; `X-Semel-Message-Id` gives the message its id.
+may be repeated, by a library or by hand, and sends once: a repetition is answered with `Idempotent-Replayed`.
+`X-Semel-Message-Id` gives the message its id.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ HEALTH_METHODS = ("GET", "HEAD")
 CLIENTS = "client"
 
 _OWN_ROLES = "semel."
+_REPEATED = ("idempotent-replayed", "true")
+"""On the answer to a request whose key was used before: nothing was sent for it."""
 _SERVER = re.compile(r"[ -~]*\Z")
 
 
@@ -175,7 +178,7 @@ class Rest:
 
     def _done(self, operation: Operation, parts: Parts, answer: Answer) -> HttpResponse:
         if operation.body is None:
-            return HttpResponse(operation.done, self._headers)
+            return HttpResponse(operation.done, (_REPEATED, *self._headers) if answer.repeated else self._headers)
         body = operation.body(parts, answer)
         return HttpResponse(operation.done, (("content-type", JSON), *self._headers), body)
 

@@ -84,6 +84,20 @@ def test_connections(semel: Semel, answering: Answering) -> None:
     assert asked[0].headers["authorization"].startswith("Bearer ")
 
 
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_names_are_whole_however_narrow_the_terminal_is(
+    columns: str, semel: Semel, answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are there to be copied."""
+    monkeypatch.setenv("COLUMNS", columns)
+    reliable = "json.reliable.webpubsub.azure.v1"
+    ids, groups = ["0" * 32, "1" * 32], [f"group-{number}" for number in range(8)] + ["g" * 1000]
+    answering({"connections": [connection(id, protocol=reliable, groups=groups) for id in ids], "next": None})
+    lines = semel("pubsub", "connections", "chat", *SERVER).out.splitlines()
+    assert [line.split()[0] for line in lines] == ["connection", *ids]
+    assert "json.reliable  group-0, group-1, group-2, group-3, group-4 and 4 more" in lines[1]
+
+
 def test_lists_are_read_page_by_page_up_to_the_limit(
     semel: Semel, answering: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +144,7 @@ def test_a_file_is_sent_as_it_is(semel: Semel, answering: Answering, tmp_path: P
     (tmp_path / "order").write_bytes(b"\xff\n")
     asked = answering(httpx.Response(202))
     ran = semel("pubsub", "send", "chat", "--file", "order", "--type", "binary", "--user", "ann", "--json", *SERVER)
-    assert ran.result == {"hub": "chat", "user": "ann", "bytes": 2}
+    assert ran.result == {"hub": "chat", "user": "ann", "bytes": 2, "new": True}
     assert (asked[0].content, asked[0].headers["content-type"]) == (b"\xff\n", "application/octet-stream")
     assert "idempotency-key" not in asked[0].headers
 
@@ -147,10 +161,32 @@ def test_a_file_is_sent_as_it_is(semel: Semel, answering: Answering, tmp_path: P
 def test_connections_are_closed(
     to: tuple[str, ...], method: str, path: bytes, semel: Semel, answering: Answering
 ) -> None:
-    asked = answering(httpx.Response(204))
-    assert semel("pubsub", "close", "chat", *to, "--reason", "go", *SERVER).exit_code == 0
-    assert asked[0].method == method
-    assert asked[0].url.raw_path == b"/api/hubs/chat" + path + b"?api-version=2024-12-01&reason=go"
+    everybody = {"connections": [connection("c1")], "next": "c1"}
+    asked = answering(everybody if "--everybody" in to else httpx.Response(200), httpx.Response(204))
+    ran = semel("pubsub", "close", "chat", *to, "--reason", "go", *SERVER)
+    assert (ran.exit_code, ran.out.split()[0]) == (0, "closed")
+    assert asked[1].method == method
+    assert asked[1].url.raw_path == b"/api/hubs/chat" + path + b"?api-version=2024-12-01&reason=go"
+
+
+def test_nobody_is_closed_where_nobody_was(semel: Semel, answering: Answering) -> None:
+    for to, none in (
+        (("--user", "ann"), httpx.Response(404)),
+        (("--everybody",), {"connections": [], "next": None}),
+    ):
+        answering(none, httpx.Response(204), none, httpx.Response(204))
+        assert "nobody was there" in semel("pubsub", "close", "chat", *to, *SERVER).out
+        assert semel("pubsub", "close", "chat", *to, "--json", *SERVER).result["found"] is False
+    answering(httpx.Response(401))
+    assert semel("pubsub", "close", "chat", "--user", "ann", *SERVER).exit_code == 2
+
+
+def test_what_was_sent_before_under_its_key_is_not_called_sent(semel: Semel, answering: Answering) -> None:
+    again = httpx.Response(202, headers={"idempotent-replayed": "true"})
+    answering(again, again)
+    args = ("pubsub", "send", "chat", "hello", "--everybody", "--key", "k1", *SERVER)
+    assert semel(*args).out == "sent before under this key: not sent again\n"
+    assert semel(*args, "--json").result["new"] is False
 
 
 @pytest.mark.parametrize(

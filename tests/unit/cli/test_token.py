@@ -25,7 +25,7 @@ def _nothing_given(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_address_for_a_client(semel: Semel) -> None:
     ran = semel(
         "token", "--hub", "Chat", "--user", "ann", "--role", "sendToGroup.orders", "--role", "webpubsub.joinLeaveGroup",
-        "--role", "own", "--group", "news", "--group", "sport", *SERVER,
+        "--role", "sendToGroups.a.*", "--group", "news", "--group", "sport", *SERVER,
     )  # fmt: skip
     assert (ran.exit_code, ran.err) == (0, "")
     url = urlsplit(ran.out.strip())
@@ -33,7 +33,7 @@ def test_an_address_for_a_client(semel: Semel) -> None:
     [token] = parse_qs(url.query)["access_token"]
     claims = read_client_token(token, AccessKeys(KEY), ["https://s.example/client/hubs/chat"], time.time())
     assert (claims.user_id, claims.groups) == ("ann", ("news", "sport"))
-    assert claims.roles == ("webpubsub.sendToGroup.orders", "webpubsub.joinLeaveGroup", "own")
+    assert claims.roles == ("webpubsub.sendToGroup.orders", "webpubsub.joinLeaveGroup", "webpubsub.sendToGroups.a.*")
     with pytest.raises(AuthError, match="expired"):
         read_client_token(token, AccessKeys(KEY), ["https://s.example/client/hubs/chat"], time.time() + 2 * 3600)
 
@@ -46,6 +46,22 @@ def test_a_token_for_a_service(semel: Semel) -> None:
     claims = read_service_token(result["token"], AccessKeys(KEY), [result["url"]], time.time() + 590 * 60)
     assert claims.roles == ("semel.read",)
     assert semel("token", "--service", "/metrics", *SERVER).out.count(".") == 2
+
+
+@pytest.mark.parametrize("role", ["own", "joinGroup", "read"])
+def test_a_role_that_allows_a_client_nothing_goes_into_the_token_and_is_told(role: str, semel: Semel) -> None:
+    ran = semel("token", "--hub", "chat", "--role", role, *SERVER)
+    assert f"'{role}' is no role that allows a client something here: joinLeaveGroup, " in ran.err
+    [token] = parse_qs(urlsplit(ran.out.strip()).query)["access_token"]
+    claims = read_client_token(token, AccessKeys(KEY), ["https://s.example/client/hubs/chat"], time.time())
+    assert claims.roles == (role,)
+
+
+@pytest.mark.parametrize("role", ["semel.read", "semel.operate", "operate"])
+def test_roles_of_services(role: str, semel: Semel) -> None:
+    made = semel("token", "--service", "/metrics", "--role", role, "--json", *SERVER).result
+    claims = read_service_token(made["token"], AccessKeys(KEY), [made["url"]], time.time())
+    assert claims.roles == (f"semel.{role.removeprefix('semel.')}",)
 
 
 def test_developers_need_say_nothing_more(semel: Semel) -> None:
@@ -61,6 +77,8 @@ def test_developers_need_say_nothing_more(semel: Semel) -> None:
         (("--hub", "chat", "--group", " "), "blank"),
         (("--service", "metrics"), "is no path"),
         (("--service", "/metrics", "--group", "g"), "in no group"),
+        (("--service", "/metrics", "--role", "red"), "'red' is no role of a service"),
+        (("--service", "/metrics", "--role", "joinLeaveGroup"), "is no role of a service"),
         (("--hub", "chat", "--role", "x" * 40_000), "a role"),
         (("--hub", "chat", "--minutes", "0"), "--minutes"),
     ],
