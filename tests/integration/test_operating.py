@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.integration.test_door import CERTIFICATE, PRIVATE_KEY
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
@@ -246,6 +246,28 @@ def test_the_limits_of_the_configuration_hold(semel: Commands) -> None:
             ann.recv(timeout=20)
         assert caught.value.rcvd is not None
         assert caught.value.rcvd.code == 1009
+
+
+def test_beside_a_server_commands_find_it_and_its_log_says_who_is_refused(tmp_path: Path) -> None:
+    """It has its port and its key from the command line alone, and nobody says so to the commands."""
+    with _process(tmp_path, "serve", "--dev", "--port", "0", "--debug") as server:
+        assert server.stdout is not None
+        assert "Semel serves http://127.0.0.1:" in server.stdout.readline()
+        assert "AccessKey" in server.stdout.readline()
+        with _process(tmp_path, "token", "--hub", "chat") as token:
+            url = token.communicate(timeout=30)[0].strip()
+        with connect(url, subprotocols=[RELIABLE], open_timeout=30) as client:
+            assert said(client)["event"] == "connected"
+            with _process(tmp_path, "pubsub", "hubs", "--json") as hubs:
+                [hub] = json.loads(hubs.communicate(timeout=30)[0])["result"]["hubs"]
+            assert (hub["name"], hub["here"]["connected"]) == ("chat", 1)
+        with pytest.raises(InvalidStatus), connect(url.partition("?")[0], open_timeout=30):
+            pass
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+    time = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+    log = (tmp_path / "log").read_text()
+    assert re.search(rf"{time} INFO a client is refused with 401: there is no access token$", log, re.MULTILINE)
 
 
 def test_a_server_that_is_not_there_is_told_apart_from_a_mistake(

@@ -40,6 +40,8 @@ app = typer.Typer(
     Examples:
       semel demo                             see it work
       semel doctor                           what is present, what is missing
+      semel serve --dev                      the pub/sub server, for developers
+      semel pubsub tail chat                 what goes on in a hub of it
       semel store init sqlite:///semel.db    create a store
       semel store status --json              look into it
       semel sim --seeds 1000                 look for a seed that breaks a promise

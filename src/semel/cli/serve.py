@@ -85,6 +85,7 @@ def serve(
       semel serve --dev          port and key of Microsoft's emulator
       semel serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
       semel serve --endpoint https://events.example.com
+      semel serve --dev --debug  logs who is refused, and why
     """
     import uvloop
 
@@ -93,6 +94,7 @@ def serve(
     from semel.stores.sqlite import path_of
 
     terminal: Terminal = context.obj
+    _keep_log(who_is_refused=terminal.debug)
     loaded = load(config)
     url = find_store(terminal, store, loaded)
     server = loaded.server
@@ -119,6 +121,20 @@ def serve(
 
         at = bound, port if port is not None else DEV_PORT if dev else server.port
         uvloop.run(_serve(opened_store, settings, at, tls, _limits(server), ready))
+
+
+def _keep_log(*, who_is_refused: bool) -> None:
+    """On stderr, one line for each thing, with its time in UTC."""
+    import logging
+    import time
+
+    lines = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+    lines.converter = time.gmtime
+    handler = logging.StreamHandler()
+    handler.setFormatter(lines)
+    logging.basicConfig(handlers=[handler])
+    if who_is_refused:
+        logging.getLogger("semel").setLevel(logging.INFO)
 
 
 def _is_loopback(host: str) -> bool:
