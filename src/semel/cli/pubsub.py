@@ -115,6 +115,7 @@ def connections(
     """
     with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
         found, more = _pages(server, hub, "connections", limit, {"group": group, "user": user})
+        nobody = "" if found else _nothing(server, hub, "nobody is there")
     columns = {
         "user": "left",
         "state": "left",
@@ -135,7 +136,7 @@ def connections(
             _few(each["groups"]),
             f"{each['backlog']:,} ({human_bytes(each['backlogBytes'])})" if each["backlog"] else "",
         )
-    return _listed("connections", found, more, table, "nobody is there")
+    return _listed("connections", found, more, table, nobody)
 
 
 def _protocol(name: str | None) -> str:
@@ -175,10 +176,11 @@ def groups(
     """
     with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
         found, more = _pages(server, hub, "groups", limit, {})
+        nothing = "" if found else _nothing(server, hub, "no group has a member")
     table = _table("group", members="right")
     for each in found:
         _add_row(table, each["name"], f"{each['members']:,}")
-    return _listed("groups", found, more, table, "no group has a member")
+    return _listed("groups", found, more, table, nothing)
 
 
 def _pages(
@@ -195,6 +197,14 @@ def _pages(
         if following is None:
             return found, False
     return found, True
+
+
+def _nothing(server: Server, hub: str, said: str) -> str:
+    """Perhaps another hub was meant."""
+    names = [each["name"] for each in server.get(HUBS, "hubs")["hubs"]]
+    if hub.lower() in names or not names:
+        return said
+    return f"{said}: {plain(hub)} is none of the hubs that are used, {_few(names)}"
 
 
 def _listed(name: str, found: list[dict[str, Any]], more: bool, table: Table, nothing: str) -> Answer:
@@ -366,7 +376,7 @@ def tail(
         Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server,
     ):
         if terminal.shows_progress:
-            terminal.note(f"following {hub}; Ctrl-C ends it")
+            terminal.note(_nothing(server, hub, f"following {plain(hub)}, Ctrl-C ends it"))
         for number, message in enumerate(_follow(server, hub, group, stored, terminal.note), start=1):
             if terminal.json:
                 print(json_text.dumps(message), flush=True)

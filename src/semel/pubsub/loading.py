@@ -8,7 +8,7 @@ from semel.kernel.store import State, Store
 from semel.pubsub.floors import floor_key, read_floor
 from semel.pubsub.handlers import Handlers
 from semel.pubsub.hub import Hub, HubOptions
-from semel.pubsub.nodes import ANNOUNCED
+from semel.pubsub.nodes import ANNOUNCED, announcement_key
 from semel.pubsub.records import stream_of
 from semel.pubsub.roster import Elsewhere
 from semel.pubsub.session import Session, acks_key, session_key
@@ -60,6 +60,11 @@ def known_hubs(store: Store) -> Iterator[str]:
 def announced_hubs(store: Store) -> Iterator[str]:
     """The hubs that nodes have begun, if there are several. However many there are, it is one look for a thousand."""
     return (hub for hub, _ in _states(store, ANNOUNCED))
+
+
+def is_known(store: Store, hub: str) -> bool:
+    """Whether it is one of either."""
+    return bool(store.states(f"{ROOT}{hub}/", "", 1)) or store.state(announcement_key(hub)) is not None
 
 
 def _sessions(store: Store, hub: str) -> Iterator[Session]:

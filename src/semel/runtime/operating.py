@@ -25,8 +25,9 @@ from semel.pubsub.admin import PREFIX, Admin, HubRow, HubsAsked, MessagesAsked, 
 from semel.pubsub.authority import authorize
 from semel.pubsub.calls import Answer, Call, HubInfo, Outcome, Summarize
 from semel.pubsub.keys import AccessKeys
-from semel.pubsub.loading import known_hubs
+from semel.pubsub.loading import is_known, known_hubs
 from semel.pubsub.rest import HttpRequest, HttpResponse
+from semel.pubsub.rest import Asked
 from semel.pubsub.rest_http import HttpError
 from semel.runtime.metrics import Metrics
 from semel.runtime.threads import hand_over
@@ -120,7 +121,16 @@ class Operating:
                 return asked.respond(await self._messages(asked))
             except SemelError as error:
                 return asked.respond(error)
-        return asked.respond(await self._ask(asked.hub, asked.call))
+        return asked.respond(await self._look(asked))
+
+    async def _look(self, asked: Asked) -> Answer:
+        """Whoever only looks makes no hub: a name that nobody has used, or a mistyped one, has nobody in it."""
+        try:
+            if asked.hub not in set(self._running()) and not await asyncio.to_thread(is_known, self._store, asked.hub):
+                return Answer()
+        except SemelError as error:
+            return Answer(Outcome.FAILED, error.message)
+        return await self._ask(asked.hub, asked.call)
 
     async def _hubs(self) -> Sequence[HubRow]:
         """Those that the store has sessions of, and those that somebody has asked this process for."""

@@ -84,6 +84,15 @@ def test_connections(semel: Semel, answering: Answering) -> None:
     assert asked[0].headers["authorization"].startswith("Bearer ")
 
 
+@pytest.mark.parametrize("sort", ["connections", "groups"])
+def test_a_name_that_no_hub_has_is_told(sort: str, semel: Semel, answering: Answering) -> None:
+    nobody, hubs = {sort: [], "next": None}, {"hubs": [{"name": "chat"}, {"name": "news"}]}
+    answering(nobody, hubs)
+    assert "caht is none of the hubs that are used, chat, news" in semel("pubsub", sort, "caht", *SERVER).out
+    answering(nobody, hubs)
+    assert "none of the hubs" not in semel("pubsub", sort, "Chat", *SERVER).out
+
+
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
 def test_names_are_whole_however_narrow_the_terminal_is(
     columns: str, semel: Semel, answering: Answering, monkeypatch: pytest.MonkeyPatch

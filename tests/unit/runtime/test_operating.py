@@ -147,6 +147,26 @@ async def test_hubs_that_are_stored_and_hubs_that_are_used(service: PubSub, stor
     assert (await ask(service, f"{HUBS}/used/nothing"))[0] == 404
 
 
+async def test_who_looks_makes_no_hub(service: PubSub, store: Store) -> None:
+    store.commit([Unit((Put("hub/chat/session/a", b"x"), Put("hubs/news", b"x")))])
+    for sort in ("connections", "groups"):
+        assert await ask(service, f"{HUBS}/caht/{sort}", roles=("semel.read",)) == (200, {sort: [], "next": None})
+        assert await ask(service, f"{HUBS}/cha/{sort}") == (200, {sort: [], "next": None})
+    assert {hub["name"] for hub in (await ask(service, HUBS))[1]["hubs"]} == {"chat"}
+    assert await ask(service, f"{HUBS}/news/groups") == (200, {"groups": [], "next": None})
+    assert {hub["name"] for hub in (await ask(service, HUBS))[1]["hubs"]} == {"chat", "news"}
+
+
+async def test_a_store_that_is_away_is_not_an_empty_hub(
+    service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*args: object) -> bool:
+        raise StoreUnavailable("not there")
+
+    monkeypatch.setattr(operating, "is_known", away)
+    assert (await ask(service, f"{HUBS}/chat/groups"))[0] == 503
+
+
 # -- messages
 
 
