@@ -26,8 +26,7 @@ from semel.pubsub.authority import authorize
 from semel.pubsub.calls import Answer, Call, HubInfo, Outcome, Summarize
 from semel.pubsub.keys import AccessKeys
 from semel.pubsub.loading import is_known, known_hubs
-from semel.pubsub.rest import HttpRequest, HttpResponse
-from semel.pubsub.rest import Asked
+from semel.pubsub.rest import Asked, HttpRequest, HttpResponse
 from semel.pubsub.rest_http import HttpError
 from semel.runtime.metrics import Metrics
 from semel.runtime.threads import hand_over
