@@ -33,6 +33,7 @@ from semel.pubsub.names import check_group
 from semel.pubsub.permissions import GROUP_CHARS_MAX, is_group
 
 TOKEN_CHARS_MAX = 32_768
+AUDIENCE_CHARS_SHOWN = 200
 USER_CHARS_MAX = 1024
 ROLE_CHARS_MAX = 2048
 ITEMS_MAX = 4000
@@ -265,13 +266,17 @@ def _time(payload: dict[str, Any], name: str) -> float | None:
 
 
 def _check_audience(payload: dict[str, Any], audiences: Iterable[str]) -> None:
-    said = _items(payload, "aud", TOKEN_CHARS_MAX)
-    wanted: set[tuple[str, ...]] = set().union(*(_forms(audience) for audience in audiences))
+    said, asked = _items(payload, "aud", TOKEN_CHARS_MAX), tuple(audiences)
+    wanted: set[tuple[str, ...]] = set().union(*(_forms(audience) for audience in asked))
     if not any(_forms(audience) & wanted for audience in said):
         raise AuthError(
-            "the token is for another address",
+            f"the token is for another address: for {_shown(said)}, not for {_shown(asked)}",
             fix="its claim aud must be this address; behind a proxy, tell this server by which endpoint it is known",
         )
+
+
+def _shown(audiences: tuple[str, ...]) -> str:
+    return repr(audiences[0][:AUDIENCE_CHARS_SHOWN]) if audiences else "none"
 
 
 def _items(payload: dict[str, Any], claim: str, chars_max: int) -> tuple[str, ...]:

@@ -25,7 +25,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 from semel.errors import FrameError, LimitExceeded, SemelError
 from semel.kernel.store import Store
-from semel.kernel.text import clean_cause
 from semel.pubsub import cloudevents
 from semel.pubsub.abuse import host_of
 from semel.pubsub.calls import Answer, Call, Outcome
@@ -320,7 +319,7 @@ class PubSub:
             admission = await self._ask_handler(admission, request)
         match admission:
             case Refused(status=status, message=message):
-                log.info("a client is refused with %d: %s", status, clean_cause(message))
+                log.info("a client is refused with %d: %s", status, " ".join(message.split()))
                 return Response(status, {"content-type": "text/plain; charset=utf-8"}, f"{message}\n".encode())
             case TurnedAway(subprotocol=subprotocol, reason=reason):
                 log.info("a client may not come back: %s", reason)

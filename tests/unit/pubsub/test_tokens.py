@@ -400,6 +400,16 @@ def test_without_any_audience_no_token_is_for_us() -> None:
         read_client_token(signed(payload()), KEYS, [], NOW)
 
 
+def test_the_wrong_address_is_shown_beside_the_right_one() -> None:
+    token = signed(payload(aud="http://localhost:8080/client/hubs/chat\n"))
+    with pytest.raises(AuthError) as caught:
+        read_client_token(token, KEYS, client_audiences("chess", ["http://127.0.0.1:8080"]), NOW)
+    assert caught.value.message == (
+        "the token is for another address: for 'http://localhost:8080/client/hubs/chat\\n', "
+        "not for 'http://127.0.0.1:8080/client/hubs/chess'"
+    )
+
+
 def test_the_usual_port_may_be_left_out() -> None:
     for mine, theirs in (("https://x:443", "https://x"), ("http://x", "http://x:80"), ("https://x", "wss://x:443")):
         token = signed(payload(aud=f"{theirs}/client/hubs/chat", sub="ann"))
