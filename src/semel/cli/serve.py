@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import resource
+from contextlib import ExitStack, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from semel.runtime.server import Listening
 
 DEV_HOST, DEV_PORT = "127.0.0.1", 8080
+FILES_KEPT = 256
+"""For the store, event handlers and whatever else is no client."""
 RECOVERY_S_MIN, RECOVERY_S_MAX = 1.0, 86_400.0
 DEV_ORIGIN = "localhost"
 """As event handlers know Microsoft's emulator."""
@@ -120,7 +123,7 @@ def serve(
             _tell(terminal, at, secret if server.banner and not no_banner else None, url)
 
         at = bound, port if port is not None else DEV_PORT if dev else server.port
-        uvloop.run(_serve(opened_store, settings, at, tls, _limits(server), ready))
+        uvloop.run(_serve(opened_store, settings, at, tls, _limits(server, terminal.note), ready))
 
 
 def _keep_log(*, who_is_refused: bool) -> None:
@@ -195,14 +198,31 @@ def _handlers(hub: HubSection) -> Handlers:
     return Handlers(hub.name, tuple(found))
 
 
-def _limits(server: ServerSection) -> DoorLimits:
+def _limits(server: ServerSection, note: Callable[[str], None]) -> DoorLimits:
+    """A connection is an open file, and where there are no more of them it would be closed without a word: so the door
+    has to know. Who chose a number that does not fit is told."""
     from semel.runtime.door import DoorLimits
 
+    connections = _with_files_for(server.connections)
+    if connections < server.connections and "connections" in server.model_fields_set:
+        note(f"this process may open so few files that {connections:,} connections are the most: raise ulimit -n")
     return DoorLimits(
-        connections=server.connections,
+        connections=connections,
         connections_per_address=server.connections_per_address,
         frame_bytes=server.frame_bytes,
     )
+
+
+def _with_files_for(connections: int) -> int:
+    """Raises how many files may be open, as far as the machine allows; how many connections that is room for."""
+    wanted = connections + FILES_KEPT
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < wanted:
+        raised = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        with suppress(OSError, ValueError):  # some systems have a limit behind the limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, most))
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return connections if files == resource.RLIM_INFINITY else min(connections, max(files - FILES_KEPT, files // 2))
 
 
 async def _serve(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def test_the_command_line_wins_over_the_configuration(tmp_path: Path) -> None:
             ),
         )
     }
-    assert _limits(config.server) == DoorLimits(connections=5)
+    assert _limits(config.server, pytest.fail) == DoorLimits(connections=5)
     given = _settings(config, KEYS, ["https://b.example"], "2m")
     assert (given.endpoints, given.hub.recovery_s) == (("https://b.example",), 120.0)
 
@@ -145,3 +146,36 @@ def test_a_certificate_goes_with_its_own_key(tmp_path: Path) -> None:
     assert _tls(ServerSection(), None, None) is None
     with pytest.raises(ConfigError, match=r"c\.pem"):
         _tls(both, None, None)
+
+
+@pytest.mark.parametrize(
+    ("files", "most", "raised", "room"),
+    [
+        (1024, 524_288, 100_256, 100_000),
+        (1024, 20_000, 20_000, 19_744),
+        (1024, resource.RLIM_INFINITY, 100_256, 100_000),
+        (200_000, 200_000, 200_000, 100_000),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY, 100_000),
+        (100, 100, 100, 50),
+    ],
+)
+def test_as_many_files_may_be_open_as_connections_need(
+    files: int, most: int, raised: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [files, most]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, new: limits.__setitem__(slice(None), new))
+    notes: list[str] = []
+    assert _limits(ServerSection(), notes.append).connections == room
+    assert (limits, notes) == ([raised, most], [])
+    assert _limits(ServerSection(connections=100_000), notes.append).connections == room
+    assert bool(notes) == (room < 100_000)
+
+
+def test_a_system_with_a_limit_behind_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(which: int, new: tuple[int, int]) -> None:
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert _limits(ServerSection(), pytest.fail).connections == 1024 - 256
