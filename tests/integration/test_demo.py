@@ -21,7 +21,7 @@ from semel.demo.audit import Figures, count
 from semel.demo.hub import Heard
 from semel.demo.options import HOP, INBOX, OUTBOX, RECEIVER, SENDER
 from semel.demo.sender import order
-from semel.demo.show import _Show
+from semel.demo.show import _folder, _Show
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_UNREACHABLE, ConfigError, PeerUnavailable
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event, Kind
@@ -225,6 +225,12 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="not empty"):
         DemoOptions(folder=tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be made"), _folder(DemoOptions(folder=tmp_path / "file" / "demo")):
+        pass
 
 
 # -- counting

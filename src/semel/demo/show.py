@@ -27,7 +27,7 @@ from semel.demo.audit import Figures, count
 from semel.demo.hub import HubShow
 from semel.demo.options import RECEIVER, SENDER, DemoOptions
 from semel.demo.report import DemoResult
-from semel.errors import PeerUnavailable
+from semel.errors import ConfigError, PeerUnavailable
 from semel.stores import open_store
 from semel.testing.children import Child
 from semel.testing.faults import FaultProxy, Weather
@@ -71,7 +71,10 @@ async def _both(show: _Show, hub: HubShow | None, console: Console) -> DemoResul
 @contextmanager
 def _folder(options: DemoOptions) -> Iterator[Path]:
     if options.folder is not None:
-        options.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            options.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{options.folder} cannot be made: {error.strerror}", fix="name another folder") from None
         yield options.folder.resolve()
         return
     folder = Path(tempfile.mkdtemp(prefix="semel-demo-"))

@@ -23,6 +23,7 @@ import psycopg
 from psycopg import sql
 
 from semel.errors import StoreUnavailable
+from semel.stores.postgres_wire import redact
 
 START_TIMEOUT_S = 60.0
 ADMIN = "postgres"
@@ -150,7 +151,13 @@ class PrivatePostgres:
 def new_database(server_url: str) -> Iterator[str]:
     """An empty database on any server where the user of the URL may create one."""
     name = f"semel_test_{os.urandom(6).hex()}"
-    _run(server_url, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        _run(server_url, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    except psycopg.Error as error:
+        raise StoreUnavailable(
+            f"no database can be created at {redact(server_url)}: {redact(str(error)).strip()}",
+            fix="give the URL of a server that runs, with a user who may create databases",
+        ) from None
     try:
         yield urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
     finally:

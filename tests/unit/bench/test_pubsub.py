@@ -18,8 +18,9 @@ from semel.bench import pubsub, pubsub_load, pubsub_peers
 from semel.bench.pubsub import NATS, PARTS, PICOWS, POSTGRES, RABBITMQ, SQLITE, Goal, PubSubOptions, PubSubResult
 from semel.bench.pubsub_load import Marked, Publisher, Sized, Subscriber, Wire, drive, masked
 from semel.bench.pubsub_peers import Confirms, Mqtt, NotInstalled
-from semel.errors import PeerUnavailable
+from semel.errors import PeerUnavailable, StoreUnavailable
 from semel.runtime.transports.websocket import FrameReader
+from semel.testing.postgres import new_database
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -199,3 +200,10 @@ def test_goals_at_their_limits() -> None:
     assert not result.holds
     assert pubsub.tables(PubSubResult(200, 1000)) == []
     assert PubSubOptions().parts == PARTS
+
+
+@pytest.mark.parametrize("url", ["postgresql://ann:secret@127.0.0.1:1/x", "nonsense"])
+def test_a_server_that_is_not_there_is_no_fault_of_ours(url: str) -> None:
+    with pytest.raises(StoreUnavailable, match="no database can be created") as caught, new_database(url):
+        pass
+    assert "secret" not in str(caught.value)

@@ -299,3 +299,12 @@ def test_a_slow_hub_is_a_false_claim(semel: Semel, asked_pubsub: list[PubSubOpti
     assert ran.exit_code == 1
     assert "of the echo: 0.123, and not at least 0.35" in ran.err
     assert semel("bench", "pubsub", "--window", "1", "--json").error["code"] == "claim-false"
+
+
+def test_small_sizes_judge_nothing(
+    semel: Semel, asked_pubsub: list[PubSubOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PubSubOptions, "quick", lambda self: replace(self, window=1))
+    ran = semel("bench", "pubsub", "--quick")
+    assert ran.exit_code == 0
+    assert "nothing is judged" in ran.err
