@@ -87,6 +87,7 @@ def handler() -> Iterator[ThreadingHTTPServer]:
 class Served:
     connection_string: str
     ca: Path
+    log: Path
 
     @property
     def endpoint(self) -> str:
@@ -103,7 +104,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, handler: ThreadingHTTPServe
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
         assert (folder / "the.keys").exists()
-        yield Served(told["result"]["connection_string"], folder / "ca.pem")
+        yield Served(told["result"]["connection_string"], folder / "ca.pem", folder / "log")
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 
@@ -125,7 +126,7 @@ def _process(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
 
 class Commands:
     def __init__(self, served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
+        self._capsys, self._served = capsys, served
         self._trust = ("--ca", str(served.ca))
         self._tls = ssl.create_default_context(cafile=served.ca)
 
@@ -139,8 +140,18 @@ class Commands:
     @contextmanager
     def client(self, hub: str, user: str, *options: str) -> Iterator[ClientConnection]:
         url = self("token", "--hub", hub, "--user", user, "--role", "sendToGroup", *options)["url"]
-        with connect(url, subprotocols=[RELIABLE], open_timeout=30, close_timeout=5, ssl=self._tls) as client:
+        with self._connect(url) as client:
             yield client
+
+    def _connect(self, url: str) -> ClientConnection:
+        """This has failed before, about once in a hundred runs: then the server's own words are worth a lot."""
+        try:
+            return connect(
+                url, subprotocols=[RELIABLE], open_timeout=30, close_timeout=5, ssl=self._tls, proxy=None
+            )  # fmt: skip
+        except Exception as error:
+            error.add_note(f"the server says: {self._served.log.read_text() or 'nothing'}")
+            raise
 
 
 @pytest.fixture
