@@ -54,7 +54,7 @@ class Delivery:
         for subprotocol, attached in peers.items():
             self._hub.outgoing.say_all(attached, run.frames(subprotocol), run.count)
         for session in full:
-            self.check_backlog(session, now)
+            self.check_backlog(session, now, run.last)
 
     def _push_rest(self, session: Session, run: Run) -> None:
         """To one that has some of it already."""
@@ -93,11 +93,14 @@ class Delivery:
     def _not_expired(self, failure: Failure, now: float) -> None:
         self._hub.notify("hub-expire", why(failure))
 
-    def check_backlog(self, session: Session, now: float) -> None:
+    def check_backlog(self, session: Session, now: float, last: int | None = None) -> None:
+        """`last` is the last record that it was given, if those after it in one row with it are not told yet."""
         options = self._hub.options
         if session.queue_count <= options.backlog_count and session.queue_bytes <= options.backlog_bytes:
             return
         reason = f"{session.queue_count:,} messages are not acknowledged"
+        if last is not None:
+            session.end = max(last, session.opened)
         self._hub.notify("backlog", f"{session.id} is closed, {reason}")
         self._hub.tell(session, Disconnected(reason))
         self._hub.shut(session, CloseCode.POLICY, reason)

@@ -69,6 +69,10 @@ class Endings:
         for then in asked:
             then(failure)
 
+    def is_under_way(self, connection: str) -> bool:
+        session = self.sessions.get(connection)
+        return session is not None and self._ends[session].is_under_way
+
     def taken(self, connection: str) -> None:
         """The stream says that another node has it."""
         session = self.sessions.get(connection)

@@ -350,9 +350,9 @@ class Storm:
     """`faults`: how often the store does not do what it is asked, or does not say that it did. Every other storm reads
     few records at once, so that reading takes longer than what happens meanwhile."""
 
-    def __init__(self, seed: int, clients: int = 4, faults: float = 0.0) -> None:
+    def __init__(self, seed: int, clients: int = 4, faults: float = 0.0, options: HubOptions = OPTIONS) -> None:
         self.chance, self.faults = random.Random(seed), faults
-        self.options = replace(OPTIONS, read_rows=FEW_ROWS) if seed // 4 % 2 else OPTIONS
+        self.options = replace(options, read_rows=FEW_ROWS) if seed // 4 % 2 else options
         self.restless = 0.9 if seed // 8 % 2 else 0.3
         self.trouble: list[str] = []
         self.caller = Caller(self)
@@ -447,6 +447,13 @@ class Storm:
 
     def _something_happens(self) -> None:
         self.chance.choice(self.nodes).step(self.chance)
+
+    def wait(self, seconds: float) -> None:
+        """Nobody does anything."""
+        for _ in range(round(seconds / 3)):
+            self._quiet()
+            self._pass_time(3.0)
+        self._quiet()
 
     def _pass_time(self, seconds: float) -> None:
         self.nodes[0].pass_time(seconds)

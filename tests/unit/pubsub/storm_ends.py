@@ -4,13 +4,14 @@ which sessions end. Of each that has ended the ledger must tell all that was due
 from __future__ import annotations
 
 import msgspec
-from tests.unit.pubsub.storm import GROUPS, Caller, Node, Storm
+from tests.unit.pubsub.storm import GROUPS, OPTIONS, Caller, Node, Storm
 
 from semel.kernel.ledger import START, fold_ids
 from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ops import Append, RecordKind
 from semel.pubsub import records
 from semel.pubsub.frames import Subprotocol
+from semel.pubsub.hub import HubOptions
 from semel.pubsub.messages import CloseCode, GroupMessage, SequenceAck
 from semel.pubsub.permissions import Permissions
 from semel.pubsub.sockets import Open
@@ -50,10 +51,10 @@ class Host(Caller):
 
 
 class Ends(Storm):
-    def __init__(self, seed: int, clients: int = 4, faults: float = 0.0) -> None:
+    def __init__(self, seed: int, clients: int = 4, faults: float = 0.0, options: HubOptions = OPTIONS) -> None:
         self.begins: dict[str, tuple[int, list[str]]] = {}
         self.ends: dict[str, int] = {}
-        super().__init__(seed, clients, faults)
+        super().__init__(seed, clients, faults, options)
         self.caller = Host(self)
 
     def recorded(self, op: Append) -> None:

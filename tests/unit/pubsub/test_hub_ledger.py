@@ -222,18 +222,24 @@ def slow() -> SlowWorld:
     return made
 
 
-def left_behind(world: World, connection: str) -> tuple[int, int, int]:
-    """How many, their fold, and up to where anything was due to it."""
-    events = [entry.event for entry in world.store.ledger(START, 10_000)]
-    [event] = [event for event in events if event.kind is Kind.CANCELLED and event.peer == connection]
+def end_of(world: World, connection: str) -> int:
     found = world.store.read("hub/chat", None, 1000)
     if isinstance(found, Trimmed):
         found = world.store.read("hub/chat", replace(found.first, offset=found.first.offset - 1), 1000)
     assert isinstance(found, Records)
     [end] = [
-        r.envelope.headers[END] for r in found.records if r.kind is RecordKind.CLOSE and r.envelope.source == connection
+        record.envelope.headers[END]
+        for record in found.records
+        if record.kind is RecordKind.CLOSE and record.envelope.source == connection
     ]
-    return event.n, event.fold or 0, int(end)
+    return int(end)
+
+
+def left_behind(world: World, connection: str) -> tuple[int, int, int]:
+    """How many, their fold, and up to where anything was due to it."""
+    events = [entry.event for entry in world.store.ledger(START, 10_000)]
+    [event] = [event for event in events if event.kind is Kind.CANCELLED and event.peer == connection]
+    return event.n, event.fold or 0, end_of(world, connection)
 
 
 def test_a_session_that_is_closed_while_it_catches_up_leaves_behind_what_it_has_missed(slow: SlowWorld) -> None:
@@ -304,3 +310,14 @@ def test_a_session_that_begins_where_its_node_began_gets_all_that_comes_after() 
     world.publish(ALICE, "g", "m8", 8)
     two.go_on()
     assert two.bodies(BOB) == ["m6", "m7", "m8"]
+
+
+def test_what_stands_in_one_row_with_what_was_too_much_was_not_due_any_more() -> None:
+    """Messages to several groups come together, and the session ends at the first of them that is too much."""
+    world = World(HubOptions(backlog_count=2))
+    world.connect(ALICE)
+    world.connect(BOB, groups=("g", "h"))
+    world.send(ALICE, *(SendToGroup("gghghh"[number], text(f"m{number}"), number) for number in range(6)))
+    events = [entry.event for entry in world.store.ledger(START, 10_000) if entry.event.kind is Kind.DISCARDED]
+    assert [(event.n, event.fold) for event in events] == [(3, folded("alice#0", "alice#1", "alice#2"))]
+    assert end_of(world, BOB) == events[0].last
