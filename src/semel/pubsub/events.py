@@ -81,7 +81,8 @@ AGAIN_S = 1.0
 DEAD_KEEP_S = 24 * 3600.0
 FETCHES_MAX = 10
 EVENTS_MAX = 1_000
-"""How many may wait for one session."""
+EVENTS_BYTES_MAX = 16 * 1024 * 1024
+"""How many may wait for one session, and how much they may bring. One is always taken."""
 
 TOO_MANY = "too many events wait for their handlers"
 
@@ -97,6 +98,13 @@ class _Held:
     def connection(self) -> str:
         assert self.row.key is not None
         return self.row.key
+
+
+class _Open(NamedTuple):
+    """An event of a client that waits for its handler."""
+
+    ack_id: int | None
+    size: int
 
 
 class _End(NamedTuple):
@@ -119,7 +127,7 @@ class Events:
         self._repeated = LedgerEvent(Kind.DUPLICATE, f"client>{self.queue}")
         self._held: dict[str, _Held] = {}
         self._fetching: dict[str, _Held] = {}
-        self._open: dict[str, dict[str, int | None]] = {}
+        self._open: dict[str, dict[str, _Open]] = {}
         if handlers.handlers:
             self._timers.at(0.0, self._sweep)
 
@@ -184,10 +192,11 @@ class Events:
             self._give_up(event, session, NO_HANDLER, now)
             return
         mine = self._open.setdefault(session.id, {})
-        if len(mine) >= EVENTS_MAX:
+        size = len(request.data.body)
+        if len(mine) >= EVENTS_MAX or (mine and size + sum(each.size for each in mine.values()) > EVENTS_BYTES_MAX):
             self._give_up(event, session, TOO_MANY, now)
             return
-        mine[event.identity] = ack_id
+        mine[event.identity] = _Open(ack_id, size)
         if ack_id is not None:
             session.waiting[ack_id] = 0
         self._store(session, event, now)
@@ -333,7 +342,8 @@ class Events:
         if session is not None:
             event = msgspec.structs.replace(event, client=client_of(self._hub.hub, session))
             if event.ack_id is not None:
-                self._open.setdefault(held.connection, {})[event.identity] = event.ack_id
+                opened = _Open(event.ack_id, len(stored))
+                self._open.setdefault(held.connection, {}).setdefault(event.identity, opened)
                 session.waiting.setdefault(event.ack_id, 0)
         handler = event.handler(self._handlers)
         if handler is None:
@@ -416,7 +426,8 @@ class Events:
             return
         self._hub.notify("event-unreadable", f"{held.row.identity}: {cause}")
         end = _End(held, lambda now: self._finish_unreadable(held, cause, now))
-        ack_id = self._open.get(held.connection, {}).get(held.row.identity)
+        opened = self._open.get(held.connection, {}).get(held.row.identity)
+        ack_id = opened.ack_id if opened is not None else None
 
         def then(now: float) -> None:
             session = self._hub.roster.get(held.connection)
@@ -468,10 +479,10 @@ class Events:
     def _ended(self, connection: str, identity: str) -> int | None:
         """Returns its ackId, if it has one."""
         mine = self._open.get(connection, {})
-        ack_id = mine.pop(identity, None)
+        opened = mine.pop(identity, None)
         if not mine:
             self._open.pop(connection, None)
-        return ack_id
+        return opened.ack_id if opened is not None else None
 
     def _give_up(self, event: PendingEvent, session: Session | None, why: str, now: float) -> None:
         """Say so to the client, as far as it listens."""

@@ -345,8 +345,9 @@ def test_an_answer_that_the_store_refuses_is_kept_until_it_takes_it(scene: Scene
     assert session.state == "s1"
 
 
-def test_too_many_events_are_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events_module, "EVENTS_MAX", 3)
+@pytest.mark.parametrize(("name", "limit"), [("EVENTS_MAX", 3), ("EVENTS_BYTES_MAX", 3 * len("hi"))])
+def test_too_many_events_are_refused(scene: Scene, name: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_module, name, limit)
     for ack_id in range(4):
         scene.event(ack_id)
     assert acks(scene) == [(3, ErrorName.INTERNAL)]
