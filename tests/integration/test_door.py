@@ -285,6 +285,8 @@ async def test_a_service_that_fails_is_a_500(kind: str) -> None:
         ((KEY.encode(), b"short"), 400),
         ((b"GET", b"POST"), 400),
         ((b"Host: a\r\n", b""), 400),
+        ((b"Host: a\r\n", b"Host: a\r\nContent-Length: 8\r\n"), 400),
+        ((b"Host: a\r\n", b"Host: a\r\nTransfer-Encoding: chunked\r\n"), 400),
         ((b"/client/hubs/a", b"/other"), 200),  # not a place for WebSockets: an ordinary request
         ((b"WebSocket", b"h2c"), 200),
     ],

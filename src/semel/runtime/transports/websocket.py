@@ -215,8 +215,9 @@ def subprotocols(request: Request) -> tuple[str, ...]:
 
 
 def check_upgrade(request: Request) -> Response | None:
-    """What is wrong with a request for a WebSocket, if anything."""
-    if request.method != "GET" or request.body:
+    """What is wrong with a request for a WebSocket, if anything. What follows it is taken for frames, so a body that is
+    only announced is as wrong as one that is there: a proxy may count it."""
+    if request.method != "GET" or request.body or _announces_body(request):
         return _bad("a WebSocket begins with a GET without a body")
     if request.headers.get("sec-websocket-version") != "13":
         return Response(
@@ -229,6 +230,10 @@ def check_upgrade(request: Request) -> Response | None:
     if len(nonce) != 16:
         return _bad("Sec-WebSocket-Key must be 16 bytes in Base64")
     return None
+
+
+def _announces_body(request: Request) -> bool:
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
 
 
 def _bad(text: str) -> Response:
