@@ -110,13 +110,13 @@ class Delivery:
 
     def acknowledge(self, session: Session, offset: int, now: float) -> None:
         """Of what was never sent, nothing can have been received: who says so is not believed. But another node may
-        have had the session, and sent what has not come here yet: then it may come back when that is clear."""
+        have had the session, and sent it: the record that says so may stand after all that has been read here. Then it
+        may come back when that is clear."""
         if not session.is_reliable or offset <= session.acked:
             return
         if offset > session.sent:
             reason = f"{offset} is acknowledged, but {session.sent} is the last one sent"
-            is_clear = not self._hub.options.is_shared or offset <= self._hub.tail.offset
-            self._hub.shut(session, CloseCode.POLICY if is_clear else CloseCode.INTERNAL, reason)
+            self._hub.shut(session, CloseCode.INTERNAL if self._hub.options.is_shared else CloseCode.POLICY, reason)
             self._hub.sessions.drop(session, now)
         elif session.is_behind:
             session.early_ack = max(session.early_ack, offset)

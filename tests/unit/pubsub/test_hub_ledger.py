@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import pytest
 from msgspec.structs import replace
-from tests.unit.pubsub.world import HUB, World, text
+from tests.unit.pubsub.world import HUB, SlowWorld, World, text
 
 from semel.errors import StoreUnavailable
-from semel.kernel.effects import Read
-from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START, Kind, hash_id
 from semel.kernel.ops import RecordKind
 from semel.kernel.store import Records, Trimmed
@@ -192,24 +187,6 @@ def test_a_stay_is_remembered_until_the_ledger_has_its_deliveries(world: World) 
 
 
 # -- the end of a session: what was due to it and not acknowledged is told, and nothing else was due
-
-
-class SlowWorld(World):
-    """Reads wait in `reads`, if that is a list."""
-
-    reads: list[Callable[[], None]] | None = None
-
-    def read(self, seat: Seat, effect: Read) -> None:
-        read = partial(super().read, seat, effect)
-        if self.reads is None:
-            read()
-        else:
-            self.reads.append(read)
-
-    def go_on(self) -> None:
-        while self.reads:
-            self.reads.pop(0)()
-        self.reads = None
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.pubsub.world import World, text
+from tests.unit.pubsub.world import SlowWorld, World, text
 
 from semel.errors import StoreUnavailable
 from semel.kernel.effects import LoadAll
@@ -121,6 +121,31 @@ def test_what_was_acknowledged_is_not_sent_again(one: World, two: World) -> None
     one.pass_time(2)
     two.resume("new", ALICE)
     assert [body for body, _ in sequence(two.take("new"))] == ["second"]
+
+
+def test_what_another_node_has_sent_may_be_acknowledged_before_it_is_known_that_it_had_the_session() -> None:
+    """Its client has been there and is back already. Refused for good, it would lose what it has not received."""
+    one = SlowWorld(SHARED, "one")
+    two = World(SHARED, "two", beside=one)
+    one.connect("carol")
+    two.connect(ALICE, groups=("g",))
+    two.drop(ALICE)
+    one.reads = []
+    one.resume("here", ALICE)
+    one.publish("carol", "g", "hello", 1)
+    one.drop("here")
+    two.resume("there", ALICE)
+    [message] = [said for said in two.take("there") if isinstance(said, GroupMessage)]
+    assert message.sequence_id is not None
+    assert message.sequence_id <= one.hub.tail.offset
+    one.resume("back", ALICE)
+    one.ack("back", message.sequence_id)
+    [shut] = [said for said in one.take("back") if isinstance(said, Shut)]
+    assert shut.code is CloseCode.INTERNAL
+    one.go_on()
+    one.resume("back again", ALICE)
+    one.ack("back again", message.sequence_id)
+    assert not any(isinstance(said, Shut) for said in one.take("back again"))
 
 
 def test_the_ack_ids_of_a_session_go_with_it(one: World, two: World) -> None:

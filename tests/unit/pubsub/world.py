@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from semel.errors import SemelError
@@ -192,6 +192,24 @@ class World:
     def closed(self, seat: Seat, effect: Close) -> None:
         assert effect.reason == "reload"
         self.restart()
+
+
+class SlowWorld(World):
+    """Reads wait in `reads`, if that is a list."""
+
+    reads: list[Callable[[], None]] | None = None
+
+    def read(self, seat: Seat, effect: Read) -> None:
+        read = partial(super().read, seat, effect)
+        if self.reads is None:
+            read()
+        else:
+            self.reads.append(read)
+
+    def go_on(self) -> None:
+        while self.reads:
+            self.reads.pop(0)()
+        self.reads = None
 
 
 def frames_of(written: bytes) -> Iterator[bytes]:
