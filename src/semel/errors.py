@@ -27,6 +27,7 @@
     │   └── SessionGone         the peer no longer knows this session
     ├── PeerUnavailable         the other side does not answer
     ├── RequestInDoubt          it was sent and no answer came: nobody knows whether it was done
+    ├── StreamBroken            a client stream is over and not whole
     └── Suspended               delivery stopped after its retries; an operator may resume it
 
 Each error says in `fix` what to do next, in `fault` whose it is, and in `retryable` whether the same call may
@@ -209,6 +210,19 @@ class RequestInDoubt(SemelError):
     code = "request-in-doubt"
     fault = "remote"
     exit_code = EXIT_UNREACHABLE
+
+
+class StreamBroken(SemelError):
+    """`name` says why: a word of the server (`IdleTimeout`, `Forbidden`, `StreamNotFound`, `Cancelled`, or `UserError`
+    with the sender's `user_code`), or `SessionGone`, `PartsMissing`, `GroupLeft`, `Stopped`. `parts`: up to which part
+    the hub surely has it, or, for a receiver, up to which it came."""
+
+    code = "stream-broken"
+    fault = "remote"
+
+    def __init__(self, message: str, *, name: str, parts: int = 0, user_code: str | None = None, fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.name, self.parts, self.user_code = name, parts, user_code
 
 
 class Suspended(SemelError):

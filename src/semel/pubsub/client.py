@@ -5,13 +5,13 @@ Waiting ─► Opening ─► Proving ─► Ready      a socket; when it goes, 
 
 session     outlives its sockets: it is recovered until the server refuses or the time is up, and then it is lost
 requests    go out again under the same ackId until they are answered, on a live socket and on the next one
-a loss      ends the ackIds. Groups are joined again before anything else; a message with the application's own id
-            is sent again, because the hub knows it by that; what has none fails, and says that nobody knows
+a loss      ends the ackIds. Groups, their states and watches are restored before anything else; a message with the
+            application's own id is sent again, because the hub knows it by that; what has none fails, and says that
+            nobody knows. So do streams
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from heapq import heappop, heappush
@@ -32,13 +32,15 @@ from semel.errors import (
 from semel.pubsub.client_acks import Pending, Requests
 from semel.pubsub.client_calls import Invocation, Invocations
 from semel.pubsub.client_checks import check_request, with_id
-from semel.pubsub.client_errors import error_of, is_for_a_time, kept, not_sent, not_taken_in_time, unknown
+from semel.pubsub.client_errors import STOPPED, error_of, is_for_a_time, not_taken_in_time, unanswered, unknown
 from semel.pubsub.client_events import (
     Abandoned,
     Abort,
     Acked,
     Answered,
     Ask,
+    BeginStream,
+    Changing,
     ClientOptions,
     Closed,
     CloseSocket,
@@ -46,13 +48,17 @@ from semel.pubsub.client_events import (
     Deliver,
     Delivered,
     Effect,
+    EndStream,
     Event,
     Failed,
+    FlushStream,
     FrameReceived,
     GroupLost,
+    GroupStateLost,
     InOutbox,
     Interrupted,
     Keep,
+    KeepStream,
     Kept,
     MarkSent,
     Message,
@@ -72,10 +78,17 @@ from semel.pubsub.client_events import (
     State,
     Stop,
     Stopped,
+    StreamEvent,
+    StreamOver,
     Taken,
+    TellStates,
     Withdraw,
+    WritePart,
 )
+from semel.pubsub.client_handing import Handing
 from semel.pubsub.client_sequence import Arrivals
+from semel.pubsub.client_states import GroupStates
+from semel.pubsub.client_streams import Streams
 from semel.pubsub.frames import RELIABLE, Codec, Frame, codec_for
 from semel.pubsub.frames_simple import SimpleCodec
 from semel.pubsub.messages import (
@@ -85,6 +98,9 @@ from semel.pubsub.messages import (
     Disconnected,
     ErrorName,
     GroupMessage,
+    GroupStateItem,
+    GroupStateSnapshot,
+    GroupStateUpdate,
     Invoke,
     InvokeResponse,
     JoinGroup,
@@ -95,10 +111,11 @@ from semel.pubsub.messages import (
     SendToGroup,
     SequenceAck,
     ServerMessage,
+    StreamAck,
+    StreamClosed,
+    StreamNack,
+    SubscribeGroupState,
 )
-
-OVERFLOW, ROOM_AGAIN = 2.0, 0.5
-"""How full the inbox is when no more is taken, and when it is again."""
 
 STABLE_S = 2.0
 """A socket that has lived for so long was not part of the trouble before it."""
@@ -118,15 +135,6 @@ class _Session(msgspec.Struct):
     user: str | None
 
 
-class _Handed(msgspec.Struct, frozen=True, gc=False):
-    """A message that the application has not had yet. `arrivals` are those of the session in which it came."""
-
-    number: int
-    arrivals: Arrivals | None
-    sequence_id: int
-    size: int
-
-
 class Client:
     """`chance` gives a number in [0, 1). `kept` is what the outbox holds from before."""
 
@@ -140,13 +148,13 @@ class Client:
         self._chance, self._kept = chance, tuple(kept)
         self._requests = Requests(options, codec)
         self._invocations = Invocations(codec)
+        self._streams = Streams(options, codec, chance, self._send, self._settle, self._stream_over)
+        self.states = GroupStates(self._settle, self._tell_states)
         self._arrivals = self._new_arrivals()
-        self._handed: deque[_Handed] = deque()
-        self._handed_count = self._handed_bytes = 0
-        self._overflowed = False
+        self._handing = Handing(options)
         self._session: _Session | None = None
         self._goodbye = ""
-        self._rejoining: set[str] = set()
+        self._restoring: set[tuple[type, str]] = set()
         self._socket = 0
         self._was_online = False
         self._since: float | None = None
@@ -178,6 +186,8 @@ class Client:
                     self._hear(frame, now)
             case Ask():
                 self._ask(event, now)
+            case BeginStream() | WritePart() | FlushStream() | EndStream() | KeepStream():
+                self._ask_stream(event, now)
             case Delivered(number=number):
                 self._delivered(number, now)
             case Opened(socket=socket, subprotocol=subprotocol):
@@ -212,18 +222,17 @@ class Client:
     @property
     def undelivered(self) -> int:
         """How many messages the application has not had yet."""
-        return len(self._handed)
+        return len(self._handing)
 
     @property
     def is_reading(self) -> bool:
         """Whether a driver should go on reading. The application may have enough for now; but as long as anybody waits
         for an answer it is read on, because that may be the application itself."""
-        is_asked = bool(len(self._requests) or len(self._invocations))
-        return self.phase is not Phase.READY or is_asked or self._fullness() < 1
+        return self.phase is not Phase.READY or self._is_asked() or self._handing.fullness < 1
 
-    def _fullness(self) -> float:
-        options = self.options
-        return max(len(self._handed) / options.inbox_max, self._handed_bytes / options.inbox_bytes_max)
+    def _is_asked(self) -> bool:
+        """Whether an answer is awaited from the server."""
+        return any(len(part) for part in (self._requests, self._invocations, self._streams, self.states))
 
     def next_deadline(self) -> float | None:
         times = [self._timeouts[0][0]] if self._timeouts else []
@@ -231,9 +240,8 @@ class Client:
             times.append(self._stop_at)
         if self.phase is Phase.READY:
             times.append(min(self._heard_at + self.options.dead_s, self._ping_at()))
-            times.extend(
-                at for at in (self._requests.next_deadline(), self._arrivals.next_deadline()) if at is not None
-            )
+            parts = (self._requests, self._streams, self._arrivals)
+            times.extend(at for part in parts if (at := part.next_deadline()) is not None)
         else:
             times.append(self._next_at)
         return min(times) if self.phase is not Phase.STOPPED else None
@@ -263,18 +271,19 @@ class Client:
     def _pump(self, now: float) -> None:
         """All that may go out now, in one go."""
         self._send_requests(self._requests.overdue(now), now)
-        self._send_requests(self._requests.fill(now, rejoins_only=bool(self._rejoining)), now)
-        if not self._rejoining:
+        self._send_requests(self._requests.fill(now, restores_only=bool(self._restoring)), now)
+        if not self._restoring:
             for frame in self._invocations.fill():
                 self._send(frame)
+            self._streams.fill(now)
         self._acknowledge(self._arrivals.due(now))
 
     def _waits(self, token: int) -> bool:
-        return self._requests.by_token(token) is not None or self._invocations.by_token(token) is not None
+        is_asked = self._requests.by_token(token) is not None or self._invocations.by_token(token) is not None
+        return is_asked or self._streams.is_token(token) or self.states.is_token(token)
 
     def _is_idle(self) -> bool:
-        is_delivered = not self._handed or not self._stop_delivers
-        return not len(self._requests) and not len(self._invocations) and is_delivered
+        return not self._is_asked() and (not len(self._handing) or not self._stop_delivers)
 
     def _notify(self, state: State) -> None:
         self._effects.append(Notify(state))
@@ -344,7 +353,7 @@ class Client:
             self._try_again(error, now)
 
     def _leave_socket(self, now: float) -> None:
-        self._overflowed = False
+        self._handing.leave_socket()
         if self.phase is Phase.READY and now - self._ready_at >= STABLE_S:
             self._since, self._attempt = None, 0
         self.phase = Phase.WAITING
@@ -401,17 +410,18 @@ class Client:
         self._be_ready(now)
         self._since = None
         self._drop_the_unrepeatable(now)
-        self._rejoining = set(self.groups)
-        self._requests.add_first(Pending(None, JoinGroup(group), is_rejoin=True) for group in self.groups)
+        restored = [*(JoinGroup(group) for group in self.groups), *self.states.restored()]
+        self._restoring = {(type(request), request.group) for request in restored}
+        self._requests.add_first(Pending(None, request, restores=True) for request in restored)
         self._announce()
 
-    def _rejoined(self, group: str) -> None:
-        self._rejoining.discard(group)
+    def _restored(self, request: Changing) -> None:
+        self._restoring.discard((type(request), request.group))
         self._announce()
 
     def _announce(self) -> None:
-        """The application hears of the session when it is in all its groups."""
-        if not self._rejoining and self._session is not None:
+        """The application hears of the session when it is all that the one before it was."""
+        if not self._restoring and self._session is not None:
             self._notify(Online(self._session.connection_id, self._session.user))
 
     def _be_ready(self, now: float) -> None:
@@ -423,6 +433,7 @@ class Client:
         self._be_ready(now)
         self._notify(Recovered(self._session.connection_id))
         self._send_requests(self._requests.begin_socket(now), now)
+        self._streams.begin_socket()
 
     def _lose_session(self, reason: str, now: float) -> None:
         assert self._session is not None
@@ -431,6 +442,7 @@ class Client:
         self._session = None
         self._arrivals = self._new_arrivals()
         self._requests.lose_session()
+        self._streams.lose_session(error)
         self._drop_the_unrepeatable(now)
         for invocation in self._invocations:
             if invocation.is_sent:
@@ -498,6 +510,11 @@ class Client:
                 invocation = self._invocations.find(id)
                 if invocation is not None:
                     self._answered(invocation, told)
+            case StreamAck() | StreamNack() | StreamClosed():
+                if self._streams.hear(told, now):
+                    self._calm_down()
+            case GroupStateSnapshot() | GroupStateUpdate():
+                self.states.hear(told)
             case Disconnected(reason=reason):
                 self._goodbye = reason
                 self._notify(told)
@@ -505,10 +522,7 @@ class Client:
     # -- messages
 
     def _deliver(self, message: Message, size: int, now: float) -> None:
-        """When the inbox is twice as full as it should be, what comes is not taken: the server is asked for it again
-        when there is room."""
-        self._overflowed = self._overflowed or self._fullness() >= OVERFLOW
-        if self._overflowed:
+        if self._handing.overflows():
             return
         sequence_id, arrivals = message.sequence_id or 0, None
         if sequence_id:
@@ -516,18 +530,11 @@ class Client:
             if not arrivals.arrive(sequence_id, size, now):
                 return
             self._calm_down()
-        self._handed_count += 1
-        self._handed_bytes += size
-        self._handed.append(_Handed(self._handed_count, arrivals, sequence_id, size))
-        self._effects.append(Deliver(self._handed_count, message))
+        self._effects.append(Deliver(self._handing.add(sequence_id, size, arrivals), message))
 
     def _delivered(self, number: int, now: float) -> None:
-        while self._handed and self._handed[0].number <= number:
-            handed = self._handed.popleft()
-            self._handed_bytes -= handed.size
-            if handed.arrivals is not None:
-                handed.arrivals.deliver(handed.sequence_id, handed.size, now)
-        if self._overflowed and self._fullness() <= ROOM_AGAIN and self.phase is Phase.READY:
+        self._handing.delivered(number, now)
+        if self._handing.can_make_up and self.phase is Phase.READY:
             self._hang_up(LimitExceeded("more messages came than the application takes", fix="raise inbox_max"), now)
 
     def _acknowledge(self, sequence_id: int | None) -> None:
@@ -561,9 +568,12 @@ class Client:
         if timeout_s is not None:
             heappush(self._timeouts, (now + timeout_s, token))
 
-    def _check(self, asked: Ask) -> None:
+    def _check_running(self) -> None:
         if self._stop_at is not None or self.phase is Phase.STOPPED:
             raise LocalProtocolError("the client is stopped", fix="ask before it is stopped")
+
+    def _check(self, asked: Ask) -> None:
+        self._check_running()
         if not self.room:
             raise LimitExceeded(
                 f"{len(self._requests) + len(self._invocations):,} requests are waiting",
@@ -590,6 +600,28 @@ class Client:
             self._time_out(asked.token, asked.timeout_s, now)
         return True
 
+    def _ask_stream(self, asked: StreamEvent, now: float) -> None:
+        """What was begun may still be ended when no more is begun."""
+        if isinstance(asked, KeepStream):
+            if self.phase is Phase.READY:
+                self._streams.ask(asked)
+            return
+        try:
+            if isinstance(asked, BeginStream | WritePart):
+                self._check_running()
+        except SemelError as error:
+            self._settle(asked.token, Failed(error))
+            return
+        self._streams.ask(asked)
+        if asked.token is not None:
+            self._time_out(asked.token, asked.timeout_s, now)
+
+    def _stream_over(self, id: str, error: SemelError | None) -> None:
+        self._effects.append(StreamOver(id, error))
+
+    def _tell_states(self, group: str, changed: tuple[GroupStateItem, ...]) -> None:
+        self._effects.append(TellStates(group, changed))
+
     def _send_requests(self, pendings: Sequence[Pending], now: float) -> None:
         """What the outbox holds as never sent is marked first."""
         marked = []
@@ -601,6 +633,7 @@ class Client:
         if marked:
             self._effects.append(MarkSent(tuple(marked), now))
         for pending in pendings:
+            self.states.sent(pending.request)
             self._send(pending.frame)
 
     def _send(self, frame: Frame) -> None:
@@ -619,16 +652,23 @@ class Client:
         told = error_of(error)
         half_done = isinstance(pending.request, SendEvent) and is_for_a_time(error)
         self._fail(pending, told, maybe_taken=pending.in_doubt or half_done)
-        if pending.is_rejoin and isinstance(pending.request, JoinGroup):
-            self.groups.pop(pending.request.group, None)
-            self._notify(GroupLost(pending.request.group, told))
-            self._rejoined(pending.request.group)
+        self.states.refused(pending.request, told, restores=pending.restores)
+        if pending.restores and isinstance(pending.request, Changing):
+            self._not_restored(pending.request, told)
+
+    def _not_restored(self, request: Changing, error: SemelError) -> None:
+        if isinstance(request, JoinGroup):
+            self.groups.pop(request.group, None)
+            self._notify(GroupLost(request.group, error))
+        else:
+            self._notify(GroupStateLost(request.group, error, isinstance(request, SubscribeGroupState)))
+        self._restored(request)
 
     def _may_repeat(self, pending: Pending) -> bool:
         """What an event's handler has done before it failed is not undone, so the caller decides about that."""
         if isinstance(pending.request, SendEvent):
             return False
-        is_ours = pending.is_rejoin or pending.entry is not None
+        is_ours = pending.restores or pending.entry is not None
         return is_ours or pending.refusals <= self.options.refusals_max
 
     def _taken(self, pending: Pending, *, is_duplicate: bool) -> None:
@@ -638,11 +678,15 @@ class Client:
         match pending.request:
             case JoinGroup(group=group):
                 self.groups[group] = None
-                if pending.is_rejoin:
-                    self._rejoined(group)
             case LeaveGroup(group=group):
                 self.groups.pop(group, None)
-        self._settle(pending.token, Taken(is_duplicate))
+        self.states.taken(pending.request)
+        if pending.restores and isinstance(pending.request, Changing):
+            self._restored(pending.request)
+        if isinstance(pending.request, SubscribeGroupState):
+            self.states.watched(pending.token, pending.request.group)
+        else:
+            self._settle(pending.token, Taken(is_duplicate))
 
     def _answered(self, invocation: Invocation, told: InvokeResponse) -> None:
         self._calm_down()
@@ -667,9 +711,16 @@ class Client:
             if was_sent and self.phase is Phase.READY:
                 self._send(self._invocations.cancel(invocation))
         else:
+            self._give_up_other(token, error)
             return
         maybe_taken = was_sent or (pending is not None and pending.entry is not None)
         self._settle(token, Failed(error or not_taken_in_time(maybe_taken), maybe_taken))
+
+    def _give_up_other(self, token: int, error: SemelError | None) -> None:
+        if self._streams.is_token(token):
+            self._streams.give_up(token, error)
+        elif self.states.is_token(token):
+            self.states.give_up(token, error or not_taken_in_time(was_sent=True))
 
     # -- the outbox
 
@@ -710,25 +761,13 @@ class Client:
         if self.phase in (Phase.OPENING, Phase.PROVING, Phase.READY):
             self._effects.append(CloseSocket(self._socket, CloseCode.NORMAL))
         self.phase = Phase.STOPPED
+        cause = error or STOPPED
         for pending in list(self._requests):
             self._requests.remove(pending)
-            self._settle(pending.token, _unfinished(error, pending))
+            self._settle(pending.token, pending.unfinished(cause))
         for invocation in self._invocations:
             self._invocations.remove(invocation)
-            self._settle(invocation.token, _unanswered(error, invocation.is_sent))
+            self._settle(invocation.token, unanswered(cause, invocation.is_sent))
+        self._streams.finish(cause)
+        self.states.finish(unknown(cause))
         self._notify(Stopped(error))
-
-
-def _unfinished(error: SemelError | None, pending: Pending) -> Failed:
-    if pending.entry is None:
-        return _unanswered(error, pending.sent_at is not None)
-    cause = error or _STOPPED
-    return Failed(kept(cause) if pending.is_kept else unknown(cause), maybe_taken=True)
-
-
-def _unanswered(error: SemelError | None, was_sent: bool) -> Failed:
-    cause = error or _STOPPED
-    return Failed(unknown(cause) if was_sent else not_sent(cause), maybe_taken=was_sent)
-
-
-_STOPPED = LocalProtocolError("the client was stopped")

@@ -11,17 +11,20 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from semel.errors import SemelError
 from semel.kernel.resend import GaveUp, Resend, ResendPolicy, Transmit
 from semel.kernel.retry import RetryPolicy
-from semel.pubsub.client_events import Acked, ClientOptions, OutboxEntry
+from semel.pubsub.client_errors import kept, unanswered, unknown
+from semel.pubsub.client_events import Acked, Changing, ClientOptions, Failed, OutboxEntry
 from semel.pubsub.frames import Codec, Frame
-from semel.pubsub.messages import JoinGroup, LeaveGroup, SendToGroup
+from semel.pubsub.messages import SendToGroup
 from semel.pubsub.records import MESSAGE_ID
 
 
 class Pending(msgspec.Struct, eq=False):
     """A request without an answer. `token` None: nobody waits for it. `frame` is what goes out, the same each time, and
-    `size` what it may have in bytes. `until_kept`: whoever waits does so until it is in the outbox.
+    `size` what it may have in bytes. `until_kept`: whoever waits does so until it is in the outbox. `restores`: it
+    brings back in a new session what the one before it had.
 
     `sent_at`: when it went out first, in whatever session. `in_doubt`: in one that was lost before the answer came.
     """
@@ -33,7 +36,7 @@ class Pending(msgspec.Struct, eq=False):
     is_kept: bool = True
     until_kept: bool = False
     size: int = 0
-    is_rejoin: bool = False
+    restores: bool = False
     refusals: int = 0
     sent_at: float | None = None
     in_doubt: bool = False
@@ -43,10 +46,16 @@ class Pending(msgspec.Struct, eq=False):
     def is_repeatable(self, first_remembered: float) -> bool:
         """Whether it may be sent again in another session, when nobody knows what became of it in this one. The hub
         knows the ids of what came since `first_remembered`."""
-        if self.at_least_once or isinstance(self.request, JoinGroup | LeaveGroup):
+        if self.at_least_once or isinstance(self.request, Changing):
             return True
         has_id = isinstance(self.request, SendToGroup) and MESSAGE_ID in (self.request.metadata or {})
         return has_id and (self.sent_at is None or self.sent_at > first_remembered)
+
+    def unfinished(self, cause: SemelError) -> Failed:
+        """What became of it when the client ends."""
+        if self.entry is None:
+            return unanswered(cause, self.sent_at is not None)
+        return Failed(kept(cause) if self.is_kept else unknown(cause), maybe_taken=True)
 
 
 class Requests:
@@ -93,21 +102,21 @@ class Requests:
 
     # -- going out
 
-    def fill(self, now: float, *, rejoins_only: bool) -> list[Pending]:
+    def fill(self, now: float, *, restores_only: bool) -> list[Pending]:
         """What goes out for the first time now. One that has to wait holds back those behind it."""
         found: list[Pending] = []
-        while self._queue and self._flights.room and self._may_go(self._queue[0], rejoins_only):
+        while self._queue and self._flights.room and self._may_go(self._queue[0], restores_only):
             pending = self._queue.popleft()
             self._number(pending, now)
             found.extend(_items(self._flights.offer(str(pending.ack_id), pending, now)))
         return found
 
-    def _may_go(self, pending: Pending, rejoins_only: bool) -> bool:
-        """A group is joined or left only after the last change has been answered: which of two that are under way the
-        server takes first, nobody knows."""
-        if not pending.is_kept or (rejoins_only and not pending.is_rejoin):
+    def _may_go(self, pending: Pending, restores_only: bool) -> bool:
+        """How a session stands to a group is changed only after the last change has been answered: which of two that
+        are under way the server takes first, nobody knows."""
+        if not pending.is_kept or (restores_only and not pending.restores):
             return False
-        return not isinstance(pending.request, JoinGroup | LeaveGroup) or pending.request.group not in self._changing
+        return not isinstance(pending.request, Changing) or pending.request.group not in self._changing
 
     def _number(self, pending: Pending, now: float) -> None:
         self._last_ack_id += 1
@@ -116,7 +125,7 @@ class Requests:
         pending.ack_id = self._last_ack_id
         pending.frame = self._codec.encode_request(msgspec.structs.replace(pending.request, ack_id=pending.ack_id))
         self._by_ack_id[pending.ack_id] = pending
-        if isinstance(pending.request, JoinGroup | LeaveGroup):
+        if isinstance(pending.request, Changing):
             self._changing.add(pending.request.group)
 
     def begin_socket(self, now: float) -> list[Pending]:
@@ -150,7 +159,7 @@ class Requests:
         else:
             del self._by_ack_id[pending.ack_id]
             self._flights.confirm_all([str(pending.ack_id)])
-            if isinstance(pending.request, JoinGroup | LeaveGroup):
+            if isinstance(pending.request, Changing):
                 self._changing.discard(pending.request.group)
         if pending.token is not None:
             del self._tokens[pending.token]
@@ -169,10 +178,10 @@ class Requests:
             pending.token = None
 
     def lose_session(self) -> None:
-        """Those that were sent and not answered are put back to the front, without their ackIds. Groups to be joined
-        again are for the next session to name."""
-        sent = [pending for pending in self._by_ack_id.values() if not pending.is_rejoin]
-        self._queue = deque(pending for pending in self._queue if not pending.is_rejoin)
+        """Those that were sent and not answered are put back to the front, without their ackIds. What is to be
+        restored is for the next session to name."""
+        sent = [pending for pending in self._by_ack_id.values() if not pending.restores]
+        self._queue = deque(pending for pending in self._queue if not pending.restores)
         self._begin_session()
         for pending in sent:
             pending.ack_id, pending.refusals, pending.in_doubt = None, 0, True

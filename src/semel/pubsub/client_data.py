@@ -9,6 +9,7 @@ protobuf   bytes of a serialized google.protobuf.Any
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,7 @@ import msgspec
 
 from semel.errors import InputError
 from semel.pubsub import client_events
-from semel.pubsub.messages import Data, DataType, GroupMessage, Metadata, StreamPart
+from semel.pubsub.messages import Data, DataType, GroupMessage, GroupStateItem, Metadata, StreamPart
 from semel.pubsub.records import MESSAGE_ID
 
 
@@ -108,3 +109,13 @@ def message_of(told: client_events.Message) -> Message:
     if isinstance(told, GroupMessage):
         return Message(told.data, told.group, told.from_user, told.sequence_id, told.metadata, told.stream)
     return Message(told.data, sequence_id=told.sequence_id, metadata=told.metadata)
+
+
+@dataclass(frozen=True)
+class GroupStateChange:
+    """What has changed in a group that is watched: items of `changed` without a state were taken back. `states` is all
+    there is now, by connection id."""
+
+    group: str
+    changed: tuple[GroupStateItem, ...]
+    states: Mapping[str, GroupStateItem]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from semel.errors import (
     Forbidden,
     InputError,
+    LocalProtocolError,
     PeerUnavailable,
     RemoteProtocolError,
     RequestInDoubt,
     SemelError,
+    StreamBroken,
 )
+from semel.pubsub.client_events import Failed
 from semel.pubsub.messages import ErrorName, Fault
 
 _FOR_A_TIME = frozenset({ErrorName.INTERNAL, ErrorName.TIMEOUT, ErrorName.TRANSIENT})
@@ -54,3 +57,39 @@ def not_taken_in_time(was_sent: bool) -> SemelError:
             fix="ask again only if doing it twice does no harm, or with the same id",
         )
     return PeerUnavailable("it could not be sent in time", fix="ask again when there is a connection")
+
+
+STOPPED = LocalProtocolError("the client was stopped")
+
+
+def unanswered(cause: SemelError, was_sent: bool) -> Failed:
+    return Failed(unknown(cause) if was_sent else not_sent(cause), maybe_taken=was_sent)
+
+
+# -- streams
+
+_FIXES = {
+    ErrorName.IDLE_TIMEOUT: "write sooner, keep it alive in between, or allow it a longer idle timeout",
+    ErrorName.FORBIDDEN: "ask for a token with the role that this needs",
+    ErrorName.USER: "its sender has ended it, and knows why",
+}
+
+
+def broken(fault: Fault, parts: int) -> StreamBroken:
+    """A stream that is over and not whole, for whichever end."""
+    text = f"{fault.name}: {fault.message}" if fault.message else fault.name
+    fix = _FIXES.get(fault.name, "begin another stream")  # type: ignore[call-overload]
+    return StreamBroken(
+        f"the stream broke after part {parts}: {text}", name=fault.name, parts=parts, user_code=fault.user_code, fix=fix
+    )
+
+
+def session_lost(cause: SemelError, parts: int) -> StreamBroken:
+    return broken(Fault("SessionGone", cause.message), parts)
+
+
+def end_in_doubt(reason: str) -> SemelError:
+    return RequestInDoubt(
+        f"all parts are published, but it is not known whether the stream has ended well: {reason}",
+        fix="let receivers know by the last part that it is the last",
+    )

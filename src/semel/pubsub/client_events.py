@@ -19,16 +19,25 @@ from semel.pubsub.frames import Frame, Subprotocol
 from semel.pubsub.messages import (
     Data,
     Disconnected,
+    Fault,
     GroupMessage,
+    GroupStateItem,
     Invoke,
     JoinGroup,
     LeaveGroup,
     SendEvent,
     SendToGroup,
     ServerMessage,
+    SetGroupState,
+    StartStream,
+    SubscribeGroupState,
+    UnsubscribeGroupState,
 )
 
-Acked = JoinGroup | LeaveGroup | SendToGroup | SendEvent
+Changing = JoinGroup | LeaveGroup | SetGroupState | SubscribeGroupState | UnsubscribeGroupState
+"""What changes how a session stands to a group. Done twice it does no harm, and a new session does it anew."""
+
+Acked = Changing | SendToGroup | SendEvent
 """What is answered with an ack."""
 
 Message = GroupMessage | ServerMessage
@@ -40,6 +49,9 @@ class ClientOptions:
     little more; with a window of 1 they are taken in the order in which they were asked, also when the server refuses
     some for a time. `inbox_max` messages of `inbox_bytes_max` may wait for the application, see `Client.is_reading`.
 
+    `stream_window` parts of a stream, of `stream_bytes_max` or little more, may be without an acknowledgement; who
+    writes more waits.
+
     `connect_for_s`: how long the first connection is tried for; `recover_for_s`: how long a session that has lost its
     socket; `reconnect_for_s`: how long a new session after one was lost. None is for ever, 0 not at all. `id_memory_s`:
     how long the hub surely remembers the ids of messages.
@@ -49,6 +61,8 @@ class ClientOptions:
     window: int = 256
     queue_max: int = 10_000
     queue_bytes_max: int = 64 * 1024 * 1024
+    stream_window: int = 256
+    stream_bytes_max: int = 4 * 1024 * 1024
     inbox_max: int = 1000
     inbox_bytes_max: int = 16 * 1024 * 1024
     ack_timeout_s: float = 5.0
@@ -74,6 +88,8 @@ class ClientOptions:
             raise ConfigError(
                 f"a window of {self.window} and a queue of {self.queue_max} let nothing pass", fix="use a window from 1"
             )
+        if self.stream_window < 1 or self.stream_bytes_max < 1:
+            raise ConfigError("a stream without room lets nothing pass", fix="use limits from 1")
         if self.inbox_max < 1 or self.inbox_bytes_max < 1 or self.queue_bytes_max < 1:
             raise ConfigError("an inbox or a queue without room lets nothing pass", fix="use limits from 1")
         if not 0 < self.ack_timeout_s <= self.ack_timeout_max_s:
@@ -134,8 +150,53 @@ class Ask(msgspec.Struct, frozen=True):
     timeout_s: float | None = None
 
 
+class BeginStream(msgspec.Struct, frozen=True):
+    """Settled when the server has begun it. The id is the caller's, and no other open stream has it."""
+
+    token: int
+    request: StartStream
+    timeout_s: float | None = None
+
+
+class WritePart(msgspec.Struct, frozen=True):
+    """Settled as soon as there is room for it: it is then sent until the server has it, or the stream is over."""
+
+    token: int
+    stream_id: str
+    data: Data
+    timeout_s: float | None = None
+
+
+class FlushStream(msgspec.Struct, frozen=True):
+    """Settled when the server has all parts that there was room for until now."""
+
+    token: int
+    stream_id: str
+    timeout_s: float | None = None
+
+
+class EndStream(msgspec.Struct, frozen=True):
+    """Settled when the server has ended it. `error`: what receivers hear instead of a good end; parts that are not
+    acknowledged yet are then dropped. `token` None: nobody waits."""
+
+    token: int | None
+    stream_id: str
+    error: Fault | None = None
+    timeout_s: float | None = None
+
+
+class KeepStream(msgspec.Struct, frozen=True):
+    """It is not idle. Without a socket there is nothing to say, because it does not count as idle then."""
+
+    stream_id: str
+
+
+StreamEvent = BeginStream | WritePart | FlushStream | EndStream | KeepStream
+
+
 class Withdraw(msgspec.Struct, frozen=True):
-    """Nobody waits for this any more. An invocation is cancelled at the server."""
+    """Nobody waits for this any more. An invocation is cancelled at the server, and so is a stream that is only being
+    begun; a part for which there was no room yet is not sent."""
 
     token: int
 
@@ -201,7 +262,20 @@ class NotKept(msgspec.Struct, frozen=True):
     error: SemelError
 
 
-Event = Ask | Withdraw | Stop | Abort | Delivered | Opened | OpenFailed | FrameReceived | Closed | Kept | NotKept
+Event = (
+    Ask
+    | StreamEvent
+    | Withdraw
+    | Stop
+    | Abort
+    | Delivered
+    | Opened
+    | OpenFailed
+    | FrameReceived
+    | Closed
+    | Kept
+    | NotKept
+)
 
 
 # -- what became of a request
@@ -235,7 +309,7 @@ Result = Taken | InOutbox | Answered | Failed
 
 
 class Online(msgspec.Struct, frozen=True):
-    """There is a new session, and it is in all groups that the one before it was in."""
+    """There is a new session, and it is in all groups that the one before it was in, with its states and watches."""
 
     connection_id: str
     user_id: str | None
@@ -267,6 +341,14 @@ class GroupLost(msgspec.Struct, frozen=True):
     error: SemelError
 
 
+class GroupStateLost(msgspec.Struct, frozen=True):
+    """The new session may not do in a group what the one before it did: watch it, or say what it said there."""
+
+    group: str
+    error: SemelError
+    is_watch: bool
+
+
 class Abandoned(msgspec.Struct, frozen=True):
     """A message out of the outbox is not sent any more, and nobody waits to hear it: the server refuses it, or it is so
     old that the hub may have taken and forgotten it. `maybe_taken` as in `Failed`."""
@@ -282,7 +364,7 @@ class Stopped(msgspec.Struct, frozen=True):
     error: SemelError | None
 
 
-State = Online | Interrupted | Recovered | SessionLost | GroupLost | Abandoned | Stopped | Disconnected
+State = Online | Interrupted | Recovered | SessionLost | GroupLost | GroupStateLost | Abandoned | Stopped | Disconnected
 
 
 # -- what the driver is to do
@@ -331,6 +413,20 @@ class Notify(msgspec.Struct, frozen=True):
     state: State
 
 
+class StreamOver(msgspec.Struct, frozen=True):
+    """Nothing more is to be said of this stream. `error` None: it ended as asked."""
+
+    stream_id: str
+    error: SemelError | None = None
+
+
+class TellStates(msgspec.Struct, frozen=True):
+    """What has changed in a group that is watched. An item without a state was taken back."""
+
+    group: str
+    changed: tuple[GroupStateItem, ...]
+
+
 class Keep(msgspec.Struct, frozen=True):
     """Put this into the outbox, then say `Kept` or `NotKept`. What was asked first is kept first."""
 
@@ -350,4 +446,6 @@ class Remove(msgspec.Struct, frozen=True):
     id: str
 
 
-Effect = Connect | SendFrame | CloseSocket | Deliver | Settle | Notify | Keep | MarkSent | Remove
+Effect = (
+    Connect | SendFrame | CloseSocket | Deliver | Settle | Notify | StreamOver | TellStates | Keep | MarkSent | Remove
+)

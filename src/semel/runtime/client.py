@@ -3,31 +3,27 @@
 It does not leave exactly-once to chance. A request goes out again under the same ackId until it is answered, on a live
 connection and on the next one; a connection that breaks is mended under the same session for as long as a minute;
 messages are handed on once, one after the other, and acknowledged when they have been handled; a message with an id of
-its own is taken once even if the session is lost, and one in an outbox even if this process dies.
+its own is taken once even if the session is lost, and one in an outbox even if this process dies. Streams go on over
+broken connections, and group states are told again after them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import ssl
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 from uuid import uuid4
 
-from semel.errors import HandlerError, InputError, LocalProtocolError, SemelError
+from semel.errors import InputError, LocalProtocolError
 from semel.kernel.store import Store
-from semel.pubsub import client_events
-from semel.pubsub.client_data import Message, data_of, message_of, value_of
+from semel.pubsub.client_data import Message, data_of, value_of
 from semel.pubsub.client_events import (
-    Abort,
     Acked,
     Answered,
     ClientOptions,
-    Delivered,
     Failed,
     InOutbox,
     Online,
@@ -35,21 +31,38 @@ from semel.pubsub.client_events import (
     OutboxEntry,
     Recovered,
     Result,
+    SessionLost,
     State,
     Stop,
     Taken,
 )
-from semel.pubsub.messages import Invoke, JoinGroup, LeaveGroup, Metadata, SendEvent, SendToGroup
+from semel.pubsub.messages import (
+    GroupStateItem,
+    Invoke,
+    JoinGroup,
+    LeaveGroup,
+    Metadata,
+    SendEvent,
+    SendToGroup,
+    SetGroupState,
+    StartStream,
+    SubscribeGroupState,
+    UnsubscribeGroupState,
+)
 from semel.runtime.client_driver import Driver
+from semel.runtime.client_inbox import Inbox, MessageHandler, StreamHandler
 from semel.runtime.client_outbox import open_outbox
 from semel.runtime.client_socket import Dialer, Url
+from semel.runtime.client_states import GroupStateHandler, StateTeller
+from semel.runtime.client_streams import OutgoingStream
 
 log = logging.getLogger("semel.client")
 
-MessageHandler = Callable[[Message], Awaitable[None] | None]
 StateHandler = Callable[[State], None]
 _M = TypeVar("_M", bound=MessageHandler)
 _S = TypeVar("_S", bound=StateHandler)
+_I = TypeVar("_I", bound=StreamHandler)
+_G = TypeVar("_G", bound=GroupStateHandler)
 
 
 class WebPubSubClient:
@@ -75,12 +88,10 @@ class WebPubSubClient:
         self._dialer = Dialer(url, self.options.subprotocol, tls)
         self._outbox, self._outbox_name = outbox, outbox_name
         self._driver: Driver | None = None
-        self._inbox: deque[tuple[int, client_events.Message]] = deque()
-        self._news = asyncio.Event()
-        self._handed = 0  # the number of the message that the iteration has given out last
-        self._on_message: MessageHandler | None = None
+        self._inbox = Inbox()
+        self._teller = StateTeller(self._states_of)
+        self._saying: dict[str, dict[str, str]] = {}
         self._on_state: StateHandler | None = None
-        self._delivering: asyncio.Task[None] | None = None
         self._online: Online | None = None
         self._is_connected = False
         self._closing: asyncio.Task[None] | None = None
@@ -96,10 +107,10 @@ class WebPubSubClient:
             raise LocalProtocolError("a client is opened once", fix="make a new one")
         self._driver = driver = await self._make_driver()
         driver.start()
-        self._hand_on()
+        self._inbox.start(driver)
         try:
             while self._online is None and not driver.ended.done():
-                await self._wait_for_news()
+                await self._inbox.wait()
         except asyncio.CancelledError:
             await self.close(0)
             raise
@@ -113,31 +124,32 @@ class WebPubSubClient:
         kept: Sequence[OutboxEntry] = ()
         if self._outbox is not None:
             outbox, kept = await asyncio.to_thread(open_outbox, self._outbox, self._outbox_name)
-        return Driver(self._dialer, self.options, outbox, kept, self._deliver, self._notify)
+        deliver, tell_states = self._inbox.put, self._teller.tell
+        return Driver(self._dialer, self.options, outbox, kept, deliver, self._notify, tell_states)
 
     async def close(self, drain_s: float = 10.0) -> None:
         """Ends the session when all that was asked is answered and all that came is handled, or after `drain_s`. A
         handler may call it too; then nothing more is handled."""
-        await self.end(drain_s, handles=self._delivering is not asyncio.current_task())
+        caller = asyncio.current_task()
+        await self.end(drain_s, handles=not self._inbox.is_handler(caller), caller=caller)
 
-    async def end(self, drain_s: float, *, handles: bool) -> None:
+    async def end(self, drain_s: float, *, handles: bool, caller: asyncio.Task[Any] | None = None) -> None:
         """`close` for those who know better whether it is a handler that calls: then there is none to wait for."""
         if self._driver is None:
             return
         if self._closing is None:
-            handles = handles and self._delivering is not None
-            self._closing = asyncio.get_running_loop().create_task(self._close(drain_s, handles))
+            closing = self._close(drain_s, handles and self._inbox.is_handled, caller)
+            self._closing = asyncio.get_running_loop().create_task(closing)
         await asyncio.shield(self._closing)
 
-    async def _close(self, drain_s: float, handles: bool) -> None:
+    async def _close(self, drain_s: float, handles: bool, caller: asyncio.Task[Any] | None) -> None:
         driver = self._running
         if not driver.ended.done():
-            self._done_with_last()
+            self._inbox.done_with_last()
             driver.tell(Stop(drain_s, delivers=handles))
         await asyncio.shield(driver.ended)
-        if self._delivering is not None and handles:
-            self._delivering.cancel()
-            await asyncio.gather(self._delivering, return_exceptions=True)
+        await self._inbox.stop(caller)
+        await self._teller.stop(caller)
         await driver.close()
 
     async def wait_closed(self) -> None:
@@ -200,6 +212,7 @@ class WebPubSubClient:
 
     async def leave_group(self, group: str, *, timeout_s: float | None = None) -> None:
         await self._ask(LeaveGroup(group), timeout_s=timeout_s)
+        self._inbox.leave_group(group)
 
     async def send_to_group(
         self,
@@ -256,6 +269,72 @@ class WebPubSubClient:
         assert isinstance(answer, Answered)
         return value_of(answer.data) if answer.data is not None else None
 
+    def stream_to_group(
+        self,
+        group: str,
+        *,
+        id: str | None = None,
+        idle_timeout_s: float | None = None,
+        no_echo: bool = False,
+        ttl_s: int | None = None,
+        metadata: Metadata | None = None,
+    ) -> OutgoingStream:
+        """A message in parts, for `async with`. The server ends it when nothing is heard of it for `idle_timeout_s`, or
+        for five minutes. `no_echo` and `metadata` hold for all parts, `ttl_s` for each."""
+        idle_ms = None if idle_timeout_s is None else round(idle_timeout_s * 1000)
+        request = StartStream(group, id if id is not None else uuid4().hex, idle_ms, no_echo, ttl_s, metadata)
+        return OutgoingStream(self._running, request)
+
+    # -- group states
+
+    async def set_group_state(self, group: str, state: Mapping[str, str], *, timeout_s: float | None = None) -> None:
+        """Say this of this connection to all who watch the group, instead of what was said before. It holds until it is
+        cleared, the group is left or the client ends; a new session says it again."""
+        await self._say(group, dict(state), timeout_s)
+
+    async def update_group_state(
+        self, group: str, changes: Mapping[str, str | None], *, timeout_s: float | None = None
+    ) -> None:
+        """Change some of what was said before. None takes a name away."""
+        said = self._saying.get(group)
+        state = {**(self.group_state(group) if said is None else said), **changes}
+        await self._say(group, {name: value for name, value in state.items() if value is not None}, timeout_s)
+
+    async def clear_group_state(self, group: str, *, timeout_s: float | None = None) -> None:
+        await self._say(group, {}, timeout_s, clears=True)
+
+    async def _say(self, group: str, state: dict[str, str], timeout_s: float | None, *, clears: bool = False) -> None:
+        """What is on its way counts as said for those who change some of it."""
+        self._saying[group] = state
+        try:
+            await self._ask(SetGroupState(group, state=None if clears else state), timeout_s=timeout_s)
+        finally:
+            if self._saying.get(group) is state:
+                del self._saying[group]
+
+    def group_state(self, group: str) -> dict[str, str]:
+        """What this client says of itself there, as far as the server has confirmed it."""
+        return dict(self._running.machine.states.own.get(group, {}))
+
+    async def watch_group_state(self, group: str, *, timeout_s: float | None = None) -> dict[str, GroupStateItem]:
+        """Hear what connections say of themselves in a group, by `on_group_state`, in every new session too. Returns
+        all there is, by connection id."""
+        await self._ask(SubscribeGroupState(group), timeout_s=timeout_s)
+        return self.group_states(group)
+
+    async def unwatch_group_state(self, group: str, *, timeout_s: float | None = None) -> None:
+        await self._ask(UnsubscribeGroupState(group), timeout_s=timeout_s)
+
+    def group_states(self, group: str) -> dict[str, GroupStateItem]:
+        """What is known of a group that is watched, by connection id. While there is no connection it may be old."""
+        return dict(self._states_of(group))
+
+    def _states_of(self, group: str) -> Mapping[str, GroupStateItem]:
+        view = self._running.machine.states.views.get(group)
+        return {} if view is None else view.items
+
+    # -- how it asks
+
     async def _ask(self, request: Acked, **how: Any) -> bool:
         result = await self._result(request, **how)
         return isinstance(result, InOutbox) or (isinstance(result, Taken) and not result.is_duplicate)
@@ -275,11 +354,20 @@ class WebPubSubClient:
         """Have messages handled by a function or a coroutine function: one after the other, in order, each
         acknowledged when it has returned. One that raises ends the client with `HandlerError`: that message and those
         after it count as not handled. Messages that come before there is a handler wait for it."""
-        if self._on_message is not None or self._handed:
-            raise LocalProtocolError("messages are taken already", fix="set one handler, or iterate, but not both")
-        self._on_message = handler
-        if self._driver is not None:
-            self._hand_on()
+        self._inbox.on_message(handler)
+        return handler
+
+    def on_stream(self, handler: _I) -> _I:
+        """Have the streams that others send to groups handled by a coroutine function, called once for each with an
+        `IncomingStream`; several run side by side. Their parts are then no messages for `on_message` or the iteration,
+        which still have to take all others. Set it before the groups are joined."""
+        self._inbox.on_stream(handler)
+        return handler
+
+    def on_group_state(self, handler: _G) -> _G:
+        """Hear what changes in watched groups, in a `GroupStateChange`: by a function or a coroutine function, one call
+        after the other. What changes meanwhile is told together, of each connection only the last."""
+        self._teller.set(handler)
         return handler
 
     def on_state(self, handler: _S) -> _S:
@@ -293,68 +381,21 @@ class WebPubSubClient:
 
     async def __anext__(self) -> Message:
         """The next message. Whoever asks for it has handled the one before."""
-        if self._on_message is not None:
-            raise LocalProtocolError("a handler takes the messages", fix="set a handler, or iterate, but not both")
-        driver = self._running
-        self._done_with_last()
-        while not self._inbox:
-            if driver.ended.done():
-                self.raise_error()
-                raise StopAsyncIteration
-            await self._wait_for_news()
-        self._handed, told = self._inbox.popleft()
-        return message_of(told)
-
-    def _done_with_last(self) -> None:
-        if self._handed:
-            self._running.tell(Delivered(self._handed))
-
-    def _deliver(self, number: int, message: client_events.Message) -> None:
-        self._inbox.append((number, message))
-        self._news.set()
-
-    async def _wait_for_news(self) -> None:
-        self._news.clear()
-        await self._news.wait()
-
-    def _hand_on(self) -> None:
-        if self._on_message is not None:
-            self._delivering = asyncio.get_running_loop().create_task(self._handle_all(self._on_message))
-
-    async def _handle_all(self, handler: MessageHandler) -> None:
-        while not self._running.ended.done():
-            if not self._inbox:
-                await self._wait_for_news()
-                continue
-            number, told = self._inbox.popleft()
-            try:
-                waiting = handler(message_of(told))
-                if inspect.isawaitable(waiting):
-                    await waiting
-            except BaseException as error:
-                if not self._running.ended.done():
-                    self._running.tell(Abort(_handler_error(error)))
-                if not isinstance(error, Exception):
-                    raise
-                return
-            self._running.tell(Delivered(number))
+        message = await self._inbox.take(self._running.ended)
+        if message is None:
+            self.raise_error()
+            raise StopAsyncIteration
+        return message
 
     def _notify(self, state: State) -> None:
         if isinstance(state, Online):
             self._online = state
+        if isinstance(state, SessionLost):
+            self._inbox.lose_session(state.error)
         self._is_connected = isinstance(state, Online | Recovered)
-        self._news.set()
+        self._inbox.wake()
         if self._on_state is not None:
             try:
                 self._on_state(state)
             except Exception:
                 log.exception("the handler of states failed")
-
-
-def _handler_error(error: BaseException) -> SemelError:
-    made = HandlerError(
-        f"the handler of messages failed with {type(error).__name__}: {error}",
-        fix="let it deal with its own errors; the message is not acknowledged",
-    )
-    made.__cause__ = error
-    return made

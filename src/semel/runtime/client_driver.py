@@ -27,6 +27,7 @@ from semel.pubsub.client_events import (
     Event,
     Failed,
     GroupLost,
+    GroupStateLost,
     Interrupted,
     Keep,
     MarkSent,
@@ -41,9 +42,12 @@ from semel.pubsub.client_events import (
     Settle,
     State,
     Stopped,
+    StreamEvent,
+    StreamOver,
+    TellStates,
     Withdraw,
 )
-from semel.pubsub.messages import Invoke
+from semel.pubsub.messages import GroupStateItem, Invoke
 from semel.runtime.client_outbox import OutboxWriter
 from semel.runtime.client_socket import Dialer, Socket
 from semel.runtime.perform import steady_clock
@@ -54,8 +58,8 @@ TIMER_MAX_S = 30.0
 
 
 class Driver:
-    """`kept` is what the outbox holds from before. `deliver` gets messages in order, and `notify` what happens to the
-    client as a whole; both are called on the loop."""
+    """`kept` is what the outbox holds from before. `deliver` gets messages in order, `notify` what happens to the
+    client as a whole, and `tell_states` what changes in watched groups; all are called on the loop."""
 
     def __init__(
         self,
@@ -65,8 +69,9 @@ class Driver:
         kept: Sequence[OutboxEntry],
         deliver: Callable[[int, Message], None],
         notify: Callable[[State], None],
+        tell_states: Callable[[str, tuple[GroupStateItem, ...]], None],
     ) -> None:
-        self._dialer, self._deliver, self._notify = dialer, deliver, notify
+        self._dialer, self._deliver, self._notify, self._tell_states = dialer, deliver, notify, tell_states
         self._clock = steady_clock()
         self._loop = asyncio.get_running_loop()
         self._outbox = OutboxWriter(outbox, self.tell) if outbox is not None else None
@@ -74,6 +79,7 @@ class Driver:
         self.ended: asyncio.Future[SemelError | None] = self._loop.create_future()
         self._sockets: dict[int, Socket] = {}
         self._waiting: dict[int, asyncio.Future[Result]] = {}
+        self._streams: dict[str, Callable[[SemelError | None], None]] = {}
         self._tokens = count(1)
         self._may_read, self._has_room = asyncio.Event(), asyncio.Event()
         self._turn = asyncio.Lock()
@@ -104,10 +110,17 @@ class Driver:
             return Failed(not_taken_in_time(was_sent=False))
         if timeout_s is not None:
             timeout_s = max(0.0, begin + timeout_s - self._clock())
+        keep = self._outbox is not None and id is not None
+        return await self._settled(lambda token: Ask(token, request, id, at_least_once, keep, until_kept, timeout_s))
+
+    async def ask_stream(self, make: Callable[[int], StreamEvent]) -> Result:
+        """What became of it. `make` gets the token."""
+        return await self._settled(make)
+
+    async def _settled(self, make: Callable[[int], Event]) -> Result:
         token = next(self._tokens)
         answer = self._waiting[token] = self._loop.create_future()
-        keep = self._outbox is not None and id is not None
-        self.tell(Ask(token, request, id, at_least_once, keep, until_kept, timeout_s))
+        self.tell(make(token))
         try:
             return await answer
         except asyncio.CancelledError:
@@ -115,6 +128,14 @@ class Driver:
             raise
         finally:
             self._waiting.pop(token, None)
+
+    def on_stream_over(self, id: str, hear: Callable[[SemelError | None], None]) -> None:
+        """Hear why a stream is over. If another has its id, it will not begin."""
+        self._streams.setdefault(id, hear)
+
+    def off_stream_over(self, id: str, hear: Callable[[SemelError | None], None]) -> None:
+        if self._streams.get(id) == hear:
+            del self._streams[id]
 
     async def _wait_for_room(self) -> None:
         async with self._turn:
@@ -161,6 +182,11 @@ class Driver:
                     socket.close(code, reason)
             case Notify(state=state):
                 self._told(state)
+            case StreamOver(stream_id=id, error=error):
+                if (hear := self._streams.pop(id, None)) is not None:
+                    hear(error)
+            case TellStates(group=group, changed=changed):
+                self._tell_states(group, changed)
             case Keep() | MarkSent() | Remove():
                 self._write_down(effect)
 
@@ -187,7 +213,7 @@ class Driver:
                 self._outbox.remove(id)
 
     def _told(self, state: State) -> None:
-        if isinstance(state, Interrupted | SessionLost | GroupLost | Abandoned):
+        if isinstance(state, Interrupted | SessionLost | GroupLost | GroupStateLost | Abandoned):
             log.warning("%s: %s", type(state).__name__, state.error.message)
         if isinstance(state, Stopped):
             self.ended.set_result(state.error)

@@ -1,7 +1,8 @@
 """The client for programs without asyncio: `with SyncWebPubSubClient(url) as client:`
 
 The same names and the same promises as `WebPubSubClient`, which runs on a loop in a thread of its own. Any thread may
-call. Handlers run on one more thread, one message after the other, and may call the client.
+call. Handlers run on one more thread, one message after the other, and may call the client; so may those of streams,
+each stream on a thread of its own.
 """
 
 from __future__ import annotations
@@ -9,22 +10,27 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from semel.errors import LocalProtocolError
 from semel.kernel.store import Store
-from semel.pubsub.client_data import Message
+from semel.pubsub.client_data import GroupStateChange, Message
 from semel.pubsub.client_events import ClientOptions, State
-from semel.pubsub.messages import Metadata
+from semel.pubsub.messages import GroupStateItem, Metadata
 from semel.runtime.client import WebPubSubClient
+from semel.runtime.client_inbox import IncomingStream
 from semel.runtime.client_socket import Url
+from semel.runtime.client_sync_streams import SyncIncomingStream, SyncOutgoingStream, SyncStreamHandler
 
 T = TypeVar("T")
 _M = TypeVar("_M", bound=Callable[[Message], None])
 _S = TypeVar("_S", bound=Callable[[State], None])
+_I = TypeVar("_I", bound=SyncStreamHandler)
+_G = TypeVar("_G", bound=Callable[[GroupStateChange], None])
 
 END_S = 5.0
 
@@ -45,7 +51,7 @@ class SyncWebPubSubClient:
         self._handlers = ThreadPoolExecutor(1, thread_name_prefix="semel-client-handler")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._handler_thread: int | None = None
+        self._handler_threads: set[int] = set()
         self._is_open = False
         self._ending = threading.Lock()
 
@@ -70,7 +76,7 @@ class SyncWebPubSubClient:
         if not self._is_open:
             return
         try:
-            self._call(self._client.end(drain_s, handles=threading.get_ident() != self._handler_thread))
+            self._call(self._client.end(drain_s, handles=threading.get_ident() not in self._handler_threads))
         finally:
             self._end()
 
@@ -187,15 +193,57 @@ class SyncWebPubSubClient:
     def invoke(self, event: str, data: Any = None, *, type: str | None = None, timeout_s: float | None = None) -> Any:
         return self._call(self._client.invoke(event, data, type=type, timeout_s=timeout_s))
 
+    def stream_to_group(
+        self,
+        group: str,
+        *,
+        id: str | None = None,
+        idle_timeout_s: float | None = None,
+        no_echo: bool = False,
+        ttl_s: int | None = None,
+        metadata: Metadata | None = None,
+    ) -> SyncOutgoingStream:
+        made = self._client.stream_to_group(
+            group, id=id, idle_timeout_s=idle_timeout_s, no_echo=no_echo, ttl_s=ttl_s, metadata=metadata
+        )
+        return SyncOutgoingStream(made, self._call)
+
+    # -- group states
+
+    def set_group_state(self, group: str, state: Mapping[str, str], *, timeout_s: float | None = None) -> None:
+        self._call(self._client.set_group_state(group, state, timeout_s=timeout_s))
+
+    def update_group_state(
+        self, group: str, changes: Mapping[str, str | None], *, timeout_s: float | None = None
+    ) -> None:
+        self._call(self._client.update_group_state(group, changes, timeout_s=timeout_s))
+
+    def clear_group_state(self, group: str, *, timeout_s: float | None = None) -> None:
+        self._call(self._client.clear_group_state(group, timeout_s=timeout_s))
+
+    def group_state(self, group: str) -> dict[str, str]:
+        async def look() -> dict[str, str]:
+            return self._client.group_state(group)
+
+        return self._call(look())
+
+    def watch_group_state(self, group: str, *, timeout_s: float | None = None) -> dict[str, GroupStateItem]:
+        return self._call(self._client.watch_group_state(group, timeout_s=timeout_s))
+
+    def unwatch_group_state(self, group: str, *, timeout_s: float | None = None) -> None:
+        self._call(self._client.unwatch_group_state(group, timeout_s=timeout_s))
+
+    def group_states(self, group: str) -> dict[str, GroupStateItem]:
+        async def look() -> dict[str, GroupStateItem]:
+            return self._client.group_states(group)
+
+        return self._call(look())
+
     # -- what it hears
 
     def on_message(self, handler: _M) -> _M:
-        def call(message: Message) -> None:
-            self._handler_thread = threading.get_ident()
-            handler(message)
-
         async def handle(message: Message) -> None:
-            await asyncio.get_running_loop().run_in_executor(self._handlers, call, message)
+            await asyncio.get_running_loop().run_in_executor(self._handlers, self._call_handler, handler, message)
 
         async def begin() -> None:
             self._client.on_message(handle)
@@ -204,6 +252,51 @@ class SyncWebPubSubClient:
             self._call(begin())
         else:
             self._client.on_message(handle)
+        return handler
+
+    def _call_handler(self, handler: Callable[[T], None], told: T) -> None:
+        self._handler_threads.add(threading.get_ident())
+        handler(told)
+
+    def on_stream(self, handler: _I) -> _I:
+        async def handle(stream: IncomingStream) -> None:
+            await self._on_thread(handler, SyncIncomingStream(stream, self._call))
+
+        self._client.on_stream(handle)
+        return handler
+
+    async def _on_thread(self, handler: SyncStreamHandler, stream: SyncIncomingStream) -> None:
+        """Each stream has a thread, however many there are: with fewer, one that waits for its next part could keep the
+        threads from those whose parts stand before it."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: BaseException | None) -> None:
+            if not done.done():
+                done.set_result(None) if error is None else done.set_exception(error)
+
+        def run() -> None:
+            self._handler_threads.add(threading.get_ident())
+            error: BaseException | None = None
+            try:
+                handler(stream)
+            except BaseException as raised:
+                error = raised
+            finally:
+                self._handler_threads.discard(threading.get_ident())
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                loop.call_soon_threadsafe(settle, error)
+
+        threading.Thread(target=run, name=f"semel-client-stream-{stream.id[:16]}", daemon=True).start()
+        await done
+
+    def on_group_state(self, handler: _G) -> _G:
+        """It runs on the thread of the message handler."""
+
+        async def handle(change: GroupStateChange) -> None:
+            await asyncio.get_running_loop().run_in_executor(self._handlers, self._call_handler, handler, change)
+
+        self._client.on_group_state(handle)
         return handler
 
     def on_state(self, handler: _S) -> _S:
