@@ -5,7 +5,7 @@
     end       goes out when all parts are acknowledged: before that a part may still be refused for a time, and an end
               that overtook it would make the stream whole without it. An end with an error need not wait
 
-A stream dies with its session, and the server tells those who receive it. One that has not begun begins in the next.
+A stream dies with its session, and the server tells those who receive it.
 """
 
 from __future__ import annotations
@@ -352,16 +352,15 @@ class Streams:
     # -- the end of it
 
     def lose_session(self, error: SemelError) -> None:
+        """What the lost session was only asked for, it may have begun. Its end would come later than the beginning in
+        the next session, and those who receive both know them by the same id: so that one is not begun again."""
         for stream in list(self._streams.values()):
             if stream.end is not None and stream.end.error is not None:
                 self._break(stream, None)
-            elif stream.is_begun:
-                doubt = stream.is_in_doubt
-                self._break(stream, end_in_doubt(error.message) if doubt else session_lost(error, _parts(stream)))
-            else:
-                self._calm_down(stream)
-                self._go_back(stream)
-                stream.asked = 0
+            elif stream.is_in_doubt:
+                self._break(stream, end_in_doubt(error.message))
+            elif stream.asked:
+                self._break(stream, session_lost(error, _parts(stream)))
 
     def finish(self, cause: SemelError) -> None:
         """No stream outlives the client."""
