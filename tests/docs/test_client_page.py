@@ -18,7 +18,7 @@ from semel import ClientOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```\n(?:```text\n(.*?)```\n)?", re.DOTALL)
-GROUPS = ("orders", "tasks", "news")
+GROUPS = ("orders", "tasks", "news", "answers", "room")
 
 
 @pytest.fixture
