@@ -191,22 +191,23 @@ async def test_while_the_server_does_not_answer_a_writer_waits_and_keeps_no_more
         member(served, "ben", "slow") as (_, reader),
         ann.stream_to_group("slow", id="s") as stream,
     ):
-        proxy.hold_answers(0.5)
+        proxy.hold_answers(WAIT_S)
         writing = asyncio.create_task(write_all(stream))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(writing), 0.2)
         assert written == 10
-        await writing
+        proxy.drop_all()
+        await asyncio.wait_for(writing, WAIT_S)
         await stream.end()
         assert (await reader.next())[1] == [*range(40)]
 
 
 async def test_a_stream_that_is_idle_is_ended_on_both_sides_unless_it_is_kept_alive(served: Served) -> None:
     async with member(served, "ann", "idle") as (ann, _), member(served, "ben", "idle") as (_, reader):
-        stream = await ann.stream_to_group("idle", idle_timeout_s=0.4).open()
+        stream = await ann.stream_to_group("idle", idle_timeout_s=1.0).open()
         await stream.write("one")
         for _ in range(4):
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.4)
             await stream.keep_alive()
         await stream.write("two")
         await stream.flush()

@@ -46,11 +46,13 @@ from semel.pubsub.client_events import (
     Withdraw,
     WritePart,
 )
+from semel.pubsub.client_states import GroupStates, View
 from semel.pubsub.client_window import Window
 from semel.pubsub.messages import (
     ErrorName,
     Fault,
     GroupMessage,
+    GroupStateItem,
     Request,
     StartStream,
     StreamAck,
@@ -701,3 +703,17 @@ def test_an_end_that_overtakes_a_refused_part_is_found_out(monkeypatch: pytest.M
 
     monkeypatch.setattr(client_streams, "Window", AlwaysEmpty)
     assert "whole without all its parts" in _finds(StreamPlan())
+
+
+def test_a_watcher_that_keeps_what_a_snapshot_leaves_out_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(view: View, items: tuple[GroupStateItem, ...]) -> list[GroupStateItem]:
+        view.is_told = True
+        return view.take_update(items)
+
+    monkeypatch.setattr(View, "take_snapshot", keep)
+    assert "sees what is not there" in _finds(StreamPlan(loses_sessions=True))
+
+
+def test_a_new_session_that_says_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GroupStates, "restored", lambda states: iter(()))
+    assert _finds(StreamPlan(loses_sessions=True)) != "nothing"
