@@ -195,6 +195,7 @@ class Hub:
             self.sessions.begin(session, now)
         self._begin_with = ()
         self.floors.start(now)
+        self.keys.start(now)
         if self._nodes is not None:
             self._nodes.start(now)
         self.tail.read_on()

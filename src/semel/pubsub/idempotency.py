@@ -15,7 +15,7 @@ import msgspec
 from semel.kernel.effects import LoadAll, Loaded, LoadedAll, LoadFailed
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, Log, Put
-from semel.pubsub.calls import Answer, Outcome
+from semel.pubsub.calls import Answer, Outcome, Publish
 from semel.pubsub.commits import Failure, nothing_more, why
 
 if TYPE_CHECKING:
@@ -34,10 +34,11 @@ class KeyRow(msgspec.Struct, frozen=True, array_like=True):
     at: float
 
 
-def digest_of(append: Append, body: bytes) -> bytes:
-    """To whom, as what, and what."""
-    parts = append.target.encode(), (append.envelope.datacontenttype or "").encode(), body
-    return sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).digest()
+def digest_of(call: Publish, append: Append) -> bytes:
+    """To whom, as what, on which terms, and what."""
+    terms = sorted(call.excluded), call.filter, call.ttl_s, sorted((call.metadata or {}).items())
+    said = msgspec.msgpack.encode((append.target, append.envelope.datacontenttype, *terms))
+    return sha256(len(said).to_bytes(8) + said + call.data.body).digest()
 
 
 class Keys:
@@ -45,10 +46,12 @@ class Keys:
         self._hub = hub
         self._at: float | None = None
 
+    def start(self, now: float) -> None:
+        """Also those of before are forgotten, whether or not another comes."""
+        self._at = now + CLEAN_S
+
     def put(self, key: str, digest: bytes, id: str, now: float) -> Put:
         """To be committed with the message. It is refused if the key was used."""
-        if self._at is None:
-            self._at = now + CLEAN_S
         return Put(self._name(key), msgspec.msgpack.encode(KeyRow(digest, id, now)), 0)
 
     def compare(self, key: str, digest: bytes, answer: Callable[[Answer], None]) -> None:

@@ -180,7 +180,7 @@ class Service:
             answer(Answer(Outcome.REFUSED, error.message))
             return
 
-        digest = digest_of(append, call.data.body)
+        digest = digest_of(call, append)
         key = [self._hub.keys.put(call.key, digest, append.envelope.id, now)] if call.key is not None else []
 
         def done(results: tuple[Result, ...], now: float) -> None:

@@ -25,6 +25,7 @@ from websockets.exceptions import (
     NegotiationError,
     WebSocketException,
 )
+from websockets.http11 import Response
 from websockets.typing import Subprotocol as Offered
 
 from semel.errors import AuthError, ConfigError, Forbidden, PeerUnavailable, RemoteProtocolError, SemelError
@@ -40,6 +41,7 @@ RESPONSE_BYTES_MAX = 8 * 1024 * 1024
 CLOSE_S = 2.0
 """How long a close may take before the connection is cut."""
 
+REASON_BYTES_MAX = 500
 FOR_A_TIME = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 _SILENT = logging.getLogger(f"{__name__}.silent")
@@ -105,7 +107,7 @@ def error_of(error: Exception) -> SemelError:
     """Why there is no connection, without a word of the address."""
     match error:
         case InvalidStatus():
-            return _refusal(error.response.status_code)
+            return _refusal(error.response)
         case NegotiationError():
             return RemoteProtocolError("the server does not speak this subprotocol", fix="is this a hub's address?")
         case ssl.SSLCertVerificationError():
@@ -123,8 +125,12 @@ def error_of(error: Exception) -> SemelError:
             return PeerUnavailable("the server broke off the handshake", fix="is this the address of a hub?")
 
 
-def _refusal(status: int) -> SemelError:
-    text = f"the server refuses the connection with HTTP {status}"
+def _refusal(response: Response) -> SemelError:
+    """With what the server says of it, if it says it in words."""
+    status, words = response.status_code, ""
+    if response.headers.get("content-type", "").startswith("text/plain"):
+        words = (response.body or b"")[:REASON_BYTES_MAX].decode(errors="replace").strip()
+    text = f"the server refuses the connection with HTTP {status}{': ' if words else ''}{words}"
     if status == 401:
         return AuthError(text, fix="use a fresh access token, made for this hub and this address")
     if status == 403:

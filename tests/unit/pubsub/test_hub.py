@@ -667,6 +667,8 @@ def test_a_key_sends_once_and_is_refused_for_anything_else(pair: World) -> None:
     assert [pair.call(call).outcome for _ in range(3)] == [Outcome.DONE] * 3
     assert pair.bodies(BOB) == ["hi"]
     assert pair.call(Publish(Group("g"), text("other"), key="k1")).outcome is Outcome.CONFLICT
+    for terms in ({"filter": "userId eq 'a'"}, {"excluded": ("b",)}, {"ttl_s": 5}, {"metadata": {"a": "b"}}):
+        assert pair.call(msgspec.structs.replace(call, **terms)).outcome is Outcome.CONFLICT, terms
     pair.restart()
     assert pair.call(call).outcome is Outcome.DONE
     assert published(pair) == ["hi"]
@@ -909,7 +911,9 @@ def test_a_key_is_forgotten_after_a_day(pair: World) -> None:
     assert pair.call(Publish(Group("g"), text("first"), key="k")).outcome is Outcome.DONE
     pair.pass_time(24 * 3600 - 700)
     assert pair.call(Publish(Group("g"), text("second"), key="k")).outcome is Outcome.CONFLICT
+    pair.restart()
     pair.pass_time(700)
+    assert not [key for key, _ in pair.store.states(f"hub/{HUB}/key/")]
     assert pair.call(Publish(Group("g"), text("second"), key="k")).outcome is Outcome.DONE
 
 

@@ -51,7 +51,7 @@ class FullAfter:
 def asking_much(room: int) -> tuple[PubSub, FullAfter, Mock]:
     """Somebody who leaves 200 groups in one read: four parts."""
     store = FullAfter(room)
-    performer = Mock(spec=Performer, store=MemoryStore())
+    performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes())
     type(performer).is_full = property(lambda _: store.room <= 0)
     service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
     link = Mock(spec=HubLink, frames_in=0, sockets={}, tell=store.tell)
