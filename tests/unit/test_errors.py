@@ -5,7 +5,7 @@ import re
 import pytest
 
 from semel import errors
-from semel.errors import CommitInDoubt, EpochChanged, SemelError, StoreError
+from semel.errors import CommitInDoubt, EpochChanged, SemelError, StoreError, StreamBroken
 
 
 def every_error(root: type[SemelError] = SemelError) -> list[type[SemelError]]:
@@ -17,6 +17,8 @@ def make(kind: type[SemelError]) -> SemelError:
         return kind("what happened", current=2, fix="what to do")
     if issubclass(kind, CommitInDoubt):
         return kind("what happened", marker="m", fix="what to do")
+    if issubclass(kind, StreamBroken):
+        return kind("what happened", name="Cancelled", fix="what to do")
     return kind("what happened", fix="what to do")
 
 

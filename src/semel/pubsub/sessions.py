@@ -89,11 +89,12 @@ class Sessions:
         return opened(self._hub.stream, session, self._hub.node, round(now * 1e6), self._hub.mint(now))
 
     def resume(self, peer: str, asked: Resume, now: float) -> None:
-        """One that is about to end is not taken up again: it would be here twice. If its end fails, it may be."""
+        """One that is about to end is not taken up again: it would be here twice. It may come again, in case another
+        node has it; a node that is alone knows that nobody has."""
         session = self._hub.roster.get(asked.connection)
         if session is not None and session.is_reliable:
             self.attach(session, peer, asked.token, now)
-        elif self._hub.endings.is_under_way(asked.connection):
+        elif self._hub.options.is_shared and self._hub.endings.is_under_way(asked.connection):
             self._hub.shut_peer(peer, CloseCode.INTERNAL, "the session is about to end")
         elif session is None and self._hub.options.is_shared:
             self._hub.take_over.resume(asked, peer)

@@ -121,7 +121,12 @@ def _all_errors() -> Iterator[errors.SemelError]:
     while pending:
         kind = pending.pop()
         pending += kind.__subclasses__()
-        extra = {"EpochChanged": {"current": 2}, "CommitInDoubt": {"marker": "m"}}.get(kind.__name__, {})
+        needs = {
+            "EpochChanged": {"current": 2},
+            "CommitInDoubt": {"marker": "m"},
+            "StreamBroken": {"name": "Cancelled"},
+        }
+        extra = needs.get(kind.__name__, {})
         yield kind("it went wrong", fix="do this next", **extra)
 
 

@@ -662,6 +662,15 @@ def test_the_service_sends_to_everybody_a_group_a_user_and_a_connection(pair: Wo
         assert pair.bodies(BOB) == ["protocol"] * count
 
 
+def test_who_has_said_good_bye_does_not_come_back_while_that_is_written_down(pair: World) -> None:
+    pair.held = []
+    pair.drop(BOB, CloseCode.NORMAL)
+    pair.resume("back", BOB)
+    [shut] = pair.take("back")
+    assert isinstance(shut, Shut)
+    assert shut.code is CloseCode.POLICY
+
+
 def test_a_key_sends_once_and_is_refused_for_anything_else(pair: World) -> None:
     call = Publish(Group("g"), text("hi"), key="k1")
     assert [pair.call(call).outcome for _ in range(3)] == [Outcome.DONE] * 3
