@@ -211,10 +211,7 @@ class Server:
 
     def has(self, path: str) -> bool:
         """Whether this connection, user or group is there."""
-        response = self._ask("HEAD", f"/api{path}", {"api-version": API_VERSION})
-        if not response.is_success and response.status_code != NOT_FOUND:
-            raise _refusal(self._place.endpoint, response)
-        return response.is_success
+        return self._send("HEAD", f"/api{path}", {"api-version": API_VERSION}, allowed=NOT_FOUND).is_success
 
     def _send(
         self,
@@ -223,20 +220,10 @@ class Server:
         query: Mapping[str, object],
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
+        *,
+        allowed: int | None = None,
     ) -> httpx.Response:
-        response = self._ask(method, path, query, body, headers)
-        if not response.is_success:
-            raise _refusal(self._place.endpoint, response)
-        return response
-
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, object],
-        body: bytes = b"",
-        headers: Mapping[str, str] | None = None,
-    ) -> httpx.Response:
+        """`allowed` is a status that is an answer too, though no success."""
         import httpx
 
         from semel.pubsub.tokens import service_token
@@ -245,7 +232,7 @@ class Server:
         token = service_token(self._place.keys, url, now=time.time())
         said = {name: value for name, value in query.items() if value is not None}
         try:
-            return self._client.request(
+            response = self._client.request(
                 method,
                 url,
                 params=said,  # type: ignore[arg-type]
@@ -254,6 +241,9 @@ class Server:
             )
         except httpx.HTTPError as error:
             raise _no_answer(self._place.endpoint, error) from None
+        if not response.is_success and response.status_code != allowed:
+            raise _refusal(self._place.endpoint, response)
+        return response
 
 
 def _no_answer(endpoint: str, error: httpx.HTTPError) -> PeerUnavailable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import pytest
 from msgspec.structs import replace
 from tests.unit.pubsub.world import HUB, SlowWorld, World, text
@@ -19,16 +21,20 @@ from semel.pubsub.session import session_key
 ALICE, BOB = "alice", "bob"
 SHARED = HubOptions(is_shared=True)
 AWAY = StoreUnavailable("the disk is away", fix="wait")
+W = TypeVar("W", bound=World)
 
 
-@pytest.fixture
-def world() -> World:
-    made = World()
+def with_both(made: W) -> W:
     for peer in (ALICE, BOB):
         made.connect(peer)
         made.join(peer, "g")
         made.take(peer)
     return made
+
+
+@pytest.fixture
+def world() -> World:
+    return with_both(World())
 
 
 def last_number(world: World, peer: str) -> int:
@@ -191,12 +197,7 @@ def test_a_stay_is_remembered_until_the_ledger_has_its_deliveries(world: World) 
 
 @pytest.fixture
 def slow() -> SlowWorld:
-    made = SlowWorld()
-    for peer in (ALICE, BOB):
-        made.connect(peer)
-        made.join(peer, "g")
-        made.take(peer)
-    return made
+    return with_both(SlowWorld())
 
 
 def end_of(world: World, connection: str) -> int:
