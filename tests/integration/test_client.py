@@ -29,21 +29,6 @@ BACKOFF = RetryPolicy(interval_s=0.05, factor=1.5, interval_max_s=0.5, jitter=1.
 OPTIONS = ClientOptions(backoff=BACKOFF)
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(tmp_path_factory.mktemp("served"))
-    yield server
-    assert server.stop() == 0
-
-
-@pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Served]:
-    """A server that a test may kill."""
-    server = Served(tmp_path)
-    yield server
-    server.stop()
-
-
 @asynccontextmanager
 async def client_of(served: Served, group: str, options: ClientOptions = OPTIONS) -> AsyncIterator[WebPubSubClient]:
     """One in a group."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,21 +28,6 @@ pytestmark = [pytest.mark.connected, pytest.mark.timeout(120)]
 
 NOBODY = ("127.0.0.1", 9)
 CUTS = (Fault.RESET, Fault.TORN, Fault.END, Fault.TORN)
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(tmp_path_factory.mktemp("served"))
-    yield server
-    assert server.stop() == 0
-
-
-@pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Served]:
-    """A server that a test may kill."""
-    server = Served(tmp_path)
-    yield server
-    server.stop()
 
 
 @asynccontextmanager
