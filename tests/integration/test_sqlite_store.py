@@ -22,6 +22,7 @@ from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite_engine import Q
 
 SPAWN = multiprocessing.get_context("spawn")
+FULL = 2
 
 
 def append(id: str, stream: str = "hub/x") -> Unit:
@@ -44,6 +45,30 @@ def open_at(path: Path):
     yield open_
     for store in stores:
         store.close()
+
+
+class Failing:
+    """A connection whose disk fails at statements that begin like this."""
+
+    def __init__(self, connection, where):
+        self.connection, self.where = connection, where
+
+    def __getattr__(self, name):
+        return getattr(self.connection, name)
+
+    def execute(self, sql, *args):
+        self._check(sql)
+        return self.connection.execute(sql, *args)
+
+    def executemany(self, sql, *args):
+        self._check(sql)
+        return self.connection.executemany(sql, *args)
+
+    def _check(self, sql):
+        if sql.lstrip().startswith(self.where):
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise error
 
 
 def restore(copy: Path, path: Path) -> None:
@@ -337,22 +362,7 @@ class TestErrors:
     def test_an_io_error_inside_commit_ends_the_use_of_the_file(self, open_at, path, monkeypatch):
         store = open_at()
         store.commit([append("a")])
-
-        class Failing:
-            def __init__(self, connection):
-                self.connection = connection
-
-            def __getattr__(self, name):
-                return getattr(self.connection, name)
-
-            def execute(self, sql, *args):
-                if sql == "COMMIT":
-                    error = sqlite3.OperationalError("disk I/O error")
-                    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-                    raise error
-                return self.connection.execute(sql, *args)
-
-        monkeypatch.setattr(store, "_writer", Failing(store._writer))
+        monkeypatch.setattr(store, "_writer", Failing(store._writer, "COMMIT"))
         with pytest.raises(errors.CommitInDoubt):
             store.commit([append("b")])
         with pytest.raises(errors.StoreUnavailable, match="I/O error"):
@@ -361,6 +371,52 @@ class TestErrors:
             store.resolve("io")
         [outcome] = open_at().commit([append("a")])
         assert isinstance(outcome.results[0], Duplicate)
+
+    @pytest.mark.parametrize("where", ["BEGIN IMMEDIATE", "SELECT", "UPDATE"])
+    def test_an_io_error_before_the_commit_ends_the_use_of_the_file(self, open_at, monkeypatch, where):
+        """What the page cache holds is no longer what the disk holds, whichever statement has noticed it."""
+        store = open_at()
+        store.commit([append("a")])
+        monkeypatch.setattr(store, "_writer", Failing(store._writer, where))
+        with pytest.raises(errors.StoreUnavailable):
+            store.commit([append("b")])
+        monkeypatch.setattr(store, "_writer", store._writer.connection)
+        self.check_unusable(store)
+        [outcome] = open_at().commit([append("b")])
+        assert isinstance(outcome.results[0], Fresh)
+
+    @pytest.mark.parametrize(
+        ("look", "where"),
+        [
+            (lambda store: store.head("hub/x"), "SELECT"),
+            (lambda store: store.read("hub/x"), "SELECT"),
+            (lambda store: store.epoch, "SELECT"),
+            (lambda store: store._commits_of_others(), "PRAGMA data_version"),
+        ],
+    )
+    def test_an_io_error_of_a_read_ends_the_use_of_the_file(self, open_at, look, where):
+        store = open_at()
+        store.commit([append("a")])
+        store._readers.connection = Failing(store._reader, where)
+        with pytest.raises(errors.StoreUnavailable):
+            look(store)
+        store._readers.connection = store._readers.connection.connection
+        self.check_unusable(store)
+
+    def test_an_io_error_in_a_users_transaction_ends_the_use_of_the_file(self, open_at, path):
+        store = open_at()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            tx = store.bind(Failing(db, "SAVEPOINT"))
+            with pytest.raises(errors.StoreUnavailable):
+                tx.apply((Put("k", b"v"),))
+            db.rollback()
+        self.check_unusable(store)
+
+    @staticmethod
+    def check_unusable(store):
+        for use in (lambda: store.commit([append("c")]), lambda: store.head("hub/x"), lambda: store.sweep(0)):
+            with pytest.raises(errors.StoreUnavailable, match="I/O error"):
+                use()
 
     @pytest.mark.parametrize("url", ["sqlite://host/x.db", "sqlite:///", "sqlite:///x.db?mode=memory"])
     def test_a_url_that_names_no_file(self, url):
@@ -421,6 +477,18 @@ class TestMigration:
             db.execute("UPDATE semel_state SET value = x'02', version = 3")
         assert store.sweep(time.time_ns() // 1000).states == 0
         assert store.state("k") == State(b"\x02", 3)
+
+
+def test_a_commit_is_on_the_disk_before_it_is_answered(open_at):
+    """With anything less than FULL the log is not synced at a commit, and a power failure takes what was acknowledged.
+    No test can pull the plug, so the setting itself is checked, on every connection that may write."""
+    store = open_at()
+    store.commit([append("a")])
+    assert len(store._open) > 0
+    for connection in store._open:
+        [(synchronous,)] = connection.execute("PRAGMA synchronous").fetchall()
+        [(journal,)] = connection.execute("PRAGMA journal_mode").fetchall()
+        assert (synchronous, journal) == (FULL, "wal")
 
 
 def test_a_sweep_finds_the_counts_of_deleted_states_by_an_index(open_at, path):

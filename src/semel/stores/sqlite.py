@@ -360,7 +360,7 @@ class SqliteStore:
 
     @property
     def epoch(self) -> int:
-        with _errors(self.path):
+        with self._watched():
             return int(self._reader.execute("SELECT epoch FROM semel_store").fetchone()[0])
 
     def read(self, stream: str, after: Position | None = None, limit: int = 1000) -> Records | Trimmed:
@@ -395,7 +395,7 @@ class SqliteStore:
     def _commits_of_others(self) -> int:
         """A number that changes when others have committed than this store. SQLite says whether anybody has; the count
         of commits says whether it was us. Who cannot find out soon looks in vain rather than too late."""
-        with _errors(self.path):
+        with self._watched():
             version = int(self._reader.execute("PRAGMA data_version").fetchone()[0])
             if version == self._version:
                 return self._others
@@ -657,7 +657,7 @@ class SqliteTx:
 
     def apply(self, ops: Sequence[Op]) -> tuple[Result, ...]:
         unit = check_bound(ops)
-        with _errors(self._store.path):
+        with self._store._watched():
             if not self._connection.in_transaction:
                 self._store._begin(self._connection)
             self._connection.execute("SAVEPOINT semel")
