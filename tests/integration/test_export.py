@@ -522,6 +522,30 @@ def test_whoever_comes_after_a_crash_ends_with_the_same_file(
     check_whole(store, tmp_path / "killed")
 
 
+@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("point", ["export.planned", "export.written", "export.renamed", "export.listed"])
+def test_what_is_swept_while_an_export_is_under_way_is_in_its_files(
+    point: str, dataset: str, store: Store, tmp_path: Path, clock: Clock
+) -> None:
+    """The mark moves last: what it allows to be swept is gone for good."""
+    append(store, "hub/chat", *(f"m{n}" for n in range(20)))
+    log(store, *(f"m{n}" for n in range(20)))
+
+    def work(dying: Store) -> None:
+        export(dying, tmp_path, dataset, AT_ONCE)
+
+    die_at(store, point, work)
+    store.commit([Unit((Trim("hub/chat", 21),))])
+    swept = store.sweep(clock.now, 100)
+    assert (swept.ledger if dataset == "ledger" else swept.records) == 0
+    clock.now += 60_000_000
+    export(store, tmp_path, dataset, AT_ONCE)
+    store.commit([Unit((Trim("hub/chat", 21),))])
+    swept = store.sweep(clock.now, 100)
+    assert (swept.ledger if dataset == "ledger" else swept.records) == 20
+    assert read_back(tmp_path, dataset)["message"].to_pylist() == [f"m{n}" for n in range(20)]
+
+
 def test_a_file_that_was_cut_short_is_written_again(store: Store, tmp_path: Path, clock: Clock) -> None:
     log(store, "m1")
     die_at(store, "export.renamed", lambda dying: export(dying, tmp_path, "ledger", AT_ONCE))

@@ -68,7 +68,7 @@ class AccessKeys:
 
     def signature(self, connection_id: str) -> str:
         """What an event handler checks to know that an event comes from here: one part for each key."""
-        return ",".join(f"sha256={_hmac_hex(key, connection_id)}" for key in self.all)
+        return ",".join(f"sha256={_signature(key, connection_id)}" for key in self.all)
 
 
 def new_key(random: bytes) -> str:
@@ -78,7 +78,7 @@ def new_key(random: bytes) -> str:
     return base64.urlsafe_b64encode(random).decode().rstrip("=")
 
 
-def _hmac_hex(key: str, text: str) -> str:
+def _signature(key: str, text: str) -> str:
     return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 

@@ -425,6 +425,19 @@ def test_a_claim_is_kept_as_long_as_the_handler_takes(scene: Scene) -> None:
     assert acks(scene) == [(1, None)]
 
 
+def test_a_claim_that_was_renewed_runs_out_as_soon_as_any_other(scene: Scene) -> None:
+    """Or nobody would tell the handler for as long as the last renewal said, after a crash."""
+    scene.event(1)
+    for _ in range(3):
+        scene.pass_time(LEASE_S / 3)
+    [first] = scene.calls
+    scene.restart()
+    scene.calls.clear()
+    scene.pass_time(LEASE_S + SWEEP_S)
+    scene.pass_time(SWEEP_S)
+    assert [call.event for call in scene.calls] == [first.event]
+
+
 def test_who_has_lost_its_claim_forgets_the_event_and_the_client_may_ask_again(scene: Scene) -> None:
     scene.event(1)
     scene.now += LEASE_S + 1

@@ -13,7 +13,7 @@ from semel.kernel.effects import Read
 from semel.kernel.envelope import Envelope
 from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START, Kind
-from semel.kernel.ops import Append, Put, RecordKind, Unit
+from semel.kernel.ops import Append, Put, RecordKind, Trim, Unit
 from semel.pubsub.calls import (
     Answer,
     Check,
@@ -55,7 +55,7 @@ from semel.pubsub.messages import (
 )
 from semel.pubsub.permissions import Permission
 from semel.pubsub.records import NO_TERMS, group_target, message
-from semel.pubsub.session import GROUPS_CHARS_MAX, AcksRow, acks_key, session_key
+from semel.pubsub.session import GROUPS_CHARS_MAX, AcksRow, acks_key, read_session, session_key
 from semel.pubsub.sockets import Room, Shut, Stalled
 
 ALICE, BOB = "alice", "bob"
@@ -444,6 +444,21 @@ def test_the_time_for_coming_back_begins_anew_with_the_node(pair: World) -> None
     assert not any(isinstance(said, Shut) for said in pair.take("again"))
 
 
+def test_the_time_for_coming_back_begins_anew_though_the_store_knows_since_when_the_client_is_away(pair: World) -> None:
+    """A row that is written while the client is away says since when."""
+    pair.drop(BOB)
+    assert pair.call(JoinMembers(Connection(BOB), ("h",))).outcome is Outcome.DONE
+    state = pair.store.state(session_key(HUB, BOB))
+    assert state is not None
+    assert read_session(state.value).dropped_at == pair.now
+    pair.now += 3600
+    pair.restart()
+    pair.pass_time(89)
+    assert pair.call(Find(Connection(BOB))).outcome is Outcome.DONE
+    pair.pass_time(2)
+    assert pair.call(Find(Connection(BOB))).outcome is Outcome.NOT_FOUND
+
+
 def test_a_client_that_closes_is_gone_at_once(pair: World) -> None:
     pair.drop(BOB, code=1000)
     assert pair.call(Find(Connection(BOB))).outcome is Outcome.NOT_FOUND
@@ -569,6 +584,20 @@ def test_a_backlog_beyond_its_limit_ends_the_session_where_all_can_see_it() -> N
     assert world.call(Find(Connection(BOB))).outcome is Outcome.NOT_FOUND
 
 
+def test_a_backlog_is_limited_by_its_bytes_as_well_as_by_its_count() -> None:
+    world = World(HubOptions(backlog_bytes=100))
+    for peer in (ALICE, BOB):
+        world.connect(peer)
+        world.join(peer, "g")
+    for number in range(2):
+        world.call(Publish(Connection(BOB), text(str(number) * 50)))
+    assert world.call(Find(Connection(BOB))).outcome is Outcome.DONE
+    world.publish(ALICE, "g", "1", 5)
+    assert world.call(Find(Connection(BOB))).outcome is Outcome.NOT_FOUND
+    assert world.call(Find(Connection(ALICE))).outcome is Outcome.DONE
+    assert told(world, Kind.DISCARDED) == [(BOB, 3)]
+
+
 # -- the stream
 
 
@@ -598,6 +627,18 @@ def test_a_read_that_failed_is_made_again(pair: World, monkeypatch: pytest.Monke
         assert pair.bodies("again") == []
     pair.pass_time(6)
     assert pair.bodies("again") == ["hello"]
+
+
+def test_a_hub_whose_sessions_may_have_needed_what_is_gone_begins_anew(pair: World) -> None:
+    """Somebody has trimmed what was not read here yet. To go on would be to skip it without a word."""
+    foreign = Envelope("foreign", data=b"from elsewhere")
+    pair.store.commit([Unit((Append(STREAM, foreign, target="g/g"), Append(STREAM, foreign, target="g/g")))])
+    pair.store.commit([Unit((Trim(STREAM, pair.store.head(STREAM).offset),))])
+    hub = pair.hub
+    pair.interpreter.wake()
+    assert pair.hub is not hub
+    assert [note.topic for note in pair.notes] == ["hub-read"]
+    assert pair.take(BOB) == [Shut(CloseCode.INTERNAL, "messages are missing here")]
 
 
 def test_stays_that_are_acknowledged_are_forgotten(pair: World) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.pubsub.world import HUB, World
+from tests.unit.pubsub.world import HUB, World, text
 
 from semel.errors import StoreUnavailable
 from semel.kernel.effects import CommitFailed, LoadAll, Read, ReadDone
 from semel.kernel.group import Group
 from semel.kernel.interpreter import Seat
-from semel.kernel.ops import RecordKind, Trim
+from semel.kernel.ops import RecordKind, Trim, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Records, Trimmed
 from semel.pubsub.calls import (
@@ -27,13 +27,15 @@ from semel.pubsub.calls import (
 from semel.pubsub.floors import floor_key, read_floor
 from semel.pubsub.frames import Subprotocol
 from semel.pubsub.hub import HubOptions
-from semel.pubsub.messages import Ack, CloseCode, LeaveGroup
+from semel.pubsub.messages import Ack, CloseCode, GroupMessage, LeaveGroup, SendToGroup
 from semel.pubsub.permissions import Permission
 from semel.pubsub.records import ordered
 from semel.pubsub.session import read_session, session_key
+from semel.pubsub.sockets import Shut
 from semel.pubsub.tail import READ_ROWS, Tail
 
 ALICE, BOB = "alice", "bob"
+STREAM = f"hub/{HUB}"
 SHARED = HubOptions(is_shared=True, lease_s=10.0, trim_s=5.0)
 AWAY = StoreUnavailable("away")
 
@@ -65,6 +67,10 @@ def hears(world: World, asked: list[tuple[Seat, Read]]) -> None:
     del world.read
     for seat, effect in asked:
         world.read(seat, effect)
+
+
+def sequence(said: list[object]) -> list[tuple[str, int | None]]:
+    return [(m.data.body.decode(), m.sequence_id) for m in said if isinstance(m, GroupMessage) and m.data is not None]
 
 
 def floor_of(world: World, node: str) -> int | None:
@@ -166,6 +172,61 @@ def test_one_that_was_lost_and_came_back_while_others_were_read_for_misses_nothi
     two.resume("back", ALICE)
     hears(two, asked)
     assert two.bodies("back") == ["owed"]
+
+
+def test_a_session_of_another_epoch_is_not_gone_on_with_elsewhere(one: World, two: World) -> None:
+    """Its positions mean nothing any more. Whoever takes it up says so, to the client and in the store."""
+    one.publish(ALICE, "g", "hello")
+    one.die()
+    one.store.raise_epoch("a backup")
+    two.restart()
+    two.resume("new", ALICE)
+    assert two.take("new") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+    assert two.store.state(session_key(HUB, ALICE)) is None
+
+
+def test_what_the_node_before_sent_may_be_acknowledged_though_it_has_expired_since(one: World, two: World) -> None:
+    """Nothing is sent to the client here that says how far it may have got."""
+    one.send(ALICE, SendToGroup("g", text("short"), ttl_s=5))
+    [(_, sent)] = sequence(one.take(ALICE))
+    assert sent is not None
+    one.drop(ALICE)
+    one.pass_time(6)
+    two.resume("new", ALICE)
+    two.ack("new", sent)
+    assert two.take("new") == []
+    two.publish(BOB, "g", "after", 5)
+    assert [body for body, _ in sequence(two.take("new"))] == ["after"]
+
+
+@pytest.mark.parametrize("has_sessions", [True, False])
+def test_a_node_that_misses_what_is_gone_begins_anew(one: World, two: World, has_sessions: bool) -> None:
+    """Without sessions of its own it would still believe what it knew of those of others."""
+    if not has_sessions:
+        two.drop(BOB, CloseCode.NORMAL)
+    one.nodes.remove(two)
+    one.publish(ALICE, "g", "missed by two")
+    head = one.store.head(STREAM).offset
+    one.store.commit([Unit((Trim(STREAM, head + 1),))])
+    one.nodes.append(two)
+    before = two.hub
+    one.publish(ALICE, "g", "next", 7)
+    assert two.hub is not before
+    assert [note.topic for note in two.notes] == ["hub-read"]
+    if has_sessions:
+        assert Shut(CloseCode.INTERNAL, "messages are missing here") in two.take(BOB)
+
+
+def test_a_node_without_sessions_need_not_see_what_is_gone_from_before_its_time(one: World, two: World) -> None:
+    """What the rows say was read after it."""
+    one.publish(ALICE, "g", "hello")
+    one.store.commit([Unit((Trim(STREAM, one.store.head(STREAM).offset + 1),))])
+    three = World(one.options, "three", beside=one)
+    begun = three.hub
+    one.publish(ALICE, "g", "more", 5)
+    assert three.hub is begun
+    assert three.notes == []
+    assert three.hub.tail.offset == one.store.head(STREAM).offset
 
 
 def test_a_floor_is_said_again_when_the_commit_that_said_it_has_failed(one: World, two: World) -> None:
