@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
 
-from semel.errors import AuthError, ConfigError, FrameError, InputError
+from semel.errors import ConfigError, FrameError, InputError
+from semel.pubsub.authority import authorize
 from semel.pubsub.calls import Answer, Call, Outcome
 from semel.pubsub.frames import FRAME_BYTES_MAX
 from semel.pubsub.keys import AccessKeys, connection_string
 from semel.pubsub.names import check_hub
-from semel.pubsub.rest_http import JSON, Headers, HttpError, Query, bad_request, bearer_of, origin_of, split_path
+from semel.pubsub.rest_http import JSON, Headers, HttpError, Query, bad_request, origin_of, split_path
 from semel.pubsub.rest_http import HttpRequest as HttpRequest
 from semel.pubsub.rest_http import HttpResponse as HttpResponse
 from semel.pubsub.rest_routes import Operation, Parts, Route, find_route
-from semel.pubsub.tokens import ROLE_OPERATE, ROLE_READ, read_service_token, service_audiences
 
 VERSIONS = ("2021-10-01", "2022-11-01", "2023-07-01", "2024-01-01", "2024-12-01")
 
@@ -37,7 +37,6 @@ HEALTH = ["api", "health"]
 HEALTH_METHODS = ("GET", "HEAD")
 CLIENTS = "client"
 
-_OWN_ROLES = "semel."
 _REPEATED = ("idempotent-replayed", "true")
 """On the answer to a request whose key was used before: nothing was sent for it."""
 _SERVER = re.compile(r"[ -~]*\Z")
@@ -87,8 +86,6 @@ class Rest:
             return self._begin(request, now)
         except HttpError as error:
             return self._error(request, error)
-        except AuthError as error:
-            return self._error(request, _unauthorized(error))
         except (InputError, FrameError) as error:
             return self._error(request, bad_request(error.message, fix=error.fix))
 
@@ -103,7 +100,7 @@ class Rest:
             raise _nothing_at(segments)
         _check_method(request.method, route.operations)
         operation = route.operations[request.method]
-        self._authorize(request, operation, now)
+        authorize(request, self._settings.keys, self._endpoints, now, only_reads=operation.only_reads)
         return self._ask(operation, self._parts(request, route, now))
 
     def _parts(self, request: HttpRequest, route: Route, now: float) -> Parts:
@@ -136,19 +133,6 @@ class Rest:
                 "Error.PayloadTooLarge",
                 "the body is too large",
                 fix=f"send up to {settings.body_bytes_max:,} bytes",
-            )
-
-    def _authorize(self, request: HttpRequest, operation: Operation, now: float) -> None:
-        token = bearer_of(request)
-        if token is None:
-            raise AuthError("there is no token", fix="send one as Authorization: Bearer <token>")
-        audiences = service_audiences(f"{origin_of(request)}{request.path}", self._endpoints)
-        claims = read_service_token(token, self._settings.keys, audiences, now)
-        own = [role for role in claims.roles if role.lower().startswith(_OWN_ROLES)]
-        # Microsoft's libraries name no roles: whoever holds a key may do everything
-        if own and ROLE_OPERATE not in own and not (operation.only_reads and ROLE_READ in own):
-            raise HttpError(
-                403, "Error.Forbidden", "the token does not allow this", fix=f"make one with the role {ROLE_OPERATE}"
             )
 
     def _endpoint(self, request: HttpRequest) -> str:
@@ -228,8 +212,3 @@ def _missing(name: str, names: list[str]) -> HttpError:
     target = name.split(".")[1]
     missing = names[-1] if target == "Connection" else names[0]
     return HttpError(404, name, f"{target} `{missing}` is not found.", target=target)
-
-
-def _unauthorized(error: AuthError) -> HttpError:
-    challenge = (("www-authenticate", "Bearer"),)
-    return HttpError(401, "Error.Unauthorized", error.message, fix=error.fix, target="Authorization", headers=challenge)

@@ -70,10 +70,11 @@ class ClientClaims(msgspec.Struct, frozen=True):
 
 
 class ServiceClaims(msgspec.Struct, frozen=True):
-    """What the token of a server or an operator says. Microsoft's libraries name no roles."""
+    """What the token of a server or an operator says. `roles` None: it names none, as those of Microsoft's
+    libraries do not."""
 
     user: str | None = None
-    roles: tuple[str, ...] = ()
+    roles: tuple[str, ...] | None = None
 
 
 # -- making them
@@ -191,7 +192,9 @@ def read_service_token(token: str, keys: AccessKeys, audiences: Iterable[str], n
     Whatever is added to them must never be an audience of clients too, or each client is an operator.
     """
     payload = _verified(token, keys, audiences, now)
-    return ServiceClaims(_name(payload, NAME_CLAIM), _items(payload, "role", ROLE_CHARS_MAX))
+    # a claim that is there restricts, whatever is in it: nobody writes it to allow everything
+    roles = _items(payload, "role", ROLE_CHARS_MAX) if "role" in payload else None
+    return ServiceClaims(_name(payload, NAME_CLAIM), roles)
 
 
 def _verified(token: str, keys: AccessKeys, audiences: Iterable[str], now: float) -> dict[str, Any]:

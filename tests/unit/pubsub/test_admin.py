@@ -65,7 +65,7 @@ def body(response: HttpResponse) -> Any:
 # -- who may ask
 
 
-@pytest.mark.parametrize("roles", [(), ("semel.read",), ("semel.operate",), ("webpubsub.sendToGroup",)])
+@pytest.mark.parametrize("roles", [(), ("semel.read",), ("semel.operate",), ("semel.read", "something else")])
 def test_who_may_look(roles: tuple[str, ...]) -> None:
     assert isinstance(begin(HUBS, roles=roles), HubsAsked)
 

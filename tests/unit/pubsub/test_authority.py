@@ -20,7 +20,10 @@ from semel.pubsub.tokens import service_token
         (("semel.read", "semel.operate"), True, True),
         (("semel.receive:x",), False, False),
         (("SEMEL.READ",), False, False),
-        (("anything else",), True, True),
+        (("read",), False, False),
+        (("anything else",), False, False),
+        (("webpubsub.sendToGroup",), False, False),
+        (("anything else", "semel.read"), True, False),
     ],
 )
 def test_what_a_role_allows(roles: tuple[str, ...], reads: bool, changes: bool) -> None:

@@ -136,7 +136,8 @@ CHANGING = [("POST", "/:generateToken"), ("DELETE", "/connections/c"), ("PUT", "
     ("roles", "reads", "changes"),
     [
         ((), True, True),
-        (("webpubsub.sendToGroup",), True, True),
+        (("webpubsub.sendToGroup",), False, False),
+        (("read",), False, False),
         (("semel.operate",), True, True),
         (("semel.read", "semel.operate"), True, True),
         (("semel.read",), True, False),

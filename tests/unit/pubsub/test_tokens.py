@@ -442,6 +442,14 @@ def test_a_service_token_says_who_and_what() -> None:
     assert read_service_token(bare, KEYS, service_audiences(url), NOW) == ServiceClaims()
 
 
+@pytest.mark.parametrize("said", [None, "", []])
+def test_a_claim_of_roles_that_is_there_counts_also_when_it_is_empty(said: object) -> None:
+    """Who may do everything names no roles at all."""
+    claims = read_service_token(signed(payload(role=said)), KEYS, AUDIENCES, NOW)
+    assert claims.roles is not None
+    assert not any(claims.roles)
+
+
 GROUP_URL = "http://x:8080/api/hubs/chat/groups/a%20b/:send?api-version=2024-12-01&filter=userId%20eq%20'a'"
 
 
