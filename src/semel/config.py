@@ -380,6 +380,8 @@ def load_config(path: Path | None = None, folder: Path | None = None) -> Config:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not TOML: {error}", fix="correct that line; strings need quotes") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}", fix="write shorter numbers, nested less deep") from None
     return _checked(data, file, text)
 
 
@@ -579,7 +581,7 @@ def line_of(text: str, path: _Path) -> int:
     for count in range(len(lines), -1, -1):
         try:
             data: Any = tomllib.loads("\n".join(lines[:count]))
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             continue
         if not _has(data, path):
             return count + 1

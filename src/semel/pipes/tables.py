@@ -70,7 +70,7 @@ class _Reader:
         self.name = name
         try:
             self.tables: dict[str, Any] = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise PathSyntaxError(f"this is not TOML: {error}", fix="see https://toml.io for the form") from None
         self.local: set[str] = set()
 

@@ -7,7 +7,7 @@ import msgspec
 from semel.errors import InputError, LimitExceeded
 from semel.kernel.text import check_id, check_text
 from semel.pubsub.client_events import Acked
-from semel.pubsub.frames import FRAME_BYTES_MAX, UINT32_MAX, UINT64_MAX, Codec, FrameError, json_body
+from semel.pubsub.frames import FRAME_BYTES_MAX, UINT32_MAX, UINT64_MAX, Codec, FrameError, check_digits, json_body
 from semel.pubsub.messages import (
     Data,
     DataType,
@@ -88,7 +88,7 @@ def _check_data(data: Data) -> None:
     try:
         text = data.body.decode()
         if data.type is DataType.JSON:
-            json_body(text)
+            check_digits(json_body(text))
     except UnicodeDecodeError as error:
         raise InputError(f"the data is not UTF-8: {error.reason}", fix="send it as binary") from None
     except FrameError as error:

@@ -9,6 +9,7 @@ protobuf   bytes of a serialized google.protobuf.Any
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,11 +42,22 @@ def data_of(value: Any, type: str | None = None) -> Data:
 def value_of(data: Data) -> Any:
     match data.type:
         case DataType.JSON:
-            return msgspec.json.decode(data.body)
+            return _from_json(data.body)
         case DataType.TEXT:
             return data.body.decode()
         case _:
             return data.body
+
+
+def _from_json(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        pass
+    try:
+        return json.loads(body)  # which takes a number beyond all floats for infinity
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the data is no JSON that can be read: {error}", fix="read it from `content.body`") from None
 
 
 def _type_of(value: Any) -> DataType:

@@ -27,6 +27,8 @@ Frame = str | bytes
 FRAME_BYTES_MAX = 1024 * 1024
 # .NET clients refuse to read what is nested deeper, so one such message would break every one of them in the group
 DEPTH_MAX = 64
+DIGITS_MAX = 4_300
+"""Of a number in JSON: more than that Python does not read."""
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
 EMPTY = Data(DataType.TEXT, b"")
@@ -172,6 +174,20 @@ def check_not_null(body: bytes) -> bytes:
     if body == b"null":
         raise FrameError("the data is null", fix="send any other JSON value")
     return body
+
+
+_DIGITS_ONLY = bytes(ord("0") if chr(code) in "0123456789" else ord(" ") for code in range(256))
+_TOO_LONG = b"0" * (DIGITS_MAX + 1)
+
+
+def check_digits(body: bytes) -> None:
+    """Refuse JSON from a sender with a number that readers in Python, our own client among them, cannot read: they
+    could neither handle the message nor pass it over. In strings there may be as many digits as one likes."""
+    if len(body) <= DIGITS_MAX or _TOO_LONG not in body.translate(_DIGITS_ONLY):
+        return
+    outside_strings = b'"'.join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    if _TOO_LONG in outside_strings.translate(_DIGITS_ONLY):
+        raise FrameError(f"a number has more than {DIGITS_MAX:,} digits", fix="send it as a string")
 
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))

@@ -23,6 +23,7 @@ from semel.errors import InputError, LocalProtocolError
 from semel.kernel.text import check_id
 from semel.pubsub.frames import (
     DEPTH_MAX,
+    DIGITS_MAX,
     EMPTY,
     UINT32_MAX,
     UINT64_MAX,
@@ -30,6 +31,7 @@ from semel.pubsub.frames import (
     FrameError,
     Plain,
     check_depth,
+    check_digits,
     check_not_null,
     check_uint,
     wrong_frame_type,
@@ -306,6 +308,8 @@ class JsonCodec:
     def decode(self, frame: Frame) -> Request:
         if not isinstance(frame, str):
             raise wrong_frame_type("text")
+        if len(frame) > DIGITS_MAX:
+            check_digits(frame.encode(errors="replace"))
         colons = frame.count(":")
         wire = _parse(_requests, frame, colons)
         if colons == _PLAIN_COLONS and type(wire) is _SendToGroup:

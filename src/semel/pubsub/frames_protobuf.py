@@ -19,7 +19,16 @@ from msgspec.structs import replace
 
 from semel.errors import InputError, LocalProtocolError
 from semel.kernel.text import check_id
-from semel.pubsub.frames import EMPTY, Frame, FrameError, OneByOne, check_uint, json_body, wrong_frame_type
+from semel.pubsub.frames import (
+    EMPTY,
+    Frame,
+    FrameError,
+    OneByOne,
+    check_digits,
+    check_uint,
+    json_body,
+    wrong_frame_type,
+)
 from semel.pubsub.messages import (
     Ack,
     CancelInvocation,
@@ -283,9 +292,13 @@ class ProtobufCodec(OneByOne):
     def decode(self, frame: Frame) -> Request:
         field, wire = _parse(_Upstream, frame)
         try:
-            return _REQUEST_READERS[field](wire)
+            request = _REQUEST_READERS[field](wire)
         except InputError as error:
             raise FrameError(error.message, fix=error.fix) from None
+        data = getattr(request, "data", None)
+        if data is not None and data.type is DataType.JSON:
+            check_digits(data.body)
+        return request
 
     def encode(self, response: Response) -> bytes:
         return _write(_Downstream, _RESPONSE_WRITERS, response)

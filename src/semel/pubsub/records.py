@@ -30,7 +30,7 @@ from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, PutBlob, RecordKind
 from semel.kernel.store import BLOB_CHUNK_BYTES, Record
 from semel.kernel.text import ID_CHARS_MAX, stream_name
-from semel.pubsub.frames import FrameError, json_body
+from semel.pubsub.frames import FrameError, check_digits, json_body
 from semel.pubsub.messages import CONTENT_TYPES, Data, DataType, Metadata, StreamPart
 
 REST = "rest"
@@ -279,7 +279,7 @@ def _is_sound(kind: DataType, body: bytes) -> bool:
 
             check_any(body)
         elif kind is DataType.JSON:
-            json_body(body.decode())
+            check_digits(json_body(body.decode()))
         else:
             body.decode()
     except (FrameError, UnicodeDecodeError):

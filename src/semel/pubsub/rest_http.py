@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 import msgspec
 
 from semel.kernel.text import clean_cause
-from semel.pubsub.frames import json_body
+from semel.pubsub.frames import check_digits, json_body
 from semel.pubsub.messages import CONTENT_TYPES, Data, DataType
 
 Headers = tuple[tuple[str, str], ...]
@@ -170,7 +170,11 @@ def read_data(request: HttpRequest) -> Data:
     if kind is DataType.BINARY:
         return Data(kind, request.body)
     text = _text(request.body, codec)
-    return Data(kind, json_body(text) if kind is DataType.JSON else text.encode())
+    if kind is DataType.TEXT:
+        return Data(kind, text.encode())
+    body = json_body(text)
+    check_digits(body)
+    return Data(kind, body)
 
 
 def read_json(request: HttpRequest) -> str:
