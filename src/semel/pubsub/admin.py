@@ -29,6 +29,7 @@ from semel.kernel.store import Record
 from semel.kernel.text import check_text
 from semel.pubsub.authority import authorize
 from semel.pubsub.calls import Answer, Everybody, Group, HubInfo, ListConnections, ListGroups, Outcome, User
+from semel.pubsub.commits import outward
 from semel.pubsub.keys import AccessKeys
 from semel.pubsub.messages import Data, DataType, Metadata, StreamPart
 from semel.pubsub.names import GROUP_CHARS_MAX, check_group, check_hub
@@ -199,9 +200,11 @@ def _position(stream: str, text: str) -> Position:
 
 def _page(page: Page | SemelError) -> HttpResponse:
     if isinstance(page, EpochChanged):
-        return error_response(HttpError(410, "Error.EpochChanged", page.message, fix=page.fix, target="after"))
+        gone = f"the store is in epoch {page.current} by now"
+        fix = f"it was restored or has failed over: begin again with after={START}"
+        return error_response(HttpError(410, "Error.EpochChanged", gone, fix=fix, target="after"))
     if isinstance(page, SemelError):
-        return error_response(_unavailable(page.message))
+        return error_response(_unavailable(outward(page)))
     after = f"{page.after.epoch}:{page.after.offset}"
     return _json({"messages": [_message(each) for each in page.records], "after": after, "missed": page.missed})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from semel.errors import StoreFull, StoreReadOnly, StoreRefused
+from semel.errors import SemelError, StoreFull, StoreReadOnly, StoreRefused
 from semel.kernel.effects import CommitFailed, CommitUnknown
 from semel.kernel.ops import Conflict, Result
 
@@ -14,14 +14,19 @@ Failed = Callable[[Failure, float], None]
 
 
 def why(failure: Failure) -> str:
-    """For those who run the server, and for services that have its key."""
+    """For those who run the server: it goes into the log, and never out of the server."""
     error = failure.error if isinstance(failure, CommitFailed) else None
     return error.message if error is not None else "the store could not take it"
 
 
 def hint(failure: Failure) -> str:
-    """For clients: where the store is, and who may use it, is none of their business."""
-    error = failure.error if isinstance(failure, CommitFailed) else None
+    """For clients and services."""
+    return outward(failure.error if isinstance(failure, CommitFailed) else None)
+
+
+def outward(error: SemelError | None) -> str:
+    """All that anybody outside hears of an error that came from a store. Where the store is, what it is called and who
+    may use it stands in the error itself, and is for the log alone."""
     if isinstance(error, StoreFull):
         return "the store has no room left; ask again later"
     if isinstance(error, StoreReadOnly | StoreRefused):

@@ -19,7 +19,7 @@ import msgspec
 from semel.errors import InputError
 from semel.kernel.ops import Append, RecordKind, Result
 from semel.pubsub.calls import Answer, CloseConnections, Grant, JoinMembers, Outcome, RemoveMembers, Revoke
-from semel.pubsub.commits import Failure, why
+from semel.pubsub.commits import Failure, hint, why
 from semel.pubsub.records import order, ordered, reply
 from semel.pubsub.service import Gathered
 
@@ -94,7 +94,8 @@ class Orders:
 
         def failed(failure: Failure, now: float) -> None:
             if self._asked.pop(id, None) is not None:
-                answer(Answer(Outcome.FAILED, why(failure)))
+                hub.complain("hub-commit", failure)
+                answer(Answer(Outcome.FAILED, hint(failure)))
 
         hub.commit((record,), lambda results, now: hub.take_own((record,), results, now), failed)
 
@@ -162,4 +163,5 @@ class Orders:
             if asked.until <= now:
                 del self._asked[id]
                 for node in sorted(asked.missing):
-                    asked.answers.hear(Answer(Outcome.FAILED, f"the node {node} did not answer in time; ask again"))
+                    self._hub.notify("order", f"the node {node} did not answer in time")
+                    asked.answers.hear(Answer(Outcome.FAILED, "a node did not answer in time; ask again"))

@@ -33,7 +33,7 @@ from semel.pubsub.calls import (
     Summarize,
     User,
 )
-from semel.pubsub.commits import Failure, is_conflict, why
+from semel.pubsub.commits import Failure, hint, is_conflict
 from semel.pubsub.idempotency import digest_of
 from semel.pubsub.messages import CloseCode, Disconnected
 from semel.pubsub.odata import parse
@@ -194,6 +194,7 @@ class Service:
                 self._hub.counts.duplicates += 1
                 self._hub.keys.compare(call.key, digest, answer)
             else:
+                self._hub.complain("hub-commit", failure)
                 answer(_failed(failure))
 
         self._hub.commit((append, *key, *chunks), done, failed)
@@ -386,7 +387,7 @@ def _has_by_row(found: Loaded | LoadedAll | LoadFailed, call: Check) -> Answer:
 
 
 def _failed(failure: Failure) -> Answer:
-    return Answer(Outcome.FAILED, why(failure))
+    return Answer(Outcome.FAILED, hint(failure))
 
 
 def _target(to: Receivers) -> str:

@@ -24,6 +24,7 @@ from semel.kernel.store import Record, Store, Trimmed
 from semel.pubsub.admin import PREFIX, Admin, HubRow, HubsAsked, MessagesAsked, Page, error_response
 from semel.pubsub.authority import authorize
 from semel.pubsub.calls import Answer, Call, HubInfo, Outcome, Summarize
+from semel.pubsub.commits import outward
 from semel.pubsub.keys import AccessKeys
 from semel.pubsub.loading import is_known, known_hubs
 from semel.pubsub.rest import Asked, HttpRequest, HttpResponse
@@ -119,6 +120,7 @@ class Operating:
             try:
                 return asked.respond(await self._messages(asked))
             except SemelError as error:
+                log.warning("messages of %s cannot be read: %s", asked.stream, error.message)
                 return asked.respond(error)
         return asked.respond(await self._look(asked))
 
@@ -128,7 +130,8 @@ class Operating:
             if asked.hub not in set(self._running()) and not await asyncio.to_thread(is_known, self._store, asked.hub):
                 return Answer()
         except SemelError as error:
-            return Answer(Outcome.FAILED, error.message)
+            log.warning("%s cannot be looked for in the store: %s", asked.hub, error.message)
+            return Answer(Outcome.FAILED, outward(error))
         return await self._ask(asked.hub, asked.call)
 
     async def _hubs(self) -> Sequence[HubRow]:

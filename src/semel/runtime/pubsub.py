@@ -29,6 +29,7 @@ from semel.pubsub import cloudevents
 from semel.pubsub.abuse import host_of
 from semel.pubsub.calls import Answer, Call, Outcome
 from semel.pubsub.cloudevents import Allowed, Client, Failed, connect_event, read_connect
+from semel.pubsub.commits import outward
 from semel.pubsub.frames import Codec, codec_for
 from semel.pubsub.handler_calls import HANDLERS
 from semel.pubsub.handlers import Handlers, SystemEvent
@@ -299,8 +300,11 @@ class PubSub:
     async def _call(self, hub: str, call: Call) -> Answer:
         try:
             return await (await self.hub(hub)).call(call)
-        except SemelError as error:
+        except LimitExceeded as error:
             return Answer(Outcome.FAILED, error.message)
+        except SemelError as error:
+            log.warning("%s: the hub cannot begin: %s", hub, error.message)
+            return Answer(Outcome.FAILED, outward(error))
 
     def _traffic(self) -> Iterator[Traffic]:
         for task in self._links.values():
