@@ -11,6 +11,8 @@
     ├── DuplicateMessage        only raised by APIs that ask for it; elsewhere a duplicate is a result
     ├── StoreError
     │   ├── StoreUnavailable    cannot be reached or opened
+    │   │   └── StoreBroken     this process can use it no longer, after an I/O error: restart it
+    │   │       └── StoreGone   its files were removed or replaced
     │   ├── StoreBusy           someone else holds the lock; try again
     │   ├── StoreFull           no space left
     │   ├── StoreReadOnly       the folder or file may not be written
@@ -112,6 +114,15 @@ class StoreError(SemelError):
 class StoreUnavailable(StoreError):
     code = "store-unavailable"
     retryable = True
+
+
+class StoreBroken(StoreUnavailable):
+    code = "store-broken"
+    retryable = False
+
+
+class StoreGone(StoreBroken):
+    code = "store-gone"
 
 
 class StoreBusy(StoreError):

@@ -138,8 +138,8 @@ def test_a_disk_without_space(
     """SQLite itself says that there is no room: its own limit on pages gives the same error as a full disk."""
     connect = SqliteStore._connect
 
-    def small(self: SqliteStore) -> sqlite3.Connection:
-        connection = connect(self)
+    def small(self: SqliteStore, mode: str = "rw") -> sqlite3.Connection:
+        connection = connect(self, mode)
         connection.execute("PRAGMA max_page_count = 5")
         return connection
 

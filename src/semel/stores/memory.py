@@ -701,6 +701,9 @@ class MemoryStore:
             raise InputError("a memory store binds to its own connect()", fix="pass store.connect()")
         return MemoryTx(connection)
 
+    def check(self) -> None:
+        """Nothing can keep it from taking commits."""
+
     def status(self) -> Status:
         with self._lock:
             data = self._data

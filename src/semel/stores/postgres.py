@@ -590,6 +590,14 @@ class PostgresStore:
             raise InputError(f"the connection speaks {connection.info.encoding}", fix="set client_encoding to UTF8")
         return PostgresTx(self, connection)
 
+    def check(self) -> None:
+        [(_, _, is_standby, _)] = self._pool.ask("server")
+        if is_standby:
+            raise StoreReadOnly(
+                f"{redact(self.url)} is in recovery",
+                fix="connect to the primary; if this is to be one, promote it, or wait until its recovery is over",
+            )
+
     def status(self) -> Status:
         with self._transaction() as run:
             [(_, schema, epoch, *_)] = run.ask("read_store")

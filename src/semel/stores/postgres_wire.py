@@ -424,6 +424,8 @@ def _unreachable(url: str, error: psycopg.Error) -> SemelError:
         fix = "create the database with createdb, or correct its name in the URL"
     elif "refused" in text or "No such file" in text:
         fix = "start PostgreSQL, or correct host and port in the URL"
+    elif "the database system is" in text:
+        fix = "wait: PostgreSQL is starting, recovering or stopping"
     return StoreUnavailable(f"cannot connect to {redact(url)}: {text}", fix=fix)
 
 

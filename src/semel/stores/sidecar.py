@@ -37,6 +37,7 @@ class Sidecar:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd: int | None = None
+        self._identity = (0, 0)
 
     def read(self) -> Marks | None:
         """The last note, or None when there is none that makes sense. Another process may be writing just now."""
@@ -60,15 +61,30 @@ class Sidecar:
         return Marks(store_id.decode(), commits, head, fence) if magic == _MAGIC else None
 
     def write(self, marks: Marks) -> None:
-        if self._fd is None:
-            try:
-                self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except OSError as error:
-                raise _file_error(self.path, error) from None
+        if self._fd is not None and not self._is_in_place():
+            # it is a note and no history: without it the next start would only have to suspect the worst
+            self.close()
+        fd = self._open() if self._fd is None else self._fd
         body = _LAYOUT.pack(_MAGIC, marks.store_id.encode(), marks.commits, marks.head, marks.fence)
         # the commit is durable already: a note that cannot be made only makes the sidecar lag, and that is allowed
         with suppress(OSError):
-            os.pwrite(self._fd, body + zlib.crc32(body).to_bytes(4), 0)
+            os.pwrite(fd, body + zlib.crc32(body).to_bytes(4), 0)
+
+    def _open(self) -> int:
+        try:
+            self._fd = fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _file_error(self.path, error) from None
+        found = os.fstat(fd)
+        self._identity = (found.st_dev, found.st_ino)
+        return fd
+
+    def _is_in_place(self) -> bool:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
 
     def close(self) -> None:
         if self._fd is not None:

@@ -13,21 +13,18 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from semel.errors import (
     CommitInDoubt,
     ConfigError,
     NotAStore,
     SchemaTooNew,
-    SemelError,
-    StoreBusy,
-    StoreFull,
-    StoreReadOnly,
-    StoreRefused,
+    StoreBroken,
+    StoreGone,
     StoreUnavailable,
 )
 from semel.kernel.ledger import Entry, Event, Kind, Mark
@@ -58,6 +55,8 @@ from semel.stores.shared import (
 )
 from semel.stores.sidecar import Marks, Sidecar
 from semel.stores.sqlite_engine import Q, SqliteEngine, entry_of, index_entry_of, json_list, record_of, work_row_of
+from semel.stores.sqlite_errors import code_of, errors, locked
+from semel.stores.sqlite_files import Files, check_not_lost, leave_open
 from semel.stores.waking import Waking
 
 log = logging.getLogger(__name__)
@@ -67,7 +66,10 @@ BUSY_S = 30.0
 BUSY_STEP_S = 0.0005
 WATCH_S = 0.005
 WATCH_LOCK_S = 0.05
+LOCK_LOOK_S = 1.0
+"""Who holds the lock for as long as this is in the way."""
 NO_LIMIT = 2**62
+FIX_DISK = "check the disk, then restart this process"
 LEDGER_COLUMNS = (
     "seq", "at", "node", "pipeline", "hop", "kind", "message", "delivery", "session", "idx", "peer", "stream", "epoch",
     "first", "last", "n", "fold", "attempt", "cause", "trace",
@@ -102,11 +104,13 @@ class SqliteStore:
         self._lock = threading.RLock()
         self._readers = threading.local()
         self._open: list[sqlite3.Connection] = []
-        self._broken: str | None = None
+        self._broken: StoreUnavailable | None = None
+        self._busy_since: float | None = None
+        self._files = Files(self.path)
+        self._sidecar = Sidecar(Path(f"{self._files.database}-semel"))
         self._check_engine()
         self._check_file(create)
-        self._writer = self._connect()
-        self._sidecar = Sidecar(self.path.with_name(self.path.name + "-semel"))
+        self._writer = self._connect("rwc")
         self._commits = self._others = self._version = 0
         self._waking = Waking(self._commits_of_others, WATCH_S)
         self._checkpointer = Checkpointer(self._connect)
@@ -125,18 +129,22 @@ class SqliteStore:
     def _check_file(self, create: bool) -> None:
         if self.path.is_dir():
             raise NotAStore(f"{self.path} is a folder", fix="name a file inside it, such as semel.db")
+        check_not_lost(self.path, self._sidecar)
         if not self.path.exists() and not create:
             raise StoreUnavailable(f"there is no store at {self.path}", fix=f"create it: semel store init {self.url}")
         if not self.path.parent.is_dir():
             raise StoreUnavailable(f"the folder {self.path.parent} does not exist", fix="create it, or correct the URL")
 
-    def _connect(self) -> sqlite3.Connection:
-        with _errors(self.path):
-            connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=0)
+    def _connect(self, mode: str = "rw") -> sqlite3.Connection:
+        """Only the first one may make the file."""
+        self._check_files()
+        name = f"file:{quote(self._files.database)}?mode={mode}"
+        with errors(self.path):
+            connection = sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False, timeout=0)
         try:
-            with _errors(self.path):
+            with errors(self.path):
                 connection.execute("PRAGMA busy_timeout = 0")
-                self._retry_busy(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone())
+                self._retry_busy(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone(), self.busy_s)
                 connection.execute("PRAGMA synchronous = FULL")
                 connection.execute("PRAGMA cache_size = -32768")
                 connection.execute(f"PRAGMA wal_autocheckpoint = {BACKSTOP_PAGES}")
@@ -144,6 +152,7 @@ class SqliteStore:
             connection.close()
             raise
         self._open.append(connection)
+        self._check_files()
         return connection
 
     def _prepare(self, create: bool) -> None:
@@ -151,6 +160,7 @@ class SqliteStore:
             self._check_schema(create)
             [(self.store_id,)] = self._writer.execute("SELECT store_id FROM semel_store").fetchall()
             self._check_rewind()
+            self._files.note()
         except BaseException:
             self.close()
             raise
@@ -169,7 +179,7 @@ class SqliteStore:
             self.migrate()
 
     def _schema_version(self) -> int:
-        with _errors(self.path):
+        with errors(self.path):
             found = self._writer.execute("SELECT name FROM sqlite_schema WHERE name = 'semel_store'").fetchone()
             if found is None:
                 return 0
@@ -222,7 +232,7 @@ class SqliteStore:
         if commits and noted is None:
             return "the file was moved or restored without its sidecar", None
         if noted is not None and noted.store_id != self.store_id:
-            return ("another store stood here before", None) if commits else None
+            return "another store stood here before", noted
         if noted is not None and noted.commits > commits:
             return "the file was restored from an older copy", noted
         if db.execute(Q["cursor_beyond_head"]).fetchone() is not None:
@@ -241,7 +251,7 @@ class SqliteStore:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         with self._lock, self._watched():
-            self._check_usable()
+            self._check_files(self._files.check_database)
             self._begin(self._writer)
             try:
                 yield self._writer
@@ -253,48 +263,71 @@ class SqliteStore:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """SQLite's errors in our words. After an I/O error this process no longer uses the file."""
-        with _errors(self.path):
+        with errors(self.path):
             try:
                 yield
             except sqlite3.Error as error:
-                if _code(error) == sqlite3.SQLITE_IOERR:
-                    self._broken = f"an I/O error struck {self.path}: {error}"
+                if code_of(error) == sqlite3.SQLITE_IOERR:
+                    self._broken = StoreBroken(f"an I/O error struck {self.path}: {error}", fix=FIX_DISK)
+                    raise self._broken from error
                 raise
 
     def _check_usable(self) -> None:
         if self._broken is not None:
-            raise StoreUnavailable(self._broken, fix="check the disk, then restart this process")
+            raise type(self._broken)(self._broken.message, fix=self._broken.fix)
 
-    def _begin(self, connection: sqlite3.Connection) -> None:
-        self._retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
+    def _check_files(self, check: Callable[[], None] | None = None) -> None:
+        """Once they were found gone this process no longer uses them, not even when they come back: what others did
+        with them meanwhile nobody knows."""
+        self._check_usable()
+        try:
+            (check or self._files.check)()
+        except StoreGone as error:
+            self._broken = error
+            raise
 
-    def _retry_busy(self, attempt: Callable[[], object]) -> None:
+    def _begin(self, connection: sqlite3.Connection, busy_s: float | None = None) -> None:
+        self._retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self.busy_s if busy_s is None else busy_s)
+
+    def _retry_busy(self, attempt: Callable[[], object], busy_s: float) -> None:
         """SQLite's own wait doubles up to 100 ms and starves; short steps let waiting processes take turns."""
-        until = time.monotonic() + self.busy_s
-        while True:
-            try:
-                attempt()
-                return
-            except sqlite3.OperationalError as error:
-                if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= until:
-                    raise
-            time.sleep(BUSY_STEP_S)
+        since: float | None = None
+        try:
+            while True:
+                try:
+                    attempt()
+                    return
+                except sqlite3.OperationalError as error:
+                    now = time.monotonic()
+                    since = now if since is None else since
+                    if code_of(error) != sqlite3.SQLITE_BUSY or now >= since + busy_s:
+                        raise
+                    self._busy_since = since
+                time.sleep(BUSY_STEP_S)
+        finally:
+            if since is not None:
+                self._busy_since = None
 
     def _roll_back(self) -> None:
         if self._writer.in_transaction:
             self._writer.execute("ROLLBACK")
 
     def _end(self, connection: sqlite3.Connection) -> None:
-        """An I/O error at this point leaves the outcome open, and the page cache can no longer be trusted to tell."""
+        """An I/O error at this point leaves the outcome open, and the page cache can no longer be trusted to tell.
+        So do files that went meanwhile: the commit may be in them, or nowhere."""
         try:
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            if _code(error) != sqlite3.SQLITE_IOERR:
+            if code_of(error) != sqlite3.SQLITE_IOERR:
                 self._roll_back()
                 raise
-            self._broken = f"an I/O error struck {self.path} inside a commit: {error}"
+            self._broken = StoreBroken(f"an I/O error struck {self.path} inside a commit: {error}", fix=FIX_DISK)
             connection.close()
-            raise CommitInDoubt(self._broken, marker="io", fix="check the disk, then restart this process") from error
+            raise CommitInDoubt(self._broken.message, marker="io", fix=FIX_DISK) from error
+        try:
+            self._check_files()
+        except StoreGone as error:
+            raise CommitInDoubt(f"{error.message}, inside a commit", marker="gone", fix=error.fix) from error
 
     def commit(self, units: Sequence[Unit]) -> list[Outcome]:
         with self._lock:
@@ -302,6 +335,7 @@ class SqliteStore:
                 reach("commit.begin")
                 changes = db.total_changes
                 engine = SqliteEngine(db, self._clock(), self.node)
+                self._check_counted(engine.commits)
                 outcomes = apply(engine, units)
                 wrote = db.total_changes != changes
                 if wrote:
@@ -314,6 +348,15 @@ class SqliteStore:
         if wrote:
             self._waking.wake()
         return outcomes
+
+    def _check_counted(self, commits: int) -> None:
+        """A copy that was written over the file has the same inode. It may show here."""
+        if commits < self._commits:
+            self._broken = StoreGone(
+                f"{self.path} was overwritten with an older copy while this process used it",
+                fix="stop all processes before a restore, then restart this one; see the page on backups",
+            )
+            raise self._broken
 
     def _after_commit(self, engine: SqliteEngine) -> None:
         """It has happened: whatever goes wrong from here on must not make anybody believe that it has not."""
@@ -600,6 +643,23 @@ class SqliteStore:
         """`connection` is the user's own sqlite3 connection to this file, with a transaction open or about to open."""
         return SqliteTx(self, connection)
 
+    def check(self) -> None:
+        """The lock is somebody's for a moment all the time; in the way is who keeps it."""
+        self._check_files()
+        self._ask("read_cursor", "")
+        if not self._lock.acquire(timeout=LOCK_LOOK_S):
+            since = self._busy_since
+            if since is not None and time.monotonic() - since >= LOCK_LOOK_S:
+                raise locked(self.path)
+            return
+        try:
+            with self._watched():
+                self._check_usable()
+                self._begin(self._writer, LOCK_LOOK_S)
+                self._roll_back()
+        finally:
+            self._lock.release()
+
     def status(self) -> Status:
         with self._snapshot() as db:
             epoch, schema = db.execute("SELECT epoch, schema FROM semel_store").fetchone()
@@ -639,11 +699,16 @@ class SqliteStore:
         self._waking.close()
         self._checkpointer.close()
         with self._lock:
-            if self._broken is None and hasattr(self, "store_id"):
-                self._note_marks()
-            self._broken = self._broken or "the store is closed"
-            for connection in self._open:
-                connection.close()
+            with suppress(StoreUnavailable):
+                self._check_files()
+                if hasattr(self, "store_id"):
+                    self._note_marks()
+            if isinstance(self._broken, StoreGone):
+                leave_open(self._open)
+            else:
+                for connection in self._open:
+                    connection.close()
+            self._broken = self._broken or StoreUnavailable("the store is closed", fix="open it again")
             self._open.clear()
             self._sidecar.close()
 
@@ -657,6 +722,7 @@ class SqliteTx:
 
     def apply(self, ops: Sequence[Op]) -> tuple[Result, ...]:
         unit = check_bound(ops)
+        self._store._check_files()
         with self._store._watched():
             if not self._connection.in_transaction:
                 self._store._begin(self._connection)
@@ -702,40 +768,3 @@ def _statements(sql: str) -> Iterator[str]:
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
-
-
-def _code(error: sqlite3.Error) -> int:
-    """The primary result code, without the detail in the higher bits."""
-    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
-
-
-@contextmanager
-def _errors(path: Path) -> Iterator[None]:
-    """SQLite's errors in our words. What is the data's fault is StoreRefused; the rest is about the file."""
-    try:
-        yield
-    except (sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.DataError, OverflowError) as error:
-        raise StoreRefused(
-            f"SQLite refused the data: {error}", fix="correct the message that was being stored"
-        ) from error
-    except sqlite3.Error as error:
-        raise _file_error(path, error) from error
-
-
-def _file_error(path: Path, error: sqlite3.Error) -> SemelError:
-    code = _code(error)
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return StoreBusy(f"{path} is locked by another process", fix="close the program that holds it, or try again")
-    if code == sqlite3.SQLITE_FULL:
-        return StoreFull(f"no space left for {path}", fix="free disk space; nothing written so far is lost")
-    if code == sqlite3.SQLITE_READONLY:
-        return StoreReadOnly(f"{path} may not be written", fix="correct the permissions of the file and its folder")
-    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        return NotAStore(f"{path} is not a SQLite database: {error}", fix="name another file; this one was not changed")
-    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-        return StoreUnavailable(
-            f"{path} cannot be opened: {error}", fix="check that the folder exists and may be written"
-        )
-    if code == sqlite3.SQLITE_TOOBIG:
-        return StoreRefused(f"SQLite refused the data: {error}", fix="store large bodies in chunks with put_body()")
-    return StoreUnavailable(f"SQLite failed on {path}: {error}", fix="check the disk and the file, then try again")
