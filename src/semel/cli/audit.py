@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.options import ConfigOption, DebugOption, JsonOption, find_store, parse_duration, shown
+from semel.cli.options import ConfigOption, DebugOption, JsonOption, find_store, parse_duration, shown, told_by
 from semel.cli.terminal import Answer, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_NO_DATA, ConfigError, PeerUnavailable, SemelError
 
@@ -211,15 +211,17 @@ def _options(
         parse_time(option, text, clock) if text is not None and (option, text) != ("--now", NEWEST) else None
         for option, text in zip(("--since", "--until", "--now"), times, strict=True)
     )
-    return Options(
+    options = Options(
         deadline_s=parse_duration("--deadline", deadline) if deadline is not None else DEADLINE_S,
-        window_s=parse_duration("--window", window) if window is not None else None,
         now=NEWEST if times[2] == NEWEST else now,
-        since=since,
-        until=until,
         pipelines=(pipeline,) if pipeline is not None else (),
-        session_class=class_by,
     )
+    with told_by("--window"):
+        options = replace(options, window_s=parse_duration("--window", window) if window is not None else None)
+    with told_by("--since and --until"):
+        options = replace(options, since=since, until=until)
+    with told_by("--class-by"):
+        return replace(options, session_class=class_by)
 
 
 def _follow_options(every: str, state: Path | None, keep: str | None, places: _Places, job: _Job) -> FollowOptions:
@@ -231,11 +233,10 @@ def _follow_options(every: str, state: Path | None, keep: str | None, places: _P
     folder = state or (places.tables / FOLLOW_FOLDER if places.tables is not None else None)
     if folder is None:
         raise ConfigError("--follow needs a folder to keep its place in", fix="add --tables DIR, or --state DIR")
-    return FollowOptions(
-        folder,
-        parse_duration("--follow", every),
-        parse_duration("--keep", keep) if keep is not None else KEEP_S,
-    )
+    with told_by("--follow"):
+        options = FollowOptions(folder, parse_duration("--follow", every))
+    with told_by("--keep"):
+        return replace(options, keep_s=parse_duration("--keep", keep) if keep is not None else KEEP_S)
 
 
 def _check_follows(state: Path | None, keep: str | None) -> None:
@@ -367,7 +368,8 @@ class _Job:
         if self.points is None:
             return None
         say("comparing two points", 0.95)
-        return case.compare(*self.points)
+        with told_by("--from and --to"):
+            return case.compare(*self.points)
 
     def _write_tables(self, case: Case, say: Say) -> None:
         if self.places.tables is not None:

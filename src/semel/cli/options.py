@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semel.errors import ConfigError
+from semel.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from semel.cli.terminal import Terminal
@@ -39,6 +39,15 @@ def parse_duration(option: str, text: str) -> float:
     if found is None:
         raise ConfigError(f"{option} {text!r} is not a duration", fix="write a number and a unit: 500ms 30s 15m 12h 7d")
     return float(found[1]) * _SECONDS[found[2] or "s"]
+
+
+@contextmanager
+def told_by(option: str) -> Iterator[None]:
+    """A value that is refused further inside is told with the option that it was given by."""
+    try:
+        yield
+    except (ConfigError, InputError) as error:
+        raise ConfigError(f"{option}: {error.message}", fix=error.fix) from error
 
 
 def load(file: Path | None) -> Config:

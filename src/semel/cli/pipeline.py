@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +23,7 @@ from semel.cli.options import (
     opened,
     parse_duration,
     shown,
+    told_by,
 )
 from semel.cli.signals import until_told
 from semel.cli.terminal import Answer, Terminal
@@ -119,14 +123,20 @@ def run(
     terminal: Terminal = context.obj
     settings = load(config)
     wait_s = parse_duration("--wait", wait)
-    found = replay(_find(name, settings, terminal, store), as_name, start=start, until=until)
+    found = _find(name, settings, terminal, store)
+    with told_by("--as"):
+        found = replay(found, as_name)
+    with told_by("--start"):
+        found = replay(found, start=start, until=until)
     options = runner.RunOptions(
         checkpoint=runner.checkpoint_of(found.name, checkpoint or settings.spark.checkpoints),
         once=once or until is not None,
         wait_s=wait_s,
     )
     with opened(found.store, settings, create=True) as output, terminal.progress("starting Spark") as update:
-        _note_missing(terminal, output, found, settings)
+        warnings = _missing(output, found, settings)
+        for warning in warnings:
+            terminal.note(warning)
         options.progress = lambda run: update(run.rows, what=_doing(run))
         spark = spark_session(
             app=f"semel-{found.name}",
@@ -144,7 +154,7 @@ def run(
             ended = runner.run(spark, found, output, options)
         dead = runner.deaths(output, found.name) - dead
     words = [f"{found.name}: {ended.state} after {_done(ended)}", *_dead_words(found, dead)]
-    return Answer({**_run_dict(ended), "dead": dead}, words)
+    return Answer({**_run_dict(ended), "dead": dead, "warnings": warnings}, words)
 
 
 def _done(run: Run) -> str:
@@ -157,11 +167,27 @@ def _dead_words(pipeline: Pipeline, dead: int) -> list[str]:
     return [f"  {plural(dead, 'dead letter')}, with the cause of each: {streams}"] if dead else []
 
 
-def _note_missing(terminal: Terminal, output: Store, pipeline: Pipeline, settings: Config) -> None:
+def _missing(output: Store, pipeline: Pipeline, settings: Config) -> list[str]:
     """A misspelt stream is one that stays empty. It may also be one that nobody has written yet, so it is no error."""
-    for each in pipeline.inputs:
-        if _head(output, pipeline, settings, each.store, each.stream) == 0:
-            terminal.note(f"there is no stream {each.stream} in {shown(each.store)} yet")
+    return [
+        f"warning: there is no stream {each.stream} in {shown(each.store)} yet{_like(each.stream, known)}"
+        for each in pipeline.inputs
+        if (known := _streams(output, pipeline, settings, each.store)) is not None and each.stream not in known
+    ]
+
+
+def _like(stream: str, known: Sequence[str]) -> str:
+    close = get_close_matches(stream, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _streams(store: Store, pipeline: Pipeline, settings: Config, url: str) -> list[str] | None:
+    """The streams of the store of an input; None when it cannot be asked."""
+    try:
+        with nullcontext(store) if url == pipeline.store else opened(url, settings) as asked:
+            return [each.name for each in asked.status().streams]
+    except SemelError:
+        return None
 
 
 def _doing(run: Run) -> str:
@@ -305,7 +331,8 @@ def status(
     found = _find(name, settings, context.obj, store)
     with opened(found.store, settings) as opened_store:
         standing = _status(opened_store, found, settings)
-    return Answer(_status_dict(found, standing), _told(found, standing))
+        warnings = _missing(opened_store, found, settings)
+    return Answer({**_status_dict(found, standing), "warnings": warnings}, [*_told(found, standing), *warnings])
 
 
 def _told(pipeline: Pipeline, standing: RunStatus) -> list[Any]:

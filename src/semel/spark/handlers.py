@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,9 @@ from semel.spark.nulls import with_headers
 from semel.spark.rows import MESSAGE, TRAVEL, Outcome, Row, batch_of, rows_of
 
 Handler = Callable[[Envelope], Envelope | Iterable[Envelope] | None]
+
+_ONE = (Envelope, Mapping, str, bytes)
+"""What a function gives as one thing, though it can be iterated over."""
 
 _at_work: ContextVar[tuple[str, Row]] = ContextVar("semel_handler")
 
@@ -78,6 +81,9 @@ def handle(row: Row, handler: Handler, pipeline: str) -> list[Row]:
         outputs = _outputs(handler(_shown(row)))
     except Exception as error:
         return [replace(row, outcome=Outcome.DEAD, cause=_cause(error))]
+    except SystemExit as error:
+        # it would end Spark's Python process, and nobody would hear which message it was
+        return [replace(row, outcome=Outcome.DEAD, cause=_exit_cause(row, error))]
     finally:
         _at_work.reset(token)
     if not outputs:
@@ -125,12 +131,12 @@ def _outputs(result: Any) -> list[Envelope]:
     """What a function returned, as a list. A generator runs here, to its end, before anything goes on."""
     if result is None:
         return []
-    outputs = [result] if isinstance(result, Envelope) or not isinstance(result, Iterable) else list(result)
+    outputs: list[Any] = [result] if isinstance(result, _ONE) or not isinstance(result, Iterable) else list(result)
     ids: set[str] = set()
     for output in outputs:
         if not isinstance(output, Envelope):
             raise HandlerError(
-                f"the handler gave {type(output).__name__}, not an Envelope",
+                f"the handler gave {_a(type(output).__name__)}, not an Envelope",
                 fix="return an Envelope, several of them, or None",
             )
         if output.id in ids:
@@ -140,6 +146,10 @@ def _outputs(result: Any) -> list[Envelope]:
             )
         ids.add(output.id)
     return outputs
+
+
+def _a(name: str) -> str:
+    return f"an {name}" if name[0].lower() in "aeiou" else f"a {name}"
 
 
 def _output(row: Row, output: Envelope, place: int, *, single: bool) -> Row:
@@ -176,6 +186,10 @@ def _cause(error: Exception) -> str:
     text = str(error)
     name = type(error).__name__
     return clean_cause(f"{name}: {text}" if text else name)
+
+
+def _exit_cause(row: Row, error: SystemExit) -> str:
+    return clean_cause(f"SystemExit: the handler called exit({error.code!r}) for {row.envelope.id}")
 
 
 def load_function(spec: str) -> Handler:

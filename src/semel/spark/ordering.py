@@ -179,7 +179,7 @@ class Bucket:
         self, session: str, machine: StrictIndex[int], index: int | None, row: int, now: float, to: Decided
     ) -> None:
         if index is None or index < 1:
-            to.verdicts.append(self._unplaced(row))
+            to.verdicts.append(self._unplaced(row, index))
             return
         match machine.offer(index, row, now):
             case Passed(items=items):
@@ -192,14 +192,16 @@ class Bucket:
 
     def _offer_monotonic(self, machine: MonotonicIndex, index: int | None, row: int, to: Decided) -> None:
         if index is None or index < 1:
-            to.verdicts.append(self._unplaced(row))
+            to.verdicts.append(self._unplaced(row, index))
         elif machine.is_new(index):
             to.passed.append(row)
         else:
             to.verdicts.append(_repeated(machine, index, row))
 
-    def _unplaced(self, row: int) -> Verdict:
-        return Verdict(row, self.rules.unplaced, "it has no index, and this order goes by the index within a session")
+    def _unplaced(self, row: int, index: int | None) -> Verdict:
+        what = "it has no index" if index is None else f"its index is {index}"
+        cause = f"{what}, and this order goes by the index within a session, from 1"
+        return Verdict(row, self.rules.unplaced, cause)
 
     def _make_room(self, session: str, machine: StrictIndex[int], index: int, now: float, to: Decided) -> None:
         """The buffer is full. Nothing is sent again in a pipeline, so the row cannot be turned away."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from semel.errors import ConfigError, SemelError
 from semel.kernel.dedup import GapPolicy, OnGap
@@ -51,22 +51,42 @@ class Input:
 class Order:
     """Messages of a session pass in the order of their index.
 
-    When one does not come, the gap policy decides; `buffer` is how many of a session wait for it at most. Where gaps
-    are skipped, a session that was silent for `forget_s` is forgotten; where they are waited for it keeps its place.
-    Ids of messages without a session are remembered for `forget_s` either way.
+    When one does not come, the gap policy decides: "wait", "skip", which gives it up after a minute, or
+    `GapPolicy(OnGap.SKIP, after_s=30)`. `buffer` is how many of a session wait for it at most. Where gaps are skipped,
+    a session that was silent for `forget_s` is forgotten; where they are waited for it keeps its place. Ids of messages
+    without a session are remembered for `forget_s` either way.
     """
 
     gap: GapPolicy = _GAP
     buffer: int = 10_000
     forget_s: float = FORGET_S
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            gap: GapPolicy | Literal["wait", "skip"] = _GAP,
+            buffer: int = 10_000,
+            forget_s: float = FORGET_S,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "gap", _policy(self.gap))
         if self.buffer < 1 or self.forget_s <= 0:
             raise ConfigError("an order needs a buffer and a memory", fix="give buffer and forget_s positive numbers")
         if self.gap.then is OnGap.ASK:
             raise ConfigError(
                 "a pipeline cannot ask a sender again: it reads what is stored", fix='use gap = "wait" or "skip"'
             )
+
+
+def _policy(given: object) -> GapPolicy:
+    if isinstance(given, GapPolicy):
+        return given
+    if isinstance(given, OnGap) or given in [each.value for each in OnGap]:
+        return GapPolicy(OnGap(given), _GAP.after_s)
+    fix = 'use gap="wait" or gap="skip"; with a time of its own, gap=GapPolicy(OnGap.SKIP, after_s=30)'
+    raise ConfigError(f"{given!r} is no way to treat a gap", fix=fix)
 
 
 @dataclass(frozen=True, slots=True)

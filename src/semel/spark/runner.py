@@ -138,6 +138,7 @@ class _Driver:
 
     def run(self) -> Run:
         self._say(self.now)
+        self._warn_of_empty_inputs()
         try:
             self._pin()
             self._relay()
@@ -149,6 +150,13 @@ class _Driver:
         if self.lost is not None:
             raise self.lost
         return self._end("finished" if self.options.once and not self._told_to_stop() else "stopped")
+
+    def _warn_of_empty_inputs(self) -> None:
+        """A stream that nobody has written yet, or a misspelt one, which stays empty for ever."""
+        here = absolute_url(self.pipeline.store)
+        for each in self.pipeline.inputs:
+            if absolute_url(each.store) == here and self.store.head(each.stream).offset == 0:
+                log.warning("pipeline %s: there is no stream %s yet", self.pipeline.name, each.stream)
 
     def _pin(self) -> None:
         """A hub trims what none of its clients needs. From its first run on, a pipeline that begins with the oldest

@@ -59,17 +59,19 @@ _KNOWN = (
     "store", "pipeline", "to", "target", "fence", "staging", "table", "key", "path", "idsAs", "checkpointLocation",
     "queryName",
 )  # fmt: skip
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_LONGS = ("bigint", "int", "smallint", "tinyint")
+_INTEGERS = ("int", "bigint", "smallint", "tinyint")
 _TEXT = ("string", "varchar", "char")
 _TYPES: dict[str, tuple[str, ...]] = {
     "time": ("timestamp",),
-    "index": _INTEGERS,
+    "index": _LONGS,
     "epoch": _INTEGERS,
-    "offset": _INTEGERS,
+    "offset": _LONGS,
     "ordinal": _INTEGERS,
     "data": ("binary", *_TEXT),
     "headers": ("map<string,string>",),
 }
+"""What a column may be. The first is what a message has there, and what to cast to."""
 
 
 # -- options

@@ -181,6 +181,32 @@ def test_an_input_that_is_not_there_yet_is_noted(project: Path, spark: Spark, se
     assert "outbox/orders" not in done.err
 
 
+def test_a_misspelt_stream_is_warned_of(project: Path, spark: Spark, semel: Semel) -> None:
+    (project / "semel.toml").write_text(CONFIG.replace('"outbox/orders"', '"outbox/order"'))
+    warning = "warning: there is no stream outbox/order in sqlite:///semel.db yet; did you mean outbox/orders?"
+    assert warning in semel("pipeline", "run", "orders", "--once").err
+    assert warning in semel("pipeline", "status", "orders").out
+    for command in (("run", "orders", "--once"), ("status", "orders")):
+        assert semel("pipeline", *command, "--json").result["warnings"] == [warning]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--start", "noon", "--start: pipeline 'orders': it cannot start at 'noon'"),
+        ("--as", "Orders 2", "--as: 'Orders 2' cannot be the name of a pipeline"),
+        ("--wait", "soon", "--wait 'soon' is not a duration"),
+    ],
+)
+def test_a_mistake_is_told_with_its_option(
+    option: str, value: str, message: str, project: Path, spark: Spark, semel: Semel
+) -> None:
+    ran = semel("pipeline", "run", "orders", option, value)
+    assert ran.exit_code == 2
+    assert message in ran.err
+    assert spark.pipeline is None
+
+
 def test_an_empty_list_says_how_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, semel: Semel) -> None:
     monkeypatch.chdir(tmp_path)
     assert "add [[pipeline]]" in semel("pipeline", "list").out

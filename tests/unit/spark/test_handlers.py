@@ -116,9 +116,12 @@ def test_nothing_of_a_generator_that_fails_goes_on() -> None:
 @pytest.mark.parametrize(
     ("result", "cause"),
     [
-        (7, "the handler gave int, not an Envelope"),
-        ("text", "the handler gave str, not an Envelope"),
-        ([Envelope("a"), None], "the handler gave NoneType, not an Envelope"),
+        (7, "the handler gave an int, not an Envelope"),
+        ("text", "the handler gave a str, not an Envelope"),
+        ({"id": "a"}, "the handler gave a dict, not an Envelope"),
+        ({}, "the handler gave a dict, not an Envelope"),
+        (b"", "the handler gave a bytes, not an Envelope"),
+        ([Envelope("a"), None], "the handler gave a NoneType, not an Envelope"),
         ([Envelope("a"), Envelope("a")], "the handler gave two messages with the id 'a'"),
     ],
 )
@@ -135,6 +138,18 @@ def test_a_stop_of_the_program_is_not_a_dead_letter() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         handled(interrupted)
+
+
+@pytest.mark.parametrize("code", [0, 3, "out of paper", None])
+def test_a_handler_that_exits_makes_a_dead_letter_that_names_the_message(code: object) -> None:
+    """It would end Spark's Python process, with the rest of its rows."""
+
+    def exits(envelope: Envelope) -> Envelope:
+        sys.exit(code)  # type: ignore[arg-type]
+
+    [out] = handled(exits)
+    assert (out.envelope, out.outcome) == (ORDER, Outcome.DEAD)
+    assert out.cause == f"SystemExit: the handler called exit({code!r}) for order-1"
 
 
 def test_a_row_with_an_outcome_travels_on_untouched() -> None:

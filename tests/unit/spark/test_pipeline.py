@@ -92,6 +92,17 @@ def test_a_stored_log_cannot_be_asked_again() -> None:
         Order(buffer=0)
 
 
+def test_an_order_takes_a_word_for_its_gaps() -> None:
+    assert Order(gap="skip") == Order(GapPolicy(OnGap.SKIP, 60.0))
+    assert Order(gap="wait") == Order()
+    with pytest.raises(ConfigError, match="cannot ask a sender again"):
+        Order(gap="ask")  # type: ignore[arg-type]
+    for wrong in ("jump", {"then": "skip"}, 3):
+        with pytest.raises(ConfigError, match="is no way to treat a gap") as caught:
+            Order(gap=wrong)  # type: ignore[arg-type]
+        assert 'gap="skip"' in caught.value.fix
+
+
 def test_the_sink_learns_what_it_needs_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     place = f"sqlite:///{tmp_path}/semel.db"

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, StructType
 
 from semel.errors import CommitInDoubt, ConfigError, InputError, StaleFence, StoreUnavailable
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Envelope
@@ -651,6 +651,17 @@ def test_columns_of_another_type_are_refused_before_anything_runs(name: str, typ
         fields.append(StructField("id", StringType()))
     with pytest.raises(InputError, match=message):
         make_stream_writer(GOOD, StructType(fields), overwrite=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("index", "bigint"), ("offset", "bigint"), ("epoch", "int"), ("ordinal", "int"), ("data", "binary")],
+)
+def test_a_column_of_another_type_is_to_be_cast_to_what_a_message_has(name: str, wanted: str) -> None:
+    fields = [StructField("id", StringType()), StructField(name, DoubleType())]
+    with pytest.raises(InputError, match=f"a message has {wanted} there") as caught:
+        make_stream_writer(GOOD, StructType(fields), overwrite=False)
+    assert f".cast('{wanted}')" in caught.value.fix
 
 
 def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, sqlite: Store) -> None:
