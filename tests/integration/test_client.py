@@ -15,9 +15,9 @@ import pytest
 from tests.interop.served import Served
 
 from semel import ClientOptions, RetryPolicy, SyncWebPubSubClient, WebPubSubClient
-from semel.errors import AuthError, Forbidden
+from semel.errors import AuthError, Forbidden, InputError
 from semel.pubsub.client_data import Message
-from semel.pubsub.client_events import Event, FrameReceived, Online, Recovered, SessionLost, State
+from semel.pubsub.client_events import Abandoned, Event, FrameReceived, Online, Recovered, SessionLost, State
 from semel.pubsub.frames import Subprotocol
 from semel.pubsub.messages import Disconnected
 from semel.runtime.client_driver import Driver
@@ -196,6 +196,29 @@ async def test_errors_have_their_types(served: Served) -> None:
             await client.send_to_group("g", "x")
     with pytest.raises(AuthError, match=r"401: \w+ .*token"):
         await WebPubSubClient(f"{served.url('eve')}x").open()
+
+
+async def test_an_id_that_another_message_has_is_an_error_and_not_tried_again(served: Served, tmp_path: Path) -> None:
+    told: list[State] = []
+    given_up = asyncio.Event()
+
+    def hear(state: State) -> None:
+        told.append(state)
+        if isinstance(state, Abandoned):
+            given_up.set()
+
+    outbox = f"sqlite:///{tmp_path / 'outbox.db'}"
+    async with WebPubSubClient(lambda: served.url("ann"), options=OPTIONS, outbox=outbox) as client:
+        client.on_state(hear)
+        assert await client.send_to_group("ids", "paid", id="one-name")
+        assert not await client.send_to_group("ids", "paid", id="one-name")
+        with pytest.raises(InputError, match="Conflict"):
+            await client.send_to_group("ids", "shipped", id="one-name")
+        await client.send_to_group("ids", "returned", id="one-name", until_kept=True)
+        async with asyncio.timeout(WAIT_S):
+            await given_up.wait()
+    [abandoned] = [state for state in told if isinstance(state, Abandoned)]
+    assert (abandoned.entry.id, abandoned.maybe_taken) == ("one-name", False)
 
 
 def test_without_asyncio_it_is_the_same(served: Served) -> None:

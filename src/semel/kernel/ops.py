@@ -53,7 +53,8 @@ KEEP_S = 7 * 24 * 3600.0
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """Add a record to a stream. With an `identity` the first append wins and later ones answer `Duplicate`.
+    """Add a record to a stream. With an `identity` the first append wins and later ones answer `Duplicate`. A `digest`
+    of what it says is kept as long as the identity: a later one with another digest is not the same message.
 
     `on_fresh` and `on_duplicate` are ledger events written in the same transaction, whichever verdict it is. A
     template (see `ledger.Event`) is filled in with the position, and templates alike within one transaction become one
@@ -68,6 +69,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     on_fresh: Event | tuple[Event, ...] | None = None
     on_duplicate: Event | None = None
     guard: Guard | None = None
+    digest: bytes | None = None
 
 
 class Advance(msgspec.Struct, frozen=True, gc=False):
@@ -196,9 +198,11 @@ class Fresh(msgspec.Struct, frozen=True, gc=False):
 
 
 class Duplicate(msgspec.Struct, frozen=True, gc=False):
-    """It was there already, and this is where the first one stands."""
+    """It was there already, and this is where the first one stands. `differs`: under this identity something else is
+    there, as the digests of both tell; the ledger has no event of it."""
 
     position: Position
+    differs: bool = False
 
 
 class Advanced(msgspec.Struct, frozen=True, gc=False):

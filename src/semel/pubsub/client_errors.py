@@ -27,6 +27,8 @@ def error_of(fault: Fault) -> SemelError:
     text = f"the server answers {fault.name}: {fault.message}" if fault.message else f"the server answers {fault.name}"
     if fault.name == ErrorName.FORBIDDEN:
         return Forbidden(text, fix="ask for a token with the role that this needs")
+    if fault.name == ErrorName.CONFLICT:
+        return InputError(text, fix="give each message an id of its own; this one was not published")
     if fault.name in (ErrorName.BAD_REQUEST, ErrorName.NOT_FOUND):
         return InputError(text, fix="correct the request; sent again as it is, it fails again")
     if is_for_a_time(fault):

@@ -39,7 +39,16 @@ from semel.pubsub.messages import (
     UnsubscribeGroupState,
 )
 from semel.pubsub.permissions import Permission
-from semel.pubsub.records import MESSAGE_ID, NO_TERMS, Terms, group_target, id_identity, message, plain_message
+from semel.pubsub.records import (
+    MESSAGE_ID,
+    NO_TERMS,
+    Terms,
+    digest_of,
+    group_target,
+    id_identity,
+    message,
+    plain_message,
+)
 from semel.pubsub.session import TOO_MANY_GROUPS, Session
 
 if TYPE_CHECKING:
@@ -188,8 +197,13 @@ class Clients:
             return
         session.staged.append(append)
         session.staged_ids.append(ack_id)
-        if ack_id is not None:
+        if ack_id is None:
+            return
+        if append.identity is None:
             session.claimed.add(ack_id)
+        else:
+            # the acks may not say that it was taken before it is known whether another message has its id
+            session.waiting[ack_id] = 0
 
     def _forbid(self, session: Session, ack_id: int | None, group: str, now: float) -> None:
         """A simple client cannot be told, and would go on talking to nobody."""
@@ -207,15 +221,17 @@ class Clients:
             expires = at + request.ttl_s * 1_000_000 if request.ttl_s else None
             terms = Terms(request.no_echo, expires=expires, metadata=request.metadata)
         own = request.metadata.get(MESSAGE_ID) if request.metadata else None
+        target = group_target(request.group)
+        identity = digest = None
         if own is not None:
-            id = own
+            id, identity, digest = own, id_identity(own), digest_of(target, request.data, _compared(request))
         else:
             id = f"{session.id}#{request.ack_id}" if request.ack_id is not None else self._hub.mint(now)
         blob, chunks = self._hub.keep_body(request.data.body, now)
         append = message(
-            self._hub.stream, id, group_target(request.group), request.data,
+            self._hub.stream, id, target, request.data,
             at=at, sender=session.id, user=session.user, terms=terms, on_fresh=self._hub.accepted, blob=blob,
-            identity=id_identity(own) if own is not None else None, on_duplicate=self._hub.repeated,
+            identity=identity, on_duplicate=self._hub.repeated, digest=digest,
         )  # fmt: skip
         session.staged_chunks += chunks
         return append
@@ -229,14 +245,13 @@ class Clients:
         ack_ids = [ack_id for ack_id in ids if ack_id is not None]
 
         def done(results: tuple[Result, ...], now: float) -> None:
-            duplicates: list[tuple[int | None, str]] = []
             if Duplicate in map(type, results):
-                told = zip(ids, appends, results, strict=False)
-                duplicates = [(id, append.envelope.id) for id, append, result in told if type(result) is Duplicate]
-            repeated = {ack_id: id for ack_id, id in duplicates if ack_id is not None}
-            self._hub.counts.accepted += len(ids) - len(duplicates)
-            self._hub.counts.duplicates += len(duplicates)
-            self.taken(session, ack_ids, repeated)
+                self._tell_apart(session, ids, appends, results)
+            else:
+                self._hub.counts.accepted += len(ids)
+                if session.waiting:
+                    session.claimed.add_all(ack_ids)
+                self.taken(session, ack_ids)
             if streams is not None:
                 self._hub.streams.taken(session, streams)
 
@@ -247,6 +262,36 @@ class Clients:
 
         puts = (session.put_acks(self._hub.hub),) if ack_ids or streams is not None else ()
         self._hub.commit_for(session, appends, puts, done, failed, more=chunks)
+
+    def _tell_apart(
+        self, session: Session, ids: Sequence[int | None], appends: Sequence[Append], results: Sequence[Result]
+    ) -> None:
+        """Some were there already, or another message has their id. The ackIds of these are forgotten: who did not hear
+        the answer asks again, and hears the same."""
+        taken: list[int] = []
+        repeated: dict[int, str] = {}
+        conflicts: dict[int, str] = {}
+        counts = self._hub.counts
+        for ack_id, append, result in zip(ids, appends, results, strict=False):
+            is_new = not isinstance(result, Duplicate)
+            differs = isinstance(result, Duplicate) and result.differs
+            counts.accepted += is_new
+            counts.duplicates += not is_new and not differs
+            if ack_id is None:
+                if differs:
+                    fault = _taken_by_another(append.envelope.id)
+                    self._hub.notify("id-conflict", f"a message of {session.id} is lost: {fault.message}")
+                continue
+            if differs:
+                conflicts[ack_id] = append.envelope.id
+                continue
+            taken.append(ack_id)
+            if not is_new:
+                repeated[ack_id] = append.envelope.id
+        session.claimed.add_all(taken)
+        self.taken(session, taken, repeated)
+        for ack_id, id in conflicts.items():
+            self.refuse(session, [ack_id], _taken_by_another(id))
 
     # -- groups
 
@@ -280,6 +325,11 @@ class Clients:
         )
 
 
+def _compared(request: SendToGroup) -> tuple[object, ...]:
+    """What of a message with an id of its own is compared, besides to whom and what. Who brings it is not."""
+    return request.no_echo, request.ttl_s or 0, sorted((request.metadata or {}).items())
+
+
 def _is_plain(request: SendToGroup) -> bool:
     return (
         request.ack_id is not None
@@ -295,8 +345,12 @@ def _duplicate(ack_id: int) -> Fault:
 
 
 def _known(id: str) -> Fault:
-    """Whoever brought it. What it says is not compared: the id is the name of the message."""
+    """Whoever brought it."""
     return Fault(ErrorName.DUPLICATE, f"Message with {MESSAGE_ID}: {id} has been processed")
+
+
+def _taken_by_another(id: str) -> Fault:
+    return Fault(ErrorName.CONFLICT, f"{MESSAGE_ID} {id} was used for another message; give each message its own")
 
 
 def forbidden(verb: str, group: str) -> Fault:

@@ -14,7 +14,7 @@ import msgspec
 
 from semel.kernel.effects import LoadAll, Loaded, LoadedAll, LoadFailed
 from semel.kernel.ledger import Event, Kind
-from semel.kernel.ops import Append, Log, Put
+from semel.kernel.ops import Log, Put
 from semel.pubsub.calls import Answer, Outcome, Publish
 from semel.pubsub.commits import Failure, nothing_more, why
 
@@ -34,11 +34,9 @@ class KeyRow(msgspec.Struct, frozen=True, array_like=True):
     at: float
 
 
-def digest_of(call: Publish, append: Append) -> bytes:
-    """To whom, as what, on which terms, and what."""
-    terms = sorted(call.excluded), call.filter, call.ttl_s, sorted((call.metadata or {}).items())
-    said = msgspec.msgpack.encode((append.target, append.envelope.datacontenttype, *terms))
-    return sha256(len(said).to_bytes(8) + said + call.data.body).digest()
+def terms_of(call: Publish) -> tuple[object, ...]:
+    """What of a call is compared, besides to whom and what."""
+    return sorted(call.excluded), call.filter, call.ttl_s, sorted((call.metadata or {}).items())
 
 
 class Keys:

@@ -56,6 +56,7 @@ class ErrorName(StrEnum):
     FORBIDDEN = "Forbidden"
     INTERNAL = "InternalServerError"
     DUPLICATE = "Duplicate"
+    CONFLICT = "Conflict"
     BAD_REQUEST = "BadRequest"
     NOT_FOUND = "NotFound"
     TIMEOUT = "Timeout"

@@ -48,11 +48,18 @@ GROUPS_CHARS_MAX = 8 * 1024
 
 
 MESSAGE_ID = "semel-id"
-"""Metadata under which a client gives a message its own id. A hub takes each id once, whichever session brings it."""
+"""Metadata under which a client gives a message its own id. A hub takes each id once, whichever session brings it, and
+refuses another message under it."""
 
 
 def id_identity(id: str) -> str:
     return _identity("id", id)
+
+
+def digest_of(target: str, data: Data, terms: Sequence[object]) -> bytes:
+    """Of to whom, as what, on which terms, and what: two messages under one id are the same if this is."""
+    said = msgspec.msgpack.encode((target, CONTENT_TYPES[data.type], *terms))
+    return sha256(len(said).to_bytes(8) + said + data.body).digest()
 
 
 def _identity(sort: str, name: str) -> str:
@@ -139,6 +146,7 @@ def message(
     blob: Blob | None = None,
     identity: str | None = None,
     on_duplicate: Event | None = None,
+    digest: bytes | None = None,
 ) -> Append:
     envelope = Envelope(
         id,
@@ -150,7 +158,9 @@ def message(
         headers=_headers(terms) if terms is not NO_TERMS else {},
         blob=blob,
     )
-    return Append(stream, envelope, identity, target=target, on_fresh=on_fresh, on_duplicate=on_duplicate)
+    return Append(
+        stream, envelope, identity, target=target, on_fresh=on_fresh, on_duplicate=on_duplicate, digest=digest
+    )
 
 
 _MESSAGE = RecordKind.MESSAGE

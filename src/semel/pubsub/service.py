@@ -34,7 +34,7 @@ from semel.pubsub.calls import (
     User,
 )
 from semel.pubsub.commits import Failure, hint, is_conflict
-from semel.pubsub.idempotency import digest_of
+from semel.pubsub.idempotency import terms_of
 from semel.pubsub.messages import CloseCode, Disconnected
 from semel.pubsub.odata import parse
 from semel.pubsub.overview import overview
@@ -45,6 +45,7 @@ from semel.pubsub.records import (
     REST,
     Terms,
     connection_target,
+    digest_of,
     group_target,
     message,
     user_target,
@@ -180,7 +181,7 @@ class Service:
             answer(Answer(Outcome.REFUSED, error.message))
             return
 
-        digest = digest_of(call, append)
+        digest = digest_of(append.target, call.data, terms_of(call))
         key = [self._hub.keys.put(call.key, digest, append.envelope.id, now)] if call.key is not None else []
 
         def done(results: tuple[Result, ...], now: float) -> None:

@@ -393,15 +393,18 @@ class _Application:
         for (results, at), op in appends:
             identity, envelope, event = op.identity, op.envelope, op.on_fresh
             if identity is not None and identity in known:
-                results[at] = Duplicate(known[identity])
-                self._note(op.on_duplicate, envelope)
+                first, digest = known[identity]
+                differs = op.digest is not None and digest is not None and op.digest != digest
+                results[at] = Duplicate(first, differs)
+                if not differs:
+                    self._note(op.on_duplicate, envelope)
                 continue
             head += 1
             position = Position(stream, epoch, head)
             results[at] = Fresh(position)
-            records.append(NewRecord(stream, head, identity, op.kind, op.target, envelope))
+            records.append(NewRecord(stream, head, identity, op.kind, op.target, envelope, op.digest))
             if identity is not None:
-                known[identity] = position
+                known[identity] = position, op.digest
             if envelope.blob is not None:
                 _name_blob(envelope, named)
             if event is None:

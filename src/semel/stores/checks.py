@@ -21,6 +21,7 @@ from semel.kernel.text import CAUSE_CHARS_MAX, NAME_CHARS_MAX, check_id, check_s
 KEY_CHARS_MAX = 1024
 TARGET_CHARS_MAX = KEY_CHARS_MAX + 16
 """A name and what sort of receiver it is."""
+DIGEST_BYTES_MAX = 64
 STATE_BYTES_MAX = 16 * 1024 * 1024
 SECONDS_MAX = 100 * 365 * 24 * 3600.0
 COUNT_MAX = 2**31 - 1
@@ -44,6 +45,8 @@ def check_units(units: Sequence[Unit]) -> None:
             # an envelope has checked its own id
             if op.identity is not None and op.identity is not op.envelope.id:
                 check_id("identity", op.identity)
+            if op.digest is not None:
+                _check_digest(op)
 
 
 def _is_alike(op: Append, last: Append) -> bool:
@@ -64,6 +67,12 @@ def _check_append(op: Append) -> None:
     if op.target:
         check_text("target", op.target, chars_max=TARGET_CHARS_MAX)
     _check_verdict_events(op)
+
+
+def _check_digest(op: Append) -> None:
+    _check_bytes("digest", op.digest, DIGEST_BYTES_MAX, "give a hash of what it says")
+    if op.identity is None:
+        raise InputError("a digest without an identity", fix="give an identity, under which it is compared")
 
 
 def _check_enqueue(op: Enqueue) -> None:

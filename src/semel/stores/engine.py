@@ -77,6 +77,7 @@ class NewRecord(msgspec.Struct, frozen=True, gc=False):
     kind: RecordKind
     target: str
     envelope: Envelope
+    digest: bytes | None = None
 
 
 class Engine(Protocol):
@@ -135,8 +136,8 @@ class Engine(Protocol):
 
     def claim(self, claim: Claim, fence: int) -> list[WorkRow]: ...
 
-    def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:
-        """Which identities the stream has, and where. Called with the stream locked."""
+    def known(self, stream: str, identities: Sequence[str]) -> dict[str, tuple[Position, bytes | None]]:
+        """Which identities the stream has, where, and with which digest. Called with the stream locked."""
         ...
 
     def add_records(self, rows: Sequence[NewRecord]) -> None: ...

@@ -75,7 +75,7 @@ class _Stream:
     head: int = 0
     first: int = 1
     records: dict[int, Record] = field(default_factory=dict)
-    identities: dict[str, tuple[int, int]] = field(default_factory=dict)
+    identities: dict[str, tuple[int, int, bytes | None]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -360,9 +360,9 @@ class MemoryEngine:
         of_key = [other for other in self._rows(row.queue) if other.key == row.key and other.holds]
         return min(other.turn or 0 for other in of_key) == row.turn and not any(map(self._is_held, of_key))
 
-    def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:
+    def known(self, stream: str, identities: Sequence[str]) -> dict[str, tuple[Position, bytes | None]]:
         kept = self.data.streams[stream].identities
-        return {id: Position(stream, self.epoch, kept[id][0]) for id in identities if id in kept}
+        return {id: (Position(stream, self.epoch, kept[id][0]), kept[id][2]) for id in identities if id in kept}
 
     def add_records(self, rows: Sequence[NewRecord]) -> None:
         for new in rows:
@@ -374,7 +374,7 @@ class MemoryEngine:
             self._set(self.data.history, self.data.seq, record)
             self._set(self.data.seqs, position, self.data.seq)
             if new.identity is not None:
-                self._set(stream.identities, new.identity, (new.offset, self.now))
+                self._set(stream.identities, new.identity, (new.offset, self.now, new.digest))
 
     def set_heads(self, heads: dict[str, int]) -> None:
         for name, head in heads.items():
@@ -632,7 +632,9 @@ class MemoryStore:
                 data.history.pop(data.seqs.pop(record.position))
                 MemoryEngine(data, now, self.node)._forget_body(record.envelope)
             forget = now - int(self.identity_keep_s * 1_000_000)
-            old = [id for id, (at, since) in stream.identities.items() if since < forget and at not in stream.records]
+            old = [
+                id for id, (at, since, _) in stream.identities.items() if since < forget and at not in stream.records
+            ]
             for identity in old[: limit - identities]:
                 identities += 1
                 del stream.identities[identity]

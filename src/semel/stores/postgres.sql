@@ -74,7 +74,7 @@ ON CONFLICT DO NOTHING
 SELECT name, head FROM semel_stream WHERE name = ANY($1)
 
 -- name: known
-SELECT s.name, r.identity, r."offset"
+SELECT s.name, r.identity, r."offset", r.digest
 FROM semel_stream s
 JOIN semel_record r ON r.stream_id = s.id AND r.identity = ANY($2) AND r.identity IS NOT NULL
 WHERE s.name = $1
@@ -82,11 +82,12 @@ WHERE s.name = $1
 -- name: known_in_many
 -- LATERAL with a LIMIT: each row is looked up by all columns of the index, also by a plan that was made while the table
 -- was empty.
-SELECT u.stream, u.identity, r."offset"
+SELECT u.stream, u.identity, r."offset", r.digest
 FROM unnest($1::text[], $2::text[]) AS u (stream, identity)
 CROSS JOIN LATERAL (SELECT id FROM semel_stream WHERE name = u.stream LIMIT 1) s
 CROSS JOIN LATERAL (
-    SELECT "offset" FROM semel_record WHERE stream_id = s.id AND identity = u.identity AND identity IS NOT NULL LIMIT 1
+    SELECT "offset", digest FROM semel_record
+    WHERE stream_id = s.id AND identity = u.identity AND identity IS NOT NULL LIMIT 1
 ) r
 
 -- name: add_records
@@ -99,6 +100,18 @@ FROM unnest(
     $3::integer[], $4::bigint[], $5::bigint[], $6::smallint[], $7::text[], $8::text[],
     $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::text[], $15::bigint[], $16::text[],
     $17::text[], $18::bytea[], $19::text[], $20::bigint[]
+) AS u
+
+-- name: add_records_with_digests
+INSERT INTO semel_record (
+    epoch, at, stream_id, "offset", xid, kind, target, identity,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size, digest
+)
+SELECT $1::integer, $2::bigint, u.*
+FROM unnest(
+    $3::integer[], $4::bigint[], $5::bigint[], $6::smallint[], $7::text[], $8::text[],
+    $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::text[], $15::bigint[], $16::text[],
+    $17::text[], $18::bytea[], $19::text[], $20::bigint[], $21::bytea[]
 ) AS u
 
 -- name: set_heads

@@ -38,7 +38,16 @@ from semel.stores.shared import blob_refused, exported_mark, scope_refused, star
 
 NEWS_ROWS = 1000
 TOGETHER = frozenset(
-    {"add_records", "set_heads", "add_ledger", "move_work", "add_news", "change_states", "move_cursors"}
+    {
+        "add_records",
+        "add_records_with_digests",
+        "set_heads",
+        "add_ledger",
+        "move_work",
+        "add_news",
+        "change_states",
+        "move_cursors",
+    }
 )
 """Writes to tables of their own, none of which reads what another writes: their order does not matter."""
 
@@ -95,7 +104,7 @@ class PostgresEngine:
         self._begun: _Transaction | None = None
         self._waiting: list[Call] = []
         self._streams: dict[str, _Stream] = {}
-        self._known: dict[tuple[str, str], int] = {}
+        self._known: dict[tuple[str, str], tuple[int, bytes | None]] = {}
         self._states: set[str] = set()
         self._cursors: set[str] = set()
         self._work: dict[tuple[str, str], _Work] = {}
@@ -193,7 +202,11 @@ class PostgresEngine:
         for name, id, head, first, xid, own_xid in locked.fetchall():
             self._streams[name] = _Stream(id, head, max(xid, own_xid + self._transaction.xid_base))
             infos[name] = StreamInfo(name, self.epoch, head, first)
-        self._known = {(stream, identity): offset for found in known for stream, identity, offset in found.fetchall()}
+        self._known = {
+            (stream, identity): (offset, digest)
+            for found in known
+            for stream, identity, offset, digest in found.fetchall()
+        }
         return infos
 
     def _look_up(self) -> list[Call]:
@@ -482,16 +495,18 @@ class PostgresEngine:
 
     # -- records and ledger
 
-    def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:
+    def known(self, stream: str, identities: Sequence[str]) -> dict[str, tuple[Position, bytes | None]]:
         found = ((identity, self._known.get((stream, identity))) for identity in identities)
-        return {identity: Position(stream, self.epoch, offset) for identity, offset in found if offset is not None}
+        return {identity: (Position(stream, self.epoch, known[0]), known[1]) for identity, known in found if known}
 
     def add_records(self, rows: Sequence[NewRecord]) -> None:
         if not rows:
             return
         streams = [self._streams[row.stream] for row in rows]
+        digests = [row.digest for row in rows]
+        has_digests = any(digests)
         self._tell(
-            "add_records",
+            "add_records_with_digests" if has_digests else "add_records",
             self.epoch,
             self.now,
             ints([stream.id for stream in streams]),
@@ -501,6 +516,7 @@ class PostgresEngine:
             texts([row.target for row in rows]),
             texts([row.identity for row in rows]),
             *_envelope_arrays([row.envelope for row in rows]),
+            *([byteas(digests)] if has_digests else []),
         )
 
     def set_heads(self, heads: dict[str, int]) -> None:

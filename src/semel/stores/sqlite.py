@@ -473,7 +473,7 @@ class SqliteStore:
                 return {}
             id, *_, epoch = row
             found = db.execute(Q["known"], (id, json_list(identities))).fetchall()
-        return {identity: Position(stream, epoch, offset) for identity, offset in found}
+        return {identity: Position(stream, epoch, offset) for identity, offset, _ in found}
 
     def state(self, key: str) -> State | None:
         rows = self._ask("read_state", key)

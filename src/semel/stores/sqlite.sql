@@ -29,14 +29,15 @@ INSERT INTO semel_stream (name, start, head, first, hollowed) VALUES (?1, ?2, ?2
 UPDATE semel_stream SET head = ? WHERE id = ?
 
 -- name: known
-SELECT r.identity, r."offset" FROM json_each(?2) j
+SELECT r.identity, r."offset", r.digest FROM json_each(?2) j
 CROSS JOIN semel_record r ON r.stream_id = ?1 AND r.identity = j.value AND r.identity IS NOT NULL
 
 -- name: add_record
 INSERT INTO semel_record (
     seq, stream_id, epoch, "offset", identity, kind, target, at,
-    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size,
+    digest
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: put_state
 INSERT INTO semel_state (key, value, version, deleted_at) VALUES (?, ?, ?, ?)

@@ -249,9 +249,9 @@ class SqliteEngine:
             return [row] if is_free and head is not None and head[0] == row.seq else []
         return [row]
 
-    def known(self, stream: str, identities: Sequence[str]) -> dict[str, Position]:
+    def known(self, stream: str, identities: Sequence[str]) -> dict[str, tuple[Position, bytes | None]]:
         found = self._db.execute(Q["known"], (self._stream_ids[stream], json_list(identities)))
-        return {identity: Position(stream, self.epoch, offset) for identity, offset in found}
+        return {identity: (Position(stream, self.epoch, offset), digest) for identity, offset, digest in found}
 
     def add_records(self, rows: Sequence[NewRecord]) -> None:
         count, first = len(rows), self._record_seq + 1
@@ -268,6 +268,7 @@ class SqliteEngine:
             [row.target for row in rows],
             [self.now] * count,
             *envelope_columns(envelopes),
+            [row.digest for row in rows],
         )
         insert_records(self._db, Q["add_record"], columns)
 

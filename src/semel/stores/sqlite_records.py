@@ -15,14 +15,26 @@ from typing import Any
 
 from semel.stores.rows import ENVELOPE_COLUMNS
 
-RECORD_COLUMNS = ("seq", "stream_id", "epoch", "offset", "identity", "kind", "target", "at", *ENVELOPE_COLUMNS)
+RECORD_COLUMNS = (
+    "seq",
+    "stream_id",
+    "epoch",
+    "offset",
+    "identity",
+    "kind",
+    "target",
+    "at",
+    *ENVELOPE_COLUMNS,
+    "digest",
+)
 """In the order of the query `add_record`."""
 
 STATEMENT_ROWS = (32, 8)
 """Rows in one statement, the larger first. Still more would save little and cost much to prepare: these, 0.3 ms."""
 
-_OWN = frozenset({"seq", "offset", "identity", "id", "session", "idx", "data", "size"})
+_OWN = frozenset({"seq", "offset", "identity", "id", "session", "idx", "data", "size", "digest"})
 """Nearly always different from row to row, or too large to compare."""
+_BYTES = ("data", "digest")
 
 
 def insert_records(db: sqlite3.Connection, add_one: str, columns: Sequence[Sequence[Any]]) -> None:
@@ -45,7 +57,7 @@ def _insert_many(db: sqlite3.Connection, columns: Sequence[Sequence[Any]], count
             shared.append(column[0])
         else:
             own_names.append(name)
-            own.append(column if name != "data" else [body and bytearray(body) for body in column])
+            own.append(column if name not in _BYTES else [body and bytearray(body) for body in column])
     values = list(chain.from_iterable(zip(*own, strict=True)))
     done, width = 0, len(own)
     for rows in STATEMENT_ROWS:

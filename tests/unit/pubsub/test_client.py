@@ -1424,6 +1424,7 @@ def test_sending_again_after_a_loss_without_an_id_is_found_out(monkeypatch: pyte
 
 def test_a_hub_that_does_not_know_ids_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "id_identity", lambda id: None)
+    monkeypatch.setattr(server_module, "digest_of", lambda *said: None)
     assert "in the stream twice" in _finds(Plan(ids=True, loses_sessions=True), ())
 
 

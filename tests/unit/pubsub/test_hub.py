@@ -307,19 +307,65 @@ def test_an_id_of_the_application_is_taken_once_whichever_session_brings_it(pair
     assert [e.event.kind for e in pair.store.ledger(START)].count(Kind.DUPLICATE) == 2
 
 
-def test_an_id_that_is_used_for_another_message_can_be_seen_though_it_is_not_compared(pair: World) -> None:
-    """The ack names it, the ledger names it, and it counts, also if nobody asked for an ack."""
-    for ack_id, body in ((8, "paid"), (9, "shipped"), (None, "returned")):
-        pair.send(ALICE, SendToGroup("g", text(body), ack_id, metadata={"semel-id": "order-17"}))
-    first, second = acks(pair, ALICE)
-    assert first == Ack(8)
-    assert second.error is not None
-    assert second.error.name == ErrorName.DUPLICATE
-    assert "order-17" in second.error.message
-    assert published(pair) == ["paid"]
+OTHERS = [
+    SendToGroup("g", text("shipped")),
+    SendToGroup("h", text("paid")),
+    SendToGroup("g", Data(DataType.BINARY, b"paid")),
+    SendToGroup("g", text("paid"), no_echo=True),
+    SendToGroup("g", text("paid"), ttl_s=10),
+    SendToGroup("g", text("paid"), metadata={"more": "x"}),
+    SendToGroup("g", text("p" * 300_000)),
+]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_an_id_that_is_used_for_another_message_is_refused(pair: World, other: SendToGroup) -> None:
+    """Whoever brings it, also after a restart and after the first one is trimmed."""
+    named = {**(other.metadata or {}), "semel-id": "order-17"}
+    other = msgspec.structs.replace(other, metadata=named)
+    first = SendToGroup("g", text("paid"), 8, metadata={"semel-id": "order-17"})
+    pair.send(ALICE, first, msgspec.structs.replace(other, ack_id=9), msgspec.structs.replace(first, ack_id=10))
+    pair.send(ALICE, msgspec.structs.replace(other, ack_id=9))
+    refused = Fault(
+        ErrorName.CONFLICT, "semel-id order-17 was used for another message; give each message its own"
+    )  # fmt: skip
+    known = Fault(ErrorName.DUPLICATE, "Message with semel-id: order-17 has been processed")
+    assert sorted(acks(pair, ALICE), key=lambda ack: ack.ack_id) == [
+        Ack(8), Ack(9, refused), Ack(9, refused), Ack(10, known),
+    ]  # fmt: skip
+    pair.store.commit([Unit((Trim(STREAM, pair.store.head(STREAM).offset + 1),))])
+    pair.store.sweep(round(pair.now * 1e6))
+    pair.restart()
+    pair.connect("carol")
+    pair.take("carol")
+    pair.send("carol", msgspec.structs.replace(other, ack_id=1), msgspec.structs.replace(first, ack_id=2))
+    assert sorted(acks(pair, "carol"), key=lambda ack: ack.ack_id) == [Ack(1, refused), Ack(2, known)]
     told = [entry.event for entry in pair.store.ledger(START)]
     assert [event.message for event in told if event.kind is Kind.DUPLICATE] == ["order-17", "order-17"]
-    assert (pair.hub.counts.accepted, pair.hub.counts.duplicates) == (1, 2)
+
+
+def test_who_did_not_hear_that_its_id_is_taken_hears_it_when_it_asks_again(pair: World) -> None:
+    """The ackId is not taken for one that was carried out: on another socket, or after a restart, it is the same."""
+    pair.send(BOB, SendToGroup("g", text("paid"), 8, metadata={"semel-id": "order-17"}))
+    other = SendToGroup("g", text("shipped"), 8, metadata={"semel-id": "order-17"})
+    pair.send(ALICE, other)
+    pair.publish(ALICE, "g", "more", 9)
+    pair.restart()
+    pair.resume("again", ALICE)
+    pair.take("again")
+    pair.send("again", other)
+    [ack] = acks(pair, "again")
+    assert ack.error is not None
+    assert ack.error.name == ErrorName.CONFLICT
+    assert published(pair) == ["paid", "more"]
+
+
+def test_a_message_whose_id_another_has_and_that_wants_no_answer_is_told_to_the_log(pair: World) -> None:
+    for body in ("paid", "shipped"):
+        pair.send(ALICE, SendToGroup("g", text(body), None, metadata={"semel-id": "order-17"}))
+    assert published(pair) == ["paid"]
+    assert (pair.hub.counts.accepted, pair.hub.counts.duplicates) == (1, 0)
+    assert [note.topic for note in pair.notes] == ["id-conflict"]
 
 
 # -- groups

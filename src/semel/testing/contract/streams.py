@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from semel.errors import EpochChanged
+from semel.errors import EpochChanged, InputError
 from semel.kernel.envelope import Envelope
+from semel.kernel.ledger import Event, Kind, Mark
 from semel.kernel.ops import Advance, Advanced, Append, Applied, Claim, Duplicate, Fresh, Put, RecordKind, Trim, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Records, Store, Trimmed
@@ -58,6 +59,28 @@ class AppendSuite(StoreSuite):
         first = Position(STREAM, store.epoch, 1)
         assert store.commit(units) == [Applied((Fresh(first),)), Applied((Duplicate(first),))]
         assert [record.envelope.data for record in _records(store)] == [b"first"]
+
+    def test_something_else_under_an_identity_is_told_by_its_digest(self, store: Store) -> None:
+        said = Event(Kind.DUPLICATE, "a>b")
+        [fresh] = commit(store, Append(STREAM, message("a"), identity="a", digest=b"1"))
+        assert isinstance(fresh, Fresh)
+        same = Append(STREAM, message("a"), identity="a", digest=b"1", on_duplicate=said)
+        other = Append(STREAM, message("a"), identity="a", digest=b"2", on_duplicate=said)
+        bare = Append(STREAM, message("a"), identity="a")
+        first = fresh.position
+        assert commit(store, same, other, bare) == (Duplicate(first), Duplicate(first, differs=True), Duplicate(first))
+        assert [entry.event.message for entry in store.ledger(Mark(0, 0))] == ["a"]
+        [undigested] = append(store, "b")
+        assert commit(store, Append(STREAM, message("b"), identity="b", digest=b"1")) == (Duplicate(undigested),)
+
+    def test_digests_within_one_commit_are_compared(self, store: Store) -> None:
+        ops = [Append(STREAM, message("a"), identity=f"id-{n % 40}", digest=bytes([n // 40])) for n in range(80)]
+        results = commit(store, *ops, Append("hub/other", message("a"), identity="id-1"))
+        assert [type(result) for result in results[:40]] == [Fresh] * 40
+        assert [getattr(result, "differs", None) for result in results[40:80]] == [True] * 40
+        for digest in (b"1" * 65, b"1"):
+            with pytest.raises(InputError):
+                commit(store, Append(STREAM, message("a"), identity="x" if len(digest) > 1 else None, digest=digest))
 
     def test_without_an_identity_every_append_is_new(self, store: Store) -> None:
         results = commit(store, Append(STREAM, message("a")), Append(STREAM, message("a")))
@@ -289,6 +312,14 @@ class TrimSuite(StoreSuite):
         commit(store, Trim(STREAM, 3))
         store.sweep(time.now())
         assert commit(store, Append(STREAM, message("a"), identity="a")) == (Duplicate(first),)
+
+    def test_a_trimmed_identity_keeps_its_digest(self, store: Store, time: Time) -> None:
+        [fresh] = commit(store, Append(STREAM, message("a"), identity="a", digest=b"1"))
+        assert isinstance(fresh, Fresh)
+        commit(store, Trim(STREAM, 2))
+        store.sweep(time.now())
+        again = [Append(STREAM, message("a"), identity="a", digest=digest) for digest in (b"1", b"2")]
+        assert commit(store, *again) == (Duplicate(fresh.position), Duplicate(fresh.position, differs=True))
 
     def test_trim_of_a_stream_that_does_not_exist(self, store: Store) -> None:
         assert [type(result) for result in commit(store, Trim("hub/none", 5))] == [Advanced]
