@@ -197,7 +197,7 @@ class Fresh(msgspec.Struct, frozen=True, gc=False):
     position: Position
 
 
-class Duplicate(msgspec.Struct, frozen=True, gc=False):
+class Duplicate(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
     """It was there already, and this is where the first one stands. `differs`: under this identity something else is
     there, as the digests of both tell; the ledger has no event of it."""
 

@@ -140,7 +140,8 @@ class Clients:
                     self.ack(session, ack_id, _duplicate(ack_id))
 
     def not_taken(self, session: Session, ack_ids: Sequence[int], failure: Failure) -> None:
-        """They hear no more than a hint; whoever runs the server has heard the rest."""
+        """They hear no more than a hint, so whoever runs the server has to."""
+        self._hub.complain("hub-commit", failure)
         self.refuse(session, ack_ids, Fault(ErrorName.INTERNAL, hint(failure)))
 
     def refuse(self, session: Session, ack_ids: Sequence[int], fault: Fault) -> None:

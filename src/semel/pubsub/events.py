@@ -216,6 +216,7 @@ class Events:
 
         def failed(failure: Failure) -> None:
             self._ended(session.id, event.identity)
+            self._hub.complain("hub-commit", failure)
             self._give_up(event, self._hub.roster.get(session.id), hint(failure), now)
 
         puts = (session.put_acks(self._hub.hub),)

@@ -333,7 +333,6 @@ class Hub:
             if isinstance(failure, CommitUnknown):
                 self.begin_anew("the store did not answer")
                 return
-            self.complain("hub-commit", failure)
             self.drop_bodies(appends)
             if is_conflict(failure):
                 self.sessions.refused(session)

@@ -86,6 +86,7 @@ class Invocations:
 
         def failed(failure: Failure) -> None:
             session.state = before
+            self._hub.complain("hub-commit", failure)
             self._refuse(session, invocation_id, hint(failure))
 
         put = session.put_row(self._hub.hub, session.row())

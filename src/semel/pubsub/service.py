@@ -251,6 +251,7 @@ class Service:
 
         def failed(failure: Failure) -> None:
             session.permit(self._stored.pop(session, session.permissions))
+            self._hub.complain("hub-commit", failure)
             answer(_failed(failure))
 
         self._hub.commit_for(session, (), (session.put_row(self._hub.hub, session.row()),), done, failed)
@@ -293,14 +294,18 @@ class Service:
         """Each is durable by itself; the answer comes when all are."""
         hub, together = self._hub, Gathered(len(changes), answer)
 
+        def failed(failure: Failure) -> None:
+            hub.complain("hub-commit", failure)
+            together.became(failure)
+
         def write(session: Session, puts: Sequence[Put]) -> None:
-            hub.commit_for(session, (), puts, lambda results, now: together.became(None), together.became)
+            hub.commit_for(session, (), puts, lambda results, now: together.became(None), failed)
 
         for session, group in changes:
             if group is None:
                 write(session, (session.put_row(hub.hub, session.row()),))
             else:
-                hub.change_group(session, group, kind, now, partial(write, session), together.became)
+                hub.change_group(session, group, kind, now, partial(write, session), failed)
 
     def _list(self, call: ListMembers) -> Answer:
         group = Group(call.group)
