@@ -39,11 +39,14 @@ from semel.pubsub.handler_calls import CallHandler, CancelCall, Fetch, Fetched, 
 from semel.pubsub.handlers import EventHandler, SystemEvent
 from semel.pubsub.keys import AccessKeys
 from semel.runtime.webhook_cookies import Cookies
+from semel.runtime.webhook_room import Room
 
 log = logging.getLogger(__name__)
 
 CALLS_MAX = 100
-"""How many calls to one handler may be under way. More wait, and their time runs."""
+CALLS_PER_CONNECTION = 10
+"""How many calls to one handler may be under way, and how many of them for one connection. More wait, and their time
+runs."""
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 30.0
 
@@ -78,7 +81,7 @@ class Webhooks:
             transport=transport,
         )
         self._cookies = Cookies()
-        self._room: dict[str, asyncio.Semaphore] = {}
+        self._rooms: dict[str, Room] = {}
         self._standings: dict[str, tuple[Standing, Verdict | None]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -151,8 +154,9 @@ class Webhooks:
             attempt += 1
 
     async def call(self, event: PendingEvent, handler: EventHandler, within_s: float) -> Reply:
+        room = self._rooms.setdefault(handler.url, Room(CALLS_MAX, CALLS_PER_CONNECTION))
         try:
-            async with asyncio.timeout(within_s), self._room.setdefault(handler.url, asyncio.Semaphore(CALLS_MAX)):
+            async with asyncio.timeout(within_s), room.place(event.client.connection):
                 refusal = await self._refusal(handler)
                 if refusal is not None:
                     return refusal

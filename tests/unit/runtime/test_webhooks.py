@@ -23,6 +23,7 @@ from semel.pubsub.cloudevents import (
 )
 from semel.pubsub.handler_calls import CallHandler, CancelCall, Fetch, Fetched, Replied
 from semel.pubsub.handlers import event_handler
+from semel.pubsub.invocations import INVOCATIONS_MAX
 from semel.pubsub.keys import DEV_KEY, AccessKeys
 from semel.pubsub.messages import Data, DataType
 from semel.runtime import webhooks as webhooks_module
@@ -30,6 +31,7 @@ from semel.runtime.webhook_cookies import CHARS_MAX, COOKIES_MAX, Cookies
 from semel.runtime.webhooks import Webhooks
 
 KEYS = AccessKeys(DEV_KEY)
+WAIT_FOR_S = 30.0
 HANDLER = event_handler("https://app.example/{event}?code=1", user_events="*")
 EVENT = user_event(
     Client("chat", "c1", "u", "json.webpubsub.azure.v1", "s"), "1", 0, "ask", Data(DataType.TEXT, b"hi")
@@ -267,6 +269,25 @@ async def test_a_handler_is_not_called_by_all_at_once(app: App, monkeypatch: pyt
     app.answer = count
     await asyncio.gather(*(app.call() for _ in range(10)))
     assert most == 2
+
+
+async def test_one_connection_cannot_take_all_calls_to_a_handler(app: App) -> None:
+    """It has as many invocations under way as a session may, and none is answered; another is called all the same."""
+    slow = asyncio.Event()
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        if request.headers["ce-connectionid"] == "c1":
+            await slow.wait()
+        return response(204)
+
+    await app.call()
+    app.answer = answer
+    asked = [asyncio.create_task(app.call(WAIT_FOR_S)) for _ in range(INVOCATIONS_MAX)]
+    other = user_event(Client("chat", "c2"), "2", 0, "ask", Data(DataType.TEXT, b"hi"))
+    assert await app.webhooks.call(other, HANDLER, WAIT_FOR_S) == IncomingResponse(204)
+    slow.set()
+    assert await asyncio.gather(*asked) == [IncomingResponse(204)] * INVOCATIONS_MAX
+    assert app.webhooks._rooms[HANDLER.url]._own == {}
 
 
 async def test_a_question_of_a_client_is_asked_again_as_long_as_there_is_time(
