@@ -15,7 +15,7 @@ from semel.kernel.store import Store
 from semel.spark.tables import POSTGRES_TYPES, Lines, Shape, Verdicts, no_key, no_table
 from semel.stores.apply import apply
 from semel.stores.postgres_engine import PostgresEngine, TryAgain
-from semel.stores.postgres_wire import Statements
+from semel.stores.postgres_wire import Q, Statements, keep_warnings
 
 STAGED = "semel_staged"
 NUMBER = "semel_number"
@@ -26,6 +26,10 @@ class PostgresDatabase:
 
     def __init__(self, url: str) -> None:
         self.connection: psycopg.Connection[Any] = psycopg.connect(url)
+        self._warnings = keep_warnings(self.connection)
+        # what was landed before is seen only when the synchronous standby has it
+        self.connection.execute(Q["barrier"].encode())
+        self._commit()
 
     def columns(self, shape: Shape) -> list[str]:
         try:
@@ -96,7 +100,17 @@ class PostgresDatabase:
         return outcome
 
     def commit(self) -> None:
+        self._commit()
+
+    def _commit(self) -> None:
+        """A warning takes the success back: the synchronous standby has not confirmed."""
+        self._warnings.clear()
         self.connection.commit()
+        if self._warnings:
+            raise StoreUnavailable(
+                f"PostgreSQL's standby has not confirmed: {'; '.join(self._warnings)}",
+                fix="see that the standby runs; then start the query again: nothing is doubled",
+            )
 
     def close(self) -> None:
         self.connection.close()

@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -27,9 +27,9 @@ from semel.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from semel.kernel.ledger import START, Entry, Event, Kind, Mark
+from semel.kernel.ledger import START, Entry, Mark
 from semel.kernel.ops import Op, Outcome, Result, Unit, WorkRow, WorkState
-from semel.kernel.position import EPOCH_GAP, Position, check_epoch
+from semel.kernel.position import Position, check_epoch
 from semel.kernel.store import (
     IDENTITY_KEEP_S,
     ORPHAN_KEEP_S,
@@ -43,10 +43,13 @@ from semel.kernel.store import (
     Swept,
     Trimmed,
 )
+from semel.stores import postgres_sync as sync
 from semel.stores.apply import apply
 from semel.stores.points import reach
 from semel.stores.postgres_engine import PostgresEngine, TryAgain, entry_of, index_entry_of, record_of, work_row_of
+from semel.stores.postgres_gate import Gate
 from semel.stores.postgres_listen import Listener
+from semel.stores.postgres_sync import roll_back, transaction, watched
 from semel.stores.postgres_wire import (
     LOCK_S,
     Array,
@@ -54,6 +57,7 @@ from semel.stores.postgres_wire import (
     Call,
     Pool,
     Row,
+    Session,
     Statements,
     bigints,
     connect,
@@ -71,13 +75,15 @@ from semel.stores.shared import (
     check_bound,
     exported_mark,
     prefix_bounds,
-    start_of_epoch,
     unwrap_bound,
 )
 
 SERVER_MIN = 140000
 TRIES_MAX = 20
 DOUBTS_MAX = 1000
+MIGRATE_S = 600.0
+CLOSE_S = 2.0
+"""How long closing waits for a commit under way."""
 MARKER_KEEP_US = 48 * 3600 * 1_000_000
 LEDGER_COLUMNS = (
     "xid", "seq", "at", "node", "pipeline", "hop", "kind", "message", "delivery", "session", "idx", "peer", "stream",
@@ -108,14 +114,15 @@ class PostgresStore:
         self.state_keep_s = state_keep_s
         self.lock_s = lock_s
         self._lock = threading.RLock()
-        self._writer: Connection[Any] | None = None
+        self._writer: Session | None = None
         self._name_writer()
         self._doubts: OrderedDict[str, tuple[list[Outcome], int]] = OrderedDict()
         self._ledger_swept = START
         self._closed = False
-        self._pool = Pool(url)
+        self._gate = Gate(url, node)
+        self._pool = Pool(url, self._gate.open)
         self._writer_pid = 0
-        self._listener = Listener(url, lambda pid: pid == self._writer_pid)
+        self._listener = Listener(self._gate.open, lambda pid: pid == self._writer_pid)
         try:
             self._prepare(create)
         except BaseException:
@@ -130,29 +137,29 @@ class PostgresStore:
     # -- opening
 
     def _prepare(self, create: bool) -> None:
-        [(version, encoding, is_standby, is_store)] = self._pool.ask("server")
-        if version < SERVER_MIN:
-            raise StoreUnavailable(f"{redact(self.url)} runs PostgreSQL {version // 10000}", fix="use 14 or newer")
-        if encoding != "UTF8":
-            raise NotAStore(f"the database holds {encoding} text", fix="create one with: createdb -E UTF8 -T template0")
-        if not is_store and not create:
-            raise NotAStore(f"{redact(self.url)} has no Semel tables", fix="add them: semel store init <url>")
-        if not is_store and is_standby:
-            raise StoreReadOnly(f"{redact(self.url)} is a standby without Semel tables", fix="connect to the primary")
-        self.schema_found = self._schema() if is_store else 0
-        if self.schema_found < _newest():
-            self.migrate()
-        self._check_schema()
-        self.store_id = self._pool.ask("read_store")[0][0]
-        self._check_rewind()
+        with closing(connect(self.url)) as session, errors(self.url):
+            run = Statements(session)
+            [(version, encoding, is_standby, is_store)] = run.ask("server")
+            if version < SERVER_MIN:
+                raise StoreUnavailable(f"{redact(self.url)} runs PostgreSQL {version // 10000}", fix="use 14 or newer")
+            if encoding != "UTF8":
+                fix = "create one with: createdb -E UTF8 -T template0"
+                raise NotAStore(f"the database holds {encoding} text", fix=fix)
+            if not is_store and not create:
+                raise NotAStore(f"{redact(self.url)} has no Semel tables", fix="add them: semel store init <url>")
+            if not is_store and is_standby:
+                fix = "connect to the primary"
+                raise StoreReadOnly(f"{redact(self.url)} is a standby without Semel tables", fix=fix)
+            self.schema_found = _schema(run) if is_store else 0
+            if self.schema_found < _newest():
+                self.migrate()
+            self._check_schema(_schema(run))
+            self.store_id = run.ask("read_store")[0][0]
+        # the first connection makes the checks that every connection makes
+        with self._pool.connection():
+            pass
 
-    def _schema(self) -> int:
-        [(_, _, _, is_store)] = self._pool.ask("server")
-        rows = self._pool.ask("read_store") if is_store else []
-        return int(rows[0][1]) if rows else 0
-
-    def _check_schema(self) -> None:
-        schema = self._schema()
+    def _check_schema(self, schema: int) -> None:
         if schema > _newest():
             raise SchemaTooNew(
                 f"{redact(self.url)} has schema {schema}, this Semel knows {_newest()}",
@@ -160,69 +167,27 @@ class PostgresStore:
             )
 
     def migrate(self) -> tuple[int, int]:
-        """Many processes may open an empty database at once: one makes the tables, the others wait for it."""
-        before = self._schema()
-        self._check_schema()
-        for number, sql in load_migrations("postgres"):
-            with self._transaction("own_schema", wait="10min") as run:
-                if self._schema() >= number:
-                    continue
-                run.connection.execute(sql.encode(), prepare=False)
-                reach("migrate.step")
-                run.run("record_schema", number)
-        return before, self._schema()
-
-    def _check_rewind(self) -> None:
-        """Another server, another timeline or other tables than last time: the history may have been cut short."""
-        [(_, _, is_standby, _)] = self._pool.ask("server")
-        if is_standby:
-            return
-        origin = self._origin()
-        [(_, _, _, *noted)] = self._pool.ask("read_store")
-        changes = [
-            f"{what} {was} became {now}"
-            for what, was, now in zip(("server", "timeline", "tables"), noted, origin, strict=True)
-            if was is not None and now is not None and was != now
-        ]
-        if changes:
-            self._raise_epoch(", ".join(changes), origin, lambda run: run.ask("read_store")[0][3:] == tuple(noted))
-        elif self._pool.ask("cursor_beyond_head"):
-            reason = "a cursor stands beyond the end of its stream"
-            self._raise_epoch(reason, origin, lambda run: bool(run.ask("cursor_beyond_head")))
-        elif any(was is None and now is not None for was, now in zip(noted, origin, strict=True)):
-            with self._transaction() as run:
-                run.run("note_origin", *origin)
-
-    def _origin(self) -> list[Any]:
-        """What this user may not see stays unknown, and what is unknown proves nothing."""
-        return [self._ask_or_none(query) for query in ("system_id", "timeline", "table_ids")]
-
-    def _ask_or_none(self, query: str) -> Any:
-        with suppress(StoreReadOnly):
-            return self._pool.ask(query)[0][0]
-        return None
+        """Many processes may open an empty database at once: one makes the tables, the others wait for it. Who has
+        waited looks from another session: inside its own transaction it may not see that there are tables now."""
+        with closing(connect(self.url)) as session, closing(connect(self.url)) as look, errors(self.url):
+            before = _schema(Statements(look))
+            self._check_schema(before)
+            for number, sql in load_migrations("postgres"):
+                with transaction(session, "own_schema", lock_s=MIGRATE_S, wait_s=MIGRATE_S) as run:
+                    if _schema(Statements(look)) >= number:
+                        continue
+                    session.execute(sql.encode(), prepare=False)
+                    reach("migrate.step")
+                    run.run("record_schema", number)
+            return before, _schema(Statements(look))
 
     # -- transactions
 
     @contextmanager
-    def _transaction(
-        self, lock: str | None = None, *, durable: bool = True, wait: str | None = None
-    ) -> Iterator[Statements]:
+    def _transaction(self, *, durable: bool = True) -> Iterator[Statements]:
         """A short transaction beside the commits, on a connection of its own."""
-        with self._pool.connection() as connection:
-            run = Statements(connection)
-            run.run("begin")
-            try:
-                run.run("need_disk" if durable else "need_no_disk")
-                if wait is not None:
-                    run.run("wait_for", wait)
-                if lock is not None:
-                    run.run(lock)
-                yield run
-            except BaseException:
-                _roll_back(connection)
-                raise
-            connection.execute("COMMIT", prepare=False)
+        with self._pool.connection() as session, transaction(session, durable=durable) as run:
+            yield run
 
     def commit(self, units: Sequence[Unit]) -> list[Outcome]:
         units = tuple(units)
@@ -250,12 +215,13 @@ class PostgresStore:
         try:
             engine = PostgresEngine(self._begin, self.node, units)
             outcomes = apply(engine, units)
-            connection = engine.connection
+            engine.begin()
         except BaseException:
             if self._writer is not None:
-                _roll_back(self._writer)
+                roll_back(self._writer)
             raise
-        self._end(connection, outcomes, engine)
+        assert self._writer is not None, "a transaction that has begun has a connection"
+        self._end(self._writer, outcomes, engine)
         return outcomes
 
     def _begin(self, calls: Sequence[Call]) -> Begun:
@@ -275,25 +241,33 @@ class PostgresStore:
                 raise
         return None
 
-    def _connected(self) -> Connection[Any]:
+    def _connected(self) -> Session:
         """After a failover the same URL leads to another server, so a new connection begins like an open."""
         if self._closed:
             raise StoreUnavailable("the store is closed", fix="open it again")
         if self._writer is not None and is_broken(self._writer):
             self._writer.close()
             self._writer, self._writer_pid = None, 0
-            self._check_rewind()
         if self._writer is None:
-            self._writer = connect(self.url, self.lock_s)
+            self._writer = self._open_writer()
             self._writer_pid = self._writer.info.backend_pid
         return self._writer
 
-    def _end(self, connection: Connection[Any], outcomes: list[Outcome], engine: PostgresEngine) -> None:
+    def _open_writer(self) -> Session:
+        session = self._gate.open(self.lock_s)
+        if session.is_standby:
+            session.close()
+            raise StoreReadOnly(f"{redact(self.url)} is a standby", fix="connect to the primary")
+        return session
+
+    def _end(self, connection: Session, outcomes: list[Outcome], engine: PostgresEngine) -> None:
         """The last writes and COMMIT go out together: should a write fail, the server skips what comes after it.
 
-        The server's own word is final. Without it nobody knows, unless there was nothing to commit."""
+        The server's own word is final. Without it nobody knows, unless there was nothing to commit; nor does anybody
+        when it comes with a warning, for then the standby may lack it."""
         is_asked = False
         last = connection.cursor()
+        connection.warnings.clear()
         try:
             with connection.pipeline():
                 if engine.wrote:
@@ -302,44 +276,49 @@ class PostgresStore:
                 is_asked = True
                 last.execute("COMMIT", prepare=False)
         except psycopg.Error as error:
-            has_happened = last.statusmessage == "COMMIT"
+            has_happened = last.statusmessage == "COMMIT" and not connection.warnings
             if not has_happened and (not is_asked or is_refusal(error)):
-                _roll_back(connection)
+                roll_back(connection)
                 raise
             connection.close()
             self._writer_pid = 0
             if engine.wrote and not has_happened:
-                raise self._doubt(outcomes, engine.now, error) from error
+                raise self._doubt(outcomes, engine.now, f"the connection broke inside COMMIT: {error}") from error
         except BaseException:
             if not is_asked:
-                _roll_back(connection)
+                roll_back(connection)
                 raise
             # interrupted by this process itself: nobody will ask what became of it, but its number is taken
             connection.close()
             self._writer_pid = 0
             self._name_writer()
             raise
+        if engine.wrote and connection.warnings:
+            connection.close()
+            self._writer_pid = 0
+            raise self._doubt(outcomes, engine.now, f"COMMIT came with a warning: {connection.warning_text}")
         self._commits += engine.wrote
 
-    def _doubt(self, outcomes: list[Outcome], at: int, error: psycopg.Error) -> CommitInDoubt:
+    def _doubt(self, outcomes: list[Outcome], at: int, cause: str) -> CommitInDoubt:
         marker = f"{self._writer_name}.{self._commits + 1}"
         self._doubts[marker] = (outcomes, at)
         if len(self._doubts) > DOUBTS_MAX:
             self._doubts.popitem(last=False)
         self._name_writer()
-        text = " ".join(str(error).split())
-        return CommitInDoubt(
-            f"the connection broke inside COMMIT: {text}", marker=marker, fix="ask resolve(marker) what happened"
-        )
+        return CommitInDoubt(" ".join(cause.split()), marker=marker, fix="ask resolve(marker) what happened")
 
     def resolve(self, marker: str) -> list[Outcome] | None:
         """Signs in the place of the lost transaction, and waits for it if it has signed and still lives. If there was
-        room, it did not happen, and never can: should the server come to it only now, it finds its place taken."""
+        room, it did not happen, and never can: should the server come to it only now, it finds its place taken.
+
+        Either answer is given when the synchronous standby has it too. That may take long; then this raises, and may
+        be asked again."""
         if marker not in self._doubts:
             raise InputError(f"no transaction {marker!r} is in doubt", fix="resolve only what CommitInDoubt named")
         outcomes, at = self._doubts[marker]
         writer, _, n = marker.partition(".")
-        with self._transaction() as run:
+        with self._pool.connection() as session, watched(session), transaction(session, lock_s=sync.WAIT_S) as run:
+            run.run("barrier")
             [(now, _, _)] = run.ask("store_now")
             if now - at > MARKER_KEEP_US // 2:
                 raise StoreUnavailable(f"the marker of {marker} may be gone", fix="compare by hand what was written")
@@ -553,32 +532,8 @@ class PostgresStore:
     # -- the rest
 
     def raise_epoch(self, reason: str) -> int:
-        return self._raise_epoch(reason, self._origin(), lambda _: True)
-
-    def _raise_epoch(self, reason: str, origin: list[Any], is_needed: Callable[[Statements], bool]) -> int:
-        """Waits until no commit is under way. Of several processes that see the need, the first one does it."""
-        with self._transaction("own_epoch") as run:
-            if not is_needed(run):
-                return int(run.ask("read_epoch")[0][0])
-            [(epoch,)] = run.ask("raise_epoch", self._highest_exported(run))
-            run.run("note_origin", *origin)
-            run.run("raise_heads", EPOCH_GAP, start_of_epoch(epoch))
-            run.run("rebase_cursors", epoch)
-            run.run("raise_fence", EPOCH_GAP)
-            self._log(run, Event(Kind.ACTION, "store", message=f"epoch {epoch}", cause=reason))
-            run.run("notify")
-            reach("epoch.raised")
-        return int(epoch)
-
-    @staticmethod
-    def _highest_exported(run: Statements) -> int:
-        states = [row for key in ("export/index", "export/ledger") for row in run.ask("exported", key)]
-        return max((mark.xid for row in states if (mark := exported_mark(State(*row)))), default=0)
-
-    def _log(self, run: Statements, event: Event) -> None:
-        engine = PostgresEngine(run.join, self.node)
-        engine.add_ledger([event])
-        engine.flush()
+        with self._pool.connection() as session:
+            return self._gate.raise_epoch(session, reason, lambda _: True)
 
     def bind(self, connection: Any) -> PostgresTx:
         """`connection` is the user's own psycopg connection, with a transaction open or about to open."""
@@ -623,12 +578,22 @@ class PostgresStore:
 
     def close(self) -> None:
         self._listener.close()
-        with self._lock:
-            self._closed = True
+        self._closed = True
+        if not self._lock.acquire(timeout=CLOSE_S):
+            self._cut_writer()
+            self._lock.acquire()
+        try:
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None
+        finally:
+            self._lock.release()
         self._pool.close()
+
+    def _cut_writer(self) -> None:
+        """A commit may wait for its standby for ever. Whoever waits for the commit hears that it is in doubt."""
+        if (writer := self._writer) is not None:
+            sync.hang_up(writer)
 
 
 class PostgresTx:
@@ -662,17 +627,14 @@ class PostgresTx:
             raise InputError("no transaction is open", fix="use `with connection.transaction():`")
 
 
+def _schema(run: Statements) -> int:
+    [(_, _, _, is_store)] = run.ask("server")
+    rows = run.ask("read_store") if is_store else []
+    return int(rows[0][1]) if rows else 0
+
+
 def _newest() -> int:
     return load_migrations("postgres")[-1][0]
-
-
-def _roll_back(connection: Connection[Any]) -> None:
-    """A connection that cannot even roll back is of no use: the server ends its transaction with it."""
-    try:
-        if not is_broken(connection) and connection.info.transaction_status != TransactionStatus.IDLE:
-            connection.execute("ROLLBACK", prepare=False)
-    except psycopg.Error:
-        connection.close()
 
 
 @contextmanager

@@ -19,6 +19,10 @@ WHERE current_setting('synchronous_commit') NOT IN ('on', 'remote_apply')
 -- name: need_no_disk
 SELECT set_config('synchronous_commit', 'off', true)
 
+-- name: barrier
+-- Writes to the log and nowhere else, so that COMMIT has something to wait for.
+SELECT pg_logical_emit_message(true, 'semel', '')
+
 -- name: wait_for
 SELECT set_config('lock_timeout', $1, true)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from psycopg import Connection, RawCursor
+from psycopg import RawCursor
 
 from semel.errors import StoreRefused
 from semel.kernel.envelope import Envelope
@@ -121,9 +121,10 @@ class PostgresEngine:
         self._begun = _Transaction(statements, *first.fetchall()[0])
         return self._begun, answers
 
-    @property
-    def connection(self) -> Connection[Any]:
-        return self._transaction.statements.connection
+    def begin(self) -> None:
+        """Unless a question has begun it."""
+        if self._begun is None:
+            self._open([])
 
     @property
     def now(self) -> int:

@@ -8,13 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
-from psycopg import Connection
 
 from semel.errors import SemelError
-from semel.stores.postgres_wire import connect
+from semel.stores.postgres_wire import Session
 
 log = logging.getLogger(__name__)
 
@@ -25,10 +24,11 @@ AGAIN_S = 1.0
 
 
 class Listener:
-    """`is_own` says of the id of a server process whether it works for this very store, which wakes us by itself."""
+    """`open` makes a connection that may be used. `is_own` says of the id of a server process whether it works for this
+    very store, which wakes us by itself."""
 
-    def __init__(self, url: str, is_own: Callable[[int], bool]) -> None:
-        self._url, self._is_own = url, is_own
+    def __init__(self, open: Callable[[], Session], is_own: Callable[[int], bool]) -> None:
+        self._open, self._is_own = open, is_own
         self._changed = threading.Condition()
         self._count = 0
         self._wakes: list[Callable[[], None]] = []
@@ -86,7 +86,7 @@ class Listener:
     def _run(self) -> None:
         while not self._closed.is_set():
             try:
-                connection = connect(self._url)
+                connection = self._open()
             except SemelError:
                 self._closed.wait(AGAIN_S)
                 continue
@@ -97,7 +97,7 @@ class Listener:
             finally:
                 connection.close()
 
-    def _hear(self, connection: Connection[Any]) -> None:
+    def _hear(self, connection: Session) -> None:
         """What happened before we listened may have gone unheard, so the first thing is a wake."""
         connection.execute("LISTEN semel")
         self._hears.set()

@@ -15,6 +15,7 @@ from psycopg import Connection, RawCursor
 from psycopg.abc import Buffer
 from psycopg.adapt import Dumper, PyFormat
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import Diagnostic
 from psycopg.pq import ConnStatus, Format, TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.types.numeric import Int8BinaryDumper
@@ -217,7 +218,33 @@ def adapt(context: Connection[Any] | RawCursor[Row]) -> None:
     context.adapters.register_dumper(int, Int8BinaryDumper)
 
 
-def connect(url: str, lock_s: float = LOCK_S) -> Connection[Any]:
+def keep_warnings(connection: Connection[Any]) -> list[str]:
+    """The list to which the connection's warnings are added from now on."""
+    warnings: list[str] = []
+
+    def keep(notice: Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            warnings.append(notice.message_primary or "")
+
+    connection.add_notice_handler(keep)
+    return warnings
+
+
+class Session(Connection[Any]):
+    """A connection of ours. It keeps the warnings that came with the answers, for a COMMIT may succeed with one that
+    takes the success back, and knows whether its server was a standby when it was opened."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.is_standby = False
+        self.warnings = keep_warnings(self)
+
+    @property
+    def warning_text(self) -> str:
+        return "; ".join(self.warnings)
+
+
+def connect(url: str, lock_s: float = LOCK_S) -> Session:
     """A connection that commits each statement unless a transaction is begun, and waits `lock_s` for a lock."""
     try:
         given = conninfo_to_dict(url)
@@ -227,7 +254,7 @@ def connect(url: str, lock_s: float = LOCK_S) -> Connection[Any]:
         ) from None
     defaults = {name: value for name, value in DEFAULTS.items() if name not in given}
     try:
-        connection = psycopg.connect(url, autocommit=True, client_encoding="UTF8", **defaults)
+        connection = Session.connect(url, autocommit=True, client_encoding="UTF8", **defaults)
     except psycopg.Error as error:
         raise _unreachable(url, error) from error
     try:
@@ -246,17 +273,19 @@ def is_broken(connection: Connection[Any]) -> bool:
 
 
 class Pool:
-    """A few connections for readers. One that breaks takes the idle ones with it: they broke for the same reason."""
+    """A few connections for readers. One that breaks takes the idle ones with it: they broke for the same reason.
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    `open` makes one that may be used."""
+
+    def __init__(self, url: str, open: Callable[[], Session]) -> None:
+        self._url, self._open = url, open
         self._lock = threading.Lock()
-        self._idle: list[Connection[Any]] = []
+        self._idle: list[Session] = []
         self._closed = False
 
     @contextmanager
-    def connection(self) -> Iterator[Connection[Any]]:
-        connection = self._take_living() or connect(self._url)
+    def connection(self) -> Iterator[Session]:
+        connection = self._take_living() or self._open()
         try:
             with errors(self._url):
                 yield connection
@@ -278,7 +307,7 @@ class Pool:
         with self.connection() as fresh:
             return Statements(fresh).ask(name, *params)
 
-    def _take_living(self) -> Connection[Any] | None:
+    def _take_living(self) -> Session | None:
         """An idle connection may have died unnoticed, so it is asked for a sign of life."""
         connection = self._take()
         if connection is not None:
@@ -288,13 +317,13 @@ class Pool:
             self._give_back(connection)
         return None
 
-    def _take(self) -> Connection[Any] | None:
+    def _take(self) -> Session | None:
         with self._lock:
             if self._closed:
                 raise StoreUnavailable("the store is closed", fix="open it again")
             return self._idle.pop() if self._idle else None
 
-    def _give_back(self, connection: Connection[Any]) -> None:
+    def _give_back(self, connection: Session) -> None:
         with self._lock:
             gone = [connection]
             if is_broken(connection):
@@ -306,8 +335,9 @@ class Pool:
         for each in gone:
             each.close()
 
-    def _is_reusable(self, connection: Connection[Any]) -> bool:
-        is_idle = connection.info.transaction_status == TransactionStatus.IDLE
+    def _is_reusable(self, connection: Session) -> bool:
+        """A standby may be promoted under an open connection, which nobody would notice."""
+        is_idle = connection.info.transaction_status == TransactionStatus.IDLE and not connection.is_standby
         return is_idle and not self._closed and len(self._idle) < READERS_MAX
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -57,8 +57,7 @@ class PrivatePostgres:
         }
         self._user = _unprivileged_user()
         self._minder: subprocess.Popen[bytes] | None = None
-        if self._user is not None:
-            shutil.chown(self.folder, self._user)
+        self._own(self.folder)
         self._bin = self._usable_programs()
         self._initialise()
 
@@ -107,6 +106,10 @@ class PrivatePostgres:
         return str(self.folder / "data")
 
     @property
+    def log_text(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    @property
     def _log(self) -> Path:
         return self.folder / "server.log"
 
@@ -128,12 +131,19 @@ class PrivatePostgres:
 
     def _initialise(self) -> None:
         arguments = ["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--username", ADMIN]
-        done = subprocess.run(
-            [self._bin / "initdb", "-D", self._data, *arguments], user=self._user, capture_output=True, text=True,
-            cwd=self.folder,
-        )  # fmt: skip
+        self._run([self._bin / "initdb", "-D", self._data, *arguments])
+
+    def _run(self, command: Sequence[str | Path]) -> None:
+        """A program of PostgreSQL, as the user that the server runs as."""
+        done = subprocess.run(command, user=self._user, capture_output=True, text=True, cwd=self.folder)
         if done.returncode != 0:
-            raise StoreUnavailable(f"initdb failed: {done.stderr.strip()}", fix="see the message above")
+            raise StoreUnavailable(
+                f"{Path(command[0]).name} failed: {done.stderr.strip()}", fix="see the message above"
+            )
+
+    def _own(self, path: Path) -> None:
+        if self._user is not None:
+            shutil.chown(path, self._user)
 
     def _wait_until_ready(self) -> None:
         until = time.monotonic() + START_TIMEOUT_S
@@ -143,13 +153,13 @@ class PrivatePostgres:
                 return
             except psycopg.OperationalError as error:
                 if time.monotonic() > until:
-                    raise StoreUnavailable(f"PostgreSQL does not start: {error}", fix=self._log.read_text()) from None
+                    raise StoreUnavailable(f"PostgreSQL does not start: {error}", fix=self.log_text) from None
             time.sleep(0.02)
 
 
 @contextmanager
-def new_database(server_url: str) -> Iterator[str]:
-    """An empty database on any server where the user of the URL may create one."""
+def new_database(server_url: str, *, drop: bool = True) -> Iterator[str]:
+    """An empty database on any server where the user of the URL may create one, dropped at the end."""
     name = f"semel_test_{os.urandom(6).hex()}"
     try:
         _run(server_url, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
@@ -161,7 +171,8 @@ def new_database(server_url: str) -> Iterator[str]:
     try:
         yield urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
     finally:
-        _run(server_url, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+        if drop:
+            _run(server_url, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 def _run(server_url: str, statement: sql.Composed) -> None:

@@ -1,0 +1,299 @@
+"""The PostgreSQL store on a primary with a synchronous standby: what is answered, shown and kept when one goes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from semel.errors import CommitInDoubt, SemelError, StoreUnavailable
+from semel.kernel.envelope import Envelope
+from semel.kernel.ops import Append, Applied, Fresh, Unit
+from semel.kernel.position import Position
+from semel.kernel.store import Records
+from semel.spark.tables_postgres import PostgresDatabase
+from semel.stores import postgres_sync
+from semel.stores.points import on_reach
+from semel.stores.postgres import PostgresStore
+from semel.testing.postgres_pair import Pair
+
+pytestmark = pytest.mark.connected
+
+STREAM = "hub/orders"
+DEADLINE_S = 60.0
+WAITING_S = 0.3
+"""How long a store waits for a standby in these tests."""
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with Pair() as pair:
+        yield pair
+
+
+@pytest.fixture
+def url(pair: Pair) -> Iterator[str]:
+    with pair.new_database() as url:
+        yield url
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[PostgresStore]:
+    with closing(PostgresStore(url)) as store:
+        yield store
+
+
+@pytest.fixture
+def hook() -> Iterator[Callable[[Callable[[str], None] | None], None]]:
+    yield on_reach
+    on_reach(None)
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+def append(store: PostgresStore, id: str) -> int:
+    [outcome] = store.commit([Unit((Append(STREAM, Envelope(id=id), identity=id),))])
+    assert isinstance(outcome, Applied)
+    [result] = outcome.results
+    assert isinstance(result, Fresh)
+    return result.position.offset
+
+
+def ids(store: PostgresStore) -> list[str]:
+    found = store.read(STREAM)
+    assert isinstance(found, Records)
+    return [record.envelope.id for record in found.records]
+
+
+def execute(url: str, statement: str, *params: object) -> list[Any]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(statement.encode(), params or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def waiting(pair: Pair) -> list[int]:
+    """The server processes that wait for the standby."""
+    rows = execute(pair.primary.url, "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+    return [pid for (pid,) in rows]
+
+
+@contextmanager
+def frozen(pair: Pair) -> Iterator[None]:
+    """The standby is connected and silent."""
+    pair.wait_until_followed()
+    pair.standby.freeze()
+    try:
+        yield
+    finally:
+        pair.standby.thaw()
+
+
+def held_append(pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor, id: str) -> Future[int]:
+    """One that is committed on the primary and waits for the standby."""
+    heard = threads.submit(append, store, id)
+    wait_until(lambda: bool(waiting(pair)))
+    return heard
+
+
+def cancel_waits(pair: Pair, how: str = "pg_cancel_backend") -> None:
+    execute(pair.primary.url, f"SELECT {how}(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+
+
+# -- a commit that the standby has not confirmed
+
+
+@pytest.mark.parametrize("how", ["pg_cancel_backend", "pg_terminate_backend"])
+def test_a_commit_whose_wait_for_the_standby_is_cut_short_is_in_doubt(
+    pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor, how: str
+) -> None:
+    """PostgreSQL answers with success and a warning. A promoted standby would not have it."""
+    append(store, "before")
+    with frozen(pair):
+        heard = held_append(pair, store, threads, "doubtful")
+        cancel_waits(pair, how)
+        with pytest.raises(CommitInDoubt) as doubt:
+            heard.result(DEADLINE_S)
+    assert store.resolve(doubt.value.marker) == [Applied((Fresh(Position(STREAM, 1, 2)),))]
+    pair.fail_over()
+    assert ids(store) == ["before", "doubtful"]
+
+
+def test_a_doubt_is_resolved_only_when_the_standby_has_the_commit(
+    pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there on this primary. Whether it stays depends on the standby."""
+    monkeypatch.setattr(postgres_sync, "WAIT_S", WAITING_S)
+    append(store, "before")
+    pair.standby.stop()
+    heard = held_append(pair, store, threads, "doubtful")
+    cancel_waits(pair)
+    with pytest.raises(CommitInDoubt) as doubt:
+        heard.result(DEADLINE_S)
+    with pytest.raises(StoreUnavailable, match="standby"):
+        store.resolve(doubt.value.marker)
+    pair.primary.stop()
+    pair.standby.start()
+    pair.standby.promote()
+    assert store.resolve(doubt.value.marker) is None
+    assert ids(store) == ["before"]
+
+
+def test_what_is_written_beside_the_commits_is_not_taken_for_safe_either(
+    pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor
+) -> None:
+    append(store, "before")
+    with frozen(pair):
+        heard = threads.submit(store.raise_epoch, "by hand")
+        wait_until(lambda: bool(waiting(pair)))
+        cancel_waits(pair)
+        with pytest.raises(StoreUnavailable, match="standby"):
+            heard.result(DEADLINE_S)
+
+
+def test_a_batch_of_spark_whose_wait_is_cut_short_has_not_landed(
+    pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor
+) -> None:
+    with closing(PostgresDatabase(store.url)) as database, frozen(pair):
+        outcome = database.apply(store, [Append(STREAM, Envelope(id="batch"))])
+        assert isinstance(outcome, Applied)
+        heard = threads.submit(database.commit)
+        wait_until(lambda: bool(waiting(pair)))
+        cancel_waits(pair)
+        with pytest.raises(StoreUnavailable, match="standby"):
+            heard.result(DEADLINE_S)
+
+
+# -- nobody waits for ever
+
+
+def test_resolve_comes_back_while_the_standby_is_silent_and_others_go_on(
+    pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(store, "before")
+    with store._pool.connection():
+        assert ids(store) == ["before"], "there are two connections for readers now"
+    with frozen(pair):
+        heard = held_append(pair, store, threads, "doubtful")
+        cancel_waits(pair)
+        with pytest.raises(CommitInDoubt) as doubt:
+            heard.result(DEADLINE_S)
+        monkeypatch.setattr(postgres_sync, "WAIT_S", DEADLINE_S)
+        resolving = threads.submit(store.resolve, doubt.value.marker)
+        wait_until(lambda: bool(waiting(pair)))
+        assert store._lock.acquire(timeout=DEADLINE_S), "nobody who commits waits for it"
+        store._lock.release()
+        assert ids(store) == ["before", "doubtful"], "who has a connection reads on"
+        assert not resolving.done()
+    assert resolving.result(DEADLINE_S) is not None
+
+
+def test_a_store_is_closed_while_a_commit_waits_for_the_standby(
+    pair: Pair, url: str, threads: ThreadPoolExecutor
+) -> None:
+    store = PostgresStore(url)
+    append(store, "before")
+    with frozen(pair):
+        heard = held_append(pair, store, threads, "held")
+        store.close()
+        with pytest.raises(CommitInDoubt):
+            heard.result(DEADLINE_S)
+
+
+# -- nothing is shown that the standby lacks
+
+
+@pytest.mark.parametrize("opens_anew", [False, True])
+def test_after_a_crash_nothing_is_read_before_the_standby_has_it(
+    pair: Pair,
+    url: str,
+    store: PostgresStore,
+    threads: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    opens_anew: bool,
+) -> None:
+    monkeypatch.setattr(postgres_sync, "WAIT_S", WAITING_S)
+    append(store, "before")
+    pair.wait_until_followed()
+    pair.standby.stop()
+    heard = held_append(pair, store, threads, "unconfirmed")
+    pair.primary.stop()
+    with pytest.raises(SemelError):
+        heard.result(DEADLINE_S)
+    pair.primary.start()
+
+    def read() -> list[str]:
+        if not opens_anew:
+            return ids(store)
+        with closing(PostgresStore(url)) as other:
+            return ids(other)
+
+    with pytest.raises(StoreUnavailable, match="standby"):
+        read()
+    pair.standby.start()
+    wait_until(lambda: _succeeds(read))
+    assert read() == ["before", "unconfirmed"]
+
+
+def _succeeds(read: Callable[[], object]) -> bool:
+    try:
+        read()
+    except StoreUnavailable:
+        return False
+    return True
+
+
+# -- no connection is used unchecked
+
+
+def test_a_check_that_fails_is_made_again_with_the_next_connection(pair: Pair, store: PostgresStore) -> None:
+    """While the database is away it cannot be made. What comes back may be another server."""
+    append(store, "a")
+    pair.primary.stop()
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable):
+            append(store, "b")
+    pair.standby.promote()
+    append(store, "b")
+    [(timeline,)] = execute(
+        pair.standby.url.replace("/postgres?", f"/{_database(store)}?"), "SELECT timeline FROM semel_store"
+    )
+    assert timeline == 2
+
+
+@pytest.mark.parametrize("by", ["reader", "listener"])
+def test_whoever_connects_first_after_a_switch_makes_the_check(pair: Pair, store: PostgresStore, by: str) -> None:
+    append(store, "a")
+    if by == "listener":
+        woken = threading.Event()
+        store.listen(woken.set)
+        woken.clear()
+        pair.fail_over()
+        assert woken.wait(DEADLINE_S)
+    else:
+        pair.fail_over()
+        assert ids(store) == ["a"]
+    [(timeline,)] = execute(
+        pair.standby.url.replace("/postgres?", f"/{_database(store)}?"), "SELECT timeline FROM semel_store"
+    )
+    assert timeline == 2
+
+
+def _database(store: PostgresStore) -> str:
+    return store.url.partition("?")[0].rpartition("/")[2]

@@ -1,0 +1,100 @@
+"""One barrier for all who wait for one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from semel.errors import StoreUnavailable
+from semel.stores.postgres_gate import Shared
+
+DEADLINE_S = 60.0
+SESSION: Any = None
+
+
+class Act:
+    """Waits until it is let go, and counts."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.go_on = threading.Semaphore(0)
+        self.count = 0
+        self.failure: Exception | None = None
+
+    def __call__(self, _: Any) -> None:
+        self.count += 1
+        self.begun.release()
+        assert self.go_on.acquire(timeout=DEADLINE_S)
+        if self.failure is not None:
+            raise self.failure
+
+
+def start(
+    shared: Shared, threads: ThreadPoolExecutor, act: Act, waiters: int
+) -> tuple[Future[None], list[Future[None]]]:
+    """One that acts, and others that came while it did."""
+    first = threads.submit(shared.make, SESSION)
+    assert act.begun.acquire(timeout=DEADLINE_S)
+    others = [threads.submit(shared.make, SESSION) for _ in range(waiters)]
+    wait_until(lambda: shared.waiting == waiters)
+    return first, others
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = threading.Event()
+    for _ in range(6000):
+        if is_so():
+            return
+        deadline.wait(0.01)
+    raise AssertionError("it did not happen in time")
+
+
+def test_all_who_come_while_one_acts_share_the_next_act() -> None:
+    act = Act()
+    shared = Shared(act)
+    with ThreadPoolExecutor(8) as threads:
+        first, others = start(shared, threads, act, 7)
+        act.go_on.release()
+        first.result(DEADLINE_S)
+        assert act.begun.acquire(timeout=DEADLINE_S), "what began before they came does not serve them"
+        assert not any(other.done() for other in others)
+        act.go_on.release()
+        for other in others:
+            other.result(DEADLINE_S)
+    assert act.count == 2
+
+
+def test_all_who_waited_hear_of_a_failure_and_the_next_one_tries_again() -> None:
+    act = Act()
+    act.failure = StoreUnavailable("the standby is silent", fix="wait")
+    shared = Shared(act)
+    with ThreadPoolExecutor(8) as threads:
+        first, others = start(shared, threads, act, 3)
+        act.go_on.release()
+        for waiter in (first, *others):
+            with pytest.raises(StoreUnavailable, match="silent"):
+                waiter.result(DEADLINE_S)
+        act.failure = None
+        act.go_on.release()
+        shared.make(SESSION)
+    assert act.count == 2
+
+
+def test_a_connection_that_breaks_meanwhile_serves_nobody() -> None:
+    act = Act()
+    act.failure = OSError("broken")
+    shared = Shared(act)
+    with ThreadPoolExecutor(8) as threads:
+        first, [other] = start(shared, threads, act, 1)
+        act.go_on.release()
+        with pytest.raises(OSError, match="broken"):
+            first.result(DEADLINE_S)
+        assert act.begun.acquire(timeout=DEADLINE_S)
+        act.failure = None
+        act.go_on.release()
+        other.result(DEADLINE_S)
+    assert act.count == 2
