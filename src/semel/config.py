@@ -302,6 +302,11 @@ class PubSubSection(BaseModel):
     backlog_bytes: int = Field(
         default=67_108_864, ge=1_024, description="bytes that a client may leave unacknowledged: 1,024 or more"
     )
+    backlog_age_s: float = Field(
+        default=600.0,
+        ge=1.0,
+        description="seconds that the stream keeps what a client leaves unacknowledged: 1 or more",
+    )
     hub: tuple[HubSection, ...] = Field(default=(), description="tables [[pubsub.hub]], one for each hub")
 
 

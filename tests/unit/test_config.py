@@ -294,6 +294,7 @@ def test_the_server_is_read_with_its_defaults() -> None:
     assert server.frame_bytes == door.frame_bytes == FRAME_BYTES_MAX
     assert (pubsub.recovery_s, pubsub.hub) == (hub.recovery_s, ())
     assert (pubsub.backlog_count, pubsub.backlog_bytes) == (hub.backlog_count, hub.backlog_bytes)
+    assert pubsub.backlog_age_s == hub.backlog_age_s
     assert config.auth.keys is config.auth.primary_key is config.auth.secondary_key is None
 
 

@@ -172,6 +172,7 @@ def _settings(
         recovery_s=pubsub.recovery_s if recovery is None else _recovery_s(recovery),
         backlog_count=pubsub.backlog_count,
         backlog_bytes=pubsub.backlog_bytes,
+        backlog_age_s=pubsub.backlog_age_s,
     )
     return PubSubSettings(
         keys,

@@ -2,12 +2,14 @@
 
 A session is behind after a restart, and when it comes here from another node. What comes in from then on waits in its
 queue until what was before is there. Who falls behind while a pass is under way waits for the next one.
+
+What was spilled (`spills.py`) is not in the stream any more: who has something of it waits for a pass until it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from semel.kernel.effects import ReadFailed, ReadTrimmed
 from semel.kernel.ops import RecordKind
@@ -22,10 +24,19 @@ if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
 
 
+class _Behind(NamedTuple):
+    """A session has missed what comes after what it acknowledged, up to `until`. `spilled` is what of it was in rows of
+    its own."""
+
+    session: Session
+    until: int
+    spilled: Sequence[Run] = ()
+
+
 class CatchUp:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._waiting: list[tuple[Session, int]] = []
+        self._waiting: list[_Behind] = []
         self._ending: dict[Session, Callable[[float], None]] = {}
         self._pass: _Pass | None = None
         self._has_failed = False
@@ -33,7 +44,10 @@ class CatchUp:
     def add(self, session: Session, until: int) -> None:
         """It has missed what comes after what it acknowledged, up to here."""
         session.is_behind = True
-        self._waiting.append((session, until))
+        if session.spill.rows:
+            self._hub.spills.load(session, lambda spilled: self._waiting.append(_Behind(session, until, spilled)))
+        else:
+            self._waiting.append(_Behind(session, until))
 
     def when_caught_up(self, session: Session, call: Callable[[float], None]) -> None:
         """It is over, but for what it has missed."""
@@ -54,13 +68,13 @@ class CatchUp:
             self._pass.is_reading = True
             self._hub.tail.read_after(self._pass.at, self._read)
 
-    def _take_waiting(self) -> list[tuple[Session, int]]:
+    def _take_waiting(self) -> list[_Behind]:
         """Without those that are lost by now. One that was lost and came back is here under the same id."""
         waiting, self._waiting = self._waiting, []
         return [
-            (session, until)
-            for session, until in waiting
-            if session in self._ending or self._hub.roster.get(session.id) is session
+            behind
+            for behind in waiting
+            if behind.session in self._ending or self._hub.roster.get(behind.session.id) is behind.session
         ]
 
     def _read(self, found: Found, now: float) -> None:
@@ -93,7 +107,7 @@ class CatchUp:
                 reading.offer(session, run)
 
     def _finish(self, reading: _Pass, now: float) -> None:
-        for session, missed in reading.missed.items():
+        for session, missed in reading.missed_by(now):
             session.caught_up(missed)
             if (end := self._ending.pop(session, None)) is not None:
                 end(now)
@@ -108,17 +122,23 @@ class CatchUp:
 class _Pass:
     """`at` is how far it has come, `until` where it ends."""
 
-    def __init__(self, behind: list[tuple[Session, int]]) -> None:
+    def __init__(self, behind: list[_Behind]) -> None:
         self.past = Past()
-        self.missed: dict[Session, list[Run]] = {}
-        self._until = dict(behind)
-        for session in self._until:
+        self._missed: dict[Session, list[Run]] = {}
+        self._behind = {each.session: each for each in behind}
+        for session in self._behind:
             self.past.add(session)
-            self.missed[session] = []
-        self.at = min(session.acked for session, _ in behind)
-        self.until = max(self._until.values())
+            self._missed[session] = []
+        self.at = min(session.missing_after for session in self._behind)
+        self.until = max(each.until for each in behind)
         self.is_reading = False
 
     def offer(self, session: Session, run: Run) -> None:
-        if session.is_reliable and session.acked < run.first <= self._until[session]:
-            self.missed[session].append(run)
+        if session.is_reliable and session.missing_after < run.first <= self._behind[session].until:
+            self._missed[session].append(run)
+
+    def missed_by(self, now: float) -> Iterator[tuple[Session, list[Run]]]:
+        """What each has missed, in order: what was spilled comes before what was read."""
+        for session, read in self._missed.items():
+            spilled = (run for run in self._behind[session].spilled if run.first > session.acked)
+            yield session, [*(run for run in spilled if not run.is_expired(now)), *read]

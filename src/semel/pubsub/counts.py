@@ -7,7 +7,7 @@ class Counts:
     """Since this process has the hub. Messages are counted once however many get them, deliveries once for each session
     that a message was queued for or sent to."""
 
-    __slots__ = ("accepted", "acknowledged", "deliveries", "discarded", "duplicates", "failed_commits")
+    __slots__ = ("accepted", "acknowledged", "deliveries", "discarded", "duplicates", "failed_commits", "spilled")
 
     def __init__(self) -> None:
         self.accepted = 0
@@ -21,3 +21,5 @@ class Counts:
         """Deliveries that ended with their session, unacknowledged."""
         self.failed_commits = 0
         """Commits that the store did not make."""
+        self.spilled = 0
+        """Deliveries that were copied out of the stream, because they were not acknowledged for so long."""

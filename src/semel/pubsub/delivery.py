@@ -3,12 +3,12 @@ ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Log, Result
+from semel.kernel.ops import Log, Op, Result
 from semel.pubsub.commits import Failure, nothing_more, why
 from semel.pubsub.messages import CloseCode, Disconnected
 from semel.pubsub.odata import parse
@@ -16,6 +16,7 @@ from semel.pubsub.records import NO_TERMS
 from semel.pubsub.roster import Here
 from semel.pubsub.runs import Run
 from semel.pubsub.session import Confirmed, Session
+from semel.pubsub.spill_rows import deletions
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
@@ -148,29 +149,34 @@ class Delivery:
         self._flush_at = None
         dirty, self._dirty = self._dirty, {}
         for session in dirty.values():
-            self._flush_one(session)
+            self.flush(session)
 
-    def _flush_one(self, session: Session) -> None:
+    def flush(
+        self, session: Session, more: Sequence[Op] = (), then: Callable[[bool], None] = lambda done: None
+    ) -> None:
+        """How far one client has acknowledged, with `more` in the same commit. `then` hears whether it is done."""
+        self._dirty.pop(session.id, None)
         told, confirmed = session.told, session.take_confirmed()
-        acked = session.told
+        acked, gone = session.told, session.spill.take_acknowledged(session.told)
+        spilled = session.spill.rows
         log = [Log(self.said(session, confirmed))] if confirmed is not None else []
 
         def done(results: tuple[Result, ...], now: float) -> None:
             session.settle(acked)
+            session.spill.stored = spilled
             self._hub.counts.acknowledged += confirmed.n if confirmed is not None else 0
+            then(True)
 
-        put, failed = session.put_acks(self._hub.hub), self._not_flushed(session, confirmed, told)
-        self._hub.commit_for(session, (), (put,), done, failed, more=log)
-
-    def _not_flushed(self, session: Session, confirmed: Confirmed | None, told: int) -> Callable[[Failure], None]:
         def failed(failure: Failure) -> None:
             """One that ends meanwhile tells it when it is tried again."""
             session.put_back(confirmed, told)
             if self._hub.roster.get(session.id) is session:
                 self._dirty[session.id] = session
                 self._hub.complain("hub-flush", failure)
+            then(False)
 
-        return failed
+        put, deleted = session.put_acks(self._hub.hub), deletions(self._hub.hub, session.id, gone)
+        self._hub.commit_for(session, (), (put,), done, failed, [*log, *deleted, *more])
 
     def said(
         self, session: Session, range: Confirmed, kind: Kind = Kind.CONFIRMED, cause: str | None = None

@@ -67,11 +67,11 @@ class Floors:
         self._floor = floor
         return Put(floor_key(self._hub.hub, self._hub.node), msgspec.msgpack.encode(floor), guard=self._hub.guard)
 
-    def come(self, connection: str, acked: int) -> Put:
-        """A session that needs what comes after `acked` is on its way here, until it has `arrived`. Written each time,
+    def come(self, connection: str, after: int) -> Put:
+        """A session that needs what comes `after` this is on its way here, until it has `arrived`. Written each time,
         since a commit that said it before may have failed."""
-        self._coming[connection] = acked
-        return self.put(min(acked, self._floor))
+        self._coming[connection] = after
+        return self.put(min(after, self._floor))
 
     def arrived(self, connection: str) -> None:
         self._coming.pop(connection, None)

@@ -11,6 +11,7 @@
     arrivals    sessions that are on their way into the store, or to this node (`arrivals.py`)
     endings     sessions that are over here, until the store says so too (`endings.py`)
     catch-up    what sessions have missed (`catchup.py`)
+    spills      what is not acknowledged for so long that the stream need not keep it for them (`spills.py`)
     nodes       who lives, and whose sessions have to be taken over (`nodes.py`, `takeover.py`, `orders.py`)
 
 Delivery never comes from a publish but from the stream. What this node has committed itself need not be read again if
@@ -87,6 +88,7 @@ from semel.pubsub.service import Service
 from semel.pubsub.session import Session
 from semel.pubsub.sessions import Sessions
 from semel.pubsub.sockets import ALL, Anew, Frames, Gone, Open, Resume, Room, Shut, Stalled
+from semel.pubsub.spills import Spills
 from semel.pubsub.streams import Streams
 from semel.pubsub.tail import READ_ROWS, Tail
 from semel.pubsub.takeover import HELD_BYTES_MAX, TakeOver
@@ -103,12 +105,14 @@ more."""
 @dataclass(frozen=True, slots=True)
 class HubOptions:
     """`recovery_s`: how long a session waits for its client. The backlog is what a client has not acknowledged.
+    `backlog_age_s`: what it leaves unacknowledged for longer goes into rows of its session, and the stream moves on.
     `is_shared`: other nodes may use the store at the same time; one that is silent for `lease_s` is taken for dead.
     `read_rows`: how many records are read at once."""
 
     recovery_s: float = 90.0
     backlog_count: int = 100_000
     backlog_bytes: int = 64 * 1024 * 1024
+    backlog_age_s: float = 600.0
     trim_s: float = 5.0
     is_shared: bool = False
     lease_s: float = 10.0
@@ -161,7 +165,7 @@ class Hub:
             self.options.read_rows,
         )  # fmt: skip
         self.floors, self.catch_up, self.orders = Floors(self, floor), CatchUp(self), Orders(self)
-        self.arrivals, self.endings = Arrivals(), Endings(self)
+        self.arrivals, self.endings, self.spills = Arrivals(), Endings(self), Spills(self)
         self.sessions, self.delivery = Sessions(self), Delivery(self)
         self.clients, self.service = Clients(self), Service(self)
         self.keys = Keys(self)
@@ -169,7 +173,7 @@ class Hub:
         self.streams, self.group_states = Streams(self), GroupStates(self, self.clients)
         self.take_over, self._nodes = TakeOver(self), Nodes(self) if self.options.is_shared else None
         self._timed: tuple[_Timed, ...] = (
-            self.delivery, self.floors, self.orders, self.events, self.streams, self.keys,
+            self.delivery, self.spills, self.floors, self.orders, self.events, self.streams, self.keys,
             *((self._nodes,) if self._nodes is not None else ()), self.sessions,
         )  # fmt: skip
         self.counts = Counts()
@@ -194,6 +198,7 @@ class Hub:
             session.sent = max(session.sent, self.head)
             self.sessions.begin(session, now)
         self._begin_with = ()
+        self.spills.start(now)
         self.floors.start(now)
         self.keys.start(now)
         if self._nodes is not None:
@@ -599,6 +604,7 @@ class Hub:
         """Again, if a read has failed, or the end of a session. And look whether there is more: nothing may hang on
         being woken up, or on having heard what became of a commit."""
         self.endings.try_again(now)
+        self.spills.try_again()
         self.catch_up.try_again()
         self.tail.read_on()
 

@@ -76,6 +76,10 @@ class Run:
         first = max(self.first, after + 1)
         return Run(first, self._appends[first - self.first : until + 1 - self.first])
 
+    def messages(self) -> Iterator[tuple[int, Append, bytes | None]]:
+        """Each with its offset, and its large body if it has one."""
+        return ((offset, append, self._body) for offset, append in enumerate(self._appends, self.first))
+
     def frames(self, subprotocol: str) -> bytes:
         made = self._frames.get(subprotocol)
         if made is None:

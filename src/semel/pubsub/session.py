@@ -6,6 +6,8 @@ A session outlives its socket. Two rows of the store hold it:
     acks      which of its own messages were taken, how far its streams have come, and    changes with every publish
               how far it has acknowledged
 
+What its client has not acknowledged for long is in further rows, which the acks name (`spill_rows.py`).
+
 Every write to a row names the version that it builds on, so a node that was replaced cannot write for the session any
 more, whatever it believes.
 """
@@ -26,6 +28,7 @@ from semel.pubsub.frames import RELIABLE, subprotocol_of
 from semel.pubsub.messages import Metadata, Request
 from semel.pubsub.permissions import Permission, Permissions
 from semel.pubsub.runs import Run
+from semel.pubsub.spill_rows import Spill, SpillRow
 
 if TYPE_CHECKING:
     from semel.pubsub.streams import StreamChanges
@@ -79,8 +82,16 @@ class ClientStream(msgspec.Struct, frozen=True, array_like=True):
     is_ended: bool = False
 
 
-class AcksRow(msgspec.Struct, frozen=True, array_like=True):
+class SpilledAcks(msgspec.Struct, frozen=True, array_like=True):
     acked: int
+    rows: tuple[SpillRow, ...]
+
+
+class AcksRow(msgspec.Struct, frozen=True, array_like=True):
+    """`acked` also names the rows of spilled messages, if there are some. It does so in this place because a Semel that
+    knows nothing of them must not read on without them: to that one the row is unreadable."""
+
+    acked: int | SpilledAcks
     taken: tuple[tuple[int, int], ...]
     streams: tuple[ClientStream, ...] = ()
 
@@ -134,7 +145,8 @@ class Session:
         "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "early", "early_ack",
         "end", "epoch", "generation", "groups", "groups_decided", "groups_wanted", "has_timed", "id", "is_behind",
         "is_reliable", "is_stalled", "left", "node", "opened", "owes_row", "peer",
-        "permissions", "queue", "queue_bytes", "queue_count", "row_stored", "row_version", "sent", "settled", "staged",
+        "permissions", "queue", "queue_bytes", "queue_count", "row_stored", "row_version", "sent", "settled", "spill",
+        "staged",
         "staged_chunks", "staged_ids", "staged_streams", "start", "state", "states", "states_stored", "streams",
         "streams_stored", "subprotocol", "taken", "told", "user", "waiting", "watches", "watches_stored", "written",
     )  # fmt: skip
@@ -168,7 +180,9 @@ class Session:
         self.states = dict(row.states)
         self.watches_stored = dict.fromkeys(row.watches)
         self.watches = dict.fromkeys(row.watches)
-        self.acked = self.sent = self.written = self.told = self.settled = acks.acked
+        acked, spilled = (acks.acked, ()) if isinstance(acks.acked, int) else (acks.acked.acked, acks.acked.rows)
+        self.acked = self.sent = self.written = self.told = self.settled = acked
+        self.spill = Spill(spilled)
         self.queue: deque[Run] = deque()
         self.queue_bytes = self.queue_count = 0
         self.peer: str | None = None
@@ -261,9 +275,11 @@ class Session:
         self.claimed = NumberSet(self.taken.ranges())
         self.streams, self.states = dict(self.streams_stored), dict(self.states_stored)
         self.watches = dict(self.watches_stored)
+        self.spill.fall_back()
 
     def put_acks(self, hub: str) -> Put:
-        row = AcksRow(self.told, tuple(self.claimed.ranges()), tuple(self.streams.values()))
+        acked = SpilledAcks(self.told, self.spill.rows) if self.spill.rows else self.told
+        row = AcksRow(acked, tuple(self.claimed.ranges()), tuple(self.streams.values()))
         put = Put(acks_key(hub, self.id), _encode(row), self.acks_version)
         self.acks_version += 1
         return put
@@ -346,6 +362,12 @@ class Session:
         """What is in its queue. Of the first run, a part may be acknowledged."""
         return (run.after(self.acked) for run in self.queue)
 
+    def unspilled(self, after: int) -> list[Run]:
+        """What of its queue comes after this offset."""
+        after = max(after, self.acked)
+        found = list(takewhile(lambda run: run.last > after, reversed(self.queue)))
+        return [run.after(after) for run in reversed(found)]
+
     def take_confirmed(self) -> Confirmed | None:
         """What is to be written down now: the ledger and the row say it in one commit."""
         confirmed, self.confirmed, self.told = self.confirmed, None, self.acked
@@ -364,11 +386,19 @@ class Session:
 
     def floor(self, tail: int) -> int:
         """Records up to here are not needed for this session any more."""
+        spilled = self.spill.stored_last
         if self.confirmed is not None or self.settled < self.told:
-            return self.settled
+            return max(self.settled, spilled)
         if self.is_behind:
-            return self.acked
-        return max(self.queue[0].first - 1, self.acked) if self.queue else tail
+            return max(self.acked, spilled)
+        if not self.queue or self.queue[-1].last <= spilled:
+            return tail
+        return max(self.queue[0].first - 1, self.acked, spilled)
+
+    @property
+    def missing_after(self) -> int:
+        """What it is owed after this place has to be read from the stream. What it is owed before it is in its rows."""
+        return max(self.acked, self.spill.stored_last)
 
 
 class Confirmed:

@@ -17,6 +17,7 @@ from semel.pubsub.records import closed, opened
 from semel.pubsub.roster import SOMEWHERE, Elsewhere
 from semel.pubsub.session import AcksRow, Confirmed, Session, SessionRow, acks_key, session_key
 from semel.pubsub.sockets import Open, Resume
+from semel.pubsub.spill_rows import deletions
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
@@ -176,6 +177,7 @@ class Sessions:
         rows = (
             Put(session_key(hub.hub, session.id), None, session.row_version),
             Put(acks_key(hub.hub, session.id), None, session.acks_version),
+            *deletions(hub.hub, session.id, session.spill.rows),
         )
         log = []
         if session.confirmed is not None:

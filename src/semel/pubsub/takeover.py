@@ -159,7 +159,7 @@ class TakeOver:
         hub = self._hub
         session.node, session.dropped_at = hub.node, now
         record = hub.sessions.opened(session, now)
-        floor = hub.floors.come(session.id, session.acked)
+        floor = hub.floors.come(session.id, session.missing_after)
         puts = (session.put_row(hub.hub, session.row()), session.put_acks(hub.hub))
 
         def done(results: tuple[Result, ...], now: float) -> None:

@@ -26,8 +26,8 @@ from semel.pubsub.hub import Hub
 from semel.runtime.commit_times import CommitTimes
 
 TOPICS = (
-    "backlog", "slow-client", "hub-body", "hub-commit", "hub-read", "hub-flush", "hub-trim", "session-close",
-    "take-over", "node", "order", "hub-key", "hub-expire", "event-failed", "event-claim", "event-end",
+    "backlog", "backlog-age", "slow-client", "hub-body", "hub-commit", "hub-read", "hub-flush", "hub-trim",
+    "session-close", "take-over", "node", "order", "hub-key", "hub-expire", "event-failed", "event-claim", "event-end",
     "event-unreadable", "machine-failed",
 )  # fmt: skip
 """What hubs report. Each is there from the beginning, so that an alert on its growth sees the first one."""
@@ -38,6 +38,7 @@ _COUNTS = {
     "deliveries": "Messages that were given to a session.",
     "acknowledged": "Deliveries that a client has acknowledged.",
     "discarded": "Deliveries that ended unacknowledged, with their session.",
+    "spilled": "Deliveries copied out of the stream, because they were not acknowledged for long.",
     "failed_commits": "Commits that the store did not make.",
 }
 

@@ -63,6 +63,7 @@ def test_the_command_line_wins_over_the_configuration(tmp_path: Path) -> None:
         recovery_s = 7
         backlog_count = 8
         backlog_bytes = 9000
+        backlog_age_s = 10
         [[pubsub.hub]]
         name = "Plain"
         [[pubsub.hub]]
@@ -79,7 +80,7 @@ def test_the_command_line_wins_over_the_configuration(tmp_path: Path) -> None:
     config = load_config()
     settings = _settings(config, KEYS, None, None)
     assert (settings.node, settings.endpoints, settings.open_metrics) == ("n1", ("https://a.example",), True)
-    assert settings.hub == HubOptions(recovery_s=7, backlog_count=8, backlog_bytes=9000)
+    assert settings.hub == HubOptions(recovery_s=7, backlog_count=8, backlog_bytes=9000, backlog_age_s=10)
     assert settings.handlers == {
         "chat": Handlers(
             "chat",

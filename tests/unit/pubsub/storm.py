@@ -503,7 +503,7 @@ class Storm:
             self._pass_time(3.0)
         self._quiet()
         store, living = self.nodes[0].store, {node.hub.node for node in self.nodes}
-        for kind in ("session", "acks"):
+        for kind in ("session", "acks", "spill"):
             self.trouble += [f"{key} is left" for key, _ in store.states(f"hub/{HUB}/{kind}/")]
         floors = {key.rpartition("/")[2]: read_floor(state) for key, state in store.states(f"hub/{HUB}/floor/")}
         if floors.keys() != living:
@@ -514,7 +514,7 @@ class Storm:
             hub = node.hub
             left = (
                 len(hub.roster), len(hub.elsewhere), len(hub.take_over._coming), len(hub.floors._coming),
-                len(hub.arrivals), len(hub.service._stored),
+                len(hub.arrivals), len(hub.service._stored), len(hub.spills),
                 len(hub._loads), len(hub._waiting), len(hub._told), len(hub.delivery), len(hub.endings),
                 len(hub.orders._asked), len(hub.tail._asked), len(hub.tail._ahead), hub.tail.bodies,
             )  # fmt: skip

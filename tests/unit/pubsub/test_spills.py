@@ -1,0 +1,507 @@
+"""One silent client does not pin a hub: what it leaves unacknowledged for long is copied into rows of its session."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.unit.pubsub.world import HUB, World, text
+
+from semel.errors import StoreUnavailable
+from semel.kernel.effects import Load, LoadAll
+from semel.kernel.interpreter import Seat
+from semel.kernel.ledger import START, Kind
+from semel.kernel.ops import Put, Unit
+from semel.kernel.store import Trimmed
+from semel.pubsub import spill_rows, spills
+from semel.pubsub.calls import CloseConnections, Connection, Find, Outcome, Publish
+from semel.pubsub.calls import Group as ToGroup
+from semel.pubsub.hub import HubOptions
+from semel.pubsub.messages import (
+    CloseCode,
+    GroupMessage,
+    SendToGroup,
+    ServerMessage,
+    StartStream,
+    StreamData,
+    StreamEnd,
+)
+from semel.pubsub.session import AcksRow, SpilledAcks, acks_key, read_acks
+from semel.pubsub.sockets import Shut
+from semel.pubsub.spill_rows import SpillRow
+
+ALICE, BOB = "alice", "bob"
+STREAM = f"hub/{HUB}"
+AGE_S = 60.0
+OPTIONS = HubOptions(backlog_age_s=AGE_S, recovery_s=10_000.0)
+SHARED = HubOptions(backlog_age_s=AGE_S, recovery_s=10_000.0, is_shared=True, lease_s=1_000.0)
+AWAY = StoreUnavailable("away")
+
+
+@pytest.fixture
+def world() -> World:
+    """Alice acknowledges what she gets, bob does not."""
+    return with_both(World(OPTIONS))
+
+
+@pytest.fixture
+def one() -> World:
+    return with_both(World(SHARED, "one"))
+
+
+@pytest.fixture
+def two(one: World) -> World:
+    return World(SHARED, "two", beside=one)
+
+
+def with_both(world: World) -> World:
+    for peer in (ALICE, BOB):
+        world.connect(peer, groups=("g",))
+        world.take(peer)
+    return world
+
+
+def publish(world: World, *bodies: str) -> None:
+    for body in bodies:
+        world.call(Publish(ToGroup("g"), text(body)))
+
+
+def numbers(world: World, peer: str) -> dict[str, int]:
+    """What came since the last time, with the sequenceIds."""
+    said = [each for each in world.take(peer) if isinstance(each, GroupMessage | ServerMessage)]
+    return {each.data.body.decode(): each.sequence_id or 0 for each in said if each.data is not None}
+
+
+def acknowledge(world: World, peer: str = ALICE) -> None:
+    found = numbers(world, peer)
+    if found:
+        world.ack(peer, max(found.values()))
+
+
+def grow_old(world: World) -> None:
+    """Alice acknowledges what there is; what bob was given becomes too old."""
+    acknowledge(world)
+    world.pass_time(5)
+    world.pass_time(AGE_S)
+    world.pass_time(5)
+    world.pass_time(5)
+
+
+def is_gone(world: World, offset: int) -> bool:
+    found = world.store.read(STREAM)
+    return isinstance(found, Trimmed) and found.first.offset > offset
+
+
+def spilled(world: World, connection: str = BOB) -> list[str]:
+    return [key.rpartition(f"{connection}/")[2] for key, _ in world.store.states(f"hub/{HUB}/spill/{connection}/")]
+
+
+def rows_of(world: World, connection: str = BOB) -> tuple[SpillRow, ...]:
+    """As the acks row names them."""
+    state = world.store.state(acks_key(HUB, connection))
+    assert state is not None
+    acked = read_acks(state.value).acked
+    return acked.rows if isinstance(acked, SpilledAcks) else ()
+
+
+def told(world: World, kind: Kind) -> list[tuple[str, int]]:
+    return [(e.event.peer, e.event.n) for e in world.store.ledger(START) if e.event.kind is kind]
+
+
+# -- out of the stream
+
+
+def test_what_is_too_old_goes_into_rows_of_the_session_and_the_stream_is_trimmed(world: World) -> None:
+    publish(world, "m1", "m2")
+    found = numbers(world, BOB)
+    grow_old(world)
+    assert is_gone(world, found["m2"])
+    assert rows_of(world) == (SpillRow(found["m1"], found["m2"]),)
+    assert len(spilled(world)) == 1
+    assert world.hub.counts.spilled == 2
+    assert [note.topic for note in world.notes] == ["backlog-age"]
+    world.ack(BOB, found["m2"])
+    world.pass_time(2)
+    assert spilled(world) == []
+    assert rows_of(world) == ()
+    assert told(world, Kind.CONFIRMED)[-1] == (BOB, 2)
+
+
+def test_what_is_young_stays_where_it_is(world: World) -> None:
+    publish(world, "m1")
+    found = numbers(world, BOB)
+    acknowledge(world)
+    for _ in range(int(AGE_S // 5) - 1):
+        world.pass_time(5)
+    assert not is_gone(world, found["m1"])
+    assert spilled(world) == []
+
+
+def test_one_that_has_spilled_all_it_is_owed_holds_nothing_back(world: World) -> None:
+    """Though it is owed something."""
+    publish(world, "m1")
+    grow_old(world)
+    for number in range(10):
+        world.call(Publish(Connection(ALICE), text(f"a{number}")))
+        acknowledge(world)
+    world.pass_time(5)
+    world.pass_time(5)
+    assert is_gone(world, world.store.head(STREAM).offset)
+
+
+def test_a_client_that_acknowledges_too_slowly_does_not_pin_the_hub_either(world: World) -> None:
+    """Some acknowledgement of it is always on its way, and none of what it has acknowledged may be missing in the
+    ledger, though nobody can read it again."""
+    publish(world, *(f"m{number}" for number in range(40)))
+    waiting = list(numbers(world, BOB).values())
+    acknowledge(world)
+    for number in range(30):
+        world.ack(BOB, waiting[number])
+        world.pass_time(2.5)
+    assert is_gone(world, waiting[-1])
+    world.restart()
+    world.resume("again", BOB)
+    assert list(numbers(world, "again").values())[-10:] == waiting[30:]
+    world.ack("again", waiting[-1])
+    world.pass_time(2)
+    assert sum(n for peer, n in told(world, Kind.CONFIRMED) if peer == BOB) == 40
+
+
+def test_the_last_row_is_filled_up_before_another_one_begins(world: World) -> None:
+    """Or a client that is given one message an hour would have as many rows as messages."""
+    bodies = [f"m{number}" for number in range(12)]
+    for body in bodies:
+        publish(world, body)
+        grow_old(world)
+    assert len(rows_of(world)) == len(spilled(world)) == 1
+    world.restart()
+    world.resume("again", BOB)
+    assert list(numbers(world, "again")) == bodies
+
+
+def test_much_is_spilled_in_several_commits_and_rows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spills, "ROW_COUNT", 3)
+    monkeypatch.setattr(spills, "COMMIT_BYTES", 7 * spills.OVERHEAD_BYTES)
+    monkeypatch.setattr(spills, "PAGE", 2)
+    bodies = [f"m{number}" for number in range(40)]
+    publish(world, *bodies)
+    found = numbers(world, BOB)
+    grow_old(world)
+    assert is_gone(world, found["m39"])
+    rows = rows_of(world)
+    assert len(rows) > 10
+    assert [row.first for row in rows] == sorted(row.first for row in rows)
+    world.restart()
+    world.resume("again", BOB)
+    assert numbers(world, "again") == found
+    world.ack("again", found["m20"])
+    world.pass_time(2)
+    assert rows_of(world) == tuple(row for row in rows if row.last > found["m20"])
+    assert len(spilled(world)) == len(rows_of(world))
+
+
+def test_a_large_body_goes_with_its_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill_rows, "PART_BYTES", 100_000)
+    large = "x" * 300_000
+    publish(world, "m1", large, "m2")
+    found = numbers(world, BOB)
+    grow_old(world)
+    assert any(row.parts > 1 for row in rows_of(world))
+    world.restart()
+    world.resume("again", BOB)
+    assert numbers(world, "again") == found
+    world.ack("again", max(found.values()))
+    world.pass_time(2)
+    assert spilled(world) == []
+
+
+def test_a_spill_that_failed_is_made_again(world: World) -> None:
+    publish(world, "m1")
+    found = numbers(world, BOB)
+    acknowledge(world)
+    world.pass_time(5)
+    world.failing = [AWAY] * 3
+    world.pass_time(AGE_S + 5)
+    assert not is_gone(world, found["m1"])
+    assert world.hub.counts.spilled == 0
+    world.failing = []
+    world.pass_time(5)
+    world.pass_time(5)
+    assert is_gone(world, found["m1"])
+    assert world.hub.counts.spilled == 1
+    assert len(world.hub.spills) == 0
+
+
+def test_nothing_is_given_up_before_the_store_has_said_that_it_is_spilled(world: World) -> None:
+    """The floor is written while a copy is on its way that will fail, and then the node dies."""
+    publish(world, "m1")
+    found = numbers(world, BOB)
+    acknowledge(world)
+    world.pass_time(5)
+    world.held = []
+    world.pass_time(AGE_S)
+    world.pass_time(5)
+    [under_way], world.held = world.held, None
+    world.interpreter.failed(under_way, AWAY)
+    assert not is_gone(world, found["m1"])
+    world.restart()
+    world.resume("again", BOB)
+    assert numbers(world, "again") == found
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_node_that_dies_while_it_spills_loses_nothing_and_doubles_nothing(world: World, is_stored: bool) -> None:
+    """Between asking for the commit and hearing of it."""
+    publish(world, "m1", "m2")
+    found = numbers(world, BOB)
+    acknowledge(world)
+    world.pass_time(5)
+    world.held = []
+    world.pass_time(AGE_S)
+    [under_way], world.held = world.held, None
+    if is_stored:
+        world.store.commit(under_way.units)
+    assert len(spilled(world)) == is_stored
+    world.restart()
+    world.resume("again", BOB)
+    publish(world, "m3")
+    assert list(numbers(world, "again").items())[:-1] == list(found.items())
+
+
+# -- back again
+
+
+def test_after_a_restart_what_was_spilled_comes_first_and_then_what_is_in_the_stream(world: World) -> None:
+    publish(world, "m1", "m2")
+    grow_old(world)
+    publish(world, "m3")
+    found = numbers(world, BOB)
+    assert list(found) == ["m1", "m2", "m3"]
+    world.restart()
+    publish(world, "m4")
+    world.resume("again", BOB)
+    publish(world, "m5")
+    again = numbers(world, "again")
+    assert list(again) == ["m1", "m2", "m3", "m4", "m5"]
+    assert {body: again[body] for body in found} == found
+
+
+def test_what_of_a_row_is_acknowledged_is_not_sent_again(world: World) -> None:
+    publish(world, "m1", "m2", "m3")
+    found = numbers(world, BOB)
+    grow_old(world)
+    world.ack(BOB, found["m2"])
+    world.pass_time(2)
+    assert len(spilled(world)) == 1
+    world.restart()
+    world.resume("again", BOB)
+    assert list(numbers(world, "again")) == ["m3"]
+
+
+def test_what_has_expired_meanwhile_is_not_sent(world: World) -> None:
+    world.send(ALICE, SendToGroup("g", text("short"), ttl_s=100))
+    publish(world, "long")
+    numbers(world, BOB)
+    grow_old(world)
+    assert len(spilled(world)) == 1
+    world.now += 100
+    world.restart()
+    world.resume("again", BOB)
+    assert list(numbers(world, "again")) == ["long"]
+
+
+def test_parts_of_a_stream_come_back_as_they_were(world: World) -> None:
+    world.send(ALICE, StartStream("g", "s"))
+    world.send(ALICE, StreamData("s", 1, text("one")), StreamData("s", 2, text("two")), StreamEnd("s"))
+    before = [each for each in world.take(BOB) if isinstance(each, GroupMessage)]
+    assert len(before) == 3
+    grow_old(world)
+    assert is_gone(world, before[-1].sequence_id or 0)
+    world.restart()
+    world.resume("again", BOB)
+    assert [each for each in world.take("again") if isinstance(each, GroupMessage)] == before
+
+
+def test_rows_that_cannot_be_read_now_are_read_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(world, "m1")
+    grow_old(world)
+    load, failures = world.load, [AWAY]
+
+    def fail_once(seat: Seat, effect: Load | LoadAll) -> None:
+        if failures:
+            world.interpreter.load_failed(seat, effect, failures.pop())
+        else:
+            load(seat, effect)
+
+    monkeypatch.setattr(world, "load", fail_once)
+    world.restart()
+    world.take(BOB)
+    world.resume("again", BOB)
+    publish(world, "m2")
+    assert numbers(world, "again") == {}
+    world.pass_time(6)
+    assert list(numbers(world, "again")) == ["m1", "m2"]
+
+
+@pytest.mark.parametrize("value", [None, b"damaged"])
+def test_rows_that_are_lost_are_not_passed_over_in_silence(world: World, value: bytes | None) -> None:
+    publish(world, "m1")
+    grow_old(world)
+    publish(world, "m2")
+    [(key, _)] = world.store.states(f"hub/{HUB}/spill/")
+    world.store.commit([Unit((Put(key, value),))])
+    world.notes.clear()
+    world.restart()
+    assert [note.topic for note in world.notes] == ["hub-body"]
+    world.resume("again", BOB)
+    assert list(numbers(world, "again"))[-1:] == ["m2"]
+
+
+def test_a_semel_that_knows_of_no_spilled_messages_does_not_read_on_without_them(world: World) -> None:
+    class OldAcksRow(msgspec.Struct, array_like=True):
+        acked: int
+        taken: tuple[tuple[int, int], ...]
+
+    state = world.store.state(acks_key(HUB, BOB))
+    assert state is not None
+    msgspec.msgpack.decode(state.value, type=OldAcksRow)
+    publish(world, "m1")
+    grow_old(world)
+    state = world.store.state(acks_key(HUB, BOB))
+    assert state is not None
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(state.value, type=OldAcksRow)
+    assert isinstance(read_acks(state.value), AcksRow)
+
+
+# -- how a session ends
+
+
+def end_by_client(world: World) -> None:
+    world.drop(BOB, CloseCode.NORMAL)
+
+
+def end_by_service(world: World) -> None:
+    world.call(CloseConnections(Connection(BOB)))
+
+
+def end_by_time(world: World) -> None:
+    world.drop(BOB)
+    world.pass_time(10_001)
+
+
+def end_by_time_after_a_restart(world: World) -> None:
+    world.restart()
+    world.pass_time(10_001)
+
+
+def end_while_it_is_read_for(world: World) -> None:
+    """Its rows are not there yet when it ends."""
+    load = world.load
+    asked: list[tuple[Seat, Load | LoadAll]] = []
+    world.load = lambda seat, effect: asked.append((seat, effect))  # type: ignore[method-assign]
+    world.restart()
+    world.call_later(CloseConnections(Connection(BOB)))
+    world.load = load  # type: ignore[method-assign]
+    for seat, effect in asked:
+        world.load(seat, effect)
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        (end_by_client, Kind.CANCELLED),
+        (end_by_service, Kind.CANCELLED),
+        (end_by_time, Kind.EXPIRED),
+        (end_by_time_after_a_restart, Kind.EXPIRED),
+        (end_while_it_is_read_for, Kind.CANCELLED),
+    ],
+)
+def test_the_end_of_a_session_removes_its_rows_and_the_ledger_tells_of_them(world: World, end, kind: Kind) -> None:  # type: ignore[no-untyped-def]
+    publish(world, "m1", "m2")
+    grow_old(world)
+    publish(world, "m3")
+    end(world)
+    assert world.store.states(f"hub/{HUB}/spill/{BOB}/") == []
+    assert world.store.state(acks_key(HUB, BOB)) is None
+    assert (BOB, 3) in told(world, kind)
+
+
+def test_a_backlog_of_spilled_messages_has_its_limits_too(world: World) -> None:
+    world.hub.options = world.options = HubOptions(backlog_age_s=AGE_S, backlog_count=5)
+    publish(world, "m1", "m2", "m3")
+    grow_old(world)
+    assert len(spilled(world)) == 1
+    publish(world, "m4", "m5", "m6")
+    assert world.call(Find(Connection(BOB))).outcome is Outcome.NOT_FOUND
+    assert told(world, Kind.DISCARDED) == [(BOB, 6)]
+    assert spilled(world) == []
+
+
+def test_after_a_restore_the_rows_are_gone_with_their_sessions(world: World) -> None:
+    publish(world, "m1")
+    grow_old(world)
+    world.store.raise_epoch("a backup")
+    world.restart()
+    world.resume("again", BOB)
+    assert world.take("again") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+    assert world.store.states(f"hub/{HUB}/spill/") == []
+
+
+# -- several nodes
+
+
+def test_another_node_gives_what_was_spilled_on_the_first(one: World, two: World) -> None:
+    publish(one, "m1", "m2")
+    found = numbers(one, BOB)
+    grow_old(one)
+    assert is_gone(one, found["m2"])
+    publish(one, "m3")
+    two.resume("again", BOB)
+    again = numbers(two, "again")
+    assert list(again) == ["m1", "m2", "m3"]
+    two.ack("again", again["m2"])
+    two.pass_time(2)
+    assert spilled(two) == []
+    publish(two, "m4")
+    assert list(numbers(two, "again")) == ["m4"]
+
+
+def test_a_node_that_was_replaced_spills_nothing(one: World, two: World) -> None:
+    publish(one, "m1")
+    found = numbers(one, BOB)
+    acknowledge(one)
+    one.pass_time(5)
+    one.held = []
+    one.nodes.remove(two)
+    one.pass_time(AGE_S)
+    one.pass_time(5)
+    two.resume("again", BOB)
+    assert numbers(two, "again") == found
+    one.let_go()
+    one.nodes.append(two)
+    assert spilled(two) == []
+    assert rows_of(two) == ()
+    assert one.hub.roster.get(BOB) is None
+    assert not is_gone(two, found["m1"])
+
+
+def test_a_session_of_another_epoch_leaves_no_rows_when_another_node_ends_it(one: World, two: World) -> None:
+    publish(one, "m1")
+    grow_old(one)
+    one.die()
+    one.store.raise_epoch("a backup")
+    two.restart()
+    two.resume("again", BOB)
+    assert two.take("again") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+    assert spilled(two) == []
+
+
+def test_the_floor_of_the_next_node_does_not_fall_to_what_is_gone(one: World, two: World) -> None:
+    publish(one, "m1", "m2")
+    found = numbers(one, BOB)
+    grow_old(one)
+    two.resume("again", BOB)
+    session = two.hub.roster.get(BOB)
+    assert session is not None
+    assert session.missing_after == found["m2"]
+    assert two.hub.floors._floor >= found["m2"]
