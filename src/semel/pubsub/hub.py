@@ -28,6 +28,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from semel.errors import EpochChanged
 from semel.kernel.effects import (
     Close,
     Commit,
@@ -218,6 +219,8 @@ class Hub:
             case CommitFailed(token=token) | CommitUnknown(token=token):
                 self.counts.failed_commits += 1
                 self._waiting.pop(token).failed(event, now)
+            case ReadFailed(error=EpochChanged() as error):
+                self._end_history(error.message)
             case ReadDone() | ReadTrimmed() | ReadFailed():
                 if isinstance(event, ReadFailed):
                     self.notify("hub-read", event.error.message)
@@ -507,7 +510,16 @@ class Hub:
     # -- the stream
 
     def take_own(self, appends: Sequence[Append], results: Sequence[Result], now: float) -> None:
+        if self.tail.is_of_another_epoch(results[: len(appends)]):
+            self._end_history("a commit came to stand in another epoch than the hub's")
+            return
         self.tail.take_own(appends, results, now)
+
+    def _end_history(self, why: str) -> None:
+        """The store has another history than the one that was followed here: a backup, or a database that failed over.
+        Somebody else may have noticed first. What the sessions are worth, the rows say that are read anew."""
+        self.notify("hub-read", why)
+        self.begin_anew("the store has another history")
 
     def keep_body(self, body: bytes, now: float) -> tuple[Blob | None, list[PutBlob]]:
         return self.tail.keep_body(body, lambda: self.mint(now))

@@ -77,6 +77,9 @@ class Tail:
         if self._ahead:
             self._tell_ahead(now)
 
+    def is_of_another_epoch(self, results: Iterable[Result]) -> bool:
+        return any(type(result) is Fresh and result.position.epoch != self.epoch for result in results)
+
     def _is_run(self, appends: Sequence[Append], results: Sequence[Result]) -> bool:
         """Whether all of them are new messages that follow on what was told, with their bodies in the rows."""
         first, last = results[0], results[len(appends) - 1]

@@ -97,6 +97,39 @@ def test_a_join_by_a_service_reaches_the_node_that_has_the_session(one: World, t
     assert one.hub.elsewhere.sessions[BOB].groups.keys() == {"g", "h"}
 
 
+# -- another history
+
+
+def test_a_hub_whose_store_has_another_history_begins_anew_on_every_node(one: World, two: World) -> None:
+    """Somebody else has noticed that the database failed over. Before, publishes were acknowledged here, but nobody got
+    them, and nobody was told."""
+    hubs = one.hub, two.hub
+    one.store.raise_epoch("a failover")
+    one.publish(ALICE, "g", "lost between two histories", 7)
+    assert (one.hub is hubs[0], two.hub is hubs[1]) == (False, False)
+    for world, peer in ((one, ALICE), (two, BOB)):
+        [shut] = [said for said in world.take(peer) if isinstance(said, Shut)]
+        assert shut.code is CloseCode.INTERNAL
+        world.resume(f"{peer} again", peer)
+        assert world.take(f"{peer} again") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+    one.connect("carol")
+    one.join("carol", "g")
+    two.connect("dave")
+    two.publish("dave", "g", "news", 1)
+    assert one.bodies("carol") == ["news"]
+
+
+def test_a_hub_that_is_alone_begins_anew_as_well() -> None:
+    world = World()
+    world.connect(ALICE)
+    world.join(ALICE, "g")
+    hub = world.hub
+    world.store.raise_epoch("a failover")
+    world.publish(ALICE, "g", "hello", 7)
+    assert world.hub is not hub
+    assert any(isinstance(said, Shut) for said in world.take(ALICE))
+
+
 # -- sessions
 
 

@@ -163,7 +163,11 @@ class World:
 
     def read(self, seat: Seat, effect: Read) -> None:
         read = partial(read_whole, self.store) if effect.bodies else self.store.read
-        found = read(effect.stream, effect.after, effect.limit)
+        try:
+            found = read(effect.stream, effect.after, effect.limit)
+        except SemelError as error:
+            self.interpreter.read_failed(seat, effect, error)
+            return
         self.interpreter.read_done(seat, effect, found)
 
     def load(self, seat: Seat, effect: Load | LoadAll) -> None:
