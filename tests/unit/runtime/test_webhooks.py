@@ -273,17 +273,21 @@ async def test_a_handler_is_not_called_by_all_at_once(app: App, monkeypatch: pyt
 
 async def test_one_connection_cannot_take_all_calls_to_a_handler(app: App) -> None:
     """It has as many invocations under way as a session may, and none is answered; another is called all the same."""
-    slow = asyncio.Event()
+    begun, slow = asyncio.Event(), asyncio.Event()
 
     async def answer(request: httpx.Request) -> httpx.Response:
         if request.headers["ce-connectionid"] == "c1":
+            begun.set()
             await slow.wait()
         return response(204)
 
     await app.call()
     app.answer = answer
     asked = [asyncio.create_task(app.call(WAIT_FOR_S)) for _ in range(INVOCATIONS_MAX)]
+    await begun.wait()
     other = user_event(Client("chat", "c2"), "2", 0, "ask", Data(DataType.TEXT, b"hi"))
+    for _ in asked:
+        await asyncio.sleep(0)  # all of them are on their way
     assert await app.webhooks.call(other, HANDLER, WAIT_FOR_S) == IncomingResponse(204)
     slow.set()
     assert await asyncio.gather(*asked) == [IncomingResponse(204)] * INVOCATIONS_MAX
