@@ -199,6 +199,12 @@ class ServerSection(BaseModel):
     connections_per_address: int = Field(
         default=20_000, ge=1, description="connections at a time from one address, at most: 1 or more"
     )
+    connection_rate: float = Field(
+        default=1_000.0, ge=0, description="new connections in a second from one address, at most; 0 for any number"
+    )
+    request_rate: float = Field(
+        default=5_000.0, ge=0, description="HTTP requests in a second from one address, at most; 0 for any number"
+    )
     frame_bytes: int = Field(
         default=1_048_576, ge=1_024, le=1_048_576, description="bytes of one frame, at most: 1,024 to 1,048,576"
     )

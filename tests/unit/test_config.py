@@ -291,6 +291,7 @@ def test_the_server_is_read_with_its_defaults() -> None:
     server, pubsub = config.server, config.pubsub
     assert (server.host, server.port, server.banner, server.metrics) == ("127.0.0.1", 8080, True, "role")
     assert (server.connections, server.connections_per_address) == (door.connections, door.connections_per_address)
+    assert (server.connection_rate, server.request_rate) == (door.connection_rate, door.request_rate)
     assert server.frame_bytes == door.frame_bytes == FRAME_BYTES_MAX
     assert (pubsub.recovery_s, pubsub.hub) == (hub.recovery_s, ())
     assert (pubsub.backlog_count, pubsub.backlog_bytes) == (hub.backlog_count, hub.backlog_bytes)

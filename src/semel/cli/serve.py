@@ -210,6 +210,8 @@ def _limits(server: ServerSection, note: Callable[[str], None]) -> DoorLimits:
     return DoorLimits(
         connections=connections,
         connections_per_address=server.connections_per_address,
+        connection_rate=server.connection_rate,
+        request_rate=server.request_rate,
         frame_bytes=server.frame_bytes,
     )
 

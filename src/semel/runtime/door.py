@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import ssl
+import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Protocol
 
 from semel.errors import ConfigError, LocalProtocolError
 from semel.runtime.http import DoorLimits, HttpConnection, Request, Response
+from semel.runtime.rates import Rate, is_loopback, source_of
 from semel.runtime.transports.websocket import (
     Accept,
     Peer,
@@ -32,6 +36,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_SLICE = 1_000
 BACKLOG = 2_048
+WARN_S = 10.0
 
 
 class DoorService(SocketService, Protocol):
@@ -54,7 +59,9 @@ class Door:
         limits: DoorLimits | None = None,
         tls: ssl.SSLContext | None = None,
         socket_paths: tuple[str, ...] = ("/client/", "/clients/"),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self.limits = limits or DoorLimits()
         self.sockets: SocketService = service
         self.scheme = "http" if tls is None else "https"
@@ -65,6 +72,9 @@ class Door:
         self._servers: list[asyncio.Server] = []
         self._connections: set[HttpConnection | Peer] = set()
         self._addresses: Counter[str] = Counter()
+        self._connection_rate = Rate(self.limits.connection_rate)
+        self._request_rate = Rate(self.limits.request_rate)
+        self._warned_at = float("-inf")
         self._bodies_bytes = 0
         self._gathering: list[Peer] = []
         self._sweeping: asyncio.Task[None] | None = None
@@ -127,13 +137,32 @@ class Door:
         self._count(connection)
         if self.is_stopping or len(self._connections) > self.limits.connections:
             return Response(HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "1"}, b"no more connections now\n")
-        if self._addresses[connection.address] > self.limits.connections_per_address:
+        source = source_of(connection.address)
+        if self._addresses[source] > self.limits.connections_per_address:
             return Response(HTTPStatus.TOO_MANY_REQUESTS, {"retry-after": "1"}, b"too many connections from here\n")
-        return None
+        return self._too_often(self._connection_rate, source, "connections")
+
+    def _too_often(self, rate: Rate, source: str, what: str) -> Response | None:
+        """A refusal, if it comes too fast from there."""
+        if is_loopback(source):
+            return None
+        wait_s = rate.wait_s(source, self._clock())
+        if not wait_s:
+            return None
+        self._warn(source, what)
+        headers = {"retry-after": str(math.ceil(wait_s)), "content-type": "text/plain; charset=utf-8"}
+        return Response(HTTPStatus.TOO_MANY_REQUESTS, headers, f"too many {what} in this time\n".encode())
+
+    def _warn(self, source: str, what: str) -> None:
+        """A flood of requests is none of words in the log."""
+        now = self._clock()
+        if now - self._warned_at >= WARN_S:
+            self._warned_at = now
+            log.warning("%s from %s come too fast and are refused with 429, perhaps from others as well", what, source)
 
     def _count(self, connection: HttpConnection | Peer) -> None:
         self._connections.add(connection)
-        self._addresses[connection.address] += 1
+        self._addresses[source_of(connection.address)] += 1
         self._empty.clear()
 
     def leave(self, connection: HttpConnection | Peer) -> None:
@@ -141,9 +170,10 @@ class Door:
         if isinstance(connection, HttpConnection):
             self.drop(connection.kept_bytes)
             connection.kept_bytes = 0
-        self._addresses[connection.address] -= 1
-        if not self._addresses[connection.address]:
-            del self._addresses[connection.address]
+        source = source_of(connection.address)
+        self._addresses[source] -= 1
+        if not self._addresses[source]:
+            del self._addresses[source]
         if not self._connections:
             self._empty.set()
 
@@ -161,10 +191,11 @@ class Door:
         return upgrade == "websocket" and f"{request.path}/".startswith(self._socket_paths)
 
     async def handle(self, request: Request) -> Response:
-        return await self._service.handle(request)
+        refusal = self._too_often(self._request_rate, source_of(request.address), "requests")
+        return refusal if refusal is not None else await self._service.handle(request)
 
     async def upgrade(self, request: Request, connection: HttpConnection) -> Response | None:
-        refusal = check_upgrade(request)
+        refusal = self._too_often(self._request_rate, source_of(request.address), "requests") or check_upgrade(request)
         if refusal is not None:
             return refusal
         try:

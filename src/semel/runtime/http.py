@@ -36,7 +36,11 @@ _OURS = {"content-length", "transfer-encoding", "connection", "date"}
 
 @dataclass(frozen=True, slots=True)
 class DoorLimits:
-    """What one server allows. Behind a proxy all connections come from one address: raise `connections_per_address`.
+    """What one server allows. Behind a proxy all connections come from one address: raise `connections_per_address`,
+    and `connection_rate` and `request_rate`, or make them 0, which is no limit.
+
+    The rates are connections and requests in a second from one address; what ten seconds allow may come at once. They
+    are not for who is on this machine.
 
     `bodies_bytes` is for all requests together that are not answered yet: nobody knows who they are before they are
     whole.
@@ -48,6 +52,8 @@ class DoorLimits:
 
     connections: int = 100_000
     connections_per_address: int = 20_000
+    connection_rate: float = 1_000.0
+    request_rate: float = 5_000.0
     head_bytes: int = 32 * 1024
     headers: int = 100
     body_bytes: int = 2 * 1024 * 1024
@@ -68,7 +74,8 @@ class DoorLimits:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if not getattr(self, name) > 0:
+            least_is_zero = name in ("connection_rate", "request_rate")
+            if not (getattr(self, name) > 0 or (least_is_zero and getattr(self, name) == 0)):
                 raise ConfigError(f"{name} is {getattr(self, name)}", fix=f"give {name} a positive number")
         if not self.room_bytes <= self.full_bytes <= self.stalled_bytes:
             raise ConfigError(

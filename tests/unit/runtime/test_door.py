@@ -585,6 +585,43 @@ class TestHttp:
         await settle(connection)
         assert [(request.path, request.query) for request in guest.requests] == [(path, query)]
 
+    async def test_requests_that_come_too_fast_are_refused_until_it_is_time(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        clock = [1000.0]
+        connection, line, guest, door = http(request_rate=0.2)
+        door._clock = lambda: clock[0]
+        one = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+        upgrade = one.replace(b"GET /", b"GET /client/hubs/a").replace(
+            b"\r\n\r\n", b"\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n"
+        )
+        connection.data_received(one * 4)
+        await settle(connection)
+        assert statuses(line) == [200, 200, 429, 429]
+        assert line.written[-1].count(b"retry-after: 5\r\n") == 1
+        assert len(guest.requests) == 2
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        clock[0] += 5.0
+        connection.data_received(one + upgrade)
+        await settle(connection)
+        assert statuses(line)[4:] == [200, 429]
+        assert "connection: close" in line.written[-1].decode()
+
+    async def test_connections_that_come_too_fast_are_refused_and_those_of_this_machine_are_not(self) -> None:
+        guest = Guest()
+        door = Door(guest, limits=DoorLimits(connection_rate=0.1))
+
+        def come(address: str) -> list[int]:
+            line = Line()
+            line._extra["peername"] = (address, 1)  # type: ignore[attr-defined]
+            HttpConnection(door).connection_made(line)
+            return statuses(line)
+
+        assert [come("192.0.2.1") for _ in range(3)] == [[], [429], [429]]
+        assert [come(f"2001:db8::{number}") for number in range(2)] == [[], [429]]
+        assert come("2001:db8:1::1") == []
+        assert [come(address) for address in ("127.0.0.1", "127.0.0.1", "::1", "::1")] == [[]] * 4
+
     async def test_many_requests_of_one_read_do_not_all_become_objects_at_once(self) -> None:
         connection, line, guest, _ = http()
         one = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
