@@ -63,6 +63,7 @@ from semel.pubsub.catchup import CatchUp
 from semel.pubsub.clients import Clients
 from semel.pubsub.commits import Done, Failed, Failure, is_conflict, why
 from semel.pubsub.counts import Counts
+from semel.pubsub.current import Current
 from semel.pubsub.delivery import Delivery
 from semel.pubsub.endings import Endings
 from semel.pubsub.events import Events
@@ -166,6 +167,7 @@ class Hub:
             self.options.read_rows,
         )  # fmt: skip
         self.floors, self.catch_up, self.orders = Floors(self, floor), CatchUp(self), Orders(self)
+        self.current = Current(self)
         self.arrivals, self.endings, self.spills = Arrivals(), Endings(self), Spills(self)
         self.sessions, self.delivery = Sessions(self), Delivery(self)
         self.clients, self.service = Clients(self), Service(self)
@@ -174,7 +176,7 @@ class Hub:
         self.streams, self.group_states = Streams(self), GroupStates(self, self.clients)
         self.take_over, self._nodes = TakeOver(self), Nodes(self) if self.options.is_shared else None
         self._timed: tuple[_Timed, ...] = (
-            self.delivery, self.spills, self.floors, self.orders, self.events, self.streams, self.keys,
+            self.delivery, self.spills, self.floors, self.current, self.orders, self.events, self.streams, self.keys,
             *((self._nodes,) if self._nodes is not None else ()), self.sessions,
         )  # fmt: skip
         self.counts = Counts()
@@ -267,6 +269,7 @@ class Hub:
     def _end(self, now: float) -> Sequence[Effect]:
         """What was staged and written while one event was handled goes out together."""
         self.catch_up.go_on()
+        self.orders.go_on(now)
         touched, self._touched = self._touched, {}
         for session in touched.values():
             if session.staged:
@@ -356,6 +359,7 @@ class Hub:
             self.shut(session, CloseCode.INTERNAL, reason)
         self.take_over.abandon(reason)
         self.orders.abandon(reason)
+        self.current.abandon(reason)
         self._effects.append(Close("reload"))
 
     # -- sockets
@@ -553,7 +557,7 @@ class Hub:
         elif kind is RecordKind.STATE:
             self.group_states.fold(offset, append, now)
         elif kind is RecordKind.ORDER or kind is RecordKind.REPLY:
-            self.orders.hear(append, now)
+            self.orders.hear(append, offset, now)
         while self._told and self._told[0][0] <= offset:
             heappop(self._told)[2]()
 
@@ -593,10 +597,13 @@ class Hub:
         known = self.elsewhere.get(envelope.source)
         if known is not None:
             self.elsewhere.remove(known)
+        session = self.roster.get(envelope.source)
+        if session is not None and session.came is not None:
+            session.came = min(session.came, offset)
+        self.orders.has_moved(envelope.source, node)
         if node == self.node:
             return
         self.endings.taken(envelope.source)
-        session = self.roster.get(envelope.source)
         if session is not None and offset > session.opened:
             self.sessions.lose(session)
         if session is None or offset > session.opened:
@@ -611,6 +618,7 @@ class Hub:
             self.sessions.lose(session)
         if other is not None:
             self.elsewhere.remove(other)
+            self.orders.has_ended(connection)
 
     def try_again(self, now: float) -> None:
         """Again, if a read has failed, or the end of a session. And look whether there is more: nothing may hang on

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from semel.pubsub.calls import (
     ListConnections,
     ListGroups,
     ListMembers,
+    Look,
     Member,
     Outcome,
     Publish,
@@ -66,6 +68,30 @@ CLOSED_BY_SERVICE = "Application server closed the connection."
 """What clients of Azure hear when no reason is given."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """For which of the sessions that a command names it is: those that came before this place of the stream, whenever
+    that was if it is None, and of them only these, or all."""
+
+    before: int | None = None
+    only: frozenset[str] | None = None
+
+    def covers(self, session: Session) -> bool:
+        if self.before is not None and (session.came is None or session.came >= self.before):
+            return False
+        return _is_among(session.id, self.only)
+
+
+def scope_at(command: Command, before: int, only: frozenset[str] | None) -> Scope:
+    """A connection that is named is meant whenever it comes. Of several, those are who came before: all of them, and
+    nobody else, on whichever node."""
+    return Scope(None if isinstance(_whom(command), Connection) else before, only)
+
+
+def _is_among(id: str, only: frozenset[str] | None) -> bool:
+    return only is None or id in only
+
+
 class Service:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -73,14 +99,23 @@ class Service:
         """Of sessions with changed ones on their way: what holds if the store does not take those."""
 
     def hear(self, peer: str, call: Call, now: float) -> None:
+        """A message is for whoever is there where it comes to stand. Everything else is about sessions that any node
+        may have, also one that was just let in there."""
+
         def answer(answer: Answer) -> None:
             self._hub.answer(peer, answer)
 
+        if isinstance(call, Publish):
+            self._publish(call, now, answer)
+        else:
+            self._hub.current.when(
+                lambda now: self._hear(call, now, answer), lambda why: answer(Answer(Outcome.FAILED, why)), now
+            )
+
+    def _hear(self, call: Command | Find | ListMembers | Check | Look, now: float, answer: Reply) -> None:
         match call:
-            case Publish():
-                self._publish(call, now, answer)
             case CloseConnections() | JoinMembers() | RemoveMembers() | Grant() | Revoke():
-                self._command(call, now, answer)
+                self._hub.orders.carry_out(call, now, answer)
             case Find(who=who):
                 answer(DONE if self._there(who) or self._elsewhere(who) or self._arriving(who) else NOT_FOUND)
             case ListMembers():
@@ -102,37 +137,32 @@ class Service:
         """Those of whom that is not decided yet."""
         return _found(self._hub.arrivals.sessions, who)
 
-    def _command(self, command: Command, now: float, answer: Reply) -> None:
-        """For the sessions that are here, and by order for those that are elsewhere."""
-        nodes = self.nodes_of(command)
-        if not nodes:
-            self.obey(command, now, answer)
-            return
-        both = Gathered(2, answer)
-        self.obey(command, now, both.hear)
-        self._hub.orders.give(command, nodes, now, both.hear)
+    # -- whom a command is for
 
-    def nodes_of(self, command: Command) -> frozenset[str]:
-        """The other nodes that have to carry it out."""
-        return self._nodes_of(command) - {SOMEWHERE}
-
-    def _nodes_of(self, command: Command) -> frozenset[str]:
+    def elsewhere_of(self, command: Command, only: frozenset[str] | None) -> Sequence[Elsewhere]:
         """A filter is asked where the sessions are: what protocol they speak is known only there."""
         excluded = command.excluded if isinstance(command, CloseConnections) else ()
-        return frozenset(each.node for each in self._elsewhere(_whom(command)) if each.id not in excluded)
+        found = self._elsewhere(_whom(command))
+        return [each for each in found if each.id not in excluded and _is_among(each.id, only)]
 
-    def has_come(self, command: Command, at: int) -> bool:
-        """Whether one that it is for has come here since the stream stood there, or may have."""
-        if self._arriving(_whom(command)):
+    def ids_of(self, command: Command, only: frozenset[str] | None) -> Sequence[str]:
+        """Of all that are here, or may be."""
+        who = _whom(command)
+        found = [*_found(self._hub.roster, who), *self._arriving(who), *_found(self._hub.endings.sessions, who)]
+        return [each.id for each in found if _is_among(each.id, only)]
+
+    def may_have(self, command: Command, only: frozenset[str] | None) -> bool:
+        """Whether one of them is here, or was until a moment ago."""
+        if self.ids_of(command, only):
             return True
-        return any(session.opened > at for session in self._chosen(command, self._there(_whom(command))))
+        return any(each.node == SOMEWHERE for each in self.elsewhere_of(command, only))
 
-    def obey(self, command: Command, now: float, answer: Reply) -> None:
+    def obey(self, command: Command, scope: Scope, now: float, answer: Reply) -> None:
         """For the sessions that are here, and for those that arrive as soon as it is decided whether they do. One that
         did not, but was somewhere before, may be there still."""
-        arriving = self._arriving(_whom(command))
+        arriving = [each for each in self._arriving(_whom(command)) if _is_among(each.id, scope.only)]
         if not arriving:
-            self._carry_out(command, now, answer)
+            self._carry_out(command, scope, now, answer)
             return
         both = Gathered(2, answer)
 
@@ -140,37 +170,48 @@ class Service:
             if any(map(self._has_moved, arriving)):
                 both.hear(MOVING)
             else:
-                self._carry_out(command, now, both.hear)
+                self._carry_out(command, scope, now, both.hear)
 
         self._hub.arrivals.when_decided(arriving, decided)
-        self._carry_out(command, now, both.hear)
+        self._carry_out(command, scope, now, both.hear)
 
     def _has_moved(self, session: Session) -> bool:
         """It is in the store, but neither here nor ending here."""
         known = self._hub.roster.get(session.id), self._hub.endings.sessions.get(session.id)
         return bool(session.row_stored) and session not in known
 
-    def _carry_out(self, command: Command, now: float, answer: Reply) -> None:
-        if SOMEWHERE in self._nodes_of(command):
+    def _carry_out(self, command: Command, scope: Scope, now: float, answer: Reply) -> None:
+        if any(each.node == SOMEWHERE for each in self.elsewhere_of(command, scope.only)):
             answer(MOVING)
             return
+        found = [each for each in self._there(_whom(command)) if scope.covers(each)]
+        answer = self._after_ends(command, scope, now, answer)
         match command:
             case CloseConnections():
-                self._close(command, now, answer)
+                self._close(command, found, now, answer)
             case JoinMembers():
-                self._join(command, now, answer)
+                self._join(command, found, now, answer)
             case RemoveMembers():
-                self._remove(command, now, answer)
+                self._remove(command, found, now, answer)
             case Grant() | Revoke():
-                self._permit(command, answer)
+                self._permit(command, found, answer)
 
-    def _chosen(self, command: Command, found: Sequence[Session]) -> Sequence[Session]:
-        if isinstance(command, CloseConnections):
-            return [each for each in found if each.id not in command.excluded]
-        if isinstance(command, JoinMembers | RemoveMembers) and command.filter is not None:
-            asked = parse(command.filter)
-            return [each for each in found if asked.matches(each)]
-        return found
+    def _after_ends(self, command: Command, scope: Scope, now: float, answer: Reply) -> Reply:
+        """Of those who are about to end nothing can be asked any more. But until that is in the store, a crash would
+        bring them back."""
+        excluded = command.excluded if isinstance(command, CloseConnections) else ()
+        found = _found(self._hub.endings.sessions, _whom(command))
+        ending = [each for each in found if _is_among(each.id, scope.only) and each.id not in excluded]
+        if not ending:
+            return answer
+        all_of_them = Gathered(1 + len(ending), answer)
+
+        def ended(failure: Failure | None) -> None:
+            all_of_them.hear(NOT_FOUND if failure is None else _failed(failure))
+
+        for session in ending:
+            self._hub.endings.ask(session, now, ended)
+        return all_of_them.hear
 
     # -- messages
 
@@ -214,20 +255,16 @@ class Service:
 
     # -- connections
 
-    def _close(self, call: CloseConnections, now: float, answer: Reply) -> None:
-        chosen = self._chosen(call, self._there(call.to))
-        ending = self._chosen(call, _found(self._hub.endings.sessions, call.to))
-        together = Gathered(len(chosen) + len(ending), answer)
-        for session in ending:
-            self._hub.endings.ask(session, now, together.became)
+    def _close(self, call: CloseConnections, found: Sequence[Session], now: float, answer: Reply) -> None:
+        chosen = [each for each in found if each.id not in call.excluded]
+        together = Gathered(len(chosen), answer)
         reason = call.reason or CLOSED_BY_SERVICE
         for session in chosen:
             self._hub.tell(session, Disconnected(reason))
             self._hub.shut(session, CloseCode.POLICY, reason)
             self._hub.sessions.close(session, Kind.CANCELLED, reason, now, together.became)
 
-    def _permit(self, call: Grant | Revoke, answer: Reply) -> None:
-        found = self._there(Connection(call.connection))
+    def _permit(self, call: Grant | Revoke, found: Sequence[Session], answer: Reply) -> None:
         if not found:
             answer(NOT_FOUND if isinstance(call, Grant) else DONE)
             return
@@ -269,8 +306,8 @@ class Service:
 
     # -- groups
 
-    def _join(self, call: JoinMembers, now: float, answer: Reply) -> None:
-        chosen = self._chosen(call, self._there(call.who))
+    def _join(self, call: JoinMembers, found: Sequence[Session], now: float, answer: Reply) -> None:
+        chosen = _matching(call.filter, found)
         if not chosen and not isinstance(call.who, Everybody):
             answer(NOT_FOUND)
             return
@@ -280,10 +317,10 @@ class Service:
         changes = [(session, group) for session in chosen for group in _changes(session, call.groups, True)]
         self._change(changes, RecordKind.JOIN, now, answer)
 
-    def _remove(self, call: RemoveMembers, now: float, answer: Reply) -> None:
+    def _remove(self, call: RemoveMembers, found: Sequence[Session], now: float, answer: Reply) -> None:
         changes = [
             (session, group)
-            for session in self._chosen(call, self._there(call.who))
+            for session in _matching(call.filter, found)
             for group in _changes(session, _all_of(session) if call.groups is None else call.groups, False)
         ]
         self._change(changes, RecordKind.LEAVE, now, answer)
@@ -331,6 +368,10 @@ class Gathered:
         if self._left == 0:
             self._answer(self._worst)
 
+    @property
+    def is_over(self) -> bool:
+        return self._left == 0
+
     def expect_one_more(self) -> None:
         """Before the last one was heard."""
         self._left += 1
@@ -372,6 +413,13 @@ def _found(roster: Roster[M], who: Receivers) -> Sequence[M]:
             return list(roster)
 
 
+def _matching(filter: str | None, found: Sequence[Session]) -> Sequence[Session]:
+    if filter is None:
+        return found
+    asked = parse(filter)
+    return [each for each in found if asked.matches(each)]
+
+
 def _whom(command: Command) -> Receivers:
     match command:
         case CloseConnections(to=to):
@@ -393,7 +441,8 @@ def _has_by_row(found: Loaded | LoadedAll | LoadFailed, call: Check) -> Answer:
 
 
 def _failed(failure: Failure) -> Answer:
-    return Answer(Outcome.FAILED, hint(failure))
+    """If somebody else has written for a session meanwhile, it is not here any more."""
+    return MOVING if is_conflict(failure) else Answer(Outcome.FAILED, hint(failure))
 
 
 def _target(to: Receivers) -> str:

@@ -134,7 +134,8 @@ class Session:
     whose messages are durable, `claimed` also those that are on their way. `early` is what the client has said before
     its session was durable; None from then on. While it `is_behind`, what it has missed is still being read: what comes
     in waits in its queue, and `early_ack` is how far it has acknowledged meanwhile. `opened` is where the stream says
-    that it is on this node, `end` up to where it got what was due, once it is over here. `streams`, `states` and
+    that it has come here from another node, `came` a place at which it was there already, on whichever node, as far as
+    the stream has told so here. `end` is up to where it got what was due, once it is over here. `streams`, `states` and
     `watches` count what is on its way, those that are `stored` do not. It `owes_row` since a commit failed that may
     have said what is decided.
 
@@ -142,9 +143,9 @@ class Session:
     record on, and `groups` when the stream has come there: with several nodes that may be a little later."""
 
     __slots__ = (
-        "_may", "acked", "acks_stored", "acks_version", "claimed", "confirmed", "dropped_at", "early", "early_ack",
-        "end", "epoch", "generation", "groups", "groups_decided", "groups_wanted", "has_timed", "id", "is_behind",
-        "is_reliable", "is_stalled", "left", "node", "opened", "owes_row", "peer",
+        "_may", "acked", "acks_stored", "acks_version", "came", "claimed", "confirmed", "dropped_at", "early",
+        "early_ack", "end", "epoch", "generation", "groups", "groups_decided", "groups_wanted", "has_timed", "id",
+        "is_behind", "is_reliable", "is_stalled", "left", "node", "opened", "owes_row", "peer",
         "permissions", "queue", "queue_bytes", "queue_count", "row_stored", "row_version", "sent", "settled", "spill",
         "staged",
         "staged_chunks", "staged_ids", "staged_streams", "start", "state", "states", "states_stored", "streams",
@@ -167,6 +168,7 @@ class Session:
         self.state = row.state
         self.epoch = row.epoch
         self.opened = 0
+        self.came: int | None = None
         self.end: int | None = None
         self.is_behind = self.has_timed = False
         self.early_ack = 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Append, Log, Put, Result
+from semel.kernel.ops import Append, Fresh, Log, Put, Result
 from semel.pubsub.commits import Failure, is_conflict, why
 from semel.pubsub.endings import Then
 from semel.pubsub.messages import CloseCode, Connected
@@ -69,6 +69,9 @@ class Sessions:
         puts = (put, session.put_acks(hub.hub))
 
         def done(results: tuple[Result, ...], now: float) -> None:
+            came = results[0]
+            assert isinstance(came, Fresh)
+            session.came = came.position.offset
             session.row_version, session.acks_version = session.row_stored, session.acks_stored
             hub.tell(session, Connected(session.id, session.user, asked.token))
             session.is_stalled = False
@@ -127,6 +130,7 @@ class Sessions:
         other = self._hub.elsewhere.get(session.id)
         if other is not None:
             self._hub.elsewhere.remove(other)
+            session.came = min(session.opened, self._hub.tail.offset)
         self._hub.roster.add(session)
         self.fall_behind(session, now)
 

@@ -37,6 +37,9 @@ def _in_a_row(numbered: tuple[int, Record]) -> tuple[bool, int]:
 
 Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
 
+AtEnd = Callable[[bool, float], None]
+"""Hears whether the stream could be read to its end, and the time."""
+
 
 class Tail:
     """`offset` is the last record that was told. `skip` hears before which record something is gone that was not. So
@@ -57,6 +60,8 @@ class Tail:
         self._bodies: dict[str, bytes] = {}
         self._asked = Asking[tuple[int, int], Callable[[Found, float], None]](lambda asked: self._ask_after(*asked))
         self._is_reading = self._reads_again = False
+        self._at_end: list[AtEnd] = []
+        self._at_next_end: list[AtEnd] = []
 
     # -- what this node commits
 
@@ -121,7 +126,15 @@ class Tail:
             self._reads_again = True
             return
         self._is_reading, self._reads_again = True, False
+        self._at_end += self._at_next_end
+        self._at_next_end.clear()
         self.read_after(self.offset, self._read)
+
+    def read_to_end(self, call: AtEnd) -> None:
+        """Everything that stands in the stream now is told before `call` is. A read that is under way may have looked
+        too early for that; all who ask meanwhile share the one after it."""
+        self._at_next_end.append(call)
+        self.read_on()
 
     def _read(self, found: Found, now: float) -> None:
         self._is_reading = False
@@ -130,8 +143,22 @@ class Tail:
                 self.offset = found.first.offset - 1
                 self._skip(found.first.offset)
             self.read_on()
-        elif not isinstance(found, ReadFailed):
-            self._tell_records(found, now)
+        elif isinstance(found, ReadFailed):
+            waiting = self._at_end + self._at_next_end
+            self._at_end, self._at_next_end = [], []
+            for call in waiting:
+                call(False, now)
+        else:
+            self._tell_to_end(found, now)
+
+    def _tell_to_end(self, records: Sequence[Record], now: float) -> None:
+        """Who asks while they are told waits for another read, which begins then."""
+        waiting: list[AtEnd] = []
+        if len(records) < self.rows:
+            waiting, self._at_end = self._at_end, waiting
+        self._tell_records(records, now)
+        for call in waiting:
+            call(True, now)
 
     def _tell_records(self, records: Sequence[Record], now: float) -> None:
         """What a read gives follows on what is known, also where a new epoch has left a gap in the numbers."""

@@ -168,7 +168,7 @@ class TakeOver:
             for put, result in zip(puts, results[1:], strict=False):
                 session.stored(put, result)
             # nothing that was sent to it can stand after the record that says where it is now
-            session.opened = session.sent = came.position.offset
+            session.opened = session.came = session.sent = came.position.offset
             hub.floors.arrived(session.id)
             if hub.tail.offset >= session.opened and hub.elsewhere.get(session.id) is not None:
                 self._fail(coming, "another node has taken it since")

@@ -94,7 +94,7 @@ class Node(World):
                     if op.kind is RecordKind.MESSAGE:
                         self.storm.written(op, result.position.offset)
                     else:
-                        self.storm.recorded(op)
+                        self.storm.recorded(op, result.position.offset)
         # the machine may have begun anew when the answer comes
         self.pending.append(
             partial(interpreter.unknown, group) if is_unknown else partial(interpreter.committed, group, outcomes)
@@ -378,7 +378,7 @@ class Storm:
         self.targets[body] = op.target[2:]
         self.ids[offset] = op.envelope.id
 
-    def recorded(self, op: Append) -> None:
+    def recorded(self, op: Append, offset: int) -> None:
         """Something else than a message."""
 
     def fresh_socket(self, client: Client) -> str:
@@ -516,7 +516,7 @@ class Storm:
                 len(hub.roster), len(hub.elsewhere), len(hub.take_over._coming), len(hub.floors._coming),
                 len(hub.arrivals), len(hub.service._stored), len(hub.spills),
                 len(hub._loads), len(hub._waiting), len(hub._told), len(hub.delivery), len(hub.endings),
-                len(hub.orders._asked), len(hub.tail._asked), len(hub.tail._ahead), hub.tail.bodies,
+                len(hub.orders), len(hub.current), len(hub.tail._asked), len(hub.tail._ahead), hub.tail.bodies,
             )  # fmt: skip
             if any(left):
                 self.trouble.append(f"{hub.node} keeps {left}")

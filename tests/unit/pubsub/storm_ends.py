@@ -57,7 +57,7 @@ class Ends(Storm):
         super().__init__(seed, clients, faults, options)
         self.caller = Host(self)
 
-    def recorded(self, op: Append) -> None:
+    def recorded(self, op: Append, offset: int) -> None:
         envelope = op.envelope
         if op.kind is RecordKind.OPEN:
             groups = msgspec.json.decode(envelope.headers.get(records.GROUPS, "[]"), type=list[str])

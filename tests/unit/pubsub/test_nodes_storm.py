@@ -4,14 +4,18 @@ from dataclasses import replace
 
 import pytest
 from tests.unit.pubsub.storm import OPTIONS, Storm
+from tests.unit.pubsub.storm_calls import Calls
 from tests.unit.pubsub.storm_ends import Ends
 
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Put
+from semel.pubsub.current import Current
 from semel.pubsub.endings import Endings, Then
 from semel.pubsub.floors import Floors
+from semel.pubsub.orders import Orders
+from semel.pubsub.service import NOT_FOUND, Scope, _is_among
 from semel.pubsub.session import Session, SessionRow
-from semel.pubsub.tail import Tail
+from semel.pubsub.tail import AtEnd, Tail
 
 SEEDS = 30
 EMPTIED_SEEDS = 5
@@ -72,6 +76,24 @@ def test_the_ledger_tells_of_all_that_was_due_to_those_who_came_too_late_or_took
         storm.run(steps=900, messages=80)
         storm.wait(36)
         assert storm.unaccounted() == [], seed
+
+
+def misinformed(seed: int, faults: float) -> list[str]:
+    storm = Calls(seed, faults=faults)
+    storm.run(steps=600, messages=40)
+    return storm.wrong()
+
+
+@pytest.mark.parametrize("faults", [0.0, 0.05])
+def test_any_node_answers_for_all(faults: float) -> None:
+    found = {seed: misinformed(seed, faults) for seed in range(SEEDS)}
+    assert not any(found.values()), found
+
+
+def test_a_session_that_was_taken_over_before_the_order_for_it_was_read() -> None:
+    """These seeds found it: by the stream another node had it, but the one that asked, or obeyed, knew better."""
+    assert misinformed(399, 0.0) == []
+    assert misinformed(536, 0.0) == []
 
 
 # -- mistakes that were made, or could be: the storm has to find each
@@ -142,6 +164,49 @@ def a_floor_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The floor of a node does not fall for a session that comes, and falls asleep on what others need."""
     monkeypatch.setattr(Floors, "come", lambda floors, connection, acked: floors.put(floors._floor))
     monkeypatch.setattr(Floors, "_needed", lambda floors: [floors._hub.tail.offset])
+
+
+def answers_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node says what it knows, without looking what others have done since."""
+    monkeypatch.setattr(Current, "when", lambda current, then, failed, now: then(now))
+
+
+def answers_after_a_read_that_was_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks, but perhaps a moment before the question came."""
+
+    def wrong(tail: Tail, call: AtEnd) -> None:
+        (tail._at_end if tail._is_reading else tail._at_next_end).append(call)
+        tail.read_on()
+
+    monkeypatch.setattr(Tail, "read_to_end", wrong)
+
+
+def orders_that_do_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that moves while it is ordered about is taken for gone."""
+    monkeypatch.setattr(Orders, "go_on", lambda orders, now: [run.answers.hear(NOT_FOUND) for run, _ in take(orders)])
+
+    def take(orders: Orders) -> list[object]:
+        again, orders._again = orders._again, []
+        return again
+
+
+def orders_for_whoever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is let in while nodes come to an order counts for one, and not for the other."""
+    monkeypatch.setattr(Scope, "covers", lambda scope, session: _is_among(session.id, scope.only))
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        answers_from_memory,
+        answers_after_a_read_that_was_under_way,
+        orders_that_do_not_follow,
+        orders_for_whoever_is_there,
+    ],
+)
+def test_a_mistake_that_misinforms_is_found(plant, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    plant(monkeypatch)
+    assert any(misinformed(seed, 0.0) for seed in range(PLANTED_SEEDS)), plant.__name__
 
 
 @pytest.mark.parametrize(
