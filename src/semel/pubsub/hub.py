@@ -625,6 +625,7 @@ class Hub:
         being woken up, or on having heard what became of a commit."""
         self.endings.try_again(now)
         self.spills.try_again()
+        self.sessions.try_again()
         self.catch_up.try_again()
         self.tail.read_on()
 

@@ -27,11 +27,13 @@ BEHIND_S = 1.0
 
 
 class Sessions:
-    """`_expiries`: when the time is over in which a client may come back."""
+    """`_expiries`: when the time is over in which a client may come back. `_missed`: we were refused to write for them,
+    and the stream has not said who has them."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._expiries: list[tuple[float, str]] = []
+        self._missed: set[str] = set()
 
     def next_deadline(self) -> float | None:
         return self._expiries[0][0] if self._expiries else None
@@ -216,5 +218,16 @@ class Sessions:
         then it was a hub before this one, whose commits came so late."""
         if self._hub.options.is_shared:
             self._hub.elsewhere.add(Elsewhere(session.id, session.user, SOMEWHERE, dict(session.groups)))
+            self._missed.add(session.id)
         else:
             self._hub.begin_anew("the store holds something else")
+
+    def try_again(self) -> None:
+        """It may be that nobody else has it: what was refused built on commits of ours that had failed, and of which we
+        had not heard. Then the rows say that it is here, and it comes back from them."""
+        for connection in sorted(self._missed):
+            other = self._hub.elsewhere.get(connection)
+            if other is None or other.node != SOMEWHERE:
+                self._missed.discard(connection)
+            else:
+                self._hub.take_over.take_from(self._hub.node, connection, lambda is_decided: None)
