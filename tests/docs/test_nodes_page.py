@@ -7,6 +7,7 @@ from pathlib import Path
 
 from semel.config import load_config
 from semel.kernel.lease import renew_at
+from semel.pubsub.current import READ_S
 from semel.pubsub.floors import NODES_MAX
 from semel.pubsub.hub import HubOptions
 from semel.pubsub.orders import ANSWER_S
@@ -28,5 +29,7 @@ def test_the_figures_are_those_of_the_code() -> None:
     assert f"| {soonest_s:.0f} to {latest_s:.0f} s | another node notices |" in PAGE
     assert f"| {recovery_s:.0f} s later | a client has not come back |" in PAGE
     assert f"waits up to {ANSWER_S:.0f} seconds for its answer" in PAGE
+    assert latest_s < ANSWER_S
+    assert f"if the database does not answer within {READ_S:.0f} seconds" in PAGE
     assert f"a commit every {every_s:.1f} seconds" in PAGE
     assert f"There may be {NODES_MAX:,} nodes" in PAGE
