@@ -388,14 +388,17 @@ def tail(
 
 @contextmanager
 def _until_interrupted() -> Iterator[None]:
-    """Ctrl-C and a polite kill end it, at once and as it should end."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Ctrl-C and a polite kill end it, at once and as it should end. A shell that starts it in the background makes it
+    deaf to Ctrl-C; what runs until it is told to end listens all the same, as `semel serve` does."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:
         pass
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _follow(

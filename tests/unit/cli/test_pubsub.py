@@ -296,3 +296,14 @@ def test_ctrl_c_and_a_polite_kill_are_the_way_to_end_it(number: int, semel: Seme
     ran = semel("pubsub", "tail", "chat", *SERVER)
     assert (ran.exit_code, ran.err, ran.out.count("hello")) == (0, "", 1)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_it_hears_ctrl_c_where_a_shell_has_made_it_deaf_to_that(semel: Semel, answering: Answering) -> None:
+    """As with `semel pubsub tail chat &` in a script."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        answering(page(MESSAGE), lambda: os.kill(os.getpid(), signal.SIGINT))
+        assert semel("pubsub", "tail", "chat", *SERVER).exit_code == 0
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
