@@ -71,9 +71,14 @@ class Terminal:
 
     @contextmanager
     def progress(self, what: str, total: float | None = None) -> Iterator[Callable[..., None]]:
-        """A progress bar on stderr where a person waits. Yields `update(done, what=…, total=…)`."""
+        """A progress bar on stderr where a person waits. Yields `update(done, what=…, total=…)`. A terminal that cannot
+        draw is told what goes on, line by line."""
         if not self.shows_progress:
             yield lambda done=0, what="", total=None: None
+            return
+        if self.err.is_dumb_terminal:
+            self.note(what)
+            yield lambda done=0, what="", total=None: self.note(what) if what else None
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

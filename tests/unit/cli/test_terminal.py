@@ -42,7 +42,10 @@ def test_an_answer_that_is_not_well_says_why_after_what_it_found(capsys: pytest.
     assert (printed.out, printed.err) == ("found\n", "error: not well\n  fix: rest\n")
 
 
-def test_a_progress_bar_is_drawn_for_people_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_is_drawn_for_people_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     with terminal.progress("working", 3) as update:
         update(1, "still working", 4)
@@ -54,6 +57,19 @@ def test_a_progress_bar_is_drawn_for_people_only(capsys: pytest.CaptureFixture[s
     assert printed.out == ""
     assert "nearly there" in printed.err
     assert "2/4" in printed.err
+
+
+def test_a_terminal_that_cannot_draw_is_told_in_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    terminal.__dict__["err"] = Console(stderr=True, force_terminal=True, width=80, color_system=None)
+    with terminal.progress("working", 3) as update:
+        update(1)
+        update(2, "nearly there")
+        update(3, "nearly there")
+    assert capsys.readouterr().err.splitlines() == ["working", "nearly there"]
 
 
 def test_a_long_line_is_not_broken_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
