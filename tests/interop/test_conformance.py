@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 import jwt
 import pytest
-from tests.interop.served import HUB, KEY, ROLES, Served
+from tests.interop.served import HUB, KEY, ROLES, Served, shared_server
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol as Offered
@@ -76,9 +76,8 @@ class Enter(Protocol):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(tmp_path_factory.mktemp("served"))
-    yield server
-    assert server.stop() == 0
+    with shared_server(tmp_path_factory.mktemp("served")) as server:
+        yield server
 
 
 @pytest.fixture

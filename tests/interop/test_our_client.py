@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.interop.javascript import WAIT_S, Node
 from tests.interop.javascript_clients import Connect, Service, Wire
-from tests.interop.served import ROLES, Served
+from tests.interop.served import ROLES, Served, shared_server
 
 from semel import WebPubSubClient
 from semel.errors import StreamBroken
@@ -21,9 +21,8 @@ pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(12
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(tmp_path_factory.mktemp("served"))
-    yield server
-    assert server.stop() == 0
+    with shared_server(tmp_path_factory.mktemp("served")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from azure.messaging.webpubsubservice import WebPubSubServiceClient
 from tests.integration.test_door import CERTIFICATE, PRIVATE_KEY
 from tests.interop.javascript import JavaScriptError, Node
 from tests.interop.javascript_clients import ONCE, Client, Service
-from tests.interop.served import HUB, KEY, ROLES, Served
+from tests.interop.served import HUB, KEY, ROLES, Served, shared_server
 from tests.interop.test_webpubsub_python import Subscriber
 
 pytestmark = [
@@ -39,9 +39,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     (folder / "cert.pem").write_text(CERTIFICATE)
     (folder / "key.pem").write_text(PRIVATE_KEY)
-    server = Served(folder, "--tls-cert", "cert.pem", "--tls-key", "key.pem")
-    yield server
-    assert server.stop() == 0
+    with shared_server(folder, "--tls-cert", "cert.pem", "--tls-key", "key.pem") as server:
+        yield server
 
 
 def service_client(served: Served, **options: Any) -> Any:

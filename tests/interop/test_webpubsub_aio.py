@@ -15,7 +15,7 @@ from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.messaging.webpubsubclient.aio import WebPubSubClient
 from azure.messaging.webpubsubclient.models import CallbackType, SendMessageError
 from azure.messaging.webpubsubservice.aio import WebPubSubServiceClient
-from tests.interop.served import HUB, KEY, ROLES, Served, is_answer
+from tests.interop.served import HUB, KEY, ROLES, Served, is_answer, shared_server
 
 from semel.testing.byte_faults import ByteProxy, Fault
 
@@ -129,9 +129,8 @@ def with_place(test: Callable[[Place], Awaitable[None]]) -> Callable[[Served], N
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(tmp_path_factory.mktemp("served"))
-    yield server
-    assert server.stop() == 0
+    with shared_server(tmp_path_factory.mktemp("served")) as server:
+        yield server
 
 
 @with_place

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.interop.javascript import WAIT_S, JavaScriptError, Node
 from tests.interop.javascript_clients import Connect, Service
-from tests.interop.served import HUB, ROLES, Served
+from tests.interop.served import HUB, ROLES, Served, shared_server
 
 pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(120)]
 
@@ -29,10 +29,12 @@ user_events = "*"
 def served(tmp_path_factory: pytest.TempPathFactory, node: Node) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     node.ask(make="handler", name=HANDLER, args=[HUB, ALLOWED])
-    (folder / "semel.toml").write_text(CONFIG.format(hub=HUB, port=node.ask(of=HANDLER, do="port")))
-    server = Served(folder)
-    yield server
-    assert server.stop() == 0
+    port = node.ask(of=HANDLER, do="port")
+    node.lasting["make handler"] = {"make": "handler", "name": HANDLER, "args": [HUB, ALLOWED, port]}
+    (folder / "semel.toml").write_text(CONFIG.format(hub=HUB, port=port))
+    with shared_server(folder) as server:
+        yield server
+    del node.lasting["make handler"]
     node.begin(of=HANDLER, do="stop").result(WAIT_S)
 
 

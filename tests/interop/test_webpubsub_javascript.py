@@ -9,7 +9,7 @@ import pytest
 from tests.interop.broken_link import BrokenLink
 from tests.interop.javascript import JavaScriptError, Node
 from tests.interop.javascript_clients import ONCE, Connect, Service
-from tests.interop.served import Served
+from tests.interop.served import Served, shared_server
 
 from semel.testing.byte_faults import Fault
 
@@ -18,9 +18,8 @@ pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(12
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(tmp_path_factory.mktemp("served"))
-    yield server
-    assert server.stop() == 0
+    with shared_server(tmp_path_factory.mktemp("served")) as server:
+        yield server
 
 
 def test_a_group_message_of_each_type_reaches_everybody(connect: Connect) -> None:

@@ -17,7 +17,7 @@ import pytest
 from tests.interop.broken_link import BrokenLink
 from tests.interop.javascript import WAIT_S, JavaScriptError, Node
 from tests.interop.javascript_clients import Connect, Service, Wire
-from tests.interop.served import HUB, ROLES, Served
+from tests.interop.served import HUB, ROLES, Served, shared_server
 
 from semel.testing.byte_faults import Fault
 
@@ -92,9 +92,8 @@ def told(handler: ThreadingHTTPServer) -> queue.Queue[tuple[str, bytes]]:
 def served(tmp_path_factory: pytest.TempPathFactory, handler: ThreadingHTTPServer) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     (folder / "semel.toml").write_text(CONFIG.format(hub=HUB, port=handler.server_port))
-    server = Served(folder)
-    yield server
-    assert server.stop() == 0
+    with shared_server(folder) as server:
+        yield server
 
 
 # -- streams

@@ -14,7 +14,7 @@ import pytest
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.messaging.webpubsubclient import WebPubSubClient
 from azure.messaging.webpubsubclient.models import CallbackType, SendMessageError
-from tests.interop.served import HUB, Served, is_answer
+from tests.interop.served import HUB, Served, is_answer, shared_server
 from websocket import WebSocketException
 
 from semel.errors import PeerUnavailable
@@ -87,9 +87,8 @@ class Subscriber:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    server = Served(tmp_path_factory.mktemp("served"))
-    yield server
-    assert server.stop() == 0
+    with shared_server(tmp_path_factory.mktemp("served")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.spark.shared_session import SharedSession
 
+from semel.testing.renewing import sharing
 from semel.testing.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:
@@ -22,40 +24,31 @@ HERE = Path(__file__).parent
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(HERE) and "spark" in getattr(item, "fixturenames", ()):
+        if item.path.is_relative_to(HERE) and {"spark", "shared_spark"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.spark)
 
 
 @pytest.fixture(scope="session")
-def _spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    from semel.spark.session import spark_session
-
-    folder = tmp_path_factory.mktemp("spark")
-    places = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
-    spark = spark_session(app="semel-tests", master="local[2]", memory="2g", settings=places, fast=True)
-    yield spark
-    spark.stop()
-    # the gateway belongs to the process and would be closed by the garbage collector, with a warning
-    gateway = spark.sparkContext._gateway
-    assert gateway is not None
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait()
+def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedSession]:
+    with sharing(SharedSession(tmp_path_factory.mktemp("spark"))) as session:
+        yield session
+        session.close()
 
 
 @pytest.fixture
-def spark(_spark: SparkSession) -> Iterator[SparkSession]:
+def spark(shared_spark: SharedSession) -> Iterator[SparkSession]:
     """The session, left as it was found: no query runs on, nothing is cached, no view stays, no setting is changed."""
-    before = dict(_spark.conf.getAll)
-    yield _spark
-    for query in _spark.streams.active:
+    session = shared_spark.get()
+    before = dict(session.conf.getAll)
+    yield session
+    for query in session.streams.active:
         query.stop()
-    _spark.streams.resetTerminated()
-    _spark.catalog.clearCache()
-    for table in _spark.catalog.listTables():
+    session.streams.resetTerminated()
+    session.catalog.clearCache()
+    for table in session.catalog.listTables():
         if table.isTemporary:
-            _spark.catalog.dropTempView(table.name)
-    _restore(_spark, before)
+            session.catalog.dropTempView(table.name)
+    _restore(session, before)
 
 
 def _restore(spark: SparkSession, before: dict[str, str]) -> None:

@@ -14,6 +14,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.spark.shared_session import SharedSession
 
 from semel.errors import InputError, StoreBusy
 from semel.kernel.ledger import ENDS, Event, Kind
@@ -59,12 +60,6 @@ FINDINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def spark(_spark: SparkSession) -> SparkSession:
-    """For the whole module, because what is planted is audited once. Nothing here changes its settings."""
-    return _spark
-
-
 # -- what was planted is found
 
 
@@ -90,10 +85,10 @@ def _add(truth: Truth, more: Truth) -> None:
 
 
 @pytest.fixture(scope="module")
-def audited(spark: SparkSession, planted: tuple[list[Path], Truth]) -> tuple[Audit, list[Any]]:
-    """The audit of all, and its table of findings."""
+def audited(shared_spark: SharedSession, planted: tuple[list[Path], Truth]) -> tuple[Audit, list[Any]]:
+    """The audit of all, and its table of findings. Once for the whole module."""
     options = Options(deadline_s=60, window_s=1, examples_max=1000, session_class="^([a-z]+)-")
-    with prepared(spark, planted[0], options) as case:
+    with prepared(shared_spark.get(), planted[0], options) as case:
         return case.audit(), case.findings().collect()
 
 

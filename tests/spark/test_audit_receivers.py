@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.spark.shared_session import SharedSession
 
 from semel.kernel.ledger import Event, Kind, fold_ids
 from semel.kernel.ops import Append, Fresh, Log, RecordKind
@@ -202,12 +203,6 @@ Found = dict[str, dict[Finding, set[str]]]
 
 
 @pytest.fixture(scope="module")
-def spark(_spark: SparkSession) -> SparkSession:
-    """For the whole module, because what is planted is audited once."""
-    return _spark
-
-
-@pytest.fixture(scope="module")
 def hubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hubs")
     book = Book(folder / "hub.db", "node")
@@ -222,9 +217,9 @@ def hubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def audited(spark: SparkSession, hubs: Path) -> tuple[Audit, Found, dict[str, Figures]]:
-    """Long after, so that everything has had its time."""
-    with prepared(spark, [hubs], Options(deadline_s=1, now=BEGIN_US + 1000 * SECOND_US)) as case:
+def audited(shared_spark: SharedSession, hubs: Path) -> tuple[Audit, Found, dict[str, Figures]]:
+    """Long after, so that everything has had its time. Once for the whole module."""
+    with prepared(shared_spark.get(), [hubs], Options(deadline_s=1, now=BEGIN_US + 1000 * SECOND_US)) as case:
         result = case.audit()
     return (
         result,

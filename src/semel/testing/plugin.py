@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from semel.testing.postgres import PrivatePostgres, new_database
+from semel.testing.renewing import sharing
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +18,7 @@ def postgres_server_url() -> Iterator[str]:
     if given:
         yield given
         return
-    with PrivatePostgres() as server:
+    with PrivatePostgres() as server, sharing(server):
         yield server.url
 
 

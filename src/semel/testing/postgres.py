@@ -24,6 +24,7 @@ from psycopg import sql
 
 from semel.errors import StoreUnavailable
 from semel.stores.postgres_wire import redact
+from semel.testing.limits import scaled
 
 START_TIMEOUT_S = 60.0
 ADMIN = "postgres"
@@ -91,6 +92,18 @@ class PrivatePostgres:
         """Stop the server as a crash would: nothing is flushed, and the next start recovers from the log."""
         self._end(b"keep\n")
 
+    def is_well(self) -> bool:
+        with psycopg.connect(self.url, connect_timeout=int(scaled(START_TIMEOUT_S))) as connection:
+            return connection.execute("SELECT 1").fetchone() == (1,)
+
+    def cut_off(self) -> None:
+        """Nothing: whoever waits for it is let go by a signal, and a server that others may use needs no harm."""
+
+    def renew(self) -> None:
+        """What was broken with it goes; databases stay."""
+        self.stop()
+        self.start()
+
     def close(self) -> None:
         self._end(b"remove\n")
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -146,7 +159,7 @@ class PrivatePostgres:
             shutil.chown(path, self._user)
 
     def _wait_until_ready(self) -> None:
-        until = time.monotonic() + START_TIMEOUT_S
+        until = time.monotonic() + scaled(START_TIMEOUT_S)
         while True:
             try:
                 psycopg.connect(self.url).close()

@@ -72,7 +72,7 @@ async function makeWire(name, [url]) {
   return { send: (message) => socket.send(protocol.writeMessage(message)), stop: () => socket.close(1000) };
 }
 
-async function makeHandler(name, [hub, options]) {
+async function makeHandler(name, [hub, options, port = 0]) {
   const tell = (event) => (told) => say({ of: name, event, told });
   const handler = new WebPubSubEventHandler(hub, {
     ...options,
@@ -101,7 +101,7 @@ async function makeHandler(name, [hub, options]) {
     Object.assign(request, { baseUrl: "", path: new URL(request.url, "http://localhost").pathname });
     middleware(request, response, () => response.writeHead(404).end());
   });
-  await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
+  await new Promise((resolve) => server.listen(port, "127.0.0.1", resolve));
   return { port: () => server.address().port, stop: () => server.close() };
 }
 
