@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from semel.cli.main import run
@@ -272,6 +273,21 @@ def test_every_store_command_on_postgresql(postgres_url: str, tmp_path: Path) ->
     assert swept["trimmed"] == [{"stream": "hub/chat", "wanted": 21, "first": 21}]
     assert (swept["swept"]["records"], swept["swept"]["ledger"]) == (20, 20)
     assert call("new-epoch", "--reason", "a test")["epoch"] == status["epoch"] + 1
-    doctor = semel("doctor", "--store", postgres_url, cwd=tmp_path)
-    assert doctor.returncode == 0
-    assert "PostgreSQL" in doctor.stdout
+
+
+@pytest.mark.connected
+def test_the_doctor_asks_a_server_for_what_its_word_is_worth(postgres_url: str, tmp_path: Path) -> None:
+    """The tests' own server does not wait for its disk, and says so; others may."""
+    open_store(postgres_url).close()
+    with psycopg.connect(postgres_url) as connection:
+        rows = connection.execute(
+            "SELECT name FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off' ORDER BY name"
+        )
+        off = [str(name) for (name,) in rows]
+    ran = semel("doctor", "--store", postgres_url, "--json", cwd=tmp_path)
+    checks = {check["name"]: check for check in json.loads(ran.stdout)["result"]["checks"]}
+    assert checks["store"]["state"] == "ok"
+    assert checks["PostgreSQL disk"]["state"] == ("bad" if off else "ok")
+    assert all(name in checks["PostgreSQL disk"]["detail"] for name in off)
+    assert ran.returncode == (2 if off else 0)
+    assert {"PostgreSQL standbys", "synchronous_commit"} <= checks.keys()

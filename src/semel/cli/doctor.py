@@ -5,16 +5,17 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from semel.cli.doctor_checks import Check, State
 from semel.cli.options import ConfigOption, DebugOption, JsonOption, StoreOption, opened, shown
 from semel.cli.terminal import Answer, Terminal, human_bytes
-from semel.errors import EXIT_UNREACHABLE, EXIT_USAGE, NotAStore, SemelError
+from semel.errors import EXIT_UNREACHABLE, NotAStore, SemelError
 
 if TYPE_CHECKING:
     from semel.config import Config
@@ -24,19 +25,7 @@ DISK_FREE_MIN = 100 * 1000 * 1000
 SYNC_TRIAL_S = 0.25
 SYNC_RATE_LOW = 50
 
-State = Literal["ok", "note", "missing", "bad"]
 _MARKS = {"ok": ("✓", "green"), "note": ("·", "dim"), "missing": ("–", "yellow"), "bad": ("✗", "bold red")}
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding. Only `bad` makes the doctor fail; `missing` is something that a part of Semel could use."""
-
-    name: str
-    state: State
-    detail: str
-    fix: str = ""
-    exit_code: int = EXIT_USAGE
 
 
 def doctor(
@@ -67,7 +56,7 @@ def doctor(
         found, settings = _check_config(config)
         checks.append(found)
         if settings is not None:
-            checks += [check_spark(settings), _check_store(settings, store)]
+            checks += [check_spark(settings), *_check_store(settings, store)]
         if start_cache:
             checks.append(make_start_cache())
     return _answer(checks)
@@ -288,8 +277,17 @@ def make_start_cache() -> Check:
     return Check("start-up cache", "ok", f"{cache}, {human_bytes(cache.stat().st_size)}")
 
 
-def _check_store(config: Config, given: str | None) -> Check:
+def _check_store(config: Config, given: str | None) -> list[Check]:
     url, source = config.resolve_store(given)
+    found = _check_opening(url, source, config)
+    if found.state == "bad" or not url.lower().startswith(("postgresql:", "postgres:")):
+        return [found]
+    from semel.cli.doctor_postgres import check_postgres
+
+    return [found, *check_postgres(url)]
+
+
+def _check_opening(url: str, source: str, config: Config) -> Check:
     try:
         if url.startswith("sqlite:") and not _sqlite_exists(url):
             return Check(
