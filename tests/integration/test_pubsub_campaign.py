@@ -9,7 +9,8 @@ import pytest
 
 from semel.testing import bounded_campaign
 from semel.testing.byte_faults import Fault
-from semel.testing.pubsub_campaign import TWO_NODES, Place, Wrong, run
+from semel.testing.hub_books import Wrong
+from semel.testing.pubsub_campaign import TWO_NODES, Place, run
 
 
 @pytest.mark.parametrize(("plant", "wrong"), [("new-ack-ids", "doubled"), ("no-recovery", "lost")])
@@ -50,6 +51,12 @@ def test_what_is_wrong_is_counted_as_what_it_is(got: list[int], expected: Wrong)
     wrong = Wrong()
     wrong.count(got, {0: 3})
     assert wrong == expected
+
+
+def test_who_need_not_be_heard_in_order_is_still_heard_once() -> None:
+    wrong = Wrong()
+    wrong.count([1, 3, 2, 2], {0: 3}, frozenset({0}))
+    assert wrong == Wrong(doubled=1)
 
 
 def test_a_hub_under_load_ends_who_never_acknowledges_and_serves_the_others() -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from semel.testing import soak, spark_campaign
 
-SMALLER_ELSEWHERE = {"sim", "spark", "pubsub-nodes", "pubsub-bounded"}
+SMALLER_ELSEWHERE = {"sim", "spark", "pubsub-nodes", "pubsub-bounded", "failover"}
 
 
 @pytest.mark.parametrize("part", sorted(set(soak.PARTS) - SMALLER_ELSEWHERE))

@@ -26,6 +26,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMes
 from websockets.typing import Subprotocol
 
 from semel.errors import PeerUnavailable, SessionGone
+from semel.testing.limits import scaled
 
 SUBPROTOCOL = "json.reliable.webpubsub.azure.v1"
 RECOVER_S = 60.0
@@ -33,6 +34,8 @@ RETRY_S = (0.02, 0.2)
 PING_S = 1.0
 DEAD_S = 4.0
 ACK_S = 0.5
+REFUSED_S = 0.1
+"""How long it waits before it sends something again that was refused."""
 LOST = 1008
 
 Hear = Callable[[dict[str, Any]], None]
@@ -71,7 +74,7 @@ class LeanClient:
         self.connection_id: str | None = None
         self._urls, self._hear, self._chance, self._dead_s, self._plant = urls, hear, chance, dead_s, plant
         self._token: str | None = None
-        self._socket: websocket.ClientConnection | None = None
+        self._socket_number = 0
         self._last = self._acked = self._heard = 0
         self._ack_id = 0
         self._unacked: dict[int, tuple[dict[str, Any], asyncio.Future[None]]] = {}
@@ -122,7 +125,8 @@ class LeanClient:
 
     async def _connect(self) -> websocket.ClientConnection:
         loop = asyncio.get_running_loop()
-        until = loop.time() + RECOVER_S
+        limit = scaled(RECOVER_S)
+        until = loop.time() + limit
         while True:
             url = self._chance.choice(self._urls)
             if self._token is not None:
@@ -136,7 +140,7 @@ class LeanClient:
             except (OSError, TimeoutError, InvalidHandshake, InvalidMessage, EOFError) as error:
                 if loop.time() > until:
                     raise PeerUnavailable(
-                        f"{self.name} found no server for {RECOVER_S:.0f} s: {error}", fix="see the log of the server"
+                        f"{self.name} found no server for {limit:.0f} s: {error}", fix="see the log of the server"
                     ) from None
                 await asyncio.sleep(self._chance.uniform(*RETRY_S))
                 continue
@@ -144,6 +148,7 @@ class LeanClient:
                 self.counts.recoveries += 1
                 self._resume()
             self._pong_at, self._heard = loop.time(), 0
+            self._socket_number += 1
             return socket
 
     def _resume(self) -> None:
@@ -229,5 +234,10 @@ class LeanClient:
                 future.set_result(None)
         else:
             self.counts.refused += 1
+            asyncio.get_running_loop().call_later(REFUSED_S, self._send_again, ack_id, self._socket_number)
+
+    def _send_again(self, ack_id: int, socket_number: int) -> None:
+        """Unless it was acknowledged after all, or another socket has taken everything again anyway."""
+        if ack_id in self._unacked and socket_number == self._socket_number:
             request, _ = self._unacked[ack_id]
             self._send(**request, ackId=ack_id)

