@@ -20,27 +20,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.progress import Progress
 
 from semel.demo import proof
 from semel.demo.options import HUB, HUB_GROUP, DemoOptions
+from semel.demo.story import Story, note
 from semel.errors import PeerUnavailable
 from semel.pubsub.keys import AccessKeys
 from semel.pubsub.tokens import client_token
 from semel.runtime.export import DATASETS, export
 from semel.stores import open_store
+from semel.testing import limits
 from semel.testing.byte_faults import ByteProxy, Fault
 from semel.testing.children import Child
 from semel.testing.serve_process import KEY, ServeProcess
 
 OURS = ("anna", "boris", "chloe")
 MICROSOFT = "microsoft"
+WHO = {"clients": "our clients", MICROSOFT: "Microsoft's client"}
 ROLES = (f"webpubsub.joinLeaveGroup.{HUB_GROUP}", f"webpubsub.sendToGroup.{HUB_GROUP}")
 EACH_MAX = 100
 """How many messages each of our clients publishes at most. Microsoft's, which waits a second after each cut, half."""
 CUT_S = 0.25
 WATCH_S = 0.02
-TOKEN_S = 3600.0
+TOKEN_S = 6 * 3600.0
+RECOVERY_S = 90.0
+"""How long the server keeps the session of a client that it does not hear from."""
 
 
 def has_microsoft() -> bool:
@@ -129,7 +135,8 @@ def _disorder(ids: Sequence[str]) -> int:
 class HubShow:
     def __init__(self, options: DemoOptions, folder: Path) -> None:
         self.options, self.folder = options, folder
-        self.server = ServeProcess(self._url("hub"), folder / "serve.log")
+        recovery = {"SEMEL_PUBSUB__RECOVERY_S": f"{limits.scaled(RECOVERY_S):.0f}"}
+        self.server = ServeProcess(self._url("hub"), folder / "serve.log", settings=recovery)
         self.proxy = ByteProxy(("127.0.0.1", 0), seed=options.seed)
         self.heard = Heard()
         self.children: list[Child] = []
@@ -138,13 +145,20 @@ class HubShow:
 
     async def run(self, progress: Progress) -> HubFigures:
         if MICROSOFT not in self.clients:
-            needs = "azure-messaging-webpubsubclient"
-            progress.console.print(f"without Microsoft's own client, which needs {needs}", style="dim", highlight=False)
-        async with self._processes():
-            await self._watch(progress)
-            for child in self.children:
-                await child.stop()
-            await self.server.stop()
+            note(progress.console, "without Microsoft's own client, which needs azure-messaging-webpubsubclient")
+        total = sum(map(self._messages_of, self.clients))
+        story = Story(progress, "starting the pub/sub server", total * len(self.clients))
+        telling = asyncio.create_task(story.tell())
+        try:
+            async with self._processes(story):
+                await self._watch(story, progress.console, total)
+                story.now("ending the clients and the server")
+                for child in self.children:
+                    await child.stop()
+                await self.server.stop()
+            story.now("all delivered")
+        finally:
+            telling.cancel()
         return count(self.clients, self.heard, sum(self.proxy.struck.values()), self.kills)
 
     @property
@@ -159,14 +173,14 @@ class HubShow:
     # -- processes
 
     @asynccontextmanager
-    async def _processes(self) -> AsyncIterator[None]:
+    async def _processes(self, story: Story) -> AsyncIterator[None]:
         try:
             if self.options.audit and proof.is_possible():
                 await asyncio.to_thread(self._keep_all)
             await self.server.start()
             self.proxy.target = ("127.0.0.1", self.server.port)
             await self.proxy.start()
-            await self._start_children()
+            await self._start_children(story)
             yield
         finally:
             for child in self.children:
@@ -183,7 +197,7 @@ class HubShow:
         finally:
             store.close()
 
-    async def _start_children(self) -> None:
+    async def _start_children(self, story: Story) -> None:
         roles = {"clients": OURS, MICROSOFT: (MICROSOFT,)} if MICROSOFT in self.clients else {"clients": OURS}
         for role, names in roles.items():
             config = {
@@ -194,6 +208,7 @@ class HubShow:
             log = self.folder / f"{role}.log"
             self.children.append(await Child.start(role, module, config, log, self.heard.hear))
         for child in self.children:
+            story.now(f"waiting for {WHO[child.role]} to join")
             await child.ready()
         # whoever has joined hears everything: so nobody begins before all have
         (self.folder / "go").touch()
@@ -212,23 +227,28 @@ class HubShow:
 
     # -- watching
 
-    async def _watch(self, progress: Progress) -> None:
-        total = sum(map(self._messages_of, self.clients))
-        task = progress.add_task("delivered", total=total * len(self.clients))
+    async def _watch(self, story: Story, console: Console, total: int) -> None:
         cut_at = time.monotonic() + CUT_S
         while not self._is_done():
             if self.kills < self.options.kills and len(self.heard.published) >= self._next_kill(total):
-                await self._kill(progress)
+                await self._kill(story, console)
             if self.options.cuts and time.monotonic() >= cut_at:
                 self.proxy.strike(self.proxy.chance.choice((Fault.RESET, Fault.TORN, Fault.END)))
                 cut_at = time.monotonic() + CUT_S
             self._check()
-            progress.update(task, completed=sum(map(len, self.heard.by_client.values())))
+            story.now(self._doing(), sum(map(len, self.heard.by_client.values())))
             await asyncio.sleep(WATCH_S)
-        progress.update(task, completed=total * len(self.clients))
 
     def _next_kill(self, total: int) -> int:
         return total * (self.kills + 1) // (self.options.kills + 1)
+
+    def _doing(self) -> str:
+        """Microsoft's client is the last as a rule: it waits after each cut."""
+        if len(self.heard.done) == len(self.clients):
+            return "all published, waiting until everybody has heard it"
+        if len(self.heard.done) == len(self.clients) - 1 and MICROSOFT in self.clients:
+            return "delivered, Microsoft's client is still publishing"
+        return "delivered"
 
     def _is_done(self) -> bool:
         """Everybody has published, and has heard as much as there is. Who hears too much is found by the count."""
@@ -236,11 +256,12 @@ class HubShow:
             return False
         return all(len(self.heard.by_client.get(client, ())) >= len(self.heard.published) for client in self.clients)
 
-    async def _kill(self, progress: Progress) -> None:
+    async def _kill(self, story: Story, console: Console) -> None:
         pid = self.server.pid
         await self.server.kill()
         self.kills += 1
-        progress.console.print(
+        story.now("starting the pub/sub server again")
+        console.print(
             f"kill -9 of the pub/sub server, process {pid}, at {len(self.heard.published):,} published, and a new one",
             style="yellow",
             highlight=False,
@@ -254,10 +275,10 @@ class HubShow:
                 raise child.trouble(f"ended by itself with code {child.process.returncode}")
         if not self.server.is_running:
             raise self.server.trouble("ended by itself")
-        if time.monotonic() - self.heard.changed_at > self.options.stall_s:
+        stall_s = limits.scaled(self.options.stall_s)
+        if time.monotonic() - self.heard.changed_at > stall_s:
             heard = ", ".join(f"{name} {len(self.heard.by_client.get(name, ())):,}" for name in self.clients)
             raise PeerUnavailable(
-                f"nothing has moved for {self.options.stall_s:.0f} s: {len(self.heard.published):,} published; heard"
-                f" by {heard}",
+                f"nothing has moved for {stall_s:.0f} s: {len(self.heard.published):,} published; heard by {heard}",
                 fix="run with --keep and look at the logs in the folder",
             )

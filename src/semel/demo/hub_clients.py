@@ -19,11 +19,18 @@ from semel.pubsub.client_events import ClientOptions
 from semel.runtime.client import WebPubSubClient
 from semel.stores import open_store
 from semel.testing.children import REPORT_S, main, pause, say
+from semel.testing.limits import scaled
 
-OPTIONS = ClientOptions(
-    ack_timeout_s=1.0, backoff=RetryPolicy(interval_s=0.05, factor=2.0, interval_max_s=0.5, jitter=1.0)
-)
 PACE_S = 0.01
+
+
+def options() -> ClientOptions:
+    """It resends soon. How long it tries altogether is a matter of the machine."""
+    backoff = RetryPolicy(interval_s=0.05, factor=2.0, interval_max_s=0.5, jitter=1.0)
+    return ClientOptions(
+        ack_timeout_s=1.0, backoff=backoff, open_timeout_s=scaled(10.0), connect_for_s=scaled(60.0),
+        recover_for_s=scaled(60.0), dead_s=scaled(45.0),
+    )  # fmt: skip
 
 
 class Book:
@@ -72,7 +79,7 @@ async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
         async with AsyncExitStack() as stack:
             clients = {}
             for name, url in config["urls"].items():
-                client = WebPubSubClient(url, options=OPTIONS)
+                client = WebPubSubClient(url, options=options())
                 client.on_message(_hearing(name, book))
                 clients[name] = await stack.enter_async_context(client)
                 await client.join_group(HUB_GROUP)

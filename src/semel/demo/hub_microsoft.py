@@ -11,8 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from azure.messaging.webpubsubclient import WebPubSubClient
-from azure.messaging.webpubsubclient.models import CallbackType, OnGroupDataMessageArgs, SendMessageError
+from azure.messaging.webpubsubclient import WebPubSubClient, _client
+from azure.messaging.webpubsubclient.models import (
+    CallbackType,
+    OnGroupDataMessageArgs,
+    OpenClientError,
+    SendMessageError,
+)
 from websocket import WebSocketException
 
 from semel.demo.hub_clients import PACE_S, Book, told_to_go
@@ -20,17 +25,22 @@ from semel.demo.options import HUB_GROUP
 from semel.errors import PeerUnavailable
 from semel.stores import open_store
 from semel.testing.children import main, say
+from semel.testing.limits import scaled
 
 ACK_TIMEOUT_S = 1.0
 AGAIN_S = 0.05
-GIVE_UP_S = 60.0
+OPEN_S = 5.0
+"""How long one attempt to connect may take. The client may miss that it is connected, and then waits for so long."""
+GIVE_UP_S = 50.0
+"""Less than its parent waits for it, so that it says itself what went wrong."""
+RECOVER_S = 10.0
 LAST_ACK_S = 1.2
 """It acknowledges what it has heard once a second."""
 
 
 def ask(call: Callable[..., None], *arguments: Any, ack_id: int) -> None:
     """Without a connection it says no at once, and it may miss an answer. A Duplicate is an answer: it returns."""
-    until = time.monotonic() + GIVE_UP_S
+    until = time.monotonic() + scaled(GIVE_UP_S)
     while True:
         try:
             return call(*arguments, ack_id=ack_id)
@@ -51,19 +61,37 @@ def publish(name: str, client: WebPubSubClient, messages: int, book: Book) -> No
     book.tell(done=name)
 
 
+def opened(url: str, hear: Callable[[OnGroupDataMessageArgs], None]) -> WebPubSubClient:
+    """A connection that comes too late belongs to a client that is given up, and joins nothing."""
+    until = time.monotonic() + scaled(GIVE_UP_S)
+    while True:
+        client = WebPubSubClient(url, message_retry_total=0, ack_timeout=ACK_TIMEOUT_S, start_timeout=scaled(OPEN_S))
+        client.subscribe(CallbackType.GROUP_MESSAGE, hear)
+        try:
+            client.open()
+            return client
+        except OpenClientError as error:
+            if time.monotonic() > until:
+                raise PeerUnavailable(f"Microsoft's client does not connect: {error}") from error
+
+
+def keep_sessions() -> None:
+    """The client gives its session up after 30 s. On a machine that takes so long to start a server, it must not."""
+    _client._RECOVERY_TIMEOUT = max(_client._RECOVERY_TIMEOUT, scaled(RECOVER_S))
+
+
 async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
     store = open_store(config["store"], node="microsoft")
     book = Book(store)
     [(name, url)] = config["urls"].items()
-    client = WebPubSubClient(url, message_retry_total=0, ack_timeout=ACK_TIMEOUT_S)
+    keep_sessions()
 
     def hear(message: OnGroupDataMessageArgs) -> None:
         assert isinstance(message.data, dict)
         book.heard(name, message.data["id"], message.sequence_id or 0)
 
-    client.subscribe(CallbackType.GROUP_MESSAGE, hear)
     try:
-        await asyncio.to_thread(client.open)
+        client = await asyncio.to_thread(opened, url, hear)
         await asyncio.to_thread(ask, client.join_group, HUB_GROUP, ack_id=1)
         say(ready=True)
         await told_to_go(config["go"], ended)

@@ -29,7 +29,9 @@ PLANTS = {
 class DemoOptions:
     """`loss`, `doubling`, `delay` and `cuts` are chances per frame. `folder` keeps the data there; None uses a
     temporary folder, which is removed unless `keep` is set. With `hub` clients of the pub/sub server have their part.
-    With `audit` it ends with an audit of all ledgers by Spark."""
+    With `audit` it ends with an audit of all ledgers by Spark. It counts as hung when nothing has moved for `stall_s`,
+    or when it has not come to its end after `timeout_s` and as long again for every 5,000 messages; a machine that is
+    slow or busy is given longer."""
 
     messages: int = 2000
     loss: float = 0.05
@@ -43,8 +45,12 @@ class DemoOptions:
     plant: str | None = None
     audit: bool = False
     hub: bool = False
-    stall_s: float = 20.0
+    stall_s: float = 30.0
     timeout_s: float = 300.0
+
+    @property
+    def limit_s(self) -> float:
+        return self.timeout_s * (1 + self.messages / 5000)
 
     def __post_init__(self) -> None:
         if not 1 <= self.messages <= 1_000_000:

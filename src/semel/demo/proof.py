@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from semel.demo.story import can_draw, note
+
 if TYPE_CHECKING:
     from semel.spark.audit.result import Audit
 
@@ -30,7 +32,10 @@ def audit(stores: tuple[str, ...], kept: Path | None, console: Console) -> Audit
     from semel.spark.audit.show import view
     from semel.spark.session import spark_session
 
-    with console.status("auditing the ledgers with Spark, which takes some seconds to start"):
+    what = "auditing the ledgers with Spark, which takes some seconds to start"
+    if not can_draw(console):
+        note(console, what)
+    with console.status(what):
         spark = spark_session(app="semel-demo", memory=MEMORY)
         # all is still: nobody sends any more, so nothing is on its way
         found = audit(spark, stores, Options(deadline_s=0.0))

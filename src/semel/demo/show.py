@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
 from semel.demo import proof
 from semel.demo.audit import Figures, count
 from semel.demo.hub import HubShow
 from semel.demo.options import RECEIVER, SENDER, DemoOptions
 from semel.demo.report import DemoResult
+from semel.demo.story import Story, progress_on
 from semel.errors import ConfigError, PeerUnavailable
 from semel.stores import open_store
+from semel.testing import limits
 from semel.testing.children import Child
 from semel.testing.faults import FaultProxy, Weather
 
@@ -55,17 +57,17 @@ def run(options: DemoOptions, console: Console | None = None) -> DemoResult:
 
 async def _both(show: _Show, hub: HubShow | None, console: Console) -> DemoResult:
     """Side by side: each of them waits most of the time. If one fails, the other is ended."""
-    with _progress(console) as progress:
-        if hub is None:
-            return await show.run(progress)
-        shown, heard = asyncio.create_task(show.run(progress)), asyncio.create_task(hub.run(progress))
+    with progress_on(console) as progress:
+        shown = asyncio.create_task(show.run(progress))
+        heard = asyncio.create_task(hub.run(progress)) if hub is not None else None
+        running = [task for task in (shown, heard) if task is not None]
         try:
-            await asyncio.gather(shown, heard)
+            await asyncio.gather(*running)
         finally:
-            for task in (shown, heard):
+            for task in running:
                 task.cancel()
-            await asyncio.gather(shown, heard, return_exceptions=True)
-    return replace(shown.result(), hub=heard.result())
+            await asyncio.gather(*running, return_exceptions=True)
+    return replace(shown.result(), hub=heard.result() if heard is not None else None)
 
 
 @contextmanager
@@ -119,11 +121,19 @@ class _Show:
 
     async def run(self, progress: Progress) -> DemoResult:
         began = time.monotonic()
-        async with self._processes():
-            await self._watch(progress)
-            for child in (self.children[SENDER], self.children[RECEIVER]):
-                await child.stop()
-        figures = await asyncio.to_thread(self._count)
+        story = Story(progress, "starting the processes", self.options.messages)
+        telling = asyncio.create_task(story.tell())
+        try:
+            async with self._processes():
+                await self._watch(story, progress.console)
+                story.now("ending the processes")
+                for child in (self.children[SENDER], self.children[RECEIVER]):
+                    await child.stop()
+            story.now("counting what came of it")
+            figures = await asyncio.to_thread(self._count)
+            story.now("counted")
+        finally:
+            telling.cancel()
         kept = self.folder if self.options.keep or self.options.folder else None
         took_s = time.monotonic() - began
         return DemoResult(self.options, figures, self.proxy.counts, tuple(self.kills), took_s, kept)
@@ -167,11 +177,12 @@ class _Show:
     def _url(self, role: str) -> str:
         return f"sqlite:///{self.folder / role}.db"
 
-    async def _kill(self, role: str, progress: Progress) -> None:
+    async def _kill(self, role: str, story: Story, console: Console) -> None:
         child = self.children[role]
         await child.kill()
         self.kills.append(f"{role} at {self.seen.accepted:,}")
-        progress.console.print(
+        story.now(f"starting the {role} again")
+        console.print(
             f"kill -9 of the {role}, process {child.process.pid}, at {self.seen.accepted:,} accepted, and a new one",
             style="yellow",
             highlight=False,
@@ -180,17 +191,20 @@ class _Show:
 
     # -- watching
 
-    async def _watch(self, progress: Progress) -> None:
+    async def _watch(self, story: Story, console: Console) -> None:
         options, seen = self.options, self.seen
-        task = progress.add_task("accepted", total=options.messages)
-        until = time.monotonic() + options.timeout_s
+        until = time.monotonic() + limits.scaled(options.limit_s)
         while not seen.done or len(self.kills) < options.kills:
             if len(self.kills) < options.kills and (seen.done or seen.accepted >= self._next_kill()):
-                await self._kill(RECEIVER if len(self.kills) % 2 == 0 else SENDER, progress)
+                await self._kill(RECEIVER if len(self.kills) % 2 == 0 else SENDER, story, console)
             self._check(until)
-            progress.update(task, completed=min(seen.accepted, options.messages))
+            story.now(self._doing(), min(seen.accepted, options.messages))
             await asyncio.sleep(WATCH_S)
-        progress.update(task, completed=options.messages)
+
+    def _doing(self) -> str:
+        if self.seen.accepted < self.options.messages:
+            return "accepted"
+        return f"all accepted, {self.seen.waiting:,} to be confirmed" if self.seen.waiting else "all confirmed"
 
     def _next_kill(self) -> int:
         """Kills are spread over the run: two of them come after a third and after two thirds."""
@@ -200,11 +214,11 @@ class _Show:
         for child in self.children.values():
             if not child.is_running:
                 raise child.trouble(f"ended by itself with code {child.process.returncode}")
-        now = time.monotonic()
-        if now - self.seen.changed_at > self.options.stall_s:
-            raise self._hung(f"nothing has moved for {self.options.stall_s:.0f} s")
+        now, stall_s = time.monotonic(), limits.scaled(self.options.stall_s)
+        if now - self.seen.changed_at > stall_s:
+            raise self._hung(f"nothing has moved for {stall_s:.0f} s")
         if now > until:
-            raise self._hung(f"the demo is not done after {self.options.timeout_s:.0f} s")
+            raise self._hung(f"the demo is not done after {limits.scaled(self.options.limit_s):.0f} s")
 
     def _hung(self, what: str) -> PeerUnavailable:
         seen = self.seen
@@ -214,14 +228,3 @@ class _Show:
         )
         tails = "\n".join(str(child.trouble("is running").message) for child in self.children.values())
         return PeerUnavailable(f"{what}: {where}\n{tails}", fix="run with --keep and look at the logs in the folder")
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-    )

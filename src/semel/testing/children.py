@@ -22,9 +22,10 @@ from semel.errors import PeerUnavailable, SemelError
 from semel.kernel.retry import RetryPolicy
 from semel.runtime.perform import Performer
 from semel.runtime.transports.tcp import TcpLimits, TcpTransport
+from semel.testing import limits
 
-START_S = 30.0
-STOP_S = 15.0
+START_S = 60.0
+STOP_S = 30.0
 TAIL_LINES = 12
 LINE_BYTES_MAX = 1024 * 1024
 
@@ -67,6 +68,7 @@ class Child:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", module,
                 stdin=PIPE, stdout=PIPE, stderr=errors, start_new_session=True, limit=LINE_BYTES_MAX,
+                env={**os.environ, limits.VARIABLE: f"{limits.factor():.2f}"},
             )  # fmt: skip
         child = cls(role, process, log, hear, fix)
         assert process.stdin is not None
@@ -75,11 +77,12 @@ class Child:
 
     async def ready(self) -> dict[str, Any]:
         """What it said first. Raises with the end of its log when it does not come up."""
+        limit = limits.scaled(START_S)
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(limit):
                 return await asyncio.shield(self._ready)
         except TimeoutError:
-            raise self.trouble(f"was not ready after {START_S:.0f} s") from None
+            raise self.trouble(f"was not ready after {limit:.0f} s") from None
 
     @property
     def is_running(self) -> bool:
@@ -96,11 +99,12 @@ class Child:
         """Ask it to end, and end it if it does not."""
         if self.process.stdin is not None:
             self.process.stdin.close()
+        limit = limits.scaled(STOP_S)
         try:
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(limit):
                 await self.process.wait()
         except TimeoutError:
-            raise self.trouble(f"did not end within {STOP_S:.0f} s") from None
+            raise self.trouble(f"did not end within {limit:.0f} s") from None
         finally:
             await self.kill()
 
@@ -160,7 +164,9 @@ async def _watch(reader: asyncio.StreamReader, ended: asyncio.Event) -> None:
 def open_transport(name: str, secret: str) -> TcpTransport:
     """One that looks for its peer often: a process that was killed is back within a second."""
     retry = RetryPolicy(interval_s=0.02, factor=2.0, interval_max_s=0.5, jitter=0.5)
-    return TcpTransport(name, secret=bytes.fromhex(secret), limits=TcpLimits(handshake_s=2.0, retry=retry))
+    return TcpTransport(
+        name, secret=bytes.fromhex(secret), limits=TcpLimits(handshake_s=limits.scaled(2.0), retry=retry)
+    )
 
 
 def join_network(name: str, secret: str, performer: Performer) -> TcpTransport:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from semel.errors import PeerUnavailable
+from semel.testing.limits import scaled
 
 KEY = "k" * 44
 START_S = 60.0
@@ -70,7 +71,7 @@ class ServeProcess:
         assert self._minder.stdout is not None
         line = b""
         with suppress(TimeoutError):
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(scaled(START_S)):
                 self.pid = int(await self._minder.stdout.readline())
                 line = await self._minder.stdout.readline()
         told: dict[str, Any] = json.loads(line) if line else {"ok": False}
@@ -85,11 +86,12 @@ class ServeProcess:
 
     async def stop(self) -> int:
         """Ask it to end. Returns its exit code."""
+        limit = scaled(STOP_S)
         try:
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(limit):
                 return await self._end(signal.SIGTERM)
         except TimeoutError:
-            raise self.trouble(f"did not end within {STOP_S:.0f} s") from None
+            raise self.trouble(f"did not end within {limit:.0f} s") from None
         finally:
             await self.kill()
 
