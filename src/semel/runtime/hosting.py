@@ -22,7 +22,9 @@ Handler = Callable[[WorkRow | Record], Iterable[Op] | Awaitable[Iterable[Op] | N
 
 What it returns is committed together with the fact that it ran; an exception means that it did not."""
 
-RELOAD_RETRY = RetryPolicy(interval_s=0.05, factor=2.0, interval_max_s=5.0)
+RELOAD_RETRY = RetryPolicy(interval_s=0.05, factor=2.0, interval_max_s=1.0)
+"""Everybody who uses the machine waits meanwhile: that a database is back is noticed at once, however long it took."""
+
 RELOAD_QUIET_S = 10.0
 """A machine that ran for so long before it stopped is started again at once."""
 

@@ -38,7 +38,7 @@ import psycopg
 from semel.errors import PeerUnavailable, StoreUnavailable
 from semel.testing.limits import scaled
 from semel.testing.postgres import ADMIN, memory_folder, unprivileged_user, usable_programs
-from semel.testing.readable_python import Python, usable_python
+from semel.testing.readable_python import Python, give_to, usable_python
 
 HOST = "127.0.0.1"
 PORTS = (12_000, 32_000)
@@ -71,6 +71,7 @@ PARAMETERS: dict[str, Any] = {
     "wal_log_hints": "on",
     "wal_keep_size": "512MB",
     "wal_receiver_timeout": "10s",
+    "wal_retrieve_retry_interval": "500ms",
     "wal_sender_timeout": "10s",
     "dynamic_shared_memory_type": "mmap",  # what a killed server leaves behind goes with its folder
 }
@@ -353,7 +354,7 @@ class PatroniCluster:
         member = Member(name, port, rest_port, home / "data", home / "patroni.json", home / "patroni.log")
         member.config.write_text(json.dumps(self._config_of(member, home), indent=2))
         if self._user is not None:
-            shutil.chown(home, self._user)
+            give_to(home, self._user)
         return member
 
     def _config_of(self, member: Member, home: Path) -> dict[str, Any]:
