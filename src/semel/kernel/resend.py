@@ -138,10 +138,17 @@ class Resend(Generic[T]):
 
     def resend_all(self, now: float, *, anew: bool = False) -> list[Transmit[T]]:
         """After a reconnect: what was in flight on the old connection goes out again at once, in order."""
+        return self.resend(list(self._flights), now, anew=anew)
+
+    def resend(self, ids: Iterable[str], now: float, *, anew: bool = False) -> list[Transmit[T]]:
+        """These, if they are in flight, at once and in the order given. `anew`: with their attempts counted anew."""
         if self.suspended is not None:
             return []
         effects = []
-        for id, flight in self._flights.items():
+        for id in ids:
+            flight = self._flights.get(id)
+            if flight is None:
+                continue
             flight.attempt = 1 if anew else flight.attempt + 1
             self._arm(id, flight, now)
             effects.append(Transmit(id, flight.item, flight.attempt))

@@ -29,6 +29,7 @@ from semel.errors import (
     SemelError,
     SessionGone,
 )
+from semel.kernel.retry import RetryPolicy
 from semel.pubsub.client_acks import Pending, Requests
 from semel.pubsub.client_calls import Invocation, Invocations
 from semel.pubsub.client_checks import check_request, with_id
@@ -117,6 +118,8 @@ from semel.pubsub.messages import (
     SubscribeGroupState,
 )
 
+REFUSED_S = 0.25
+"""After which messages that the server could not take are sent again, if it is the first time."""
 STABLE_S = 2.0
 """A socket that has lived for so long was not part of the trouble before it."""
 
@@ -147,6 +150,9 @@ class Client:
         self._codec: Codec = codec
         self._chance, self._kept = chance, tuple(kept)
         self._requests = Requests(options, codec)
+        self._after_refusal = RetryPolicy(
+            None, min(REFUSED_S, options.ack_timeout_max_s), 2.0, options.ack_timeout_max_s
+        )
         self._invocations = Invocations(codec)
         self._streams = Streams(options, codec, chance, self._send, self._settle, self._stream_over)
         self.states = GroupStates(self._settle, self._tell_states)
@@ -505,7 +511,7 @@ class Client:
             case Ack(ack_id=ack_id):
                 pending = self._requests.find(ack_id)
                 if pending is not None:
-                    self._acked(pending, told)
+                    self._acked(pending, told, now)
             case InvokeResponse(invocation_id=id):
                 invocation = self._invocations.find(id)
                 if invocation is not None:
@@ -639,7 +645,7 @@ class Client:
     def _send(self, frame: Frame) -> None:
         self._effects.append(SendFrame(self._socket, frame))
 
-    def _acked(self, pending: Pending, ack: Ack) -> None:
+    def _acked(self, pending: Pending, ack: Ack, now: float) -> None:
         self._calm_down()
         error = ack.error
         if error is None or error.name == ErrorName.DUPLICATE:
@@ -647,6 +653,8 @@ class Client:
             return
         pending.refusals += 1
         if is_for_a_time(error) and self._may_repeat(pending):
+            if isinstance(pending.request, SendToGroup):
+                self._requests.refuse(pending, now + self._after_refusal.wait_s(pending.refusals, self._chance()))
             return
         self._requests.remove(pending)
         told = error_of(error)

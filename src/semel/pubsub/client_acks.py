@@ -75,6 +75,8 @@ class Requests:
         self._by_ack_id: dict[int, Pending] = {}
         self._changing: set[str] = set()
         self._last_ack_id = 0
+        self._refused: set[int] = set()
+        self._again_at = 0.0
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._by_ack_id)
@@ -103,9 +105,10 @@ class Requests:
     # -- going out
 
     def fill(self, now: float, *, restores_only: bool) -> list[Pending]:
-        """What goes out for the first time now. One that has to wait holds back those behind it."""
+        """What goes out for the first time now. One that has to wait holds back those behind it, and so do messages
+        that were refused for a time."""
         found: list[Pending] = []
-        while self._queue and self._flights.room and self._may_go(self._queue[0], restores_only):
+        while self._queue and not self._refused and self._flights.room and self._may_go(self._queue[0], restores_only):
             pending = self._queue.popleft()
             self._number(pending, now)
             found.extend(_items(self._flights.offer(str(pending.ack_id), pending, now)))
@@ -130,14 +133,36 @@ class Requests:
 
     def begin_socket(self, now: float) -> list[Pending]:
         """What goes out again on a new socket of the same session: all without an answer, in order."""
+        self._refused.clear()
         return _items(self._flights.resend_all(now, anew=True))
 
     def overdue(self, now: float) -> list[Pending]:
-        """What goes out again because no answer came."""
-        return _items(self._flights.on_timer(now))
+        """What goes out again because no answer came, or because it was refused for a time. A message goes out behind
+        all before it that have no answer either: a server that keeps their order takes that for granted."""
+        found = _items(self._flights.on_timer(now))
+        last = max((_place(pending) for pending in found), default=0)
+        if self._refused and self._again_at <= now:
+            last = max(last, *self._refused)
+        if not last:
+            return found
+        before = [pending for pending in self._by_ack_id.values() if 0 < _place(pending) <= last]
+        self._refused.difference_update([_place(pending) for pending in before])
+        # those that are overdue have their next time already
+        self._flights.resend([str(pending.ack_id) for pending in before if pending not in found], now)
+        return [pending for pending in found if not _place(pending)] + before
+
+    def refuse(self, pending: Pending, again_at: float) -> None:
+        """The server could not take this message now. Those that are refused together are sent again together."""
+        assert pending.ack_id is not None
+        if not self._refused:
+            self._again_at = again_at
+        self._refused.add(pending.ack_id)
 
     def next_deadline(self) -> float | None:
-        return self._flights.next_deadline()
+        at = self._flights.next_deadline()
+        if not self._refused:
+            return at
+        return self._again_at if at is None else min(at, self._again_at)
 
     # -- coming back
 
@@ -158,6 +183,7 @@ class Requests:
             self._queue.remove(pending)
         else:
             del self._by_ack_id[pending.ack_id]
+            self._refused.discard(pending.ack_id)
             self._flights.confirm_all([str(pending.ack_id)])
             if isinstance(pending.request, Changing):
                 self._changing.discard(pending.request.group)
@@ -190,6 +216,11 @@ class Requests:
     def in_doubt(self) -> list[Pending]:
         """Those of which a session that is lost may have taken the message."""
         return [pending for pending in self._queue if pending.in_doubt]
+
+
+def _place(pending: Pending) -> int:
+    """Among the messages that were sent. 0 for all other requests, whose order is kept otherwise."""
+    return pending.ack_id or 0 if isinstance(pending.request, SendToGroup) else 0
 
 
 def _items(effects: Iterable[Transmit[Pending] | GaveUp]) -> list[Pending]:

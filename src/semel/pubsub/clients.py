@@ -16,6 +16,7 @@ from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Duplicate, Put, RecordKind, Result
 from semel.pubsub.commits import Failure, hint
 from semel.pubsub.frames import subprotocol_of
+from semel.pubsub.in_order import REFUSED
 from semel.pubsub.messages import (
     Ack,
     CancelInvocation,
@@ -170,26 +171,36 @@ class Clients:
         hub, id, user, at = self._hub, session.id, session.user, round(now * 1e6)
         group: str | None = None
         target, is_allowed = "", False
+        in_order = session.in_order
+        is_held = in_order is not None and in_order.is_held
         for request in requests:
             if request.group != group:
                 group = request.group
                 target, is_allowed = group_target(group), session.may(Permission.SEND_TO_GROUP, group)
-            if is_allowed and not session.waiting and _is_plain(request):
+            if is_allowed and not is_held and not session.waiting and _is_plain(request):
                 ack_id, data = cast(int, request.ack_id), request.data
                 name = f"{id}#{ack_id}"
                 append = plain_message(hub.stream, name, target, data, at, id, user, hub.accepted, hub.repeated)
                 if session.claimed.add(ack_id):
                     session.staged.append(append)
                     session.staged_ids.append(ack_id)
+                    if in_order is not None:
+                        in_order.last = ack_id
                     continue
             self._publish(session, request, now)
 
     def _publish(self, session: Session, request: SendToGroup, now: float) -> None:
         ack_id, group = request.ack_id, request.group
+        in_order = session.in_order if ack_id is not None else None
+        if in_order is not None and ack_id is not None:
+            in_order.came(ack_id)
         if self.is_repeated(session, ack_id):
             return
         if not session.may(Permission.SEND_TO_GROUP, group):
             self._forbid(session, ack_id, group, now)
+            return
+        if in_order is not None and in_order.is_held:
+            self.ack(session, ack_id, REFUSED)
             return
         try:
             append = self._message(session, request, now)
@@ -257,6 +268,8 @@ class Clients:
                 self._hub.streams.taken(session, streams)
 
         def failed(failure: Failure) -> None:
+            if session.in_order is not None and ack_ids:
+                session.in_order.hold()
             self.not_taken(session, ack_ids, failure)
             if streams is not None:
                 self._hub.streams.not_taken(session, streams, failure)

@@ -34,6 +34,7 @@ from semel.pubsub.tokens import (
 )
 
 MESSAGE_EVENT = "message"
+IN_ORDER = "semel_in_order"
 
 
 class Mode(msgspec.Struct, frozen=True):
@@ -73,6 +74,7 @@ class Returning:
     known: str
     connection: str
     token: str
+    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class Handshake:
             try:
                 check_reconnection_token(token, self.keys, hub, connection, known, now)
                 fresh = reconnection_token(self.keys, hub, connection, known, nonce=self.random(NONCE_BYTES), now=now)
-                return Returning(hub, name, known, connection, fresh)
+                return Returning(hub, name, known, connection, fresh, _in_order(query))
             except AuthError as error:
                 reason = error.message
         return TurnedAway(_chosen(offered), reason)
@@ -161,7 +163,10 @@ class Handshake:
         if known in RELIABLE:
             token = reconnection_token(self.keys, hub, connection, known, nonce=self.random(NONCE_BYTES), now=now)
         permissions = Permissions.of_roles(claims.roles)
-        opening = Open(connection, token, known or subprotocol or "", claims.user_id, permissions, claims.groups, state)
+        opening = Open(
+            connection, token, known or subprotocol or "", claims.user_id, permissions, claims.groups, state,
+            _in_order(query),
+        )  # fmt: skip
         return Newcomer(hub, subprotocol, opening, _mode(query) if known is None else None, claims)
 
     def _audiences(self, request: HttpRequest, hub: str) -> tuple[str, ...]:
@@ -192,6 +197,11 @@ def _chosen(offered: Sequence[str]) -> str | None:
     because browsers and most libraries go on only if one is."""
     known = (name for name in offered if subprotocol_of(name) is not None)
     return next(known, None) or next(filter(is_subprotocol, offered), None)
+
+
+def _in_order(query: Query) -> bool:
+    """Whether the client says that it sends again in order what was not taken."""
+    return (query.one(IN_ORDER) or "").lower() == "true"
 
 
 def _mode(query: Query) -> Mode:

@@ -25,6 +25,7 @@ from semel.errors import StoreError
 from semel.kernel.numbers import NumberSet
 from semel.kernel.ops import Append, Put, PutBlob, Result
 from semel.pubsub.frames import RELIABLE, subprotocol_of
+from semel.pubsub.in_order import InOrder
 from semel.pubsub.messages import Metadata, Request
 from semel.pubsub.permissions import Permission, Permissions
 from semel.pubsub.runs import Run
@@ -145,7 +146,7 @@ class Session:
     __slots__ = (
         "_may", "acked", "acks_stored", "acks_version", "came", "claimed", "confirmed", "dropped_at", "early",
         "early_ack", "end", "epoch", "generation", "groups", "groups_decided", "groups_wanted", "has_timed", "id",
-        "is_behind", "is_reliable", "is_stalled", "left", "node", "opened", "owes_row", "peer",
+        "in_order", "is_behind", "is_reliable", "is_stalled", "left", "node", "opened", "owes_row", "peer",
         "permissions", "queue", "queue_bytes", "queue_count", "row_stored", "row_version", "sent", "settled", "spill",
         "staged",
         "staged_chunks", "staged_ids", "staged_streams", "start", "state", "states", "states_stored", "streams",
@@ -188,6 +189,7 @@ class Session:
         self.queue: deque[Run] = deque()
         self.queue_bytes = self.queue_count = 0
         self.peer: str | None = None
+        self.in_order: InOrder | None = None
         self.is_stalled = False
         self.early: list[Request] | None = None
         self.staged: list[Append] = []

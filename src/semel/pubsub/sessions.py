@@ -12,6 +12,7 @@ from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Fresh, Log, Put, Result
 from semel.pubsub.commits import Failure, is_conflict, why
 from semel.pubsub.endings import Then
+from semel.pubsub.in_order import InOrder
 from semel.pubsub.messages import CloseCode, Connected
 from semel.pubsub.records import closed, opened
 from semel.pubsub.roster import SOMEWHERE, Elsewhere
@@ -64,6 +65,7 @@ class Sessions:
         )  # fmt: skip
         session = Session(asked.connection, row, AcksRow(start, ()), 0, 0)
         session.peer, session.early, session.is_stalled = peer, [], True
+        session.in_order = InOrder() if asked.in_order else None
         hub.sockets[peer] = session
         hub.roster.add(session)
         hub.arrivals.begin(session)
@@ -99,7 +101,7 @@ class Sessions:
         node has it; a node that is alone knows that nobody has."""
         session = self._hub.roster.get(asked.connection)
         if session is not None and session.is_reliable:
-            self.attach(session, peer, asked.token, now)
+            self.attach(session, peer, asked, now)
         elif self._hub.options.is_shared and self._hub.endings.is_under_way(asked.connection):
             self._hub.shut_peer(peer, CloseCode.INTERNAL, "the session is about to end")
         elif session is None and self._hub.options.is_shared:
@@ -107,15 +109,16 @@ class Sessions:
         else:
             self._hub.shut_peer(peer, CloseCode.POLICY, "there is no such session any more")
 
-    def attach(self, session: Session, peer: str, token: str | None, now: float) -> None:
+    def attach(self, session: Session, peer: str, asked: Resume, now: float) -> None:
         """The client is back, on this socket. It hears `connected` again: Microsoft's go on with their streams then."""
         hub = self._hub
         if session.peer is not None:
             hub.shut(session, CloseCode.GOING_AWAY, "another socket has taken over")
         session.peer, session.dropped_at, session.is_stalled = peer, None, False
+        session.in_order = InOrder() if asked.in_order else None
         hub.sockets[peer] = session
         session.written = session.acked
-        hub.tell(session, Connected(session.id, session.user, token))
+        hub.tell(session, Connected(session.id, session.user, asked.token))
         hub.delivery.catch_up(session, now)
         hub.streams.resumed(session, now)
         hub.group_states.resumed(session)

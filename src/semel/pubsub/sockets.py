@@ -22,6 +22,8 @@ class Open(msgspec.Struct, frozen=True):
     permissions: Permissions
     groups: tuple[str, ...] = ()
     state: str = ""
+    in_order: bool = False
+    """Its client sends again in order what was not taken (`in_order.py`)."""
 
 
 class Resume(msgspec.Struct, frozen=True):
@@ -29,6 +31,7 @@ class Resume(msgspec.Struct, frozen=True):
 
     connection: str
     token: str | None = None
+    in_order: bool = False
 
 
 class Frames(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ class _Coming:
     connection: str
     then: Callable[[bool], None]
     peer: str | None = None
-    token: str | None = None
+    asked: Resume | None = None
     wanted: str | None = None
     tries: int = 0
     row: State | None = None
@@ -66,7 +66,7 @@ class TakeOver:
             self._load(coming)
         elif coming.peer is not None:
             self._shut(coming, CloseCode.GOING_AWAY, "another socket has taken over")
-        coming.peer, coming.token, coming.wanted = peer, asked.token, None
+        coming.peer, coming.asked, coming.wanted = peer, asked, None
         self._peers[peer] = coming
 
     def hold(self, peer: str, requests: Sequence[Request]) -> bool:
@@ -196,9 +196,9 @@ class TakeOver:
         hub = self._hub
         self._end(coming)
         hub.sessions.welcome(session, now)
-        if coming.peer is not None:
+        if coming.peer is not None and coming.asked is not None:
             del self._peers[coming.peer]
-            hub.sessions.attach(session, coming.peer, coming.token, now)
+            hub.sessions.attach(session, coming.peer, coming.asked, now)
             hub.ask(session, coming.held, now)
 
     # -- how it ends

@@ -31,6 +31,7 @@ from websockets.typing import Subprotocol as Offered
 from semel.errors import AuthError, ConfigError, Forbidden, PeerUnavailable, RemoteProtocolError, SemelError
 from semel.pubsub.client_events import Closed, Event, FrameReceived, Opened, OpenFailed, Recover
 from semel.pubsub.frames import Frame
+from semel.pubsub.handshake import IN_ORDER
 
 Url = str | Callable[[], str | Awaitable[str]]
 """The address of a hub with its access token, or a function that gives a fresh one for each new session."""
@@ -66,9 +67,9 @@ class Dialer:
         """A connection that is open. Raises nothing but SemelError."""
         if recover is None:
             self._last = await self._fresh()
-        address = self._last if recover is None else _returning(self._last, recover)
         more: dict[str, Any] = {"ssl": self.tls} if self.tls is not None else {}
         try:
+            address = _address(self._last, recover)
             return await _Connect(
                 address, subprotocols=[Offered(self.subprotocol)], compression=None, max_size=RESPONSE_BYTES_MAX,
                 open_timeout=None, ping_interval=None, close_timeout=CLOSE_S, logger=_SILENT, **more,
@@ -96,11 +97,16 @@ class Dialer:
         return str(await found) if inspect.isawaitable(found) else str(found)
 
 
-def _returning(address: str, recover: Recover) -> str:
-    """The access token stays, as in Microsoft's clients: who keeps sessions does not look at it, a proxy may."""
-    parts = urlsplit(address)
-    who = urlencode({"awps_connection_id": recover.connection_id, "awps_reconnection_token": recover.token})
-    return urlunsplit(parts._replace(query=f"{parts.query}&{who}" if parts.query else who))
+def _address(given: str, recover: Recover | None) -> str:
+    """With the word that we send again in order what was not taken; servers that do not know it pass over it. The
+    access token stays also for who comes back, as in Microsoft's clients: who keeps sessions does not look at it, a
+    proxy may."""
+    parts = urlsplit(given)
+    more = {IN_ORDER: "true"}
+    if recover is not None:
+        more |= {"awps_connection_id": recover.connection_id, "awps_reconnection_token": recover.token}
+    said = urlencode(more)
+    return urlunsplit(parts._replace(query=f"{parts.query}&{said}" if parts.query else said))
 
 
 def error_of(error: Exception) -> SemelError:

@@ -328,8 +328,9 @@ class PubSub:
             case TurnedAway(subprotocol=subprotocol, reason=reason):
                 log.info("a client may not come back: %s", reason)
                 return Accept(subprotocol, _Guest(None, None, None, farewell=reason))
-            case Returning(hub=hub, subprotocol=subprotocol, known=known, connection=connection, token=token):
-                guest = _Guest(await self.hub(hub), Resume(connection, token), _codec(known))
+            case Returning(hub=hub, subprotocol=subprotocol, known=known) as back:
+                resume = Resume(back.connection, back.token, back.in_order)
+                guest = _Guest(await self.hub(hub), resume, _codec(known))
                 return Accept(subprotocol, guest)
             case Newcomer(hub=hub, subprotocol=subprotocol, opening=opening, mode=mode):
                 return Accept(subprotocol, _Guest(await self.hub(hub), opening, _codec(subprotocol), mode))

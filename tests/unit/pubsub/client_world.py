@@ -332,10 +332,12 @@ class ClientWorld(World):
             if effect.recover is None:
                 permissions = Permissions.of_roles(EVERYTHING)
                 token = f"token of {link.peer}"
-                self.tell(link.peer, Open(link.peer, token, Subprotocol.JSON_RELIABLE, actor.name, permissions))
+                self.tell(
+                    link.peer, Open(link.peer, token, Subprotocol.JSON_RELIABLE, actor.name, permissions, in_order=True)
+                )
             else:
                 assert effect.recover.token == f"token of {effect.recover.connection_id}"
-                self.tell(link.peer, Resume(effect.recover.connection_id, effect.recover.token))
+                self.tell(link.peer, Resume(effect.recover.connection_id, effect.recover.token, in_order=True))
 
         self.at(self.now + self._delay(), answer)
 

@@ -81,6 +81,7 @@ from semel.pubsub.client_events import (
 )
 from semel.pubsub.client_sequence import Arrivals
 from semel.pubsub.frames import Codec, Frame, Subprotocol, codec_for
+from semel.pubsub.in_order import InOrder
 from semel.pubsub.messages import (
     Ack,
     CancelInvocation,
@@ -1335,8 +1336,8 @@ Check = Callable[[ClientWorld], None]
 @pytest.mark.parametrize(
     ("plan", "checks"),
     [
-        pytest.param(Plan(), (check_all_is_done,), id="sessions-survive"),
-        pytest.param(Plan(refuses=False), (check_all_is_done, check_order), id="in-order-unless-refused"),
+        pytest.param(Plan(), (check_all_is_done, check_order), id="sessions-survive-in-order"),
+        pytest.param(Plan(ids=True), (check_all_is_done, check_order), id="in-order-with-ids"),
         pytest.param(Plan(window=1), (check_all_is_done, check_order), id="in-order-with-a-window-of-one"),
         pytest.param(Plan(inbox_max=1), (check_all_is_done,), id="inboxes-overflow"),
         pytest.param(LOST, (check_all_is_done,), id="sessions-are-lost"),
@@ -1384,6 +1385,13 @@ class NewAckIds(Requests):
         return pendings
 
 
+class OnlyTheLast(Requests):
+    """What was refused goes out again from the end."""
+
+    def overdue(self, now: float) -> list[Pending]:
+        return super().overdue(now)[::-1]
+
+
 class NoMemory(Arrivals):
     """Whatever comes is new."""
 
@@ -1420,6 +1428,16 @@ def test_a_new_ack_id_for_each_attempt_is_found_out(monkeypatch: pytest.MonkeyPa
 def test_sending_again_after_a_loss_without_an_id_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pending, "is_repeatable", lambda pending, first_remembered: True)
     assert "in the stream twice" in _finds(LOST, ())
+
+
+def test_a_hub_that_takes_what_comes_behind_a_refused_message_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InOrder, "hold", lambda in_order: None)
+    assert "changed places" in _finds(Plan(), (check_order,))
+
+
+def test_a_client_that_sends_again_without_what_is_before_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "Requests", OnlyTheLast)
+    assert "changed places" in _finds(Plan(), (check_order,))
 
 
 def test_a_hub_that_does_not_know_ids_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

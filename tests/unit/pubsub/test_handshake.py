@@ -168,6 +168,17 @@ def test_who_offers_no_subprotocol_comes_back_in_that_of_its_session(protocol: S
     assert isinstance(ask(offered=("custom",), **back), TurnedAway)
 
 
+def test_who_says_so_sends_again_in_order() -> None:
+    for said, expected in (("true", True), ("TRUE", True), ("false", False), ("", False)):
+        found = ask(access_token=token(), semel_in_order=said)
+        assert isinstance(found, Newcomer)
+        assert found.opening.in_order is expected
+        shown = str(found.opening.token)
+        back = ask(awps_connection_id="07" * 16, awps_reconnection_token=shown, semel_in_order=said)
+        assert isinstance(back, Returning)
+        assert back.in_order is expected
+
+
 def test_names_in_the_query_may_be_written_in_any_case() -> None:
     assert isinstance(ask(ACCESS_TOKEN=token()), Newcomer)
     plain = ask(offered=(), access_token=token(), WebPubSub_Mode="sendToGroup", GROUP="g", noecho="true")

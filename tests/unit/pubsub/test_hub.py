@@ -368,6 +368,64 @@ def test_a_message_whose_id_another_has_and_that_wants_no_answer_is_told_to_the_
     assert [note.topic for note in pair.notes] == ["id-conflict"]
 
 
+# -- what is sent behind a message that the store does not take
+
+NOT_NOW = Fault(ErrorName.INTERNAL, "the store could not take it; ask again")
+BEHIND = Fault(ErrorName.INTERNAL, "a message before it was not taken; send them again in their order")
+
+
+def test_without_a_word_about_order_what_comes_behind_a_refused_message_is_taken(world: World) -> None:
+    """As with Azure: who sends on without waiting for answers has to put them in order himself."""
+    world.connect(ALICE)
+    world.take(ALICE)
+    world.failing = [StoreBusy("busy")]
+    world.publish(ALICE, "g", "1", 1)
+    world.publish(ALICE, "g", "2", 2)
+    world.publish(ALICE, "g", "1", 1)
+    assert acks(world, ALICE) == [Ack(1, NOT_NOW), Ack(2), Ack(1)]
+    assert published(world) == ["2", "1"]
+
+
+def test_who_sends_again_in_order_is_held_until_it_does(world: World) -> None:
+    world.connect(ALICE, in_order=True)
+    world.take(ALICE)
+    world.failing = [StoreBusy("busy")]
+    for number in (1, 2, 3):
+        world.publish(ALICE, "g", str(number), number)
+    assert acks(world, ALICE) == [Ack(1, NOT_NOW), Ack(2, BEHIND), Ack(3, BEHIND)]
+    world.failing = [StoreBusy("busy")]  # again, in the middle of the second try
+    for number in (1, 2, 3, 4):
+        world.publish(ALICE, "g", str(number), number)
+    assert acks(world, ALICE) == [Ack(1, NOT_NOW), Ack(2, BEHIND), Ack(3, BEHIND), Ack(4, BEHIND)]
+    for number in (1, 2, 3, 4, 5):
+        world.publish(ALICE, "g", str(number), number)
+    assert acks(world, ALICE) == [Ack(number) for number in (1, 2, 3, 4, 5)]
+    assert published(world) == ["1", "2", "3", "4", "5"]
+
+
+def test_who_gives_up_what_was_refused_goes_on_after_one_more_refusal(world: World) -> None:
+    world.connect(ALICE, in_order=True)
+    world.take(ALICE)
+    world.failing = [StoreBusy("busy")]
+    world.publish(ALICE, "g", "1", 1)
+    for _ in range(2):
+        world.publish(ALICE, "g", "2", 2)
+    world.publish(ALICE, "g", "3", 3)
+    assert acks(world, ALICE) == [Ack(1, NOT_NOW), Ack(2, BEHIND), Ack(2), Ack(3)]
+
+
+def test_on_a_new_socket_it_begins_again_anyway(world: World) -> None:
+    world.connect(ALICE, in_order=True)
+    world.failing = [StoreBusy("busy")]
+    world.publish(ALICE, "g", "1", 1)
+    world.drop(ALICE)
+    world.resume("again", ALICE, in_order=True)
+    world.take("again")
+    world.publish("again", "g", "1", 1)
+    world.publish("again", "g", "2", 2)
+    assert published(world) == ["1", "2"]
+
+
 # -- groups
 
 

@@ -77,9 +77,11 @@ class World:
         roles: Sequence[str] = EVERYTHING,
         protocol: str = Subprotocol.JSON_RELIABLE,
         groups: tuple[str, ...] = (),
+        in_order: bool = False,
     ) -> None:
         self._protocols[peer] = protocol
-        opened = Open(peer, f"token of {peer}", protocol, user, Permissions.of_roles(roles), groups)
+        permissions = Permissions.of_roles(roles)
+        opened = Open(peer, f"token of {peer}", protocol, user, permissions, groups, in_order=in_order)
         self.tell(peer, opened)
 
     def open(self, peer: str, connection: str) -> None:
@@ -87,10 +89,10 @@ class World:
         self._protocols[peer] = Subprotocol.JSON_RELIABLE
         self.tell(peer, Open(connection, "token", Subprotocol.JSON_RELIABLE, None, Permissions.of_roles(EVERYTHING)))
 
-    def resume(self, peer: str, connection: str) -> None:
+    def resume(self, peer: str, connection: str, in_order: bool = False) -> None:
         self._protocols[peer] = Subprotocol.JSON_RELIABLE
         self._back.add(peer)
-        self.tell(peer, Resume(connection, f"token of {connection}"))
+        self.tell(peer, Resume(connection, f"token of {connection}", in_order))
 
     def send(self, peer: str, *requests: Request) -> None:
         self.tell(peer, Frames(requests))
