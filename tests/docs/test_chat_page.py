@@ -18,13 +18,14 @@ from pathlib import Path
 import pytest
 
 from semel.pubsub.keys import DEV_KEY
+from semel.testing.limits import scaled
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial" / "a-chat-that-loses-nothing.md").read_text()
 PROGRAM = re.compile(r"Save\s+this\s+as\s+`(\w+\.py)`:\n\n```python\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*)$", re.MULTILINE)
 BIN = Path(sys.executable).parent
 ENOUGH = "all of them, each once, in order: True\n"
-WAIT_S = 60
+WAIT_S = 60.0
 
 
 class Terminals:
@@ -61,12 +62,12 @@ class Terminals:
         return bob
 
     def show(self, command: str) -> str:
-        return self.begin(command).communicate(timeout=WAIT_S)[0]
+        return self.begin(command).communicate(timeout=scaled(WAIT_S))[0]
 
 
 def _end(begun: subprocess.Popen[str]) -> None:
     begun.kill()
-    begun.communicate(timeout=WAIT_S)
+    begun.communicate(timeout=scaled(WAIT_S))
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
@@ -97,17 +98,17 @@ def test_the_chat_loses_nothing(terminals: Terminals) -> None:
     ann = terminals.begin("python say.py")
     wait_for(bob, "ann says 3")
     server.kill()
-    server.communicate(timeout=WAIT_S)
+    server.communicate(timeout=scaled(WAIT_S))
     terminals.serve()
-    assert ann.communicate(timeout=WAIT_S)[0] == "12 said\n"
-    assert bob.communicate(timeout=WAIT_S)[0].endswith(f"ann says 12\n{ENOUGH}")
+    assert ann.communicate(timeout=scaled(WAIT_S))[0] == "12 said\n"
+    assert bob.communicate(timeout=scaled(WAIT_S))[0].endswith(f"ann says 12\n{ENOUGH}")
 
     bob = terminals.listen()
     carl = terminals.begin("python theirs.py")
     wait_for(bob, "carl says 3")
     late = terminals.begin("python listen.py")  # hears too little to end
-    assert carl.communicate(timeout=WAIT_S)[0] == "12 said\n"
-    assert bob.communicate(timeout=WAIT_S)[0].endswith(f"carl says 12\n{ENOUGH}")
+    assert carl.communicate(timeout=scaled(WAIT_S))[0] == "12 said\n"
+    assert bob.communicate(timeout=scaled(WAIT_S))[0].endswith(f"carl says 12\n{ENOUGH}")
     assert re.fullmatch(r"\d\d:\d\d:\d\dZ  \d+  (ann|carl) to group friends: \d+\n", line_of(tail))
 
     assert line_of(late) == "listening\n"

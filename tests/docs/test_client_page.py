@@ -15,6 +15,7 @@ import pytest
 from tests.interop.served import Served, shared_server
 
 from semel import ClientOptions
+from semel.testing.limits import scaled
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```\n(?:```text\n(.*?)```\n)?", re.DOTALL)
@@ -49,7 +50,7 @@ async def test_the_code_of_the_readme_talks(served: Served) -> None:
     names["print"] = lambda data: heard.put_nowait(str(data))
     exec(compile(code, "README.md", "exec"), names)
     talk = asyncio.create_task(names["talk"](served.url()))
-    assert await asyncio.wait_for(heard.get(), 30) == str({"text": "hello"})
+    assert await asyncio.wait_for(heard.get(), scaled(30)) == str({"text": "hello"})
     talk.cancel()
     await asyncio.wait([talk])
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from semel.testing.limits import scaled
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 EXPECTED = {
@@ -26,7 +28,7 @@ def test_every_example_is_expected_to_print_something():
 def test_example(name, tmp_path):
     url = f"sqlite:///{tmp_path}/orders.db"
     found = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), url], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, str(EXAMPLES / name), url], capture_output=True, text=True, timeout=scaled(60), check=True
     )
     for line in EXPECTED[name]:
         assert line in found.stdout

@@ -23,6 +23,7 @@ from tests.interop.served import HUB, KEY, ROLES, Served, shared_server
 
 from semel import SyncWebPubSubClient
 from semel.testing.byte_faults import Fault
+from semel.testing.limits import scaled
 
 pytestmark = [
     pytest.mark.interop,
@@ -36,7 +37,7 @@ pytestmark = [
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "publish-exactly-once.md"
 BLOCK = re.compile(r"```python\n(.*?)```\n(?:```text\n(.*?)```\n)?", re.DOTALL)
-WAIT_S = 30
+WAIT_S = 30.0
 Names = dict[str, Any]
 
 
@@ -118,11 +119,11 @@ def test_the_page_publishes_what_it_says(page: Names) -> None:
 
 def opened(url: str, **options: Any) -> tuple[WebPubSubClient, threading.Event]:
     connected, lost = threading.Event(), threading.Event()
-    client = WebPubSubClient(url, ack_timeout=5, start_timeout=5, **options)
+    client = WebPubSubClient(url, ack_timeout=scaled(5), start_timeout=scaled(5), **options)
     client.subscribe(CallbackType.CONNECTED, lambda told: connected.set())
     client.subscribe(CallbackType.DISCONNECTED, lambda told: lost.set())
     client.open()
-    assert connected.wait(WAIT_S)
+    assert connected.wait(scaled(WAIT_S))
     return client, lost
 
 
@@ -148,7 +149,7 @@ def test_aio_as_on_the_page_publishes_once_when_the_ack_is_lost(
 
             return set_it
 
-        client = AioClient(url, message_retry_total=0, ack_timeout=5)
+        client = AioClient(url, message_retry_total=0, ack_timeout=scaled(5), start_timeout=scaled(10))
         await client.subscribe(CallbackType.CONNECTED, setting(connected))
         await client.subscribe(CallbackType.DISCONNECTED, setting(lost))
         async with client:
@@ -156,7 +157,7 @@ def test_aio_as_on_the_page_publishes_once_when_the_ack_is_lost(
             link.strike(Fault.TORN, "down")
             await page["publish_aio"](client, lost, "orders", "once")
 
-    asyncio.run(asyncio.wait_for(publish(), WAIT_S))
+    asyncio.run(asyncio.wait_for(publish(), scaled(WAIT_S)))
     assert bob.heard() == ["once"]
 
 
@@ -194,7 +195,7 @@ def test_python_by_default_publishes_twice_and_forgets_what_it_was_given(link: B
 def test_who_loses_the_session_hears_that_it_is_in_doubt(page: Names, served: Served, url: str) -> None:
     client, lost = opened(url, message_retry_total=0, reconnect_retry_total=0)
     served.service.close_connection(client._connection_id)
-    assert lost.wait(WAIT_S)
+    assert lost.wait(scaled(WAIT_S))
     with pytest.raises(ConnectionError, match="nobody knows"):
         page["publish"](client, lost, "orders", "in doubt")
 

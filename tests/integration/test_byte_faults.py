@@ -10,8 +10,9 @@ import pytest
 
 from semel.errors import ConfigError
 from semel.testing.byte_faults import ByteProxy, Fault
+from semel.testing.limits import scaled
 
-WAIT_S = 10
+WAIT_S = 30.0
 NOBODY = ("127.0.0.1", 1)
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -29,7 +30,7 @@ async def linked(seed: int = 1) -> AsyncIterator[tuple[ByteProxy, Ends, Ends]]:
     near = await asyncio.open_connection("127.0.0.1", await proxy.start())
     far = await accepted.get()
     try:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             yield proxy, near, far
     finally:
         for _, writer in (near, far):
@@ -151,7 +152,7 @@ def test_a_throttle_slows_down() -> None:
 def test_answers_that_are_held_are_lost_with_the_connection() -> None:
     async def check() -> None:
         async with linked() as (proxy, near, far):
-            proxy.hold_answers(WAIT_S)
+            proxy.hold_answers(scaled(WAIT_S))
             near[1].write(b"ask")
             assert await far[0].readexactly(3) == b"ask"
             far[1].write(b"answer")

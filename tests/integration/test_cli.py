@@ -24,6 +24,7 @@ from semel.kernel.ops import Append, Log, Unit
 from semel.runtime.export import segments
 from semel.stores.open import open_store
 from semel.stores.sqlite import SqliteStore
+from semel.testing.limits import scaled
 
 SEMEL = Path(sys.executable).with_name("semel")
 ENV = {name: value for name, value in os.environ.items() if not name.startswith("SEMEL_")}
@@ -38,7 +39,9 @@ def start(*args: str, cwd: Path) -> subprocess.Popen[str]:
 
 
 def semel(*args: str, cwd: Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SEMEL, *args], cwd=cwd, env=ENV, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(
+        [SEMEL, *args], cwd=cwd, env=ENV, capture_output=True, text=True, timeout=scaled(120), **options
+    )
 
 
 def refusal(*args: str, cwd: Path, exit_code: int, **options: Any) -> dict[str, str]:
@@ -213,7 +216,7 @@ def test_whoever_reads_it_may_go_away(args: tuple[str, ...], tmp_path: Path) -> 
     process = start(*args, cwd=tmp_path)
     assert process.stdout is not None
     process.stdout.close()
-    assert process.wait(60) == 141
+    assert process.wait(scaled(60)) == 141
     assert process.stderr is not None
     assert process.stderr.read() == ""
     process.stderr.close()
@@ -225,7 +228,7 @@ def test_a_continuous_export_ends_well_when_it_is_stopped(number: signal.Signals
     process = start("store", "export", "--to", "lake", "--every", "1h", "--json", cwd=tmp_path)
     wait_until(lambda: bool(segments(tmp_path / "lake", "index")), process)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=scaled(60))
     assert (process.returncode, err) == (0, "")
     assert json.loads(out)["result"]["datasets"]["ledger"]["rows"] == 10
     store = SqliteStore(f"sqlite:///{tmp_path}/semel.db")
@@ -239,7 +242,7 @@ def test_ctrl_c_ends_a_command_with_130_and_one_line(tmp_path: Path) -> None:
     process = start("demo", "--messages", "100000", "--folder", "data", cwd=tmp_path)
     wait_until((tmp_path / "data" / "receiver.db").exists, process)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=scaled(60))
     assert (process.returncode, err) == (130, "error: stopped\n")
 
 

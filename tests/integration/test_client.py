@@ -21,10 +21,11 @@ from semel.pubsub.client_events import Abandoned, Event, FrameReceived, Online, 
 from semel.pubsub.frames import Subprotocol
 from semel.pubsub.messages import Disconnected
 from semel.runtime.client_driver import Driver
+from semel.testing.limits import scaled
 
 pytestmark = [pytest.mark.connected, pytest.mark.timeout(120)]
 
-WAIT_S = 40
+WAIT_S = 40.0
 BACKOFF = RetryPolicy(interval_s=0.05, factor=1.5, interval_max_s=0.5, jitter=1.0)
 OPTIONS = ClientOptions(backoff=BACKOFF)
 
@@ -38,7 +39,7 @@ async def client_of(served: Served, group: str, options: ClientOptions = OPTIONS
 
 
 async def take(client: WebPubSubClient, count: int) -> list[Message]:
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(scaled(WAIT_S)):
         return [await anext(client) for _ in range(count)]
 
 
@@ -135,7 +136,7 @@ async def test_after_the_loss_of_its_session_it_is_in_its_groups_again_and_ids_a
         first = ann.connection_id
         assert await ann.send_to_group("loss", "one", id="loss-1") is True
         await asyncio.to_thread(served.service.close_connection, first, reason="test")
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             await is_back.wait()
         assert ann.connection_id != first
         assert await ann.send_to_group("loss", "one", id="loss-1") is False
@@ -183,7 +184,7 @@ async def test_handlers_are_called_in_order_however_long_each_takes(served: Serv
                 is_done.set()
 
         await publish(client, "order", range(100))
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             await is_done.wait()
     assert found == [*range(100)]
 
@@ -215,7 +216,7 @@ async def test_an_id_that_another_message_has_is_an_error_and_not_tried_again(se
         with pytest.raises(InputError, match="Conflict"):
             await client.send_to_group("ids", "shipped", id="one-name")
         await client.send_to_group("ids", "returned", id="one-name", until_kept=True)
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             await given_up.wait()
     [abandoned] = [state for state in told if isinstance(state, Abandoned)]
     assert (abandoned.entry.id, abandoned.maybe_taken) == ("one-name", False)
@@ -281,6 +282,6 @@ async def test_a_publisher_that_is_killed_has_published_all_that_it_kept_once(
         publisher = publisher_of(range(151, count))
         assert [message.data for message in await take(client, count)] == [*range(count)]
         await _until(publisher, "done")
-        assert await asyncio.to_thread(publisher.wait, WAIT_S) == 0
+        assert await asyncio.to_thread(publisher.wait, scaled(WAIT_S)) == 0
         await client.send_to_group("crash", "end")
         assert [message.data for message in await take(client, 1)] == ["end"]

@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from semel.pubsub.wire import frame
 from semel.runtime.door import Accept, Door, DoorLimits, Peer, Request, Response, subprotocols
+from semel.testing.limits import scaled
 
 try:
     from uvloop import new_event_loop as uvloop_factory
@@ -28,7 +29,7 @@ else:
     LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop_factory}
 
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
-WAIT_S = 20
+WAIT_S = 30.0
 UPGRADE = (
     f"GET /client/hubs/a HTTP/1.1\r\nHost: a\r\nUpgrade: WebSocket\r\nConnection: keep-alive, Upgrade\r\n"
     f"Sec-WebSocket-Key: {KEY}\r\nSec-WebSocket-Version: 13\r\n"
@@ -40,7 +41,7 @@ def on_each_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @functools.wraps(test)
     def run(loop: str, **others: Any) -> None:
         with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-            runner.run(asyncio.wait_for(test(**others), WAIT_S))
+            runner.run(asyncio.wait_for(test(**others), scaled(WAIT_S)))
 
     parameters = [inspect.Parameter("loop", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     run.__signature__ = inspect.Signature([*parameters, *inspect.signature(test).parameters.values()])  # type: ignore[attr-defined]
@@ -431,7 +432,10 @@ async def test_a_silent_peer_is_pinged_and_then_given_up() -> None:
 
 @on_each_loop
 async def test_a_client_that_answers_pings_stays() -> None:
-    async with open_door(ping_s=0.02, dead_s=0.4) as (guest, _, port), dial_socket(port) as (reader, writer):
+    async with (
+        open_door(ping_s=scaled(0.02), dead_s=scaled(0.4)) as (guest, _, port),
+        dial_socket(port) as (reader, writer),
+    ):
         for _ in range(30):
             assert await server_frame(reader) == (0x89, b"")
             writer.write(masked(0x8A))

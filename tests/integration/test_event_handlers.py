@@ -29,12 +29,13 @@ from semel.pubsub.tokens import client_token
 from semel.runtime.pubsub import PubSubSettings
 from semel.runtime.server import serving
 from semel.stores.memory import MemoryStore
+from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess
 
 HUB = "chat"
 RELIABLE = "json.reliable.webpubsub.azure.v1"
 SYSTEM_EVENTS = ("connect", "connected", "disconnected", "joined", "left")
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 Answer = Callable[["Heard"], Awaitable[web.Response]]
 
@@ -63,7 +64,7 @@ class App:
         return await answer(heard) if answer is not None else web.Response(status=204)
 
     async def next(self, name: str) -> Heard:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             heard = await self.heard.get()
         assert heard.name == name
         return heard
@@ -95,12 +96,12 @@ class Client:
         await self._socket.send(json.dumps(request))
 
     async def hear(self) -> dict[str, Any]:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             told = dict(json.loads(await self._socket.recv()))
         return await self.hear() if self._is_back and told.get("event") == "connected" else told
 
     async def exchange(self, frame: str) -> str | bytes:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             await self._socket.send(frame)
             return await self._socket.recv()
 
@@ -128,7 +129,7 @@ async def app() -> App:
 async def endpoint(app: App) -> AsyncIterator[str]:
     async with running(app) as url:
         handlers = Handlers(HUB, (event_handler(url + "/{event}", SYSTEM_EVENTS, "*"),))
-        settings = PubSubSettings(AccessKeys(KEY), hub=HubOptions(recovery_s=0.5), handlers={HUB: handlers})
+        settings = PubSubSettings(AccessKeys(KEY), hub=HubOptions(recovery_s=scaled(0.5)), handlers={HUB: handlers})
         async with serving(MemoryStore(), settings, port=0) as listening:
             yield listening.endpoint
 
@@ -256,7 +257,7 @@ async def test_an_event_is_told_again_with_its_id_after_kill_9_and_acked_once(ap
             client = await connect(endpoint)
             hello = await client.hear()
             await client.send(type="event", event="ask", dataType="text", data="hi", ackId=7)
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(scaled(WAIT_S)):
                 await is_heard.wait()
             await server.kill()
             await server.start()
@@ -314,7 +315,7 @@ async def test_what_a_node_was_telling_when_it_died_the_other_tells_again_under_
         await client.send(type="joinGroup", group="room", ackId=6)
         assert (await client.hear())["success"]
         await client.send(type="event", event="ask", dataType="text", data="hi", ackId=7)
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             await is_heard.wait()
         await a.kill()
         again = await connect(elsewhere, query=query)
@@ -387,7 +388,7 @@ async def test_microsofts_client_hears_answers_errors_and_duplicates(app: App, e
     token = client_token(AccessKeys(KEY), f"{endpoint}/client/hubs/{HUB}", now=time.time())
     url = f"{endpoint.replace('http', 'ws', 1)}/client/hubs/{HUB}?access_token={token}"
     heard: asyncio.Queue[Any] = asyncio.Queue()
-    client = WebPubSubClient(url, message_retry_total=0, ack_timeout=WAIT_S)
+    client = WebPubSubClient(url, message_retry_total=0, ack_timeout=scaled(WAIT_S))
     await client.subscribe("server-message", heard.put)
     async with client:
         await client.send_event("ask", {"question": 1}, "json", ack_id=7)
@@ -396,7 +397,7 @@ async def test_microsofts_client_hears_answers_errors_and_duplicates(app: App, e
             await client.send_event("fail", "x", "text")
         assert failed.value.error_detail is not None
         assert failed.value.error_detail.name == "InternalServerError"
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             assert (await heard.get()).data == {"answer": 42}
     assert heard.empty()
     for name in ("connect", "connected", "ask", "fail", "disconnected"):

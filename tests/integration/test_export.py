@@ -51,6 +51,7 @@ from semel.stores.memory import MemoryStore
 from semel.stores.open import open_store
 from semel.stores.points import on_reach
 from semel.stores.sqlite import SqliteStore
+from semel.testing.limits import scaled
 
 DAY_US = 86_400_000_000
 NOON = 20_000 * DAY_US + DAY_US // 2
@@ -425,7 +426,7 @@ def test_a_second_exporter_may_wait_for_the_first(tmp_path: Path) -> None:
     def hold(point: str) -> None:
         if point == "export.planned":
             other.start()
-            assert waiting.wait(30)
+            assert waiting.wait(scaled(30))
 
     on_reach(hold)
     assert export(store, tmp_path / "lake", "ledger", AT_ONCE).rows == 1

@@ -20,6 +20,7 @@ from semel.runtime import export as module
 from semel.runtime.export import DATASETS, ExportOptions, dataset_folder, export, segments
 from semel.stores.open import open_store
 from semel.stores.points import POINTS, on_reach
+from semel.testing.limits import scaled
 
 EXPORT_POINTS = [point for point in POINTS if point.startswith("export.")]
 COMMIT_POINTS = ["commit.begin", "commit.applied", "commit.committed"]
@@ -65,7 +66,7 @@ def grow(store: Store, name: str, rows: int) -> None:
 
 
 def export_and_die(url: str, lake: Path, point: str, count: int) -> int:
-    return subprocess.run([sys.executable, __file__, url, str(lake), point, str(count)], timeout=120).returncode
+    return subprocess.run([sys.executable, __file__, url, str(lake), point, str(count)], timeout=scaled(120)).returncode
 
 
 def check(store: Store, lake: Path, rows: int) -> None:

@@ -25,6 +25,7 @@ from semel.pubsub.tokens import client_token, service_token
 from semel.runtime.pubsub import PubSubSettings
 from semel.runtime.server import serving
 from semel.stores.memory import MemoryStore
+from semel.testing.limits import scaled
 
 SECRETS = ("postgresql://", "payroll", "db-7.internal", "/var/lib", "svc_user", "5433", "Traceback", "OperationalError")
 TEXT = "cannot reach postgresql://svc_user:pw@db-7.internal:5433/payroll (/var/lib/payroll.db): OperationalError"
@@ -172,7 +173,7 @@ async def test_no_answer_names_the_store(kind: type[SemelError], caplog: pytest.
     store = Telltale()
     caplog.set_level(logging.WARNING)
     heard: list[str] = []
-    async with asyncio.timeout(WAIT_S), server(store) as (endpoint, handler), httpx.AsyncClient() as http:
+    async with asyncio.timeout(scaled(WAIT_S)), server(store) as (endpoint, handler), httpx.AsyncClient() as http:
         protocol: Any = ["json.reliable.webpubsub.azure.v1"]
         async with (
             connect(address(endpoint), subprotocols=protocol) as ws,

@@ -22,6 +22,7 @@ from semel.runtime.pipes import PipeNode
 from semel.runtime.transports.tcp import TcpTransport
 from semel.stores import open_store
 from semel.testing.faults import FaultProxy, Weather
+from semel.testing.limits import scaled
 
 from .test_pipes import Sink, effects, messages, names, node
 
@@ -84,7 +85,7 @@ async def test_a_path_through_persistent_storage_over_bad_links(tmp_path: Path) 
         async with node("right", effect) as (right, right_tcp):
             await host_consumer(right, second, "run-2")
             proxies.append(await proxied(right_tcp, port, "middle", 3))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(scaled(60)):
                 while len(effects(effect)) < 120:  # noqa: ASYNC110 - the store tells nobody here
                     await asyncio.sleep(0.01)
         for proxy in proxies:
@@ -145,7 +146,7 @@ async def test_questions_and_answers_through_a_session_over_a_bad_link() -> None
         proxy = await proxied(left_tcp, await right_tcp.listen(), "right", 7)
         for question in messages(50):
             left.say(("0#channel", "0#service"), question, back="client")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(scaled(60)):
             await done.wait()
         await proxy.close()
     assert sorted(heard) == sorted(names(50))
@@ -168,7 +169,7 @@ async def test_a_static_channel_needs_no_handshake() -> None:
         proxy = await proxied(left_tcp, await right_tcp.listen(), "right", 9)
         for envelope in messages(20):
             left.say(("0#c", "0#service"), envelope)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(scaled(30)):
             await done.wait()
         await proxy.close()
     assert sorted(heard) == sorted(names(20))
@@ -183,7 +184,7 @@ async def test_a_bare_message_goes_along_its_route_once_and_is_answered() -> Non
         right.listen("echo", lambda envelope, back: right.say(back, Envelope(f"echo-{envelope.id}"), back="echo"))
         left.listen("me", lambda envelope, back: heard.put_nowait((envelope.id, back[-1])))
         left_tcp.dial("right", "127.0.0.1", await right_tcp.listen())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             while heard.empty():  # a message that is said before the connection stands is lost, as over any link
                 left.say(("1#right", "0#echo"), Envelope("hello"), back="me")
                 await asyncio.sleep(0.02)

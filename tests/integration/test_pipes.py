@@ -27,6 +27,7 @@ from semel.runtime.transports.tcp import TcpLimits, TcpTransport
 from semel.stores import open_store
 from semel.stores.memory import MemoryStore
 from semel.testing.faults import FaultProxy, Weather
+from semel.testing.limits import scaled
 
 SECRET = b"a secret of the test"
 QUICK = TcpLimits(handshake_s=2.0, retry=RetryPolicy(interval_s=0.01, factor=1.5, interval_max_s=0.1, jitter=0.5))
@@ -98,7 +99,7 @@ async def left(text: str, port: int, store: Any = None, **options: Any) -> Async
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(30)):
         while not condition():  # noqa: ASYNC110 - what it waits for tells nobody
             await asyncio.sleep(0.005)
 
@@ -142,7 +143,7 @@ async def test_a_pipe_goes_around_a_point_at_a_third_node(text: str) -> None:
         tcp.dial("between", "127.0.0.1", await middle_tcp.listen())
 
         await start.offer_all("A", messages(200))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(30)):
             await start.drained("P1")
         assert sorted(await sink.until(200)) == sorted(names(200))
         assert start.astray == middle.astray == end.astray == 0
@@ -165,7 +166,7 @@ async def test_a_node_that_only_forwards_sends_on_at_once() -> None:
 
         await start.offer("A", Envelope("m1"))
         assert await sink.until(1) == ["m1"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             await start.drained("P1")
 
 
@@ -195,7 +196,7 @@ async def test_offers_wait_for_room_while_nobody_takes_what_is_sent() -> None:
         await until(lambda: machine.is_full)
         assert not offering.done()
         tcp.dial("right", "127.0.0.1", port)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(30)):
             await offering
         assert await sink.until(100) == names(100)
 
@@ -211,7 +212,7 @@ async def test_a_link_that_loses_doubles_and_delays_changes_nothing(text: str) -
         try:
             async with left(text, await proxy.start(), parcel_bodies=1) as sender:
                 await sender.offer_all("A", messages(400))
-                async with asyncio.timeout(40):
+                async with asyncio.timeout(scaled(40)):
                     await sender.drained("A")
                 assert await sink.until(400) == names(400)
         finally:
@@ -313,7 +314,7 @@ async def test_order_and_uniqueness_survive_a_volatile_stage_that_comes_back() -
             await middle_tcp.listen(port=port)
             middle_tcp.dial("right", "127.0.0.1", end_port)
             await start.offer_all("A", sent[240:])
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(scaled(30)):
                 await start.drained("A")
         assert effects(store) == names(300)
 
@@ -331,7 +332,7 @@ async def test_a_suspended_pipe_goes_on_when_it_is_resumed() -> None:
         async with left(text, await proxy.start()) as sender:
             sender.performer.observe(observe)
             await sender.offer_all("A", messages(3))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(30)):
                 await suspended.wait()
             async with right(text, sink) as (_, port):
                 proxy.target = ("127.0.0.1", port)
@@ -340,7 +341,7 @@ async def test_a_suspended_pipe_goes_on_when_it_is_resumed() -> None:
                 await until(lambda: "right" in tcp._connections)
                 assert sink.ids == [], "a connection alone does not resume it"
                 sender.performer.feed("A", Resume())
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(scaled(30)):
                     await sender.drained("A")
                 assert await sink.until(3) == names(3)
     finally:

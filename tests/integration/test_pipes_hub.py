@@ -24,6 +24,7 @@ from semel.runtime.pipes import PipeNode
 from semel.runtime.transports.hub import HubLimits, HubTransport
 from semel.stores.memory import MemoryStore
 from semel.testing.byte_faults import ByteProxy, Fault
+from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess
 
 PATH = "A -[retries=inf,window=100,timeout=2s,dedup=strict]-> B"
@@ -85,7 +86,7 @@ async def test_a_pipe_over_a_hub_survives_cuts_and_kill_9(hub: Hub) -> None:
                 await hub.server.start()
             else:
                 assert hub.proxy.strike(Fault.TORN if part % 2 else Fault.RESET)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(scaled(60)):
                 await left.drained("A")
         assert left.astray == 0
     assert got == [f"m{part}-{number}" for part in range(PARTS) for number in range(EACH)]
@@ -122,7 +123,7 @@ async def test_only_peers_are_heard_and_only_what_they_say_in_frames(hub: Hub) -
         await babble.send_to_group("right", b"\x00\x00\x00\x03abc")
     assert left.send("right", confirm)
     left.flush()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(30)):
         peer, heard = await inbox.heard.get()
     assert (peer, heard.onward, heard.bodies) == ("left", confirm.onward, confirm.bodies)
     assert inbox.heard.empty()

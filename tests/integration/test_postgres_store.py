@@ -68,6 +68,7 @@ from semel.stores.postgres import PostgresStore
 from semel.stores.postgres_engine import PostgresEngine, TryAgain
 from semel.stores.postgres_wire import Q, is_refusal
 from semel.stores.queries import load_migrations
+from semel.testing.limits import scaled
 from semel.testing.postgres import PrivatePostgres, new_database
 
 pytestmark = pytest.mark.connected
@@ -120,7 +121,7 @@ def execute(url: str, statement: str, *params: object) -> list[Any]:
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + DEADLINE_S
+    until = time.monotonic() + scaled(DEADLINE_S)
     while not is_so():
         assert time.monotonic() < until, "it did not happen in time"
 
@@ -248,7 +249,7 @@ def tail_beside_eight_writers(store: PostgresStore, queries: dict[str, str]) -> 
             writer.answer()
         wait_until(is_passed_or_waited_for)
         first.answer()
-        until = time.monotonic() + DEADLINE_S
+        until = time.monotonic() + scaled(DEADLINE_S)
         while any(writer.process.poll() is None for writer in (first, *others)) and time.monotonic() < until:
             tail.read()
     tail.read()
@@ -282,7 +283,7 @@ def test_the_head_lock_keeps_the_same_race_in_order(
     def hold(point: str) -> None:
         if point == "commit.applied" and threading.get_ident() in slow_thread:
             applied.set()
-            assert go_on.wait(DEADLINE_S)
+            assert go_on.wait(scaled(DEADLINE_S))
 
     hook(hold)
     tail = store_tail(store)
@@ -297,13 +298,13 @@ def test_the_head_lock_keeps_the_same_race_in_order(
         ThreadPoolExecutor(2) as pool,
     ):
         first = pool.submit(write_slowly, slow)
-        assert applied.wait(DEADLINE_S)
+        assert applied.wait(scaled(DEADLINE_S))
         second = pool.submit(append, fast, "fast")
         wait_until(lambda: is_waiting_for_a_lock(store.url))
         tail.read()
         assert tail.seen == [1]
         go_on.set()
-        assert (first.result(DEADLINE_S), second.result(DEADLINE_S)) == ([2], [3])
+        assert (first.result(scaled(DEADLINE_S)), second.result(scaled(DEADLINE_S))) == ([2], [3])
     tail.read()
     assert tail.seen == [1, 2, 3]
 
@@ -320,7 +321,7 @@ def test_two_scopes_at_once_leave_one_row_of_an_identity(store: PostgresStore) -
         wait_until(lambda: is_waiting_for_a_lock(store.url))
         user.commit()
         with pytest.raises(StoreRefused, match="'a' of another scope"):
-            late.result(DEADLINE_S)
+            late.result(scaled(DEADLINE_S))
     assert execute(store.url, "SELECT id FROM semel_work") == [("theirs",)]
 
 
@@ -330,7 +331,7 @@ def test_a_row_of_another_scope_that_is_rolled_back_is_in_nobodys_way(store: Pos
         late = pool.submit(commit, store, Enqueue(QUEUE, "a", Envelope(id="ours")))
         wait_until(lambda: is_waiting_for_a_lock(store.url))
         user.rollback()
-        assert isinstance(late.result(DEADLINE_S)[0], Fresh)
+        assert isinstance(late.result(scaled(DEADLINE_S))[0], Fresh)
 
 
 def test_a_refused_scope_leaves_a_users_transaction_alive(store: PostgresStore) -> None:
@@ -418,7 +419,7 @@ def test_one_notification_per_group_and_none_from_a_users_transaction(store: Pos
             store.bind(user).apply([Log(sent("a")), Enqueue(QUEUE, "w", Envelope(id="w"))])
         store.commit([Unit((Append(STREAM, Envelope(id=f"m{number}")),)) for number in range(50)])
         append(store, "last")
-        assert len(list(ear.notifies(timeout=DEADLINE_S, stop_after=2))) == 2
+        assert len(list(ear.notifies(timeout=scaled(DEADLINE_S), stop_after=2))) == 2
         assert list(ear.notifies(timeout=0)) == []
 
 
@@ -461,7 +462,7 @@ def test_a_deadlock_with_a_user_is_tried_again_in_silence(store: PostgresStore) 
         wait_until(lambda: is_waiting_for_a_lock(store.url))
         tx.apply([Put("a", b"user")])
         user.commit()
-        waiting.result(DEADLINE_S)
+        waiting.result(scaled(DEADLINE_S))
     assert (store.state("a"), store.state("b")) == (State(b"store", 3), State(b"store", 3))
 
 
@@ -679,7 +680,7 @@ class Proxy:
         for end in (self._listener, *self._sockets):
             _hang_up(end)
         for thread in self._threads:
-            thread.join(DEADLINE_S)
+            thread.join(scaled(DEADLINE_S))
         for end in (self._listener, *self._sockets):
             end.close()
 
@@ -799,7 +800,7 @@ def test_resolve_waits_while_the_transaction_lives(proxy: Proxy, happens: bool) 
         wait_until(lambda: is_waiting_for_a_lock(proxy.url))
         assert not answer.done()
         proxy.let_go(is_heard=happens)
-        assert answer.result(DEADLINE_S) == (DOUBTFUL if happens else None)
+        assert answer.result(scaled(DEADLINE_S)) == (DOUBTFUL if happens else None)
 
 
 @contextmanager
@@ -897,7 +898,7 @@ def test_a_session_that_ends_after_its_commit_leaves_no_doubt(proxy: Proxy) -> N
         wait_until(lambda: stored_ids(store) == ["before", "after"])
         assert not heard.done()
         end_backends(proxy.url)
-        assert heard.result(DEADLINE_S) == [2]
+        assert heard.result(scaled(DEADLINE_S)) == [2]
         assert append(store, "next") == [3]
 
 
@@ -982,10 +983,10 @@ def test_a_listener_finds_its_way_back(store: PostgresStore) -> None:
     stop = store.listen(woken.set)
     end_backends(store.url)
     woken.clear()
-    assert woken.wait(DEADLINE_S), "back again, it wakes everybody: something may have gone unheard"
+    assert woken.wait(scaled(DEADLINE_S)), "back again, it wakes everybody: something may have gone unheard"
     woken.clear()
     append(store, "a")
-    assert woken.wait(DEADLINE_S)
+    assert woken.wait(scaled(DEADLINE_S))
     stop()
 
 
@@ -1112,7 +1113,7 @@ def test_many_may_open_an_empty_database_at_once(postgres_url: str) -> None:
     barrier = threading.Barrier(8)
 
     def open_store(_: int) -> str:
-        barrier.wait(DEADLINE_S)
+        barrier.wait(scaled(DEADLINE_S))
         with closing(PostgresStore(postgres_url)) as store:
             return store.store_id
 
@@ -1163,7 +1164,7 @@ def test_another_server_or_timeline_begins_a_new_epoch(store: PostgresStore, cha
     barrier = threading.Barrier(4)
 
     def epoch(_: int) -> int:
-        barrier.wait(DEADLINE_S)
+        barrier.wait(scaled(DEADLINE_S))
         with closing(PostgresStore(store.url)) as opened:
             return opened.epoch
 

@@ -31,6 +31,7 @@ from semel.runtime.perform import Performer
 from semel.runtime.transports.tcp import TcpTransport
 from semel.stores import open_store
 from semel.stores.points import on_reach
+from semel.testing.limits import scaled
 
 PRODUCERS = 64
 STREAM = "outbox/crash"
@@ -104,7 +105,7 @@ def child(role: str, url: str, number: int, point: str = "nowhere", count: int =
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[set[str], bool]:
     """The ids that were acked, and whether the process came to its end. A line cut short is no ack."""
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=scaled(60))
     lines = said.decode().split("\n")[:-1]
     return {line for line in lines if line != "done"}, "done" in lines
 
@@ -219,7 +220,7 @@ async def test_a_receiver_killed_at_every_point_accepts_each_message_once(tmp_pa
     started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     keeping = asyncio.create_task(receiving.run(0, started))
     try:
-        async with Performer(store) as performer, asyncio.timeout(120):
+        async with Performer(store) as performer, asyncio.timeout(scaled(120)):
             transport = TcpTransport("sender", secret=SECRET)
             performer.attach(transport)
             await performer.host(

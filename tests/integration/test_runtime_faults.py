@@ -16,6 +16,7 @@ import pytest
 from semel.errors import ConfigError
 from semel.runtime.transports.frames import FrameBuffer
 from semel.testing.faults import FaultProxy, Weather
+from semel.testing.limits import scaled
 
 
 def framed(number: int) -> bytes:
@@ -69,7 +70,7 @@ async def send(port: int, count: int) -> None:
 async def through(weather: Weather, count: int, seed: int = 1) -> tuple[FaultProxy, list[int]]:
     async with behind(weather, seed) as (proxy, sink, port):
         await send(port, count)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             await sink.ended.wait()
         return proxy, sink.numbers
 
@@ -98,7 +99,7 @@ async def test_delays_let_later_frames_overtake() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         for number in range(300):
             writer.write(framed(number))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             while len(sink.numbers) < 300:  # noqa: ASYNC110 - the frames come from timers
                 await asyncio.sleep(0.005)
         writer.close()
@@ -116,7 +117,7 @@ async def test_a_cut_ends_both_sides_and_the_next_connection_works() -> None:
             before = proxy.counts.cut
             for number in range(200):
                 writer.write(framed(number))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(30)):
                 with suppress(ConnectionResetError):
                     assert await reader.read() == b""
                 await sink.ended.wait()
@@ -159,7 +160,7 @@ async def test_a_frame_without_end_cuts_only_its_connection() -> None:
         writer.close()
         sink.ended.clear()
         await send(port, 5)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             await sink.ended.wait()
         assert sink.numbers == [0, 1, 2, 3, 4]
 
@@ -187,7 +188,7 @@ async def test_it_runs_as_a_program_of_its_own() -> None:
     )  # fmt: skip
     assert program.stdout is not None
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(scaled(30)):
             port = json.loads(await program.stdout.readline())["port"]
             await send(port, 100)
             await sink.ended.wait()

@@ -16,6 +16,7 @@ from semel.kernel.work import Follower, FollowerConfig, Worker, WorkerConfig
 from semel.runtime.committer import Committer
 from semel.runtime.perform import Performer
 from semel.stores.sqlite import SqliteStore
+from semel.testing.limits import scaled, wait_until
 
 QUEUE = "inbox/shared"
 STREAM = "hub/shared"
@@ -46,10 +47,13 @@ async def test_idle_workers_leave_the_disk_alone(performers: list[Performer]) ->
     """Looking for work must not look like work to others, or they would wake each other for ever."""
     for number, performer in enumerate(performers):
         performer.add(worker(number), handler=lambda item: None)
-    await asyncio.sleep(0.5)
 
-    looked = [performer.store.commits for performer in performers]  # type: ignore[attr-defined]
-    assert max(looked) <= 5
+    def looked() -> list[int]:
+        return [performer.store.commits for performer in performers]  # type: ignore[attr-defined]
+
+    await asyncio.to_thread(wait_until, lambda: min(looked()) > 0, "a look by each of them")
+    await asyncio.sleep(scaled(0.5))
+    assert max(looked()) <= 5
 
 
 async def test_work_is_done_once_whoever_finds_it(performers: list[Performer]) -> None:
@@ -68,7 +72,7 @@ async def test_work_is_done_once_whoever_finds_it(performers: list[Performer]) -
     await asyncio.gather(
         *(committer.commit([Enqueue(QUEUE, f"w{number}", Envelope(id=f"w{number}"))]) for number in range(200))
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         await all_done.wait()
     for performer in performers:
         await performer.close()
@@ -95,7 +99,7 @@ async def test_a_follower_is_woken_by_the_other_process(performers: list[Perform
     for number in range(20):
         changed.clear()
         await committer.commit([Append(STREAM, Envelope(id=f"m{number}"))])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             await changed.wait()
 
     assert seen == [f"m{number}" for number in range(20)]

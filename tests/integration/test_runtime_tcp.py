@@ -18,6 +18,7 @@ from semel.kernel.retry import RetryPolicy
 from semel.runtime.transports.base import Inbox, Transport
 from semel.runtime.transports.frames import Challenge, Hello, Refusal, Welcome, decode_greeting, encode, prove
 from semel.runtime.transports.tcp import TcpLimits, TcpTransport
+from semel.testing.limits import scaled
 
 SECRET = b"a secret of the test"
 QUICK = RetryPolicy(interval_s=0.01, factor=1.5, interval_max_s=0.1, jitter=0.5)
@@ -66,7 +67,7 @@ class Ears:
         return sum(1 for heard, _, _ in self.heard if heard == what)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
@@ -121,7 +122,7 @@ class Stranger:
         return decode_greeting(await self.reader.readexactly(size))
 
     async def hangs_up(self) -> bool:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             try:
                 return await self.reader.read() == b""
             except ConnectionResetError:
@@ -256,7 +257,7 @@ async def test_the_client_does_not_believe_a_server_without_the_secret(caplog: p
             listening(secret=None, insecure=True) as (_, _, port),
             dialling(port, limits=limits(retry=RetryPolicy(interval_s=60, interval_max_s=60))) as (client, ears),
         ):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(30)):
                 while "does not know the secret" not in caplog.text:  # noqa: ASYNC110 - a log offers no event
                     await asyncio.sleep(0.005)
             assert ears.count("connected") == 0
@@ -307,7 +308,7 @@ async def test_a_peer_that_reads_nothing_costs_bounded_memory_and_is_cut_off() -
             server.flush()
             await asyncio.sleep(0)
         assert server.dropped == 1
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             while server.peers:
                 server.send("slow", big)
                 server.flush()
@@ -323,7 +324,7 @@ async def test_a_store_that_is_behind_holds_peers_back() -> None:
         for number in range(5):
             assert client.send("server", message(number))
         client.flush()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             await ears.asked_for_room.wait()
         assert ears.count("received") == 0
         ears.free.set()
@@ -351,7 +352,7 @@ async def test_a_reset_connection_is_an_ordinary_end() -> None:
 async def test_who_answers_under_another_name_is_not_believed(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         async with listening("impostor") as (_, ears, port), dialling(port):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(30)):
                 while "in place of server" not in caplog.text:  # noqa: ASYNC110 - a log offers no event
                     await asyncio.sleep(0.005)
             assert ears.heard == []

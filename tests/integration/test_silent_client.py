@@ -17,6 +17,7 @@ import websockets.asyncio.client as websocket
 from semel.pubsub.keys import AccessKeys
 from semel.pubsub.tokens import client_token
 from semel.stores.sqlite import SqliteStore
+from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess
 
 HUB, STREAM = "chat", "hub/chat"
@@ -46,7 +47,7 @@ async def connect(server: ServeProcess, **query: str) -> websocket.ClientConnect
 
 
 async def hear(socket: websocket.ClientConnection) -> dict[str, Any]:
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(scaled(WAIT_S)):
         return dict(json.loads(await socket.recv()))
 
 
@@ -76,7 +77,7 @@ async def publish(socket: websocket.ClientConnection, *bodies: str) -> None:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
+    end = time.monotonic() + scaled(WAIT_S)
     while not is_so():
         assert time.monotonic() < end
         await asyncio.sleep(0.05)

@@ -17,6 +17,7 @@ from semel import Envelope, errors
 from semel.kernel.ops import Append, Duplicate, Enqueue, Fresh, Unit
 from semel.stores.points import on_reach
 from semel.stores.sqlite import SqliteStore
+from semel.testing.limits import scaled
 
 Damage = Callable[[Path], None]
 
@@ -213,7 +214,9 @@ def test_a_process_that_ends_leaves_anothers_log_alone(path: Path) -> None:
         "open(path + '-wal', 'w').write('theirs')\n"
         "store.close()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=scaled(300)
+    )
     assert (done.stdout, done.stderr, done.returncode) == ("StoreGone\n", "", 0)
     assert beside(path, "-wal").read_text() == "theirs"
 

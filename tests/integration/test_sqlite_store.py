@@ -20,6 +20,7 @@ from semel.kernel.store import Records, State
 from semel.stores import queries
 from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite_engine import Q
+from semel.testing.limits import scaled
 
 SPAWN = multiprocessing.get_context("spawn")
 FULL = 2
@@ -253,7 +254,7 @@ class TestSeveralProcesses:
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join(120)
+            worker.join(scaled(120))
             assert worker.exitcode == 0
         store = SqliteStore(url)
         found = store.read("hub/x", limit=10_000)
@@ -276,7 +277,7 @@ class TestSeveralProcesses:
         writer = SPAWN.Process(target=write_many, args=(url, "other", 1))
         writer.start()
         found = reader.tail("hub/x", timeout_s=60)
-        writer.join(60)
+        writer.join(scaled(60))
         reader.close()
         assert [record.envelope.id for record in found.records] == ["other-0"]
 
@@ -287,9 +288,9 @@ class TestSeveralProcesses:
         stop = reader.listen(lambda: heard.set() if reader.read("hub/x").records else None)
         writer = SPAWN.Process(target=write_many, args=(url, "other", 1))
         writer.start()
-        assert heard.wait(60)
+        assert heard.wait(scaled(60))
         stop()
-        writer.join(60)
+        writer.join(scaled(60))
         reader.close()
 
 

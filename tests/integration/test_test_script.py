@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from semel.testing.limits import scaled
+
 REPOSITORY = Path(__file__).parents[2]
 TESTS = """
 import os, pytest
+
 
 def test_plain():
     assert "plain" not in os.environ["FAILING"]
@@ -38,7 +41,7 @@ def run(project: Path, *args: str, failing: str = "") -> tuple[int, str, str]:
     command = [str(project / "scripts" / "test"), "1", "-p", "no:cacheprovider", *args]
     # the workers of pytest-xdist would take the variables of those that run this test for their own
     env = {"PATH": "/usr/bin:/bin", "FAILING": failing}
-    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, env=env)
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=scaled(120), env=env)
     without, with_spark = ran.stdout.split("semel: tests with Spark\n")
     return ran.returncode, without, with_spark
 

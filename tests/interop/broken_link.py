@@ -7,8 +7,9 @@ import threading
 from types import TracebackType
 
 from semel.testing.byte_faults import ByteProxy, Fault, Way
+from semel.testing.limits import scaled
 
-WAIT_S = 10
+WAIT_S = 30.0
 
 
 class BrokenLink:
@@ -21,20 +22,20 @@ class BrokenLink:
 
     def __enter__(self) -> BrokenLink:
         self._thread.start()
-        self.port = asyncio.run_coroutine_threadsafe(self._proxy.start(), self._loop).result(WAIT_S)
+        self.port = asyncio.run_coroutine_threadsafe(self._proxy.start(), self._loop).result(scaled(WAIT_S))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        asyncio.run_coroutine_threadsafe(self._proxy.close(), self._loop).result(WAIT_S)
+        asyncio.run_coroutine_threadsafe(self._proxy.close(), self._loop).result(scaled(WAIT_S))
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(WAIT_S)
+        self._thread.join(scaled(WAIT_S))
         self._loop.close()
 
     def strike(self, fault: Fault, way: Way | None = None) -> None:
         """As soon as there is a connection: the client may still be on its way back from the last one."""
 
         async def strike() -> None:
-            async with asyncio.timeout(WAIT_S):
+            async with asyncio.timeout(scaled(WAIT_S)):
                 while not self._proxy.strike(fault, way=way):
                     self._proxy.linked.clear()
                     await self._proxy.linked.wait()

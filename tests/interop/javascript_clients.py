@@ -10,6 +10,8 @@ from typing import Any
 from tests.interop.javascript import WAIT_S, JavaScriptError, Node
 from tests.interop.served import HUB, KEY
 
+from semel.testing.limits import scaled
+
 INSECURE = {"allowInsecureConnection": True}
 ONCE = {"messageRetryOptions": {"maxRetries": 0}}
 _numbers = itertools.count(1)
@@ -46,7 +48,7 @@ class Writer:
         return self._node.ask(of=self._name, do=do, args=args)
 
     def error(self) -> Any:
-        return self._node.heard(self._name, "error").get(timeout=WAIT_S)
+        return self._node.heard(self._name, "error").get(timeout=scaled(WAIT_S))
 
 
 class Wire:
@@ -61,7 +63,7 @@ class Wire:
         self._node.ask(of=self._name, do="send", args=[{"kind": kind, **fields}])
 
     def heard(self, kind: str) -> Any:
-        return self._node.heard(self._name, kind).get(timeout=WAIT_S)
+        return self._node.heard(self._name, kind).get(timeout=scaled(WAIT_S))
 
     def asked(self, kind: str, ack_id: int, **fields: Any) -> Any:
         self.send(kind, ackId=ack_id, **fields)
@@ -85,7 +87,7 @@ class Client:
         return self._node.ask(of=self.name, do=do, args=args)
 
     def heard(self, event: str) -> Any:
-        return self._node.heard(self.name, event).get(timeout=WAIT_S)
+        return self._node.heard(self.name, event).get(timeout=scaled(WAIT_S))
 
     def stream(self, group: str, **options: Any) -> Writer:
         return Writer(self._node, self.name, group, options)
@@ -107,7 +109,7 @@ class Client:
 
     def send_once(self, group: str, data: Any, data_type: str, ack_id: int) -> Any:
         """The recipe for exactly once: an ackId of one's own, and the same again until there is an answer."""
-        until = time.monotonic() + WAIT_S
+        until = time.monotonic() + scaled(WAIT_S)
         while True:
             try:
                 return self.do("sendToGroup", group, data, data_type, {"ackId": ack_id})

@@ -20,10 +20,11 @@ from websockets.typing import Subprotocol as Offered
 from semel.pubsub.frames import Frame, Subprotocol, codec_for
 from semel.pubsub.frames_protobuf import ProtobufCodec
 from semel.pubsub.messages import Data, DataType, GroupMessage, SendToGroup, ServerMessage
+from semel.testing.limits import scaled
 
 pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(60)]
 
-WAIT_S = 10
+WAIT_S = 30.0
 API = f"/api/hubs/{HUB}"
 JSON, RELIABLE = Subprotocol.JSON.value, Subprotocol.JSON_RELIABLE.value
 TEXT = {"content-type": "text/plain"}
@@ -43,7 +44,7 @@ class Socket:
         return self
 
     def take(self) -> Frame:
-        return self.wire.recv(timeout=WAIT_S)
+        return self.wire.recv(timeout=scaled(WAIT_S))
 
     def say(self, **members: Any) -> None:
         self.wire.send(json.dumps(members))

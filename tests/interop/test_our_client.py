@@ -15,6 +15,7 @@ from semel import WebPubSubClient
 from semel.errors import StreamBroken
 from semel.pubsub.client_data import GroupStateChange
 from semel.runtime.client_inbox import IncomingStream
+from semel.testing.limits import scaled
 
 pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(120)]
 
@@ -78,7 +79,7 @@ async def test_we_read_the_streams_of_microsofts_client(ours: WebPubSubClient, c
         bob.stream("to-us", streamId="s4").do("abort", {"message": "no more", "userErrorCode": "E7"})
 
     await asyncio.to_thread(send)
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(scaled(WAIT_S)):
         assert await ended.get() == ("s3", GIVEN, None)
         id, parts, error = await ended.get()
     assert (id, parts) == ("s4", [])
@@ -94,7 +95,7 @@ async def test_each_sees_the_states_of_the_other(ours: WebPubSubClient, node: No
     assert (await asyncio.to_thread(lambda: bob.asked("setGroupState", 1, group="seen", state={"mood": "good"})))[
         "success"
     ]
-    [item] = (await asyncio.wait_for(changes.get(), WAIT_S)).changed
+    [item] = (await asyncio.wait_for(changes.get(), scaled(WAIT_S))).changed
     assert (item.connection_id, item.user_id, item.state) == (bob.id, "bob", {"mood": "good"})
     await ours.set_group_state("seen", {"mood": "better"})
     await asyncio.to_thread(lambda: bob.asked("subscribeGroupState", 2, group="seen"))
@@ -104,7 +105,7 @@ async def test_each_sees_the_states_of_the_other(ours: WebPubSubClient, node: No
         ours.connection_id: {"mood": "better"},
     }
     await asyncio.to_thread(bob.stop)
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(scaled(WAIT_S)):
         while (await changes.get()).changed[-1].state is not None:
             pass
     assert set(ours.group_states("seen")) == {ours.connection_id}

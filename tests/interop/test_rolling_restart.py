@@ -14,6 +14,7 @@ from tests.interop.test_webpubsub_aio import Subscriber
 
 from semel import WebPubSubClient
 from semel.testing.byte_faults import ByteProxy
+from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess
 
 pytestmark = [
@@ -25,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-WAIT_S = 30
+WAIT_S = 30.0
 PACE_S = 0.01
 GROUP = "all"
 
@@ -140,13 +141,13 @@ async def test_a_rolling_restart_loses_doubles_and_reorders_nothing(tmp_path: Pa
         ]
         sessions = [member.session() for member in members]
         is_over = asyncio.Event()
-        async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as publishing:
+        async with asyncio.timeout(scaled(WAIT_S)), asyncio.TaskGroup() as publishing:
             for member in members:
                 publishing.create_task(member.publish(is_over))
             assert [await fronts.restart(number) for number in (0, 1)] == [0, 0]
             is_over.set()
         expected = {member.name: member.sent for member in members}
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             for member in members:
                 await member.until(sum(expected.values()))
 

@@ -17,6 +17,8 @@ from tests.interop.javascript_clients import ONCE, Client, Service
 from tests.interop.served import HUB, KEY, ROLES, Served, shared_server
 from tests.interop.test_webpubsub_python import Subscriber
 
+from semel.testing.limits import scaled
+
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.connected,
@@ -71,7 +73,7 @@ def test_the_python_sdks_refuse_who_is_not_trusted(served: Served, monkeypatch: 
         with pytest.raises(ServiceRequestError, match="CERTIFICATE_VERIFY_FAILED"):
             service.send_to_all("x", content_type="text/plain")
     with pytest.raises(OpenClientError, match="CERTIFICATE_VERIFY_FAILED"):
-        WebPubSubClient(url, auto_reconnect=False, reconnect_retry_total=0, start_timeout=5).open()
+        WebPubSubClient(url, auto_reconnect=False, reconnect_retry_total=0, start_timeout=scaled(10)).open()
 
 
 def test_the_javascript_sdks(served: Served, ca: Path, node: Node) -> None:

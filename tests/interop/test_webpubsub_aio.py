@@ -18,6 +18,7 @@ from azure.messaging.webpubsubservice.aio import WebPubSubServiceClient
 from tests.interop.served import HUB, KEY, ROLES, Served, is_answer, shared_server
 
 from semel.testing.byte_faults import ByteProxy, Fault
+from semel.testing.limits import scaled
 
 pytestmark = [
     pytest.mark.interop,
@@ -28,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-WAIT_S = 30
+WAIT_S = 30.0
 
 
 class Subscriber:
@@ -39,7 +40,9 @@ class Subscriber:
         self.messages: asyncio.Queue[Any] = asyncio.Queue()
         self.gone: asyncio.Queue[Any] = asyncio.Queue()
         self.connected: asyncio.Queue[Any] = asyncio.Queue()
-        self.client = WebPubSubClient(url, message_retry_total=0, ack_timeout=ack_timeout, start_timeout=5)
+        self.client = WebPubSubClient(
+            url, message_retry_total=0, ack_timeout=scaled(ack_timeout), start_timeout=scaled(10)
+        )
         self._ack_ids = itertools.count(1)
 
     async def open(self) -> None:
@@ -62,7 +65,7 @@ class Subscriber:
     async def _ask(self, call: Callable[..., Awaitable[None]], *arguments: Any, ack_id: int = 0, **more: Any) -> None:
         """The recipe for exactly once: the same ackId again until the server has answered."""
         number = ack_id or next(self._ack_ids)
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             while True:
                 try:
                     return await call(*arguments, ack_id=number, **more)
@@ -110,7 +113,7 @@ class Place:
 
 @asynccontextmanager
 async def at(served: Served) -> AsyncIterator[Place]:
-    async with asyncio.timeout(60), AsyncExitStack() as stack:
+    async with asyncio.timeout(scaled(60)), AsyncExitStack() as stack:
         yield Place(served, stack)
 
 

@@ -10,6 +10,8 @@ from tests.interop.javascript import WAIT_S, JavaScriptError, Node
 from tests.interop.javascript_clients import Connect, Service
 from tests.interop.served import HUB, ROLES, Served, shared_server
 
+from semel.testing.limits import scaled
+
 pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(120)]
 
 HANDLER = "handler"
@@ -35,11 +37,11 @@ def served(tmp_path_factory: pytest.TempPathFactory, node: Node) -> Iterator[Ser
     with shared_server(folder) as server:
         yield server
     del node.lasting["make handler"]
-    node.begin(of=HANDLER, do="stop").result(WAIT_S)
+    node.begin(of=HANDLER, do="stop").result(scaled(WAIT_S))
 
 
 def heard(node: Node, event: str) -> Any:
-    return node.heard(HANDLER, event).get(timeout=WAIT_S)
+    return node.heard(HANDLER, event).get(timeout=scaled(WAIT_S))
 
 
 def test_a_handler_hears_of_a_client_from_its_coming_to_its_going(

@@ -20,6 +20,7 @@ from tests.interop.javascript_clients import Connect, Service, Wire
 from tests.interop.served import HUB, ROLES, Served, shared_server
 
 from semel.testing.byte_faults import Fault
+from semel.testing.limits import scaled
 
 pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(120)]
 
@@ -144,7 +145,7 @@ def test_a_stream_that_is_not_allowed_does_not_begin(connect: Connect) -> None:
 
 def test_a_stream_of_which_nothing_is_heard_is_ended_on_both_sides(connect: Connect) -> None:
     alice, bob = connect("alice"), connect("bob", groups=["idle"])
-    writer = alice.stream("idle", streamId="s3", idleTimeoutInMs=300)
+    writer = alice.stream("idle", streamId="s3", idleTimeoutInMs=int(scaled(300)))
     writer.do("write", "one", "text")
     assert writer.error()["name"] == "IdleTimeout"
     [part, last] = bob.read("s3", 2)
@@ -196,7 +197,7 @@ def test_an_event_is_answered_before_its_ack(connect: Connect, told: queue.Queue
     with pytest.raises(JavaScriptError) as failed:
         alice.do("sendEvent", "fail", "x", "text")
     assert failed.value.detail["name"] == "InternalServerError"
-    assert [told.get(timeout=WAIT_S)[0] for _ in range(2)] == ["echo", "fail"]
+    assert [told.get(timeout=scaled(WAIT_S))[0] for _ in range(2)] == ["echo", "fail"]
     assert alice.is_quiet()
 
 
@@ -219,11 +220,11 @@ def test_an_invocation_that_is_cancelled_leaves_the_handler_alone(
     alice = connect()
     options = {"invocationId": "gone", "abortSignal": {"$signal": "given-up"}}
     hanging = node.begin(of=alice.name, do="invokeEvent", args=["hang", "x", "text", options])
-    assert told.get(timeout=WAIT_S) == ("hang", b"x")
+    assert told.get(timeout=scaled(WAIT_S)) == ("hang", b"x")
     node.ask(of="given-up", do="abort")
     with pytest.raises(JavaScriptError, match="cancelled by abortSignal"):
-        hanging.result(WAIT_S)
-    assert told.get(timeout=WAIT_S) == ("left alone", b"")
+        hanging.result(scaled(WAIT_S))
+    assert told.get(timeout=scaled(WAIT_S)) == ("left alone", b"")
     assert alice.do("invokeEvent", "echo", "y", "text", {"invocationId": "gone"})["data"] == "y"
 
 

@@ -18,6 +18,7 @@ from tests.interop.served import HUB, Served, is_answer, shared_server
 from websocket import WebSocketException
 
 from semel.errors import PeerUnavailable
+from semel.testing.limits import scaled
 
 pytestmark = [
     pytest.mark.interop,
@@ -28,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-WAIT_S = 30
+WAIT_S = 30.0
 Connect = Callable[..., "Subscriber"]
 
 
@@ -39,13 +40,13 @@ class Subscriber:
         self.messages: queue.Queue[Any] = queue.Queue()
         connected: queue.Queue[Any] = queue.Queue()
         # what the SDK retries by itself it sends under new ackIds, and so twice: see the how-to
-        self.client = WebPubSubClient(url, message_retry_total=0, ack_timeout=5, start_timeout=5)
+        self.client = WebPubSubClient(url, message_retry_total=0, ack_timeout=scaled(5), start_timeout=scaled(5))
         for kind in (CallbackType.GROUP_MESSAGE, CallbackType.SERVER_MESSAGE):
             self.client.subscribe(kind, self.messages.put)
         self.client.subscribe(CallbackType.CONNECTED, connected.put)
         self._ack_ids = itertools.count(1)
         self.client.open()
-        connected.get(timeout=WAIT_S)
+        connected.get(timeout=scaled(WAIT_S))
 
     def join(self, group: str) -> None:
         self._ask(self.client.join_group, group)
@@ -59,7 +60,7 @@ class Subscriber:
     def _ask(self, call: Callable[..., None], *arguments: Any, ack_id: int | None = None, **more: Any) -> None:
         """As the how-to says: the same ackId again until the server has answered. The SDK may miss an answer, and then
         says that none came; without a connection it says no at once. A Duplicate is an answer, and it returns."""
-        number, until = ack_id or next(self._ack_ids), time.monotonic() + WAIT_S
+        number, until = ack_id or next(self._ack_ids), time.monotonic() + scaled(WAIT_S)
         while True:
             try:
                 return call(*arguments, ack_id=number, **more)
@@ -70,7 +71,7 @@ class Subscriber:
                 time.sleep(0.05)
 
     def take(self, count: int) -> list[Any]:
-        found = [self.messages.get(timeout=WAIT_S) for _ in range(count)]
+        found = [self.messages.get(timeout=scaled(WAIT_S)) for _ in range(count)]
         return sorted(found, key=lambda message: message.sequence_id)
 
     def is_quiet(self) -> bool:
@@ -153,7 +154,7 @@ def test_what_is_not_allowed_is_forbidden(connect: Connect) -> None:
 def test_a_wrong_token_is_refused_with_401(served: Served) -> None:
     url = f"ws://127.0.0.1:{served.port}/client/hubs/{HUB}?access_token=nonsense"
     with pytest.raises(Exception, match="401"):
-        WebPubSubClient(url, reconnect_retry_total=0, start_timeout=5).open()
+        WebPubSubClient(url, reconnect_retry_total=0, start_timeout=scaled(10)).open()
 
 
 def test_the_service_sends_and_asks(served: Served, connect: Connect) -> None:
@@ -192,7 +193,7 @@ def test_the_service_grants_revokes_and_closes(served: Served, connect: Connect)
     gone: queue.Queue[Any] = queue.Queue()
     alice.client.subscribe(CallbackType.DISCONNECTED, gone.put)
     service.close_connection(connection, reason="enough")
-    gone.get(timeout=WAIT_S)
+    gone.get(timeout=scaled(WAIT_S))
     assert not service.connection_exists(connection)
 
 

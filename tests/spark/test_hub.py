@@ -21,6 +21,7 @@ from semel.spark import runner
 from semel.spark.audit.run import Options, audit
 from semel.spark.pipeline import Input, Pipeline
 from semel.stores.open import open_store
+from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Heard:
         client.on_message(self._messages.put)
 
     def next(self, count: int) -> list[tuple[str | None, Any]]:
-        found = [self._messages.get(timeout=WAIT_S) for _ in range(count)]
+        found = [self._messages.get(timeout=scaled(WAIT_S)) for _ in range(count)]
         return [(message.group, message.data) for message in found]
 
 

@@ -23,6 +23,7 @@ from semel.spark import runner
 from semel.spark.delivery import delivery
 from semel.spark.pipeline import Input, Pipeline, from_file, replay
 from semel.stores.open import open_store
+from semel.testing.limits import scaled
 from semel.testing.spark_campaign import EAST, WEST, fill, regional_logs
 
 if TYPE_CHECKING:
@@ -186,12 +187,12 @@ def test_a_run_that_goes_on_ends_when_it_is_told(spark: SparkSession, regions: R
 
     thread = threading.Thread(target=drive)
     thread.start()
-    assert seen.wait(120)
+    assert seen.wait(scaled(120))
     assert [str(each) for each in ended] == []
     row = runner.ask_to_stop(regions.store, "delivery")
     assert row is not None
     assert runner.wait_for_end(regions.store, "delivery", row.fence, 60.0)
-    thread.join(60)
+    thread.join(scaled(60))
     (run,) = ended
     assert isinstance(run, runner.Run), run
     assert run.state == "stopped"

@@ -13,6 +13,7 @@ import pytest
 import semel
 from semel.errors import ConfigError
 from semel.spark.session import check_executors, spark_session
+from semel.testing.limits import scaled
 from semel.testing.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def run(program: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A driver in a process of its own, with nothing in its environment but what is given."""
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, env=env)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=scaled(240), env=env)
 
 
 def test_a_job_runs_in_the_same_python_with_the_source_registered(spark: SparkSession) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from semel.spark.session import FAST
+from semel.testing.limits import scaled
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "tutorial" / "a-pipeline-and-its-audit.md"
@@ -23,7 +24,9 @@ BLOCK = re.compile(r"```(sh|python)\n(.*?)```\n(?:```text\n(.*?)```\n)?", re.DOT
 
 def in_shell(commands: str) -> str:
     """What it wrote to stdout. Every command must succeed, the last one as well as the first."""
-    found = subprocess.run(["sh", "-e", "-c", commands], stdout=subprocess.PIPE, text=True, timeout=600, check=True)
+    found = subprocess.run(
+        ["sh", "-e", "-c", commands], stdout=subprocess.PIPE, text=True, timeout=scaled(600), check=True
+    )
     return found.stdout
 
 

@@ -81,7 +81,12 @@ class SyncWebPubSubClient:
             self._end()
 
     def wait_closed(self) -> None:
-        self._call(self._client.wait_closed())
+        """Returns at once when it is closed already: a handler may have been quicker."""
+        try:
+            self._call(self._client.wait_closed())
+        except LocalProtocolError:
+            if self._thread is None or self._is_open:
+                raise
 
     def __enter__(self) -> Self:
         return self.open()

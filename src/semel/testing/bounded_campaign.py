@@ -33,6 +33,7 @@ from semel.errors import PeerUnavailable
 from semel.pubsub.keys import AccessKeys
 from semel.pubsub.tokens import client_token
 from semel.testing.lean_client import SUBPROTOCOL, LeanClient
+from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess, resident_bytes
 
 Step = Callable[[int, int], None]
@@ -246,7 +247,7 @@ class Campaign:
 
     async def _until_received(self) -> None:
         """The one that acknowledges gets the rest as well."""
-        until = time.monotonic() + SETTLE_S
+        until = time.monotonic() + scaled(SETTLE_S)
         while self.received < self.published:
             if time.monotonic() > until:
                 return

@@ -29,6 +29,7 @@ from semel.kernel.ops import Append, Applied, Claim, Claimed, Enqueue, Finish, U
 from semel.kernel.store import Store
 from semel.stores import open_store
 from semel.testing.campaigns import read_ids, unit_of
+from semel.testing.limits import scaled
 
 LEASE_S = 0.3
 ROWS = 20
@@ -103,7 +104,7 @@ def full_disk(seed: int) -> dict[str, Any]:
     with _store_url() as url:
         open_store(url).close()
         with _child("write_until_full", url) as writer:
-            writer.process.wait(60)
+            writer.process.wait(scaled(60))
             acked = _end(writer, signal.SIGKILL) | writer.acked
         found = _compare(url, acked)
         store = open_store(url)
@@ -207,7 +208,7 @@ def _read_twenty(child: Child) -> None:
 def _end(child: Child, how: signal.Signals) -> set[str]:
     """Everything that it still said before its end. A line cut short was never said."""
     child.process.send_signal(how)
-    rest, _ = child.process.communicate(timeout=60)
+    rest, _ = child.process.communicate(timeout=scaled(60))
     return {line.strip() for line in rest.splitlines(keepends=True) if line.endswith("\n")}
 
 

@@ -21,6 +21,7 @@ from semel.kernel.ops import Applied, Duplicate, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Records, Store, Trimmed
 from semel.testing.crash_child import BODIES, BODY, EFFECTS, HOP, STREAM, Todo, append_once
+from semel.testing.limits import scaled
 
 MESSAGES, BODY_COUNT = 24, 2
 LIFE_S = 60.0
@@ -119,7 +120,7 @@ def repeat(live: Live, point: str, deaths: Sequence[int]) -> Report:
 
 def _live_once(url: str, todo: Todo, point: str, count: int) -> tuple[list[str], bool]:
     command = [sys.executable, "-m", "semel.testing.crash_child", url, point, str(count)]
-    child = subprocess.run(command, input=todo.as_json(), capture_output=True, text=True, timeout=LIFE_S)
+    child = subprocess.run(command, input=todo.as_json(), capture_output=True, text=True, timeout=scaled(LIFE_S))
     assert child.returncode in (0, -signal.SIGKILL), child.stderr
     return child.stdout.splitlines(), child.returncode != 0
 

@@ -29,6 +29,7 @@ from semel.pipes.notation import parse_path
 from semel.stores import open_store
 from semel.testing.children import Child
 from semel.testing.faults import FaultProxy, Weather
+from semel.testing.limits import scaled
 from semel.testing.pipe_child import EFFECTS, SESSIONS, message, size_of
 
 Step = Callable[[int, int], None]
@@ -195,10 +196,11 @@ class _Run:
         for child in self.children.values():
             if not child.is_running:
                 raise child.trouble(f"ended by itself with code {child.process.returncode}")
-        if time.monotonic() - self.heard.changed_at > STALL_S:
+        stall_s = scaled(STALL_S)
+        if time.monotonic() - self.heard.changed_at > stall_s:
             tails = "\n".join(child.trouble("is running").message for child in self.children.values())
             raise PeerUnavailable(
-                f"nothing has moved for {STALL_S:.0f} s: {len(self.heard.told):,} of {self.size:,} told, "
+                f"nothing has moved for {stall_s:.0f} s: {len(self.heard.told):,} of {self.size:,} told, "
                 f"{self.heard.effects:,} effects, {self.heard.behind} behind\n{tails}",
                 fix="run it again with the same seed and look at where each process stands",
             )

@@ -26,6 +26,7 @@ from typing import Any
 from semel.errors import SemelError
 from semel.testing.byte_faults import CUTS, ByteProxy, Fault
 from semel.testing.hub_books import GROUPS, GROUPS_OF_A_CLIENT, WATCH_S, Books, Member, open_client
+from semel.testing.limits import scaled
 from semel.testing.postgres import PrivatePostgres
 from semel.testing.serve_process import ServeProcess
 
@@ -159,8 +160,8 @@ class Campaign:
         publishing = asyncio.gather(*(member.publish() for member in self.members))
         try:
             await self._break_things()
-            if missing := await self.books.missing(self.place.stall_s):
-                self.troubles.append(f"{missing:,} deliveries did not come for {self.place.stall_s:.0f} s")
+            if missing := await self.books.missing(stall_s := scaled(self.place.stall_s)):
+                self.troubles.append(f"{missing:,} deliveries did not come for {stall_s:.0f} s")
                 return
             await asyncio.gather(*(member.settle() for member in self.members))
             await self.books.until_confirmed()
@@ -185,8 +186,8 @@ class Campaign:
                 self._strike()
             if told != moved:
                 moved, moved_at = told, time.monotonic()
-            elif time.monotonic() - moved_at > self.place.stall_s:
-                self.troubles.append(f"nothing was acknowledged for {self.place.stall_s:.0f} s")
+            elif time.monotonic() - moved_at > (stall_s := scaled(self.place.stall_s)):
+                self.troubles.append(f"nothing was acknowledged for {stall_s:.0f} s")
                 return
             await asyncio.sleep(self.chance.uniform(0, 2 * WATCH_S))
         self.step(self.told, self.size)

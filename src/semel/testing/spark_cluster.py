@@ -22,6 +22,7 @@ from types import TracebackType
 from semel.errors import PeerUnavailable
 from semel.spark.java import cache_folder, find_java, java_home, write_once
 from semel.spark.session import spark_jars
+from semel.testing.limits import scaled
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -76,7 +77,7 @@ class SparkCluster:
             process.terminate()
         for process in running:
             try:
-                process.wait(STOP_TIMEOUT_S)
+                process.wait(scaled(STOP_TIMEOUT_S))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -144,7 +145,7 @@ class SparkCluster:
 
     def _await_log(self, problem: str, search: Callable[[str], list[str]]) -> list[str]:
         """Read the master's log until something is in it."""
-        until = time.monotonic() + START_TIMEOUT_S
+        until = time.monotonic() + scaled(START_TIMEOUT_S)
         while not (found := search(self._log("master").read_text(errors="replace"))):
             ended = [process for process in [self._master, *self.workers] if process and process.poll() is not None]
             if ended or time.monotonic() > until:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from semel.errors import PathSyntaxError
 from semel.pipes.notation import NESTING_MAX, POINTS_MAX, TEXT_CHARS_MAX, format_path, parse_path
 from semel.pipes.path import Branch, ConfirmOn, DedupBy, Hop, Options, Parallel, Path, Pipe, Point
+from semel.testing.limits import scaled
 
 from .strategies import paths
 
@@ -223,7 +224,7 @@ def test_hostile_text_meets_a_limit_soon() -> None:
     assert "more than 2,000 hops" in error(f"A -[{'|' * 90_000}]-> B")[0]
     parse_path("(" * NESTING_MAX + "A->B" + "".join(f")->p{n}" for n in range(NESTING_MAX)))
     parse_path("->".join(f"p{n}" for n in range(POINTS_MAX)))
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < scaled(30)
 
 
 # -- laws

@@ -21,6 +21,7 @@ from semel.pubsub.permissions import (
     Permissions,
     is_group,
 )
+from semel.testing.limits import scaled
 
 JOIN, SEND = Permission.JOIN_LEAVE_GROUP, Permission.SEND_TO_GROUP
 BOTH = pytest.mark.parametrize("permission", [JOIN, SEND])
@@ -184,7 +185,7 @@ def test_a_hostile_pattern_takes_no_longer_than_another(pattern: str) -> None:
     assert permissions != Permissions()
     began = time.perf_counter()
     assert not permissions.may(SEND, "a" * GROUP_CHARS_MAX + "c")
-    assert time.perf_counter() - began < 0.5
+    assert time.perf_counter() - began < scaled(5), "it tries every way to split the name"
 
 
 @given(st.lists(st.text()), st.text())

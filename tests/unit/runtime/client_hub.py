@@ -18,9 +18,10 @@ from websockets.http11 import Response as HttpResponse
 from semel.pubsub.client_data import data_of
 from semel.pubsub.frames import Codec, Subprotocol, codec_for
 from semel.pubsub.messages import Ack, Connected, GroupMessage, Ping, Pong, Request, Response
+from semel.testing.limits import scaled
 
 TOKEN = "secret-token"
-WAIT_S = 20
+WAIT_S = 30.0
 SILENT = logging.getLogger("silent hub")
 SILENT.disabled = True
 
@@ -35,7 +36,7 @@ class Line:
 
     async def hear(self) -> Request:
         """What the client says next."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             while isinstance(request := self._codec.decode(await self._socket.recv()), Ping):
                 await self.say(Pong())
         return request
@@ -72,7 +73,7 @@ class Line:
         return self._socket.close_code
 
     async def until_gone(self) -> None:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             with suppress(Exception):
                 while True:
                     await self._socket.recv()
@@ -126,7 +127,7 @@ class FakeHub:
 
     async def line(self) -> Line:
         """The next connection that a client opens."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             return await self._lines.get()
 
     async def welcome(self, connection: str = "c1") -> Line:

@@ -12,6 +12,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Outcome, Unit
 from semel.kernel.store import Records, State, Trimmed
 from semel.stores.memory import MemoryStore
+from semel.testing.limits import scaled
 
 STREAM = "outbox/test"
 
@@ -45,7 +46,7 @@ class ScriptedStore(MemoryStore):
         named = [[op.envelope.id for op in unit.ops if isinstance(op, Append)] for unit in units]
         self.groups.append(named)
         self.entered.release()
-        assert self.gate.wait(10), "the test never opened the gate"
+        assert self.gate.wait(scaled(30)), "the test never opened the gate"
         if self.script:
             self.script.popleft()(units)
         for unit in named:
@@ -77,4 +78,4 @@ class ScriptedStore(MemoryStore):
 
     def under_way(self) -> bool:
         """Wait until a commit has reached the store."""
-        return self.entered.acquire(timeout=10)
+        return self.entered.acquire(timeout=scaled(30))

@@ -50,6 +50,7 @@ from semel.pubsub.messages import (
 from semel.runtime import client_socket
 from semel.runtime.client_outbox import StoreOutbox
 from semel.stores.memory import MemoryStore
+from semel.testing.limits import scaled
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -79,7 +80,7 @@ async def hub() -> AsyncIterator[FakeHub]:
 
 
 async def test_each_request_says_what_it_asks_and_returns_when_it_is_answered(hub: FakeHub) -> None:
-    async with connected(hub) as (client, line), asyncio.timeout(WAIT_S):
+    async with connected(hub) as (client, line), asyncio.timeout(scaled(WAIT_S)):
         async with asyncio.TaskGroup() as group:
             group.create_task(client.join_group("g"))
             group.create_task(client.send_to_group("g", {"a": 1}, no_echo=True, ttl_s=5, metadata={"k": "v"}, id="one"))
@@ -166,7 +167,7 @@ async def test_what_is_malformed_is_refused_here(hub: FakeHub) -> None:
 async def test_an_answer_may_be_waited_for_only_so_long(hub: FakeHub) -> None:
     async with connected(hub) as (client, _):
         with pytest.raises(RequestInDoubt, match="in time"):
-            await client.send_to_group("g", "x", timeout_s=0.02)
+            await client.send_to_group("g", "x", timeout_s=scaled(0.2))
     async with connected(hub, options=ClientOptions(window=1, queue_max=0)) as (client, line):
         waiting = asyncio.create_task(client.send_to_group("g", "x"))
         await line.hear()
@@ -353,7 +354,7 @@ async def test_a_handler_may_wait_for_the_server_however_full_the_inbox_is(hub: 
                 is_done.set()
 
         serving = asyncio.create_task(serve(line))
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             await is_done.wait()
         serving.cancel()
     assert handled == [*range(1, 21)]
@@ -395,7 +396,7 @@ async def test_a_handler_may_close_the_client(hub: FakeHub) -> None:
     line = await hub.welcome()
     await opening
     await line.message(1, 2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(scaled(30)):
         await client.wait_closed()
         await line.until_gone()
         await client.close()
@@ -697,7 +698,7 @@ class Slow(MemoryStore):
     def commit(self, units: Sequence[Unit]) -> list[Outcome]:
         if self.is_slow:
             self.begun.set()
-            assert self.may_end.wait(WAIT_S)
+            assert self.may_end.wait(scaled(WAIT_S))
         return super().commit(units)
 
 
@@ -710,7 +711,7 @@ async def test_what_was_kept_offline_is_not_sent_before_it_is_marked(hub: FakeHu
             await client.send_to_group("g", id, id=id, until_kept=True)
         store.is_slow = True
         hearing = asyncio.create_task(again.hear())
-        assert await asyncio.to_thread(store.begun.wait, WAIT_S)
+        assert await asyncio.to_thread(store.begun.wait, scaled(WAIT_S))
         await asyncio.wait([hearing], timeout=0.05)
         assert not hearing.done()
         store.may_end.set()
@@ -727,7 +728,7 @@ async def test_a_connection_that_breaks_while_something_is_marked_disturbs_no_ou
         await client.send_to_group("g", "a", id="a", until_kept=True)
         store.is_slow = True
         hearing = asyncio.create_task(again.hear())
-        assert await asyncio.to_thread(store.begun.wait, WAIT_S)
+        assert await asyncio.to_thread(store.begun.wait, scaled(WAIT_S))
         again.cut()
         with pytest.raises(ConnectionClosed):
             await hearing

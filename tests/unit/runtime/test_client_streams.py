@@ -40,6 +40,7 @@ from semel.pubsub.messages import (
 from semel.runtime.client_inbox import IncomingStream
 from semel.runtime.client_streams import OutgoingStream
 from semel.runtime.client_sync_streams import SyncIncomingStream
+from semel.testing.limits import scaled
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -224,7 +225,7 @@ async def test_each_stream_is_handled_as_one_beside_the_others_and_beside_messag
 
         await line.say(part(1, 1), part(1, 2, id="t"), GroupMessage("g", data_of("plain"), sequence_id=3))
         await line.say(part(2, 4, id="t"), end(3, 5, id="t"), part(2, 6), end(3, 7))
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(scaled(WAIT_S)):
             assert {await done.get(), await done.get()} == {"s", "t"}
             assert (await anext(client)).data == "plain"
         assert found == {"s": ["s 1", "s 2"], "t": ["t 1", "t 2"]}
@@ -333,7 +334,7 @@ async def test_when_no_more_of_it_can_come_its_reader_is_not_left_waiting(hub: F
         else:
             await client.close()
         expected = {"loss": "SessionGone", "leave": "GroupLeft", "close": "CancelledError"}[way]
-        assert await asyncio.wait_for(heard.get(), WAIT_S) == expected
+        assert await asyncio.wait_for(heard.get(), scaled(WAIT_S)) == expected
 
 
 async def test_closing_waits_for_streams_that_are_being_handled(hub: FakeHub) -> None:
@@ -350,7 +351,7 @@ async def test_closing_waits_for_streams_that_are_being_handled(hub: FakeHub) ->
             handled.append("all")
 
         await line.say(part(1, 1), end(2, 2))
-        await asyncio.wait_for(is_read.wait(), WAIT_S)
+        await asyncio.wait_for(is_read.wait(), scaled(WAIT_S))
         closing = asyncio.create_task(client.close())
         await asyncio.sleep(0)
         may_end.set()
@@ -368,8 +369,8 @@ async def test_a_handler_of_a_stream_may_close_the_client(hub: FakeHub) -> None:
             has_ended.set()
 
         await line.say(part(1, 1))
-        await asyncio.wait_for(client.wait_closed(), WAIT_S)
-        await asyncio.wait_for(has_ended.wait(), WAIT_S)
+        await asyncio.wait_for(client.wait_closed(), scaled(WAIT_S))
+        await asyncio.wait_for(has_ended.wait(), scaled(WAIT_S))
 
 
 async def test_streams_have_one_handler(hub: FakeHub) -> None:
@@ -492,7 +493,7 @@ async def test_a_new_session_says_and_watches_the_same(hub: FakeHub) -> None:
         assert isinstance(await again.take(), SubscribeGroupState)
         assert await again.take() == SetGroupState("g", 2, {"a": "1"})
         assert isinstance(await states.get(), SessionLost)
-        assert await asyncio.wait_for(states.get(), WAIT_S) == Online("c2", "ann")
+        assert await asyncio.wait_for(states.get(), scaled(WAIT_S)) == Online("c2", "ann")
 
 
 # -- without asyncio
@@ -521,7 +522,7 @@ async def test_without_asyncio_a_stream_is_sent_and_received(hub: FakeHub) -> No
                 stream.end()
             given_up = client.stream_to_group("g", id="p").open()
             given_up.abort("no more", code="E7")
-            assert came.wait(WAIT_S)
+            assert came.wait(scaled(WAIT_S))
 
     running = on_thread(program)
     line = await hub.welcome()
@@ -596,7 +597,7 @@ async def test_without_asyncio_states_are_said_and_watched(hub: FakeHub) -> None
             found += [client.group_state("g"), client.group_states("g")]
             client.clear_group_state("g")
             client.unwatch_group_state("g")
-            assert came.wait(WAIT_S)
+            assert came.wait(scaled(WAIT_S))
             return found
 
     running = on_thread(program)

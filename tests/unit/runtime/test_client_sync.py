@@ -17,6 +17,7 @@ from semel.pubsub.client_data import Message, data_of
 from semel.pubsub.client_events import Online, State
 from semel.pubsub.messages import Ack, InvokeResponse, JoinGroup, LeaveGroup, SendEvent, SendToGroup, SequenceAck
 from semel.stores.memory import MemoryStore
+from semel.testing.limits import scaled
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -31,7 +32,7 @@ async def hub() -> AsyncIterator[FakeHub]:
 
 
 def on_thread(call: Callable[[], T]) -> asyncio.Task[T]:
-    return asyncio.create_task(asyncio.wait_for(asyncio.to_thread(call), WAIT_S))
+    return asyncio.create_task(asyncio.wait_for(asyncio.to_thread(call), scaled(WAIT_S)))
 
 
 async def test_every_request_returns_when_it_is_answered(hub: FakeHub) -> None:
@@ -98,7 +99,7 @@ async def test_a_handler_runs_in_order_on_a_thread_from_which_it_may_ask(hub: Fa
                 client.send_to_group("echo", message.data)
                 handled.append((message.data, threading.current_thread().name))
 
-            may_end.wait(WAIT_S)
+            may_end.wait(scaled(WAIT_S))
 
     running = on_thread(program)
     line = await hub.welcome()
@@ -123,9 +124,21 @@ async def test_a_handler_may_close_the_client(hub: FakeHub) -> None:
     running = on_thread(program)
     line = await hub.welcome()
     await line.message(1, 2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(scaled(30)):
         await running
         await line.until_gone()
+
+
+async def test_what_is_closed_already_need_not_be_waited_for(hub: FakeHub) -> None:
+    """A handler may close the client before anybody waits for that."""
+    client = SyncWebPubSubClient(hub.url, options=OPTIONS)
+    with pytest.raises(LocalProtocolError, match="not open"):
+        client.wait_closed()
+    opening = on_thread(client.open)
+    await hub.welcome()
+    await opening
+    await on_thread(client.close)
+    await on_thread(client.wait_closed)
 
 
 async def test_several_threads_may_close_it(hub: FakeHub) -> None:
@@ -163,7 +176,7 @@ async def test_an_error_that_ended_it_is_raised_at_the_end(hub: FakeHub) -> None
     def program() -> None:
         with SyncWebPubSubClient(hub.url, options=OPTIONS) as client:
             client.on_message(handle)
-            is_handled.wait(WAIT_S)
+            is_handled.wait(scaled(WAIT_S))
 
     running = on_thread(program)
     line = await hub.welcome()

@@ -23,6 +23,7 @@ from semel.kernel.group import GroupLimits
 from semel.kernel.ops import Advanced, Append, Claim, Claimed, Duplicate, Enqueue, Finish, Fresh, Put, Unit, WorkState
 from semel.runtime.committer import Committer
 from semel.runtime.perform import Performer
+from semel.testing.limits import scaled
 from unit.runtime.stores import STREAM, ScriptedStore, append, ids
 
 
@@ -411,7 +412,7 @@ async def test_producers_that_are_held_back_hear_when_closing_gives_up(
     assert len(committer._held) == 4
     await performer.close(timeout_s=0.05)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(scaled(30)):
         results = await asyncio.gather(*tasks, thread, return_exceptions=True)
     assert [type(result) for result in results] == [CommitInDoubt] + [StoreUnavailable] * 5
     store.gate.set()

@@ -25,6 +25,7 @@ from semel.runtime.operating import read_page
 from semel.runtime.perform import Performer
 from semel.runtime.pubsub import PubSub, PubSubSettings
 from semel.stores.memory import MemoryStore
+from semel.testing.limits import scaled
 
 KEYS = AccessKeys(DEV_KEY)
 HOST = "127.0.0.1:8080"
@@ -49,7 +50,7 @@ class Store(MemoryStore):
 
     def cursor(self, name: str) -> Position | None:
         self.looks += 1
-        self.answers.wait(30)
+        self.answers.wait(scaled(30))
         if self.is_away:
             raise StoreUnavailable("not there")
         return super().cursor(name)
@@ -178,7 +179,7 @@ async def test_messages_are_told_as_they_come(service: PubSub, store: Store) -> 
     waiting = asyncio.create_task(ask(service, MESSAGES, f"after={found['after']}&wait=30"))
     await store.is_watched.wait()
     await chat.call(Publish(Group("news"), Data(DataType.TEXT, b"hello")))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(30)):
         _, page = await waiting
     assert [message["data"] for message in page["messages"]] == ["hello"]
     assert service.operating._changes._watching == set()
@@ -192,7 +193,7 @@ async def test_whoever_waits_is_answered_when_the_time_is_up_or_the_server_stops
     waiting = asyncio.create_task(ask(service, MESSAGES, f"after={found['after']}&wait=30"))
     await store.is_watched.wait()
     service.operating.stop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(30)):
         assert (await waiting)[1]["messages"] == []
 
 

@@ -48,13 +48,14 @@ from semel.runtime.committer import Committer
 from semel.runtime.perform import Performer
 from semel.runtime.transports.base import Inbox
 from semel.stores.points import on_reach
+from semel.testing.limits import scaled
 from unit.runtime.stores import STREAM, ScriptedStore, append, ids
 
 Answer = Callable[[Event], Sequence[Effect]]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(scaled(30)):
         while not condition():  # noqa: ASYNC110 - the condition belongs to code that offers no event
             await asyncio.sleep(0.001)
 
@@ -90,7 +91,7 @@ class Puppet:
 
     async def hears(self, kind: type[Event]) -> Any:
         """Wait until it has heard an event of this kind."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             while True:
                 for event in self.heard:
                     if isinstance(event, kind):
@@ -245,7 +246,7 @@ async def test_a_slow_read_blocks_neither_the_loop_nor_commits(store: ScriptedSt
 
     def slow(*_: Any) -> Any:
         reading.set()
-        assert go_on.wait(10)
+        assert go_on.wait(scaled(30))
         raise Slow
 
     performer._readers.submit(slow, lambda _: None, lambda _: None)
@@ -394,7 +395,7 @@ async def test_a_worker_commits_the_handlers_writes_with_the_end_of_the_row(
     performer.add(Worker(config), handler=handle)
     store.listen(lambda: performer.loop.call_soon_threadsafe(finished.set))
     await Committer(performer).commit([Enqueue("inbox/q", "w", Envelope(id="w"))])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(scaled(30)):
         while (row := store.work("inbox/q", "w")) is None or row.state is not WorkState.DONE:
             finished.clear()
             await finished.wait()

@@ -32,6 +32,7 @@ from semel.runtime.pipes import PipeNode
 from semel.runtime.transports.frames import encode
 from semel.runtime.transports.tcp import TcpTransport
 from semel.stores.memory import MemoryStore
+from semel.testing.limits import scaled
 from unit.runtime.stores import ScriptedStore, ids
 
 VOLATILE = "A -[retries=inf,window=10,dedup=strict]-> B"
@@ -105,7 +106,7 @@ async def turns(count: int = 20) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(scaled(30)):
         while not condition():  # noqa: ASYNC110 - what it waits for tells nobody
             await asyncio.sleep(0.005)
 
@@ -152,7 +153,7 @@ async def test_pipes_branches_and_cascades_confirm_all_the_way_back(text: str) -
         await node.deploy(plan, handler=sink)
         await node.offer_all(plan.first, messages(50))
         assert set(await sink.until(50)) == {envelope.id for envelope in messages(50)}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             for worker in plan.workers:
                 await node.drained(worker.config.name)
         assert node.astray == 0
@@ -187,7 +188,7 @@ async def test_a_volatile_offer_waits_for_room() -> None:
         assert not fourth.done()
 
         confirm(node, 1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(scaled(30)):
             await fourth
         assert stage(node, "A").unconfirmed == 3
 
@@ -199,7 +200,7 @@ async def test_a_batch_never_brings_more_than_there_is_room_for() -> None:
             await turns()
             assert stage(node, "A").unconfirmed <= 7
             confirm(node, 5)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(scaled(30)):
             await offering
         assert stage(node, "A").outlets[0].meter.counts[Kind.SENT] == 30, "none was dropped for want of room"
 
@@ -214,7 +215,7 @@ async def test_a_durable_offer_returns_only_when_it_is_stored() -> None:
         assert not offering.done()
         assert ids(store, STREAM_A) == []
         store.gate.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(scaled(30)):
             await offering
         assert ids(store, STREAM_A) == ["m1"]
 
@@ -229,7 +230,7 @@ async def test_the_same_message_offered_twice_is_stored_once() -> None:
 async def test_offers_beyond_the_limit_wait_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "OFFERS_MAX", 4)
     async with alone(DURABLE, store := MemoryStore()) as node:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             await node.offer_all("A", messages(20))
         assert sorted(ids(store, STREAM_A)) == sorted(envelope.id for envelope in messages(20))
 
@@ -243,7 +244,7 @@ async def test_an_offer_whose_commit_fails_is_made_again(monkeypatch: pytest.Mon
     store = ScriptedStore()
     async with alone(DURABLE, store) as node:
         store.script.append(fail)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             await node.offer("A", Envelope("m1"))
         assert ids(store, STREAM_A) == ["m1"]
 
@@ -261,7 +262,7 @@ async def test_an_offer_outlives_a_worker_that_begins_anew(monkeypatch: pytest.M
 
     monkeypatch.setattr(DurableStage, "receive", receive_badly)
     async with alone(DURABLE, store := MemoryStore()) as node:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             await asyncio.gather(node.offer("A", Envelope("m1")), node.offer("A", Envelope("m2")))
             await node.offer("A", Envelope("m3"))
         assert sorted(ids(store, STREAM_A)) == ["m1", "m2", "m3"]
@@ -272,7 +273,7 @@ async def test_an_offer_that_the_store_refuses_fails_with_its_reason() -> None:
     store.poison["m1"] = StoreRefused("m1 is not to its taste", fix="")
     async with alone(DURABLE, store) as node:
         with pytest.raises(InputError, match="not to its taste"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(30)):
                 await node.offer("A", Envelope("m1"))
         await node.offer("A", Envelope("m2"))
         assert ids(store, STREAM_A) == ["m2"]
@@ -341,7 +342,7 @@ async def test_a_durable_worker_is_drained_when_all_that_is_stored_is_confirmed(
     async with local(store) as node:
         sink = Sink()
         await node.deploy(built(DURABLE), handler=sink)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             await node.drained("A")
             await node.drained("B")
         assert sink.ids == [envelope.id for envelope in messages(25)]
@@ -360,7 +361,7 @@ async def test_closing_fails_the_offers_that_wait() -> None:
     offers = [asyncio.create_task(node.offer("A", envelope)) for envelope in messages(3)]
     assert await asyncio.to_thread(store.under_way)
     await performer.close(timeout_s=0.05)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(scaled(30)):
         found = await asyncio.gather(*offers, return_exceptions=True)
     store.gate.set()
 
@@ -374,7 +375,7 @@ async def test_closing_fails_whoever_waits_for_room_or_for_the_end() -> None:
         waiting = [asyncio.create_task(node.offer("A", Envelope("m3"))), asyncio.create_task(node.drained("A"))]
         await turns()
         await node.performer.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(scaled(30)):
             found = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(error) for error in found] == [StoreUnavailable] * 2
         with pytest.raises(StoreUnavailable):
@@ -591,7 +592,7 @@ async def test_the_last_worker_is_drained_when_its_handlers_have_run(dedup: str)
     gate, handled = threading.Event(), []
 
     def slow(item: Any) -> None:
-        gate.wait(10)
+        gate.wait(scaled(30))
         handled.append(item.envelope.id)
 
     async with local() as node:
@@ -602,7 +603,7 @@ async def test_the_last_worker_is_drained_when_its_handlers_have_run(dedup: str)
         await turns()
         assert not drained.done()
         gate.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             await drained
         assert sorted(handled) == ["m1", "m2", "m3"]
 
@@ -623,7 +624,7 @@ async def test_a_pipe_goes_through_a_durable_middle(middle: str, dedup: str) -> 
         await node.deploy(built(path), handler=sink)
         await node.offer_all("A", messages(20))
         assert await sink.until(20) == [each.id for each in messages(20)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(30)):
             for worker in ("P1", "P2~in"):
                 await node.drained(worker)
 

@@ -23,6 +23,7 @@ from semel.runtime.perform import Performer
 from semel.runtime.pubsub import HubLink, PubSub, PubSubSettings, _Guest
 from semel.runtime.transports.websocket import Peer
 from semel.stores.memory import MemoryStore
+from semel.testing.limits import scaled
 
 
 async def test_who_takes_nothing_may_ask_for_nothing_until_it_does() -> None:
@@ -149,7 +150,7 @@ async def test_a_hub_that_begins_anew_lets_nobody_wait_for_the_one_before() -> N
         machine = performer.machine("hub/chat")
         assert isinstance(machine, Hub)
         machine.service = None  # type: ignore[assignment]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(scaled(30)):
             answer = await link.call(Find(Group("g")))
         assert answer.outcome is Outcome.FAILED
         peer.close.assert_called_once()

@@ -16,13 +16,14 @@ from semel.runtime.alone import Running, alone_with, running_on
 from semel.runtime.pubsub import PubSubSettings
 from semel.runtime.server import Listening, _known_by, sweeping, tls_context
 from semel.stores.memory import MemoryStore
+from semel.testing.limits import scaled
 
 
 async def test_what_is_trimmed_goes_while_it_serves() -> None:
     store = MemoryStore()
     appends = tuple(Append("hub/a", Envelope(f"m{number}")) for number in range(2_500))
     store.commit([Unit((*appends, Trim("hub/a", 2_501)))])
-    async with sweeping(store, every_s=0.001), asyncio.timeout(30):
+    async with sweeping(store, every_s=0.001), asyncio.timeout(scaled(30)):
         await asyncio.to_thread(_until_swept, store)
 
 
@@ -45,7 +46,7 @@ async def test_a_store_that_cannot_be_swept_now_is_swept_later() -> None:
             loop.call_soon_threadsafe(swept.set)
             return super().sweep(now, limit)
 
-    async with sweeping(Failing(), every_s=0.001), asyncio.timeout(30):
+    async with sweeping(Failing(), every_s=0.001), asyncio.timeout(scaled(30)):
         await swept.wait()
 
 

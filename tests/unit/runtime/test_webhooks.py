@@ -29,6 +29,7 @@ from semel.pubsub.messages import Data, DataType
 from semel.runtime import webhooks as webhooks_module
 from semel.runtime.webhook_cookies import CHARS_MAX, COOKIES_MAX, Cookies
 from semel.runtime.webhooks import Webhooks
+from semel.testing.limits import scaled
 
 KEYS = AccessKeys(DEV_KEY)
 WAIT_FOR_S = 30.0
@@ -138,7 +139,7 @@ async def test_who_does_not_want_events_gets_none_and_is_asked_again_later(app: 
     app.welcome = no
     assert [await app.call(), await app.call()] == [NotAllowed(), NotAllowed()]
     assert app.methods == ["OPTIONS"]
-    app.now += WAIT_S
+    app.now += scaled(WAIT_S)
     app.welcome = _welcome
     assert await app.call() == IncomingResponse(204)
 
@@ -283,12 +284,12 @@ async def test_one_connection_cannot_take_all_calls_to_a_handler(app: App) -> No
 
     await app.call()
     app.answer = answer
-    asked = [asyncio.create_task(app.call(WAIT_FOR_S)) for _ in range(INVOCATIONS_MAX)]
+    asked = [asyncio.create_task(app.call(scaled(WAIT_FOR_S))) for _ in range(INVOCATIONS_MAX)]
     await begun.wait()
     other = user_event(Client("chat", "c2"), "2", 0, "ask", Data(DataType.TEXT, b"hi"))
     for _ in asked:
         await asyncio.sleep(0)  # all of them are on their way
-    assert await app.webhooks.call(other, HANDLER, WAIT_FOR_S) == IncomingResponse(204)
+    assert await app.webhooks.call(other, HANDLER, scaled(WAIT_FOR_S)) == IncomingResponse(204)
     slow.set()
     assert await asyncio.gather(*asked) == [IncomingResponse(204)] * INVOCATIONS_MAX
     assert app.webhooks._rooms[HANDLER.url]._own == {}

@@ -17,6 +17,7 @@ from semel.kernel.dedup import GapPolicy, OnGap
 from semel.spark.delivery import delivery
 from semel.spark.handlers import Handling
 from semel.spark.pipeline import Input, Order, Pipeline, from_file, replay, send_files_along, sink_options
+from semel.testing.limits import scaled
 
 STORE = "sqlite:///semel.db"
 ORDERS = Input(STORE, "outbox/orders")
@@ -162,7 +163,7 @@ class TestFile:
         )
         ran = subprocess.run(
             [sys.executable, "-P", "-c", task, str(folder / "task")],
-            cwd="/", capture_output=True, text=True, timeout=60, check=True,
+            cwd="/", capture_output=True, text=True, timeout=scaled(60), check=True,
         )  # fmt: skip
         return ran.stdout.split()
 

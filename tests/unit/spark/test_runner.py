@@ -19,6 +19,7 @@ from semel.spark import runner
 from semel.spark.pipeline import Input, Pipeline
 from semel.stores.memory import MemoryStore
 from semel.stores.open import open_store
+from semel.testing.limits import scaled
 
 
 def trace(error: str) -> Exception:
@@ -128,7 +129,7 @@ class Query:
         return self.recentProgress[-1]
 
     def awaitTermination(self) -> None:
-        assert self.ended.wait(30.0)
+        assert self.ended.wait(scaled(30))
 
     def stop(self) -> None:
         self.ended.set()

@@ -30,6 +30,7 @@ from semel.spark.session import (
     plan,
     spark_session,
 )
+from semel.testing.limits import scaled
 
 MACHINE = Machine(3, 10 * GIB)
 
@@ -360,7 +361,7 @@ def test_what_says_nothing_is_left_out_and_all_else_is_passed_on(capfd: pytest.C
         subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write(sys.argv[1])", "\n".join(said)], check=True)
     for thread in threading.enumerate():
         if thread.name == "stderr-of-spark":
-            thread.join(10)
+            thread.join(scaled(30))
     assert capfd.readouterr().err == "ERROR Executor: out of memory\nTraceback\n\nthe end"
     os.write(2, b"direct again")
     assert capfd.readouterr().err == "direct again"

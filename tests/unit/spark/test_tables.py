@@ -28,6 +28,7 @@ from semel.spark.tables import TableTarget
 from semel.spark.tables_postgres import PostgresDatabase
 from semel.stores.open import open_store
 from semel.stores.sqlite import path_of
+from semel.testing.limits import scaled
 
 from .sinks import ids, options_of, records, told
 
@@ -182,7 +183,7 @@ def test_whoever_waits_for_dead_letters_is_woken(table: Table) -> None:
     stop = table.store.listen(woken.set)
     try:
         table.write(orders(("a", 1), outcome=["dead"]))
-        assert woken.wait(30.0)
+        assert woken.wait(scaled(30))
     finally:
         stop()
 

@@ -5,6 +5,7 @@ import threading
 from typing import Any, cast
 
 from semel.stores.checkpoint import LOG_BYTES, Checkpointer
+from semel.testing.limits import scaled, wait_until
 
 
 class SlowConnection:
@@ -17,7 +18,7 @@ class SlowConnection:
 
     def execute(self, sql: str) -> Any:
         self.copying.set()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(scaled(30))
         self.copies += 1
         return self
 
@@ -29,13 +30,13 @@ def test_closing_during_a_copy_ends_the_thread() -> None:
     slow = SlowConnection()
     checkpointer = Checkpointer(lambda: cast(sqlite3.Connection, slow))
     checkpointer.committed(cast(sqlite3.Connection, slow), LOG_BYTES)
-    assert slow.copying.wait(30)
+    assert slow.copying.wait(scaled(30))
     closer = threading.Thread(target=checkpointer.close, daemon=True)
     closer.start()
-    closer.join(0.2)
+    wait_until(lambda: checkpointer._requests.qsize() > 0, "the request to end")
     assert closer.is_alive(), "it waits for the copy under way"
     slow.go_on.set()
-    closer.join(30)
+    closer.join(scaled(30))
     assert not closer.is_alive(), "the request to end was lost while a copy was under way"
 
 

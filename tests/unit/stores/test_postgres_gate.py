@@ -11,6 +11,7 @@ import pytest
 
 from semel.errors import StoreUnavailable
 from semel.stores.postgres_gate import Shared
+from semel.testing.limits import scaled
 
 DEADLINE_S = 60.0
 SESSION: Any = None
@@ -28,7 +29,7 @@ class Act:
     def __call__(self, _: Any) -> None:
         self.count += 1
         self.begun.release()
-        assert self.go_on.acquire(timeout=DEADLINE_S)
+        assert self.go_on.acquire(timeout=scaled(DEADLINE_S))
         if self.failure is not None:
             raise self.failure
 
@@ -38,7 +39,7 @@ def start(
 ) -> tuple[Future[None], list[Future[None]]]:
     """One that acts, and others that came while it did."""
     first = threads.submit(shared.make, SESSION)
-    assert act.begun.acquire(timeout=DEADLINE_S)
+    assert act.begun.acquire(timeout=scaled(DEADLINE_S))
     others = [threads.submit(shared.make, SESSION) for _ in range(waiters)]
     wait_until(lambda: shared.waiting == waiters)
     return first, others
@@ -59,12 +60,12 @@ def test_all_who_come_while_one_acts_share_the_next_act() -> None:
     with ThreadPoolExecutor(8) as threads:
         first, others = start(shared, threads, act, 7)
         act.go_on.release()
-        first.result(DEADLINE_S)
-        assert act.begun.acquire(timeout=DEADLINE_S), "what began before they came does not serve them"
+        first.result(scaled(DEADLINE_S))
+        assert act.begun.acquire(timeout=scaled(DEADLINE_S)), "what began before they came does not serve them"
         assert not any(other.done() for other in others)
         act.go_on.release()
         for other in others:
-            other.result(DEADLINE_S)
+            other.result(scaled(DEADLINE_S))
     assert act.count == 2
 
 
@@ -77,7 +78,7 @@ def test_all_who_waited_hear_of_a_failure_and_the_next_one_tries_again() -> None
         act.go_on.release()
         for waiter in (first, *others):
             with pytest.raises(StoreUnavailable, match="silent"):
-                waiter.result(DEADLINE_S)
+                waiter.result(scaled(DEADLINE_S))
         act.failure = None
         act.go_on.release()
         shared.make(SESSION)
@@ -92,9 +93,9 @@ def test_a_connection_that_breaks_meanwhile_serves_nobody() -> None:
         first, [other] = start(shared, threads, act, 1)
         act.go_on.release()
         with pytest.raises(OSError, match="broken"):
-            first.result(DEADLINE_S)
-        assert act.begun.acquire(timeout=DEADLINE_S)
+            first.result(scaled(DEADLINE_S))
+        assert act.begun.acquire(timeout=scaled(DEADLINE_S))
         act.failure = None
         act.go_on.release()
-        other.result(DEADLINE_S)
+        other.result(scaled(DEADLINE_S))
     assert act.count == 2

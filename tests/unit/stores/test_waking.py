@@ -8,6 +8,7 @@ import pytest
 
 from semel.errors import StoreUnavailable
 from semel.stores.waking import Waking
+from semel.testing.limits import scaled
 
 
 class Version:
@@ -51,26 +52,26 @@ def test_a_commit_of_this_process_wakes_at_once(waking: Waking) -> None:
         waiting = pool.submit(waking.until, lambda: len(found), bool, 60)
         found.append(1)
         waking.wake()
-        assert waiting.result(30) == 1
+        assert waiting.result(scaled(30)) == 1
 
 
 def test_a_commit_of_another_process_is_noticed(waking: Waking, version: Version) -> None:
     found: list[int] = []
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(waking.until, lambda: len(found), bool, 60)
-        assert version.looked.wait(30)
+        assert version.looked.wait(scaled(30))
         found.append(1)
         version.value += 1
-        assert waiting.result(30) == 1
+        assert waiting.result(scaled(30)) == 1
 
 
 def test_a_look_that_fails_is_made_again(waking: Waking, version: Version) -> None:
     version.fails = True
     woken = threading.Event()
     waking.listen(woken.set)
-    assert version.looked.wait(30)
+    assert version.looked.wait(scaled(30))
     version.fails = False
-    assert woken.wait(30)
+    assert woken.wait(scaled(30))
 
 
 def test_nobody_looks_while_nobody_waits(waking: Waking, version: Version) -> None:
@@ -94,6 +95,6 @@ def test_closing_ends_all_waits(version: Version) -> None:
     waking = Waking(version, every_s=0.001)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(waking.until, lambda: 0, bool, 600)
-        assert version.looked.wait(30)
+        assert version.looked.wait(scaled(30))
         waking.close()
-        assert waiting.result(30) == 0
+        assert waiting.result(scaled(30)) == 0
