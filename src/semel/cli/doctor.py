@@ -280,6 +280,8 @@ def make_start_cache() -> Check:
 def _check_store(config: Config, given: str | None) -> list[Check]:
     url, source = config.resolve_store(given)
     found = _check_opening(url, source, config)
+    if found.state == "ok" and url.startswith("sqlite:"):
+        return [found, *_check_rights(url)]
     if found.state == "bad" or not url.lower().startswith(("postgresql:", "postgres:")):
         return [found]
     from semel.cli.doctor_postgres import check_postgres
@@ -306,6 +308,19 @@ def _check_opening(url: str, source: str, config: Config) -> Check:
     return Check(
         "store", "ok", f"{shown(url)} ({source}): {status.engine}, epoch {status.epoch}, schema {status.schema}"
     )
+
+
+def _check_rights(url: str) -> list[Check]:
+    """The messages are in these files, and where the server is. They are made for their owner alone; those of before,
+    or from elsewhere, are as somebody has left them."""
+    from semel.stores.private_files import is_open_to_others
+    from semel.stores.sqlite import path_of
+
+    names = [f"{path_of(url)}{end}" for end in ("", "-wal", "-shm", "-semel", "-server")]
+    shared = [name for name in names if is_open_to_others(Path(name))]
+    if not shared:
+        return []
+    return [Check("store files", "note", f"others can read {', '.join(shared)}", f"chmod 600 {' '.join(shared)}")]
 
 
 def _sqlite_exists(url: str) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from semel.errors import ConfigError, StoreBusy
+from semel.stores.private_files import open_private
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ def alone_with(path: Path) -> Iterator[Callable[[Running], None]]:
     """The only server on this SQLite file. The lock goes with the process, however that ends. In the file of the lock
     the server says where it is, with the function that is given here."""
     try:
-        lock = open(_lock_file(path), "a")  # noqa: SIM115
+        lock = os.fdopen(open_private(_lock_file(path), os.O_WRONLY | os.O_APPEND), "a")
     except FileNotFoundError:
         raise ConfigError(
             f"there is no folder {path.parent}", fix=f"make it, mkdir -p {path.parent}, or choose another --store"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semel.errors import StoreError, StoreReadOnly, StoreUnavailable
+from semel.stores.private_files import open_private
 
 _LAYOUT = struct.Struct(">8s32sQQQ")
 _MAGIC = b"semel-1\n"
@@ -72,7 +73,7 @@ class Sidecar:
 
     def _open(self) -> int:
         try:
-            self._fd = fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd = fd = open_private(self.path, os.O_RDWR)
         except OSError as error:
             raise _file_error(self.path, error) from None
         found = os.fstat(fd)

@@ -46,6 +46,7 @@ from semel.kernel.store import (
 from semel.stores.apply import apply
 from semel.stores.checkpoint import BACKSTOP_PAGES, Checkpointer
 from semel.stores.points import reach
+from semel.stores.private_files import make_private
 from semel.stores.queries import load_migrations
 from semel.stores.shared import (
     blob_missing,
@@ -134,6 +135,10 @@ class SqliteStore:
             raise StoreUnavailable(f"there is no store at {self.path}", fix=f"create it: semel store init {self.url}")
         if not self.path.parent.is_dir():
             raise StoreUnavailable(f"the folder {self.path.parent} does not exist", fix="create it, or correct the URL")
+        if create and not self.path.exists():
+            # SQLite gives the log and its index the rights of the database. What is wrong here it will say better.
+            with suppress(OSError):
+                make_private(self.path.resolve())
 
     def _connect(self, mode: str = "rw") -> sqlite3.Connection:
         """Only the first one may make the file."""

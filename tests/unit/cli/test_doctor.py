@@ -60,6 +60,19 @@ def test_a_store_that_is_there_is_opened(semel: Semel) -> None:
     assert checks["store"]["detail"].startswith("sqlite:///x.db (--store): SQLite ")
 
 
+def test_files_that_others_can_read_are_told_and_left_alone(semel: Semel) -> None:
+    semel("store", "init", "sqlite:///x.db")
+    assert "store files" not in found(semel("doctor", "--store", "sqlite:///x.db", "--json"))
+    Path("x.db").chmod(0o644)
+    ran = semel("doctor", "--store", "sqlite:///x.db", "--json")
+    assert ran.exit_code == 0
+    check = found(ran)["store files"]
+    assert check["state"] == "note"
+    assert "x.db" in check["detail"]
+    assert check["fix"].startswith("chmod 600 ")
+    assert Path("x.db").stat().st_mode & 0o777 == 0o644
+
+
 def test_a_bad_configuration_is_found_and_the_store_left_alone(semel: Semel) -> None:
     Path("semel.toml").write_text("[stoer]\n")
     ran = semel("doctor", "--json")
