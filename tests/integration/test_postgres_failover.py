@@ -32,9 +32,8 @@ WAITING_S = 0.3
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    with Pair() as pair:
-        yield pair
+def pair(postgres_pair: Pair) -> Pair:
+    return postgres_pair
 
 
 @pytest.fixture
@@ -170,7 +169,7 @@ def test_what_is_written_beside_the_commits_is_not_taken_for_safe_either(
 def test_a_batch_of_spark_whose_wait_is_cut_short_has_not_landed(
     pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor
 ) -> None:
-    with closing(PostgresDatabase(store.url)) as database, frozen(pair):
+    with closing(PostgresDatabase(store)) as database, frozen(pair):
         outcome = database.apply(store, [Append(STREAM, Envelope(id="batch"))])
         assert isinstance(outcome, Applied)
         heard = threads.submit(database.commit)

@@ -570,12 +570,11 @@ def test_a_state_that_is_set_again_and_again_stays_in_its_page(store: PostgresSt
         assert user.execute(stats).fetchall() == [(5,)]
 
 
-def test_old_counts_are_kept_from_the_migration_on(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = load_migrations("postgres")[:1]
-    monkeypatch.setattr("semel.stores.postgres.load_migrations", lambda engine: old)
-    PostgresStore(postgres_url).close()
+def test_old_counts_are_kept_from_the_migration_on(postgres_url: str) -> None:
+    [(number, first), *_] = load_migrations("postgres")
+    execute(postgres_url, first)
+    execute(postgres_url, "INSERT INTO semel_store (store_id, schema) VALUES ('old', %s)", number)
     execute(postgres_url, "INSERT INTO semel_state VALUES ('gone', '', -5), ('here', 'x', 3)")
-    monkeypatch.undo()
     now = time.time_ns() // 1000
     with closing(PostgresStore(postgres_url)) as store:
         assert store.migrate() == (NEWEST, NEWEST)

@@ -338,8 +338,10 @@ def open_database(store: Store) -> Iterator[Database]:
             yield sqlite
         return
     from semel.spark.tables_postgres import PostgresDatabase, postgres_errors
+    from semel.stores.postgres import PostgresStore
 
-    with postgres_errors(), closing(PostgresDatabase(store.url)) as postgres:
+    assert isinstance(store, PostgresStore), "the URL says so"
+    with postgres_errors(), closing(PostgresDatabase(store)) as postgres:
         yield postgres
 
 

@@ -14,7 +14,9 @@ from semel.kernel.ops import Conflict, Op, Outcome, Refused, Unit
 from semel.kernel.store import Store
 from semel.spark.tables import POSTGRES_TYPES, Lines, Shape, Verdicts, no_key, no_table
 from semel.stores.apply import apply
+from semel.stores.postgres import PostgresStore
 from semel.stores.postgres_engine import PostgresEngine, TryAgain
+from semel.stores.postgres_gate import check_settled
 from semel.stores.postgres_wire import Q, Statements, keep_warnings
 
 STAGED = "semel_staged"
@@ -24,8 +26,10 @@ NUMBER = "semel_number"
 class PostgresDatabase:
     """One connection with one transaction, which begins with the first statement."""
 
-    def __init__(self, url: str) -> None:
-        self.connection: psycopg.Connection[Any] = psycopg.connect(url)
+    def __init__(self, store: PostgresStore) -> None:
+        self._witness = store.witness
+        self._term = self._witness.term
+        self.connection: psycopg.Connection[Any] = psycopg.connect(store.url)
         self._warnings = keep_warnings(self.connection)
         # what was landed before is seen only when the synchronous standby has it
         self.connection.execute(Q["barrier"].encode())
@@ -88,6 +92,7 @@ class PostgresDatabase:
         records is woken by its commit."""
         run = Statements(self.connection, ours=False)
         run.run("hold_epoch")
+        check_settled(run)
         unit = Unit(tuple(ops))
         engine = PostgresEngine(run.join, store.node, [unit])
         try:
@@ -100,7 +105,10 @@ class PostgresDatabase:
         return outcome
 
     def commit(self) -> None:
+        """The store answers for it like for its own commits."""
         self._commit()
+        [(lsn,)] = Statements(self.connection, ours=False).ask("flushed")
+        self._witness.saw(self._term, lsn)
 
     def _commit(self) -> None:
         """A warning takes the success back: the synchronous standby has not confirmed."""

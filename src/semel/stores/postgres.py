@@ -11,12 +11,11 @@ import threading
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import Any
 
 import psycopg
-from psycopg import Connection
-from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg import RawCursor
 
 from semel.errors import (
     CommitInDoubt,
@@ -28,7 +27,7 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.kernel.ledger import START, Entry, Mark
-from semel.kernel.ops import Op, Outcome, Result, Unit, WorkRow, WorkState
+from semel.kernel.ops import Outcome, Unit, WorkRow, WorkState
 from semel.kernel.position import Position, check_epoch
 from semel.kernel.store import (
     IDENTITY_KEEP_S,
@@ -49,13 +48,14 @@ from semel.stores.points import reach
 from semel.stores.postgres_engine import PostgresEngine, TryAgain, entry_of, index_entry_of, record_of, work_row_of
 from semel.stores.postgres_gate import Gate
 from semel.stores.postgres_listen import Listener
+from semel.stores.postgres_pool import Pool
 from semel.stores.postgres_sync import roll_back, transaction, watched
+from semel.stores.postgres_tx import PostgresTx
 from semel.stores.postgres_wire import (
     LOCK_S,
     Array,
     Begun,
     Call,
-    Pool,
     Row,
     Session,
     Statements,
@@ -69,13 +69,12 @@ from semel.stores.postgres_wire import (
     redact,
     texts,
 )
+from semel.stores.postgres_witness import MARKER_KEEP_US, Commit
 from semel.stores.queries import load_migrations
 from semel.stores.shared import (
     blob_missing,
-    check_bound,
     exported_mark,
     prefix_bounds,
-    unwrap_bound,
 )
 
 SERVER_MIN = 140000
@@ -84,7 +83,6 @@ DOUBTS_MAX = 1000
 MIGRATE_S = 600.0
 CLOSE_S = 2.0
 """How long closing waits for a commit under way."""
-MARKER_KEEP_US = 48 * 3600 * 1_000_000
 LEDGER_COLUMNS = (
     "xid", "seq", "at", "node", "pipeline", "hop", "kind", "message", "delivery", "session", "idx", "peer", "stream",
     "epoch", "first", "last", "n", "fold", "attempt", "cause", "trace",
@@ -120,7 +118,8 @@ class PostgresStore:
         self._ledger_swept = START
         self._closed = False
         self._gate = Gate(url, node)
-        self._pool = Pool(url, self._gate.open)
+        self.witness = self._gate.witness
+        self._pool = Pool(url, self._gate.open, self.witness)
         self._writer_pid = 0
         self._listener = Listener(self._gate.open, lambda pid: pid == self._writer_pid)
         try:
@@ -216,6 +215,7 @@ class PostgresStore:
             engine = PostgresEngine(self._begin, self.node, units)
             outcomes = apply(engine, units)
             engine.begin()
+            self._check_member(engine.members)
         except BaseException:
             if self._writer is not None:
                 roll_back(self._writer)
@@ -223,6 +223,17 @@ class PostgresStore:
         assert self._writer is not None, "a transaction that has begun has a connection"
         self._end(self._writer, outcomes, engine)
         return outcomes
+
+    def _check_member(self, members: int) -> None:
+        """Once there are members nobody answers who is none. The next connection makes us one."""
+        if members and not self._gate.membership.is_joined:
+            self._drop_writer()
+            raise TryAgain("member")
+
+    def _drop_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._writer, self._writer_pid = None, 0
 
     def _begin(self, calls: Sequence[Call]) -> Begun:
         """A connection may have died since the last commit. Nothing was written, so a new one may take its place."""
@@ -245,9 +256,8 @@ class PostgresStore:
         """After a failover the same URL leads to another server, so a new connection begins like an open."""
         if self._closed:
             raise StoreUnavailable("the store is closed", fix="open it again")
-        if self._writer is not None and is_broken(self._writer):
-            self._writer.close()
-            self._writer, self._writer_pid = None, 0
+        if self._writer is not None and (is_broken(self._writer) or self._writer.term != self.witness.term):
+            self._drop_writer()
         if self._writer is None:
             self._writer = self._open_writer()
             self._writer_pid = self._writer.info.backend_pid
@@ -267,11 +277,14 @@ class PostgresStore:
         when it comes with a warning, for then the standby may lack it."""
         is_asked = False
         last = connection.cursor()
+        seen: RawCursor[Row] | None = None
         connection.warnings.clear()
         try:
             with connection.pipeline():
                 if engine.wrote:
                     engine.finish(self._writer_name, self._commits + 1)
+                elif self.witness.is_member:
+                    seen = Statements(connection).run("flushed")
                 reach("commit.applied")
                 is_asked = True
                 last.execute("COMMIT", prepare=False)
@@ -297,7 +310,20 @@ class PostgresStore:
             connection.close()
             self._writer_pid = 0
             raise self._doubt(outcomes, engine.now, f"COMMIT came with a warning: {connection.warning_text}")
+        self._answer(connection, outcomes, engine, seen)
         self._commits += engine.wrote
+
+    def _answer(
+        self, connection: Session, outcomes: list[Outcome], engine: PostgresEngine, seen: RawCursor[Row] | None
+    ) -> None:
+        if not engine.wrote:
+            self.witness.saw(connection.term, seen.fetchall()[0][0] if seen is not None else 0)
+            return
+        try:
+            self.witness.committed(connection.term, Commit(self._writer_name, self._commits + 1, engine.now))
+        except StoreUnavailable as error:
+            self._drop_writer()
+            raise self._doubt(outcomes, engine.now, f"it is too late to acknowledge it: {error.message}") from error
 
     def _doubt(self, outcomes: list[Outcome], at: int, cause: str) -> CommitInDoubt:
         marker = f"{self._writer_name}.{self._commits + 1}"
@@ -319,11 +345,13 @@ class PostgresStore:
         writer, _, n = marker.partition(".")
         with self._pool.connection() as session, watched(session), transaction(session, lock_s=sync.WAIT_S) as run:
             run.run("barrier")
-            [(now, _, _)] = run.ask("store_now")
+            [(now, *_)] = run.ask("store_now")
             if now - at > MARKER_KEEP_US // 2:
                 raise StoreUnavailable(f"the marker of {marker} may be gone", fix="compare by hand what was written")
             if run.run("void", writer, int(n), now).rowcount or run.ask("is_void", writer, int(n))[0][0]:
                 return None
+            [(lsn,)] = run.ask("flushed")
+        self.witness.saw(session.term, lsn)
         self._listener.wake()
         return outcomes
 
@@ -335,8 +363,10 @@ class PostgresStore:
 
     def read(self, stream: str, after: Position | None = None, limit: int = 1000) -> Records | Trimmed:
         """One statement, so that the trim mark and the records are of the same moment."""
-        rows = self._pool.ask("read", stream, after.offset if after is not None else None, max(0, limit))
-        epoch, first, begin = rows[0][:3]
+        asked = ("read", (stream, after.offset if after is not None else None, max(0, limit)))
+        term, [rows] = self._pool.ask_in_term([asked])
+        epoch, first, begin, offset = rows[-1][:4]
+        self.witness.read(term, stream, offset or 0, rows[-1][7])
         if after is not None:
             check_epoch(after, epoch)
         if first is not None and begin + 1 < first:
@@ -537,13 +567,7 @@ class PostgresStore:
 
     def bind(self, connection: Any) -> PostgresTx:
         """`connection` is the user's own psycopg connection, with a transaction open or about to open."""
-        if not isinstance(connection, Connection):
-            raise InputError(
-                f"a {type(connection).__name__} is not a psycopg connection", fix="pass a psycopg.Connection"
-            )
-        if connection.info.encoding != "utf-8":
-            raise InputError(f"the connection speaks {connection.info.encoding}", fix="set client_encoding to UTF8")
-        return PostgresTx(self, connection)
+        return PostgresTx(self.url, self.node, connection)
 
     def check(self) -> None:
         [(_, _, is_standby, _)] = self._pool.ask("server")
@@ -589,42 +613,12 @@ class PostgresStore:
         finally:
             self._lock.release()
         self._pool.close()
+        self._gate.membership.close()
 
     def _cut_writer(self) -> None:
         """A commit may wait for its standby for ever. Whoever waits for the commit hears that it is in doubt."""
         if (writer := self._writer) is not None:
             sync.hang_up(writer)
-
-
-class PostgresTx:
-    """Semel's writes inside the user's transaction. The user commits or rolls back; no head is locked, nobody is
-    notified. A call that raises leaves nothing behind, so the user may go on after catching the error."""
-
-    def __init__(self, store: PostgresStore, connection: Connection[Any]) -> None:
-        self._store = store
-        self._connection = connection
-
-    def apply(self, ops: Sequence[Op]) -> tuple[Result, ...]:
-        unit = check_bound(ops)
-        self._check_open()
-        with errors(self._store.url), _savepoint(self._connection):
-            engine = PostgresEngine(Statements(self._connection, ours=False).join, self._store.node, [unit])
-            try:
-                results = unwrap_bound(apply(engine, [unit])[0])
-                engine.flush()
-                return results
-            except TryAgain as error:
-                raise StoreBusy(
-                    f"another transaction created the same {error} at this moment",
-                    fix="roll back and run the transaction again",
-                ) from None
-
-    def _check_open(self) -> None:
-        status = self._connection.info.transaction_status
-        if status == TransactionStatus.INERROR:
-            raise InputError("the transaction has failed already", fix="roll it back and begin again")
-        if self._connection.autocommit and status == TransactionStatus.IDLE:
-            raise InputError("no transaction is open", fix="use `with connection.transaction():`")
 
 
 def _schema(run: Statements) -> int:
@@ -635,30 +629,6 @@ def _schema(run: Statements) -> int:
 
 def _newest() -> int:
     return load_migrations("postgres")[-1][0]
-
-
-@contextmanager
-def _savepoint(connection: Connection[Any]) -> Iterator[None]:
-    """All or nothing inside a transaction that is not ours. psycopg's own `transaction()` commits at its end when it
-    finds none begun, and in a pipeline it cannot tell."""
-    connection.execute("SAVEPOINT semel_apply", prepare=False)
-    try:
-        yield
-    except BaseException:
-        # a connection that cannot go back cannot commit either
-        with suppress(psycopg.Error):
-            _go_back(connection)
-        raise
-    connection.execute("RELEASE SAVEPOINT semel_apply", prepare=False)
-
-
-def _go_back(connection: Connection[Any]) -> None:
-    if connection.pgconn.pipeline_status != PipelineStatus.OFF:
-        # one that was aborted takes no statement before it is synchronised, which this does
-        with suppress(psycopg.Error), connection.pipeline():
-            pass
-    connection.execute("ROLLBACK TO SAVEPOINT semel_apply", prepare=False)
-    connection.execute("RELEASE SAVEPOINT semel_apply", prepare=False)
 
 
 def _forget_blobs(run: Statements, blobs: Sequence[str | None], now: int) -> None:

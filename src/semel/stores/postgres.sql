@@ -27,7 +27,7 @@ SELECT pg_logical_emit_message(true, 'semel', '')
 SELECT set_config('lock_timeout', $1, true)
 
 -- name: store_now
-SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch, xid_base FROM semel_store
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch, xid_base, members FROM semel_store
 
 -- name: own_epoch
 SELECT pg_advisory_xact_lock(1397050700, 1)
@@ -37,6 +37,9 @@ SELECT pg_advisory_xact_lock(1397050700, 2)
 
 -- name: own_sweep
 SELECT pg_try_advisory_xact_lock(1397050700, 3)
+
+-- name: own_members
+SELECT pg_advisory_xact_lock(1397050700, 4), pg_advisory_xact_lock_shared(1397050700, 1)
 
 -- name: draw_fences
 SELECT nextval('semel_fence') FROM generate_series(1, $1::bigint)
@@ -531,6 +534,15 @@ DELETE FROM semel_marker WHERE at < (extract(epoch FROM clock_timestamp()) * 100
 SELECT current_setting('server_version_num')::integer, current_setting('server_encoding'), pg_is_in_recovery(),
     to_regclass('semel_store') IS NOT NULL
 
+-- name: origin
+-- What is noted and what is. The timeline is that of the last thing written, which a standby cannot tell.
+SELECT system, timeline, tables, epoch, members, raised_on, current_setting('synchronous_standby_names') <> '', (
+    SELECT ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint
+), (
+    SELECT d.oid || '.' || 'semel_store'::regclass::oid FROM pg_database d WHERE d.datname = current_database()
+)
+FROM semel_store
+
 -- name: read_store
 SELECT store_id, schema, epoch, system, timeline, tables FROM semel_store
 
@@ -544,24 +556,18 @@ SELECT epoch FROM semel_store
 -- name: system_id
 SELECT system_identifier::text FROM pg_control_system()
 
--- name: timeline
-SELECT ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint
-
--- name: table_ids
--- Changes when the tables are restored from a dump, into a new database or over the old ones.
-SELECT d.oid || '.' || 'semel_store'::regclass::oid FROM pg_database d WHERE d.datname = current_database()
-
 -- name: cursor_beyond_head
 SELECT c.name FROM semel_cursor c LEFT JOIN semel_stream s ON s.name = c.stream
 WHERE c."offset" > coalesce(s.head, 0)
 LIMIT 1
 
 -- name: note_origin
+-- The tables change when they are restored from a dump, into a new database or over the old ones.
 UPDATE semel_store SET
     system = coalesce($1::text, system), timeline = coalesce($2::bigint, timeline), tables = coalesce($3::text, tables)
 
 -- name: raise_epoch
-UPDATE semel_store SET epoch = epoch + 1, xid_base = greatest(
+UPDATE semel_store SET epoch = epoch + 1, raised_on = $2::bigint, xid_base = greatest(
     xid_base,
     1 - pg_current_xact_id()::text::bigint + greatest(
         $1::bigint, (SELECT max(xid) FROM semel_ledger), (SELECT max(xid) FROM semel_stream)
@@ -577,6 +583,96 @@ UPDATE semel_cursor SET epoch = $1::integer
 
 -- name: raise_fence
 SELECT setval('semel_fence', nextval('semel_fence') + $1::bigint)
+
+
+-- Members ---------------------------------------------------------------------------------------------------------
+
+-- name: flushed
+-- Nothing is visible that was not written to the log before. A standby has no such place.
+SELECT CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint END
+
+-- name: members_gone
+-- Their leases ran out, or their process has ended: they answer no more.
+DELETE FROM semel_member
+WHERE until < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint OR member = ANY($1)
+
+-- name: member_processes
+SELECT member, process FROM semel_member
+
+-- name: count_member
+UPDATE semel_store SET members = members + 1 RETURNING members
+
+-- name: add_member
+INSERT INTO semel_member (member, node, process, number, seen, renewed, until, timeline)
+SELECT $1, $2, $3, $4::bigint, $4::bigint, now.us, now.us + $5::bigint, $6::bigint
+FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us) now
+
+-- name: notify_members
+SELECT pg_notify('semel_member', '')
+
+-- name: is_known
+-- To one at least of those who were there before, or there is none of them.
+SELECT coalesce(bool_or(seen >= $1::bigint), true) FROM semel_member
+WHERE number < $1::bigint AND until >= (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+
+-- name: beat
+-- A lease that has run out is not renewed: others may have joined meanwhile without our word.
+UPDATE semel_member m SET renewed = now.us, until = now.us + $3::bigint, seen = $2::bigint
+FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us) now, semel_store s
+WHERE m.member = $1 AND m.until >= now.us
+RETURNING s.members, pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')::bigint
+
+-- name: leave
+DELETE FROM semel_member WHERE member = $1
+
+-- name: history
+SELECT pg_read_file('pg_wal/' || upper(lpad(to_hex($1::bigint), 8, '0')) || '.history')
+
+-- name: has_marker
+SELECT EXISTS (SELECT FROM semel_marker WHERE writer = $1 AND n >= $2::bigint)
+
+-- name: lost_records
+-- Those of the records that were read and are not here. Before anybody has written on a new timeline a record that is
+-- trimmed was here: $4.
+SELECT u.stream, u."offset"
+FROM unnest($1::text[], $2::bigint[], $3::bigint[]) AS u (stream, "offset", at)
+LEFT JOIN semel_stream s ON s.name = u.stream
+WHERE NOT coalesce(u."offset" < s.first AND $4::boolean, false) AND NOT EXISTS (
+    SELECT FROM semel_record r WHERE r.stream_id = s.id AND r."offset" = u."offset" AND r.at = u.at
+)
+
+-- name: read_member
+SELECT number FROM semel_member WHERE member = $1
+
+-- name: read_switch
+SELECT timeline, members, switch_timeline, switch_at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+FROM semel_store
+
+-- name: begin_switch
+UPDATE semel_store SET switch_timeline = $1::bigint, switch_at = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+
+-- name: vouch
+UPDATE semel_member SET timeline = $2::bigint WHERE member = $1
+
+-- name: read_vouchers
+-- Of those whose lease had not run out when the last of all was renewed, by the clock of the server that is gone.
+SELECT count(*), string_agg(node, ', ' ORDER BY node) FILTER (WHERE timeline <> $1::bigint)
+FROM semel_member
+WHERE until >= (SELECT max(renewed) FROM semel_member)
+
+-- name: drop_silent_members
+DELETE FROM semel_member WHERE timeline <> $1::bigint
+
+-- name: restamp_members
+-- From now on the clock of this server counts.
+UPDATE semel_member SET renewed = now.us, until = now.us + $1::bigint
+FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us) now
+
+-- name: is_settled
+SELECT timeline IS NULL
+    OR timeline = ('x' || lpad(left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), 16, '0'))::bit(64)::bigint
+FROM semel_store
+
 
 -- name: status_streams
 SELECT name, head, first FROM semel_stream ORDER BY name

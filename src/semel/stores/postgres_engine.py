@@ -85,12 +85,14 @@ class _Work:
 
 @dataclass(frozen=True, slots=True)
 class _Transaction:
-    """An open one, with the clock, the epoch and the base of transaction ids that it goes by."""
+    """An open one, with the clock, the epoch and the base of transaction ids that it goes by. `members` have ever
+    joined."""
 
     statements: Statements
     now: int
     epoch: int
     xid_base: int
+    members: int
 
 
 class PostgresEngine:
@@ -133,6 +135,10 @@ class PostgresEngine:
     @property
     def epoch(self) -> int:
         return self._transaction.epoch
+
+    @property
+    def members(self) -> int:
+        return self._transaction.members
 
     def _run(self, *calls: Call) -> list[RawCursor[Row]]:
         """These, after the writes that wait."""

@@ -7,10 +7,11 @@ synchronous standby confirms, because a crash makes commits visible that were st
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from dataclasses import astuple, dataclass
 
 from semel.errors import SemelError, StoreReadOnly, StoreUnavailable
 from semel.kernel.ledger import Event, Kind
@@ -18,11 +19,47 @@ from semel.kernel.position import EPOCH_GAP
 from semel.kernel.store import State
 from semel.stores.points import reach
 from semel.stores.postgres_engine import PostgresEngine
+from semel.stores.postgres_members import Membership
+from semel.stores.postgres_switch import Switch, drop_silent, find_switch_lsn
 from semel.stores.postgres_sync import barrier, transaction
-from semel.stores.postgres_wire import Session, Statements, connect, errors, redact
+from semel.stores.postgres_wire import LOCK_S, Session, Statements, connect, errors, redact
+from semel.stores.postgres_witness import Witness
 from semel.stores.shared import exported_mark, start_of_epoch
 
-ORIGIN = ("server", "timeline", "tables")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where tables are. What this user may not see is None, and what is unknown proves nothing."""
+
+    server: str | None
+    timeline: int | None
+    tables: str | None
+
+    def changes(self, now: Origin) -> dict[str, str]:
+        pairs = ((name, getattr(self, name), getattr(now, name)) for name in ("server", "timeline", "tables"))
+        return {
+            name: f"{name} {was} became {is_now}"
+            for name, was, is_now in pairs
+            if was is not None and is_now is not None and was != is_now
+        }
+
+    def is_news(self, now: Origin) -> bool:
+        """Whether more is known now than before."""
+        pairs = ((self.server, now.server), (self.timeline, now.timeline), (self.tables, now.tables))
+        return any(was is None and is_now is not None for was, is_now in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a new connection leads to. `members` have ever joined; `is_followed`: commits wait for a standby."""
+
+    noted: Origin
+    origin: Origin
+    members: int
+    raised_on: int | None
+    is_followed: bool
 
 
 class Gate:
@@ -30,13 +67,16 @@ class Gate:
 
     def __init__(self, url: str, node: str) -> None:
         self._url, self._node = url, node
+        self.witness = Witness()
+        self.membership = Membership(url, node, self.witness, self.open)
         self._barriers = Shared(barrier)
-        self._checking = threading.Lock()
+        self._checking = threading.RLock()
         self._was_primary = False
+        self._member_on: int | None = None
 
-    def open(self, lock_s: float | None = None) -> Session:
+    def open(self, lock_s: float = LOCK_S) -> Session:
         """A connection that may be used."""
-        session = connect(self._url) if lock_s is None else connect(self._url, lock_s)
+        session = connect(self._url, lock_s)
         try:
             with errors(self._url):
                 self._admit(session)
@@ -45,16 +85,31 @@ class Gate:
             raise
         return session
 
+    def is_current(self, session: Session) -> bool:
+        """False when it leads to a server that is not the store's any more."""
+        return session.term == self.witness.term
+
     def _admit(self, session: Session) -> None:
-        run = Statements(session)
-        [(_, _, session.is_standby, _)] = run.ask("server")
+        [(_, _, session.is_standby, _)] = Statements(session).ask("server")
         if session.is_standby:
             self._check_standby()
+            session.term = self.witness.term
             return
         with self._checking:
-            self._check_rewind(session)
-        self._was_primary = True
+            found = self._check(session)
+            self._ensure_member(session, found)
+            session.term = self.witness.term
+            self._was_primary = True
         self._barriers.make(session)
+
+    def _ensure_member(self, session: Session, found: Found) -> None:
+        """Where commits wait for a standby, or others are members, nothing is answered by somebody who is none."""
+        timeline = _known(found.origin.timeline)
+        if self.membership.is_joined and self._member_on != timeline:
+            self.membership.renew(session, timeline)
+        elif (found.members or found.is_followed) and not self.membership.is_joined:
+            self.membership.join(session, timeline)
+        self._member_on = timeline
 
     def _check_standby(self) -> None:
         """Whoever opened the store on a standby reads what the standby has. Nobody is led back to it in silence."""
@@ -63,39 +118,79 @@ class Gate:
                 f"{redact(self._url)} leads to a standby now", fix="try again when a primary has been promoted"
             )
 
-    def _check_rewind(self, session: Session) -> None:
+    def _check(self, session: Session) -> Found:
         """Another server, another timeline or other tables than last time: the history may have been cut short."""
-        run = Statements(session)
-        origin = find_origin(run)
-        [(_, _, _, *noted)] = run.ask("read_store")
-        changes = [
-            f"{what} {was} became {now}"
-            for what, was, now in zip(ORIGIN, noted, origin, strict=True)
-            if was is not None and now is not None and was != now
-        ]
-        if changes:
-            self.raise_epoch(session, ", ".join(changes), lambda run: run.ask("read_store")[0][3:] == tuple(noted))
-        elif run.ask("cursor_beyond_head"):
+        found = find(session)
+        changes = found.noted.changes(found.origin)
+        switch = Switch(session, _known(found.origin.timeline), self.witness, self.membership)
+        if changes and not self._is_kept(switch, found, changes):
+            self.raise_epoch(session, ", ".join(changes.values()), lambda run: find_noted(run) == found.noted)
+        elif Statements(session).ask("cursor_beyond_head"):
             reason = "a cursor stands beyond the end of its stream"
             self.raise_epoch(session, reason, lambda run: bool(run.ask("cursor_beyond_head")))
-        elif any(was is None and now is not None for was, now in zip(noted, origin, strict=True)):
+        elif found.noted.is_news(found.origin):
             with transaction(session) as run:
-                run.run("note_origin", *origin)
+                run.run("note_origin", *astuple(found.origin))
+        if not switch.is_kept_by_us:
+            self._check_own(session, find(session) if changes else found)
+        self.witness.move_on(_known(found.origin.timeline))
+        return found
+
+    def _is_kept(self, switch: Switch, found: Found, changes: dict[str, str]) -> bool:
+        """Only a switch of the same server to another timeline can be survived, and only where there are members."""
+        if set(changes) != {"timeline"} or None in (*astuple(found.noted), *astuple(found.origin)) or not found.members:
+            return False
+        if switch.decide(lambda run: self._note_kept(run, found, changes["timeline"])):
+            return True
+        changes["reason"] = switch.reason
+        return False
+
+    def _note_kept(self, run: Statements, found: Found, change: str) -> None:
+        run.run("note_origin", *astuple(found.origin))
+        [(epoch,)] = run.ask("read_epoch")
+        self._log(run, Event(Kind.ACTION, "store", message=f"epoch {epoch} kept", cause=change))
+        log.warning("PostgreSQL was switched: %s; nothing is lost, and epoch %d goes on", change, epoch)
+
+    def _check_own(self, session: Session, found: Found) -> None:
+        """Others may have decided without us. What we have answered for must be there, or the epoch is raised yet."""
+        before, timeline = self.witness.timeline, _known(found.origin.timeline)
+        if before is None:
+            return
+        if found.raised_on is None or found.raised_on <= before:
+            loss = self._find_loss(session, before, timeline)
+            if loss is None:
+                return
+            self.raise_epoch(session, loss, lambda _: True)
+        self.witness.begin_anew(Statements(session).ask("flushed")[0][0])
+
+    def _find_loss(self, session: Session, before: int, timeline: int) -> str | None:
+        switch_lsn = find_switch_lsn(session, timeline, before) if timeline != before else None
+        if timeline != before and switch_lsn is None:
+            return "the history of the timeline cannot be read"
+        [(now, *_)] = Statements(session).ask("store_now")
+        return self.witness.find_loss(session, switch_lsn, now, is_pending=False)
 
     def raise_epoch(self, session: Session, reason: str, is_needed: Callable[[Statements], bool]) -> int:
         """Waits until no commit is under way. Of several processes that see the need, the first one does it."""
-        origin = find_origin(Statements(session))
+        origin = find(session).origin
         with transaction(session, "own_epoch") as run:
-            if not is_needed(run):
-                return int(run.ask("read_epoch")[0][0])
-            [(epoch,)] = run.ask("raise_epoch", _highest_exported(run))
-            run.run("note_origin", *origin)
-            run.run("raise_heads", EPOCH_GAP, start_of_epoch(epoch))
-            run.run("rebase_cursors", epoch)
-            run.run("raise_fence", EPOCH_GAP)
-            self._log(run, Event(Kind.ACTION, "store", message=f"epoch {epoch}", cause=reason))
-            run.run("notify")
-            reach("epoch.raised")
+            if is_needed(run):
+                return self._write_epoch(run, reason, origin)
+            return int(run.ask("read_epoch")[0][0])
+
+    def _write_epoch(self, run: Statements, reason: str, origin: Origin) -> int:
+        noted = find_noted(run)
+        is_elsewhere = noted.server != origin.server or noted.tables != origin.tables
+        [(epoch,)] = run.ask("raise_epoch", _highest_exported(run), origin.timeline)
+        drop_silent(run, -1 if is_elsewhere else _known(origin.timeline))
+        run.run("note_origin", *astuple(origin))
+        run.run("raise_heads", EPOCH_GAP, start_of_epoch(epoch))
+        run.run("rebase_cursors", epoch)
+        run.run("raise_fence", EPOCH_GAP)
+        self._log(run, Event(Kind.ACTION, "store", message=f"epoch {epoch}", cause=reason))
+        run.run("notify")
+        reach("epoch.raised")
+        log.warning("epoch %d begins: %s", epoch, reason)
         return int(epoch)
 
     def _log(self, run: Statements, event: Event) -> None:
@@ -155,15 +250,28 @@ class Shared:
         return self._done >= wanted
 
 
-def find_origin(run: Statements) -> list[Any]:
-    """What this user may not see stays unknown, and what is unknown proves nothing."""
-    return [_ask_or_none(run, query) for query in ("system_id", "timeline", "table_ids")]
-
-
-def _ask_or_none(run: Statements, query: str) -> Any:
+def find(session: Session) -> Found:
+    run = Statements(session)
+    [(*noted, _, members, raised_on, is_followed, timeline, tables)] = run.ask("origin")
+    server = None
     with suppress(StoreReadOnly), errors(""):
-        return run.ask(query)[0][0]
-    return None
+        [(server,)] = run.ask("system_id")
+    return Found(Origin(*noted), Origin(server, timeline, tables), members, raised_on, is_followed)
+
+
+def find_noted(run: Statements) -> Origin:
+    return Origin(*run.ask("origin")[0][:3])
+
+
+def check_settled(run: Statements) -> None:
+    """For a transaction on a connection that did not come through the gate, with the epoch held."""
+    if not run.ask("is_settled")[0][0]:
+        raise StoreUnavailable("PostgreSQL was switched to another server", fix="start the query again")
+
+
+def _known(timeline: int | None) -> int:
+    assert timeline is not None, "a primary knows its timeline"
+    return timeline
 
 
 def _highest_exported(run: Statements) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import struct
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +15,7 @@ from psycopg.abc import Buffer
 from psycopg.adapt import Dumper, PyFormat
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import Diagnostic
-from psycopg.pq import ConnStatus, Format, TransactionStatus
+from psycopg.pq import ConnStatus, Format
 from psycopg.rows import tuple_row
 from psycopg.types.numeric import Int8BinaryDumper
 
@@ -35,7 +34,6 @@ from semel.stores.queries import load_queries
 Q = load_queries("postgres.sql")
 Row = tuple[Any, ...]
 LOCK_S = 10.0
-READERS_MAX = 8
 
 DEFAULTS: dict[str, Any] = {
     "connect_timeout": 10,
@@ -232,11 +230,12 @@ def keep_warnings(connection: Connection[Any]) -> list[str]:
 
 class Session(Connection[Any]):
     """A connection of ours. It keeps the warnings that came with the answers, for a COMMIT may succeed with one that
-    takes the success back, and knows whether its server was a standby when it was opened."""
+    takes the success back. It knows whether its server was a standby when it was opened, and in which term that was."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.is_standby = False
+        self.term = -1
         self.warnings = keep_warnings(self)
 
     @property
@@ -270,82 +269,6 @@ def connect(url: str, lock_s: float = LOCK_S) -> Session:
 
 def is_broken(connection: Connection[Any]) -> bool:
     return connection.closed or connection.pgconn.status != ConnStatus.OK
-
-
-class Pool:
-    """A few connections for readers. One that breaks takes the idle ones with it: they broke for the same reason.
-
-    `open` makes one that may be used."""
-
-    def __init__(self, url: str, open: Callable[[], Session]) -> None:
-        self._url, self._open = url, open
-        self._lock = threading.Lock()
-        self._idle: list[Session] = []
-        self._closed = False
-
-    @contextmanager
-    def connection(self) -> Iterator[Session]:
-        connection = self._take_living() or self._open()
-        try:
-            with errors(self._url):
-                yield connection
-        finally:
-            self._give_back(connection)
-
-    def ask(self, name: str, *params: Any) -> list[Row]:
-        """Run one query that only reads. On an idle connection that had died it is simply run again."""
-        connection = self._take()
-        if connection is not None:
-            try:
-                with errors(self._url):
-                    return Statements(connection).ask(name, *params)
-            except SemelError:
-                if not is_broken(connection):
-                    raise
-            finally:
-                self._give_back(connection)
-        with self.connection() as fresh:
-            return Statements(fresh).ask(name, *params)
-
-    def _take_living(self) -> Session | None:
-        """An idle connection may have died unnoticed, so it is asked for a sign of life."""
-        connection = self._take()
-        if connection is not None:
-            with suppress(psycopg.Error):
-                connection.execute("SELECT", prepare=False)
-                return connection
-            self._give_back(connection)
-        return None
-
-    def _take(self) -> Session | None:
-        with self._lock:
-            if self._closed:
-                raise StoreUnavailable("the store is closed", fix="open it again")
-            return self._idle.pop() if self._idle else None
-
-    def _give_back(self, connection: Session) -> None:
-        with self._lock:
-            gone = [connection]
-            if is_broken(connection):
-                gone += self._idle
-                self._idle.clear()
-            elif self._is_reusable(connection):
-                self._idle.append(connection)
-                return
-        for each in gone:
-            each.close()
-
-    def _is_reusable(self, connection: Session) -> bool:
-        """A standby may be promoted under an open connection, which nobody would notice."""
-        is_idle = connection.info.transaction_status == TransactionStatus.IDLE and not connection.is_standby
-        return is_idle and not self._closed and len(self._idle) < READERS_MAX
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
 
 
 # -- errors

@@ -42,10 +42,14 @@ class PrivatePostgres:
     """Start with `with PrivatePostgres() as server:`; every `new_database()` is empty.
 
     Without `durable` the server does not wait for the disk. Data still survives the death of any process, only not
-    the loss of power, which is all that most tests need. Measurements must ask for `durable=True`.
+    the loss of power, which is all that most tests need. Measurements must ask for `durable=True`. A `template` is
+    what `make_template` has made; to copy it takes a tenth of the time.
     """
 
-    def __init__(self, *, durable: bool = False, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *, durable: bool = False, settings: dict[str, str] | None = None, template: Path | None = None
+    ) -> None:
+        self._template = template
         self.folder = Path(tempfile.mkdtemp(prefix="semel-pg-", dir=None if durable else memory_folder()))
         self._settings = {
             "listen_addresses": "",
@@ -133,6 +137,11 @@ class PrivatePostgres:
             minder.communicate(word)
 
     def _initialise(self) -> None:
+        if self._template is not None:
+            subprocess.run(["cp", "-r", self._template, self._data], check=True)
+            self._own(Path(self._data), whole=True)
+            os.chmod(self._data, 0o700)
+            return
         arguments = ["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--username", ADMIN]
         self._run([self._bin / "initdb", "-D", self._data, *arguments])
 
@@ -144,9 +153,9 @@ class PrivatePostgres:
                 f"{Path(command[0]).name} failed: {done.stderr.strip()}", fix="see the message above"
             )
 
-    def _own(self, path: Path) -> None:
+    def _own(self, path: Path, *, whole: bool = False) -> None:
         if self._user is not None:
-            shutil.chown(path, self._user)
+            subprocess.run(["chown", *(["-R"] if whole else []), self._user, path], check=True)
 
     def _wait_until_ready(self) -> None:
         until = time.monotonic() + scaled(START_TIMEOUT_S)
@@ -158,6 +167,16 @@ class PrivatePostgres:
                 if time.monotonic() > until:
                     raise StoreUnavailable(f"PostgreSQL does not start: {error}", fix=self.log_text) from None
             time.sleep(0.02)
+
+
+def make_template(folder: Path) -> Path:
+    """The data of a server that has never run, for others to begin with."""
+    server = PrivatePostgres()
+    try:
+        shutil.copytree(server.folder / "data", folder / "data")
+    finally:
+        server.close()
+    return folder / "data"
 
 
 @contextmanager

@@ -81,8 +81,10 @@ class Standby(PrivatePostgres):
 class Pair:
     """A primary and one standby that follows it, `synchronous` or not."""
 
-    def __init__(self, *, synchronous: bool = True, settings: dict[str, str] | None = None) -> None:
-        self.primary = PrivatePostgres(settings={**PRIMARY, **(settings or {})})
+    def __init__(
+        self, *, synchronous: bool = True, settings: dict[str, str] | None = None, template: Path | None = None
+    ) -> None:
+        self.primary = PrivatePostgres(settings={**PRIMARY, **(settings or {})}, template=template)
         self.primary.start()
         try:
             self.standby = Standby(self.primary, settings=settings)

@@ -1,0 +1,175 @@
+"""Membership of a process in a store: a row with a lease, so that a switch is not decided without its word.
+
+A member acts only when its row is known to one that was there before it, or when there is none. Should the row be lost
+with a switch to a standby that lagged behind, that one misses it there and says so. See ADR 19.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from semel.errors import SemelError, StoreUnavailable
+from semel.stores.points import reach
+from semel.stores.postgres_sync import transaction, watched
+from semel.stores.postgres_wire import Session, Statements, errors, texts
+from semel.stores.postgres_witness import Witness
+
+log = logging.getLogger(__name__)
+
+LEASE_S = 40.0
+"""Longer than it takes to notice that a host is gone and to promote another one."""
+BEAT_S = 1.0
+AGAIN_S = 0.2
+LOOK_S = 0.02
+CLOSE_S = 1.0
+"""How long leaving may take. Whoever does not leave is waited for until its lease is over."""
+
+
+class Evicted(StoreUnavailable):
+    """The row is not there any more, or too old."""
+
+
+class Membership:
+    """`open` makes a connection that may be used. Nothing happens until `join`."""
+
+    def __init__(self, url: str, node: str, witness: Witness, open: Callable[[], Session]) -> None:
+        self._url, self._node, self._witness, self._open = url, node, witness, open
+        self.member = ""
+        self.number = self.known = 0
+        self._joining = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._stop_read, self._stop_write = socket.socketpair()
+
+    @property
+    def is_joined(self) -> bool:
+        return bool(self.member)
+
+    def join(self, session: Session, timeline: int) -> None:
+        """Be known from now on. Returns when one that was there before has seen it, or when there is none."""
+        with self._joining:
+            if self._closed.is_set() or self.is_joined:
+                return
+            self._join(session, timeline)
+            self._beat_in_time(session)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="semel-member", daemon=True)
+                self._thread.start()
+
+    def renew(self, session: Session, timeline: int) -> None:
+        """On a server that is new to us: be a member there before anything is answered."""
+        try:
+            self._beat_in_time(session)
+        except Evicted:
+            self.join(session, timeline)
+
+    def _beat_in_time(self, session: Session) -> None:
+        with watched(session):
+            self.beat(session)
+
+    def _join(self, session: Session, timeline: int) -> None:
+        member = uuid.uuid4().hex
+        with transaction(session, "own_members") as run:
+            dead = [name for name, process in run.ask("member_processes") if not _may_live(process)]
+            run.run("members_gone", texts(dead))
+            [(number,)] = run.ask("count_member")
+            run.run("add_member", member, self._node, _this_process(), number, int(LEASE_S * 1_000_000), timeline)
+            run.run("notify_members")
+            reach("member.joined")
+        self._wait_until_known(session, number)
+        self.member, self.number, self.known = member, number, max(number, self.known)
+
+    def _wait_until_known(self, session: Session, number: int) -> None:
+        run = Statements(session)
+        is_told = False
+        while not run.ask("is_known", number)[0][0]:
+            if self._closed.wait(LOOK_S):
+                raise StoreUnavailable("the store is closed", fix="open it again")
+            if not is_told:
+                log.info("waiting until another member of the store knows this process, or until its lease is over")
+                is_told = True
+
+    def beat(self, session: Session) -> None:
+        """Renew the lease. What others may rely on is in our memory first: the number is read, and said next time."""
+        run = Statements(session)
+        while True:
+            begun = self._witness.begin_turn()
+            rows = run.ask("beat", self.member, self.known, int(LEASE_S * 1_000_000))
+            if not rows:
+                self.member = ""
+                raise Evicted("the lease of this process on the store has run out", fix="it joins again by itself")
+            [(members, lsn)] = rows
+            self._witness.end_turn(begun, LEASE_S, lsn)
+            if members <= self.known:
+                return
+            self.known = members
+
+    def _run(self) -> None:
+        with self._stop_read:
+            while not self._closed.is_set():
+                try:
+                    with closing(self._open()) as session, errors(self._url):
+                        self._stay(session)
+                except (SemelError, OSError) as error:
+                    log.debug("the lease on the store could not be renewed: %s", error)
+                    self._closed.wait(AGAIN_S)
+
+    def _stay(self, session: Session) -> None:
+        """A lease need not outlive a crash of the server, so nobody waits for the disk or the standby."""
+        session.execute("SET synchronous_commit = off")
+        session.execute("LISTEN semel_member")
+        while not self._closed.is_set():
+            self.beat(session)
+            select.select([session.fileno(), self._stop_read.fileno()], [], [], BEAT_S)
+            session.pgconn.consume_input()
+            while session.pgconn.notifies() is not None:
+                pass
+        with transaction(session, wait_s=CLOSE_S) as run:
+            run.run("leave", self.member)
+
+    def close(self) -> None:
+        """Leave, so that nobody waits for our word any more. Call it when nothing is answered any more."""
+        self._closed.set()
+        self._stop_write.close()
+        with self._joining:
+            thread = self._thread
+        if thread is None:
+            self._stop_read.close()
+        else:
+            thread.join(2 * CLOSE_S)
+
+
+def _this_process() -> str:
+    """Where it runs, its number and when it started; a number is used again only by a process that starts later."""
+    return f"{_machine()} {os.getpid()} {_started(os.getpid())}"
+
+
+def _machine() -> str:
+    """A machine since it was started, and the numbering of processes on it. Empty where that cannot be told."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    return ""
+
+
+def _started(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
+
+
+def _may_live(process: str) -> bool:
+    """False only of a process on this machine that has surely ended."""
+    machine, _, rest = process.partition(" ")
+    pid, _, started = rest.partition(" ")
+    if not machine or machine != _machine() or not started:
+        return True
+    return _started(int(pid)) == started

@@ -1,0 +1,117 @@
+"""Whether the epoch survives a switch to another server: only when it is proven that nothing was lost.
+
+The first connection to a server with another timeline finds the noted one. Every member whose lease was valid at the
+switch has to say here that all it has answered for is there. When the last one has, the new timeline is noted and the
+epoch stays. When one of them misses something, or is silent for too long, the epoch is raised. See ADR 19.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from enum import Enum
+
+from semel.errors import StoreReadOnly, StoreUnavailable
+from semel.stores.points import reach
+from semel.stores.postgres_members import LEASE_S, Membership
+from semel.stores.postgres_sync import transaction
+from semel.stores.postgres_wire import Session, Statements, errors
+from semel.stores.postgres_witness import Witness
+
+log = logging.getLogger(__name__)
+
+DECIDE_S = 5.0
+"""How long the members may take to say their word."""
+LOOK_S = 0.05
+
+
+class Verdict(Enum):
+    WAIT = "wait"
+    KEPT = "kept"
+    LOST = "lost"
+
+
+class Switch:
+    """One look at a switch to `timeline` by one process."""
+
+    def __init__(self, session: Session, timeline: int, witness: Witness, membership: Membership) -> None:
+        self._session, self._timeline = session, timeline
+        self._witness, self._membership = witness, membership
+        self.reason = ""
+        self.is_kept_by_us = False
+        """What this process has answered for was there before anybody wrote on the new timeline."""
+
+    def decide(self, note: Callable[[Statements], None]) -> bool:
+        """Wait for a decision. True: the epoch was kept, by us or by another member. False: raise it, for `reason`.
+
+        `note` writes down the new origin."""
+        switch_lsn = find_switch_lsn(self._session, self._timeline, self._witness.timeline)
+        if switch_lsn is None:
+            self.reason = "the history of the timeline cannot be read"
+            return False
+        until = time.monotonic() + 2 * DECIDE_S
+        while (verdict := self._look(switch_lsn, note)) is Verdict.WAIT:
+            if time.monotonic() > until:
+                raise StoreUnavailable("it is being decided whether the new primary has everything", fix="try again")
+            time.sleep(LOOK_S)
+        return verdict is Verdict.KEPT
+
+    def _look(self, switch_lsn: int, note: Callable[[Statements], None]) -> Verdict:
+        with transaction(self._session, "own_epoch", durable=False) as run:
+            [(noted, members, pending, since, now)] = run.ask("read_switch")
+            if noted == self._timeline:
+                return Verdict.KEPT
+            loss = self._find_loss(run, switch_lsn, members, now)
+            if loss is not None:
+                self.reason = loss
+                return Verdict.LOST
+            self.is_kept_by_us = True
+            if pending != self._timeline:
+                run.run("begin_switch", self._timeline)
+                since = now
+            if self._membership.is_joined and self._witness.has_lease:
+                # who has no lease any more cannot say that nobody has joined meanwhile
+                run.run("vouch", self._membership.member, self._timeline)
+                reach("switch.vouched")
+            [(count, silent)] = run.ask("read_vouchers", self._timeline)
+            if count and not silent:
+                drop_silent(run, self._timeline)
+                note(run)
+                reach("switch.kept")
+                return Verdict.KEPT
+            if now - since > DECIDE_S * 1_000_000:
+                self.reason = f"no word from {silent}" if count else "nobody was there who could tell what is lost"
+                return Verdict.LOST
+        return Verdict.WAIT
+
+    def _find_loss(self, run: Statements, switch_lsn: int, members: int, now: int) -> str | None:
+        if self._membership.is_joined:
+            if run.ask("read_member", self._membership.member) != [(self._membership.number,)]:
+                return "this process is not among the members there"
+            if members < self._membership.known:
+                return "a member has joined who is not known there"
+        return self._witness.find_loss(self._session, switch_lsn, now, is_pending=True)
+
+
+def drop_silent(run: Statements, timeline: int) -> None:
+    """Who has not vouched for this timeline is a member no more; if it lives, it joins again."""
+    run.run("drop_silent_members", timeline)
+    run.run("restamp_members", int(LEASE_S * 1_000_000))
+
+
+def find_switch_lsn(session: Session, timeline: int, before: int | None) -> int | None:
+    """Where the timeline `before` ended on the way to this one; 0 when nobody asks. None: it cannot be told."""
+    try:
+        with errors(""):
+            [(text,)] = Statements(session).ask("history", timeline)
+    except (StoreReadOnly, StoreUnavailable):
+        return None
+    ends = dict(_parse(line) for line in text.splitlines() if line.strip() and not line.startswith("#"))
+    return 0 if before is None else ends.get(before)
+
+
+def _parse(line: str) -> tuple[int, int]:
+    timeline, lsn, *_ = line.split("\t")
+    high, _, low = lsn.partition("/")
+    return int(timeline), (int(high, 16) << 32) + int(low, 16)
