@@ -262,7 +262,7 @@ class Clients:
             else:
                 self._hub.counts.accepted += len(ids)
                 if session.waiting:
-                    session.claimed.add_all(ack_ids)
+                    self._claim_late(session, ack_ids)
                 self.taken(session, ack_ids)
             if streams is not None:
                 self._hub.streams.taken(session, streams)
@@ -276,6 +276,14 @@ class Clients:
 
         puts = (session.put_acks(self._hub.hub),) if ack_ids or streams is not None else ()
         self._hub.commit_for(session, appends, puts, done, failed, more=chunks)
+
+    @staticmethod
+    def _claim_late(session: Session, ack_ids: Sequence[int]) -> None:
+        """Those of messages with ids of their own were not claimed before. Who asked once is answered once."""
+        session.claimed.add_all(ack_ids)
+        for ack_id in ack_ids:
+            if session.waiting.get(ack_id) == 0:
+                del session.waiting[ack_id]
 
     def _tell_apart(
         self, session: Session, ids: Sequence[int | None], appends: Sequence[Append], results: Sequence[Result]
