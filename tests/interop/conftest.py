@@ -1,4 +1,8 @@
-"""What the tests of Microsoft's SDKs share. Each module has a `served` of its own."""
+"""What the tests of Microsoft's SDKs share.
+
+Every scenario runs on one node and on two: to clients and services there may be no difference. What is about one node,
+or one file, is marked `one_node`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import pytest
 from tests.interop.javascript import Node
 from tests.interop.javascript_clients import ONCE, Client, Connect, Service
 from tests.interop.microsoft import sockets_end
-from tests.interop.served import ROLES, Served
+from tests.interop.served import NODES, ROLES, TWO, Pair, Served, shared_pair, shared_server
 
 from semel.testing.renewing import sharing
 
@@ -19,6 +23,30 @@ def _sockets_go_with_their_test() -> Iterator[None]:
     """And not in the middle of a later one, which would be blamed for them."""
     with sockets_end():
         yield
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "served" in metafunc.fixturenames:
+        is_about_one = metafunc.definition.get_closest_marker("one_node") is not None
+        metafunc.parametrize("served", NODES[:1] if is_about_one else NODES, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory, postgres_server_url: str) -> Iterator[Pair]:
+    with shared_pair(tmp_path_factory.mktemp("pair"), postgres_server_url) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A module that needs another one has its own."""
+    if request.param == TWO:
+        found: Pair = request.getfixturevalue("pair")
+        found.service.close_all_connections()  # of the module before
+        yield found
+    else:
+        with shared_server(tmp_path_factory.mktemp("served")) as server:
+            yield server
 
 
 @pytest.fixture(scope="session")

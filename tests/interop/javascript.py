@@ -141,6 +141,11 @@ class Node:
     def ask(self, **order: Any) -> Any:
         return self.begin(**order).result(scaled(WAIT_S))
 
+    def forget(self, name: str) -> None:
+        """What it has been told until now."""
+        for key in [key for key in self._events if key[0] == name]:
+            del self._events[key]
+
     def heard(self, name: str, event: str) -> queue.Queue[Any]:
         """What a client has been told under this name."""
         return self._events[name, event]

@@ -14,17 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from azure.messaging.webpubsubclient.models import SendMessageError
 from azure.messaging.webpubsubservice import WebPubSubServiceClient
+from tests.interop.broken_link import Beside
 
 from semel.errors import PeerUnavailable
+from semel.testing.balancer import Balancer
 from semel.testing.limits import scaled
+from semel.testing.postgres import new_database
 from semel.testing.renewing import sharing
 
 KEY = "k" * 44
 HUB = "chat"
 ROLES = ["webpubsub.joinLeaveGroup", "webpubsub.sendToGroup"]
 START_S = 60.0
+ONE, TWO = NODES = "one-node", "two-nodes"
 _NO_ANSWER = ("", "NoAckMessageReceivedFromServer")
 
 
@@ -34,8 +39,11 @@ def is_answer(error: SendMessageError) -> bool:
 
 
 class Served:
-    def __init__(self, folder: Path, *options: str) -> None:
+    """On a SQLite file of its own, unless there is another `store`."""
+
+    def __init__(self, folder: Path, *options: str, store: str | None = None) -> None:
         self.folder, self.options = folder, options
+        self.store = store or f"sqlite:///{folder / 'served.db'}"
         self.port = 0  # the system chooses; later starts take the same
         self.process: subprocess.Popen[str] | None = None
         # of whoever shares it, also when a test kills it and starts it again
@@ -45,7 +53,7 @@ class Served:
     def start(self) -> None:
         command = [
             sys.executable, "-m", "semel", "serve", "--json", "--port", str(self.port), *self.options,
-            "--store", f"sqlite:///{self.folder / 'served.db'}",
+            "--store", self.store,
         ]  # fmt: skip
         with open(self.folder / "served.log", "a") as log:
             self.process = subprocess.Popen(
@@ -113,3 +121,59 @@ def shared_server(folder: Path, *options: str) -> Iterator[Served]:
     with sharing(Served(folder, *options)) as server:
         yield server
         assert server.stop() == 0
+
+
+class Pair(Served):
+    """Two servers on one PostgreSQL, behind a balancer that sends each request to the other one of them."""
+
+    def __init__(self, folder: Path, store: str, config: str = "") -> None:
+        self.folder, self.store = folder, store
+        self._nodes: list[Served] = []
+        for name in ("a", "b"):
+            (folder / name).mkdir()
+            (folder / name / "semel.toml").write_text(f'{config}\n[store]\nnode = "{name}"\n')
+            self._nodes.append(Served(folder / name, store=store))
+        self._balancer = Beside(Balancer([("127.0.0.1", node.port) for node in self._nodes]))
+        self.port = self._balancer.__enter__().port
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        for node in self._nodes:
+            node.start()
+
+    def kill(self) -> None:
+        for node in self._nodes:
+            node.kill()
+
+    def stop(self) -> int:
+        self.service.close()
+        codes = [node.stop() for node in self._nodes]
+        self._balancer.__exit__(None, None, None)
+        return max(codes)
+
+    def is_well(self) -> bool:
+        return all(node.is_well() for node in self._nodes)
+
+    def cut_off(self) -> None:
+        for node in self._nodes:
+            node.cut_off()
+
+
+@contextmanager
+def shared_pair(folder: Path, postgres: str, config: str = "") -> Iterator[Pair]:
+    """In a database of its own on this PostgreSQL."""
+    with new_database(postgres) as store, sharing(Pair(folder, store, config)) as pair:
+        yield pair
+        assert pair.stop() == 0
+
+
+@contextmanager
+def configured(request: pytest.FixtureRequest, folder: Path, config: str) -> Iterator[Served]:
+    """As many nodes as the fixture asks for, with this configuration."""
+    if request.param == TWO:
+        with shared_pair(folder, request.getfixturevalue("postgres_server_url"), config) as pair:
+            yield pair
+    else:
+        (folder / "semel.toml").write_text(config)
+        with shared_server(folder) as server:
+            yield server

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 import jwt
 import pytest
-from tests.interop.served import HUB, KEY, ROLES, Served, shared_server
+from tests.interop.served import HUB, KEY, ROLES, Pair, Served
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol as Offered
@@ -20,7 +20,7 @@ from websockets.typing import Subprotocol as Offered
 from semel.pubsub.frames import Frame, Subprotocol, codec_for
 from semel.pubsub.frames_protobuf import ProtobufCodec
 from semel.pubsub.messages import Data, DataType, GroupMessage, SendToGroup, ServerMessage
-from semel.testing.limits import scaled
+from semel.testing.limits import scaled, wait_until
 
 pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(60)]
 
@@ -75,12 +75,6 @@ class Enter(Protocol):
     ) -> Socket: ...
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with shared_server(tmp_path_factory.mktemp("served")) as server:
-        yield server
-
-
 @pytest.fixture
 def enter(served: Served) -> Iterator[Enter]:
     with ExitStack() as opened:
@@ -123,6 +117,7 @@ def publish(served: Served, group: str, text: str) -> None:
 # -- what is written, to the letter
 
 
+@pytest.mark.one_node
 def test_what_the_server_writes_to_the_letter(enter: Enter) -> None:
     ann, nobody = enter(), enter(JSON, sub=None)
     assert list(ann.connected) == ["type", "event", "userId", "connectionId", "reconnectionToken"]
@@ -148,6 +143,7 @@ def test_what_the_server_writes_to_the_letter(enter: Enter) -> None:
     assert number.startswith('"sequenceId":')
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize(("type", "verb"), [("joinGroup", "join"), ("leaveGroup", "leave"), ("sendToGroup", "send to")])
 def test_what_is_forbidden_is_said_in_the_words_of_the_service_and_may_be_tried_again(
     enter: Enter, type: str, verb: str
@@ -160,6 +156,7 @@ def test_what_is_forbidden_is_said_in_the_words_of_the_service_and_may_be_tried_
         )
 
 
+@pytest.mark.one_node
 def test_an_event_that_nobody_handles_fails_and_the_connection_stays(enter: Enter) -> None:
     ann = enter()
     ann.say(type="event", event="e", data=1)
@@ -174,6 +171,7 @@ def test_an_event_that_nobody_handles_fails_and_the_connection_stays(enter: Ente
 # -- violations
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize(
     ("frame", "code"),
     [
@@ -199,6 +197,7 @@ def test_a_violation_closes_the_socket_and_not_the_session(enter: Enter, frame: 
     assert back(enter, ann).is_quiet()
 
 
+@pytest.mark.one_node
 def test_a_sequence_ack_of_what_was_never_sent_means_nothing_on_a_plain_connection(enter: Enter) -> None:
     ann = enter(JSON)
     ann.say(type="sequenceAck", sequenceId=2**63)
@@ -241,6 +240,7 @@ def test_a_call_reaches_every_protocol(served: Served, enter: Enter) -> None:
     assert PROTOBUF.decode_response(bob.take()) == ServerMessage(Data(DataType.JSON, b'"hi"'))
 
 
+@pytest.mark.one_node
 def test_metadata_may_stand_for_data(enter: Enter) -> None:
     ann, bob = enter(JSON, **{"webpubsub.group": "m"}), enter(Subprotocol.PROTOBUF)
     bob.take()
@@ -257,6 +257,7 @@ def test_metadata_may_stand_for_data(enter: Enter) -> None:
 # -- coming in
 
 
+@pytest.mark.one_node
 def test_a_subprotocol_is_echoed_as_it_was_offered(enter: Enter) -> None:
     odd = "JSON.Reliable.WebPubSub.Azure.v1"
     ann = enter(odd)
@@ -267,6 +268,7 @@ def test_a_subprotocol_is_echoed_as_it_was_offered(enter: Enter) -> None:
     assert enter("mine,yours").wire.subprotocol == "mine"
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize(
     ("claims", "status"),
     [
@@ -286,15 +288,18 @@ def test_who_is_not_let_in_hears_why(enter: Enter, claims: dict[str, Any], statu
     assert refused.value.response.status_code == status
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize("path", [f"/client/hubs/{HUB}", f"/client/?hub={HUB}", "/client/hubs/1"])
 def test_a_plain_request_to_the_door_of_clients_is_a_bad_one(served: Served, path: str) -> None:
     assert httpx.get(f"{served.endpoint}{path}", trust_env=False).status_code == 400
 
 
+@pytest.mark.one_node
 def test_a_token_whose_maker_has_a_fast_clock_is_good(enter: Enter) -> None:
     assert enter(iat=time.time() + 3600).is_quiet()
 
 
+@pytest.mark.one_node
 def test_a_simple_client_that_may_not_send_to_its_group_is_closed(enter: Enter) -> None:
     ann = enter(None, "&webpubsub_mode=sendToGroup&group=g", role=[])
     ann.wire.send("x")
@@ -331,7 +336,7 @@ def test_what_is_not_acknowledged_comes_again_in_order(served: Served, enter: En
         publish(served, "again", text)
     first, second, third = numbers(ann, 3)
     again = back(enter, ann, hub=HUB.upper())
-    assert ann.end() == 1001  # taken over
+    assert ann.end() in ((1001, 1011) if isinstance(served, Pair) else (1001,))  # taken over, perhaps by the other node
     assert again.connected["connectionId"] == ann.connected["connectionId"]
     assert numbers(again, 3) == [first, second, third]
     again.say(type="sequenceAck", sequenceId=second)
@@ -340,6 +345,12 @@ def test_what_is_not_acknowledged_comes_again_in_order(served: Served, enter: En
     assert again.is_quiet()
     again.cut()
     once_more = back(enter, ann)
+    if isinstance(served, Pair):  # what was acknowledged on the other node within the last second may come again
+        came = numbers(once_more, 1)
+        while came[-1] != third:
+            came += numbers(once_more, 1)
+        assert came == [first, second, third][-len(came) :]
+        return
     assert numbers(once_more, 1) == [third]
     once_more.say(type="Ack", sequenceId=third)  # as the protocol was in 2021
     assert once_more.is_quiet()
@@ -347,9 +358,11 @@ def test_what_is_not_acknowledged_comes_again_in_order(served: Served, enter: En
     assert back(enter, ann).is_quiet()
 
 
-def test_who_says_good_bye_does_not_come_back(enter: Enter) -> None:
+def test_who_says_good_bye_does_not_come_back(served: Served, enter: Enter) -> None:
     ann = enter()
     ann.wire.close(1000)
+    there = f"{API}/connections/{ann.connected['connectionId']}"
+    wait_until(lambda: call(served, "HEAD", there).status_code == 404, "the end of the session")
     assert back(enter, ann).end() == 1008
 
 
@@ -405,6 +418,7 @@ def test_calls_about_what_is_there(served: Served, enter: Enter) -> None:
     assert ann.end() == 1008
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -436,6 +450,7 @@ def test_calls_about_what_is_not_there(served: Served, method: str, path: str, s
         assert (response.content == b"") == (method == "HEAD")
 
 
+@pytest.mark.one_node
 @pytest.mark.parametrize(
     ("query", "status"), [("", 202), ("api-version=2021-10-01", 202), ("api-version=2000-01-01", 400)]
 )
@@ -443,6 +458,7 @@ def test_the_version_of_the_api_may_be_left_out_but_not_made_up(served: Served, 
     assert call(served, "POST", f"{API}/:send", query=query, headers=TEXT).status_code == status
 
 
+@pytest.mark.one_node
 def test_a_body_of_no_said_type_is_bytes(served: Served, enter: Enter) -> None:
     ann = enter(JSON, **{"webpubsub.group": "bytes"})
     assert call(served, "POST", f"{API}/groups/bytes/:send", body=b"\x00").status_code == 202
@@ -450,5 +466,6 @@ def test_a_body_of_no_said_type_is_bytes(served: Served, enter: Enter) -> None:
     assert call(served, "POST", f"{API}/:send", headers={"content-type": "text/html"}).status_code == 415
 
 
+@pytest.mark.one_node
 def test_health_needs_no_token(served: Served) -> None:
     assert httpx.head(f"{served.endpoint}/api/health", trust_env=False).status_code == 200

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from tests.interop.javascript import WAIT_S, Node
 from tests.interop.javascript_clients import Connect, Service, Wire
-from tests.interop.served import ROLES, Served, shared_server
+from tests.interop.served import ROLES, Served
 
 from semel import WebPubSubClient
 from semel.errors import StreamBroken
@@ -18,12 +18,6 @@ from semel.runtime.client_inbox import IncomingStream
 from semel.testing.limits import scaled
 
 pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with shared_server(tmp_path_factory.mktemp("served")) as server:
-        yield server
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from semel.testing.limits import scaled
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.connected,
+    pytest.mark.one_node,
     pytest.mark.timeout(120),
     # the Python SDK does not expect its socket to be gone, and it leaves broken sockets open
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),

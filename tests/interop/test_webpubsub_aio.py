@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.messaging.webpubsubclient.aio import WebPubSubClient
 from azure.messaging.webpubsubclient.models import CallbackType, SendMessageError
 from azure.messaging.webpubsubservice.aio import WebPubSubServiceClient
-from tests.interop.served import HUB, KEY, ROLES, Served, is_answer, shared_server
+from tests.interop.served import HUB, KEY, ROLES, Served, is_answer
 
 from semel.testing.byte_faults import ByteProxy, Fault
 from semel.testing.limits import scaled
@@ -128,12 +128,6 @@ def with_place(test: Callable[[Place], Awaitable[None]]) -> Callable[[Served], N
 
     del run.__wrapped__  # type: ignore[attr-defined]
     return run
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with shared_server(tmp_path_factory.mktemp("served")) as server:
-        yield server
 
 
 @with_place

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.interop.broken_link import BrokenLink
 from tests.interop.javascript import JavaScriptError, Node
 from tests.interop.javascript_clients import ONCE, Connect, Service
-from tests.interop.served import Served, shared_server
+from tests.interop.served import Served
 
 from semel.testing.byte_faults import Fault
 
 pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with shared_server(tmp_path_factory.mktemp("served")) as server:
-        yield server
 
 
 def test_a_group_message_of_each_type_reaches_everybody(connect: Connect) -> None:
@@ -173,6 +166,7 @@ def test_an_ack_that_is_lost_and_the_ack_id_that_it_takes(
         alice.do("stop")
 
 
+@pytest.mark.one_node
 def test_kill_9_during_traffic_loses_nothing_and_doubles_nothing(tmp_path: Path, node: Node, connect: Connect) -> None:
     server = Served(tmp_path)
     try:

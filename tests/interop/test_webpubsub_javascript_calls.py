@@ -17,7 +17,7 @@ import pytest
 from tests.interop.broken_link import BrokenLink
 from tests.interop.javascript import WAIT_S, JavaScriptError, Node
 from tests.interop.javascript_clients import Connect, Service, Wire
-from tests.interop.served import HUB, ROLES, Served, shared_server
+from tests.interop.served import HUB, ROLES, Served, configured
 
 from semel.testing.byte_faults import Fault
 from semel.testing.limits import scaled
@@ -90,10 +90,12 @@ def told(handler: ThreadingHTTPServer) -> queue.Queue[tuple[str, bytes]]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, handler: ThreadingHTTPServer) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
-    (folder / "semel.toml").write_text(CONFIG.format(hub=HUB, port=handler.server_port))
-    with shared_server(folder) as server:
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, handler: ThreadingHTTPServer
+) -> Iterator[Served]:
+    with configured(
+        request, tmp_path_factory.mktemp("served"), CONFIG.format(hub=HUB, port=handler.server_port)
+    ) as server:
         yield server
 
 
@@ -168,6 +170,7 @@ def test_a_stream_goes_on_over_broken_connections(served: Served, connect: Conne
         alice.do("stop")
 
 
+@pytest.mark.one_node
 def test_a_stream_goes_on_after_kill_9(tmp_path: Path, connect: Connect) -> None:
     server = Served(tmp_path)
     try:

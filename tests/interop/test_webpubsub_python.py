@@ -14,7 +14,7 @@ import pytest
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.messaging.webpubsubclient import WebPubSubClient
 from azure.messaging.webpubsubclient.models import CallbackType, SendMessageError
-from tests.interop.served import HUB, Served, is_answer, shared_server
+from tests.interop.served import HUB, Served, is_answer
 from websocket import WebSocketException
 
 from semel.errors import PeerUnavailable
@@ -84,12 +84,6 @@ class Subscriber:
         ws = self.client._ws
         assert ws is not None
         ws.sock.sock.shutdown(socket.SHUT_RDWR)
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with shared_server(tmp_path_factory.mktemp("served")) as server:
-        yield server
 
 
 @pytest.fixture
@@ -229,6 +223,7 @@ def test_kill_9_during_traffic_loses_nothing_and_doubles_nothing(tmp_path: Path)
         server.stop()
 
 
+@pytest.mark.one_node
 def test_a_second_server_on_the_same_file_is_refused(served: Served) -> None:
     with pytest.raises(PeerUnavailable, match="another server uses"):
         Served(served.folder)

@@ -96,7 +96,7 @@ class GroupStates:
         own = OwnState(state, at) if state is not None else None
         _put(session.states, group, own)
         record = self._record(session, group, state, at, now)
-        self._commit(session, request.ack_id, lambda: _put(session.states_stored, group, own), record)
+        self._commit(session, request.ack_id, lambda now: _put(session.states_stored, group, own), record)
 
     def watch(self, session: Session, request: SubscribeGroupState) -> None:
         """Also asked again: it then gets another snapshot."""
@@ -111,11 +111,9 @@ class GroupStates:
             return
         session.watches[group] = None
 
-        def then() -> None:
+        def then(now: float) -> None:
             session.watches_stored[group] = None
-            if group in session.watches:
-                self._watch(session, group)
-                self._send_snapshot(session, group)
+            self._begin(session, group, now)
 
         self._commit(session, request.ack_id, then)
 
@@ -125,7 +123,7 @@ class GroupStates:
             return
         session.watches.pop(group, None)
         _discard(self._watchers, group, session.id)
-        self._commit(session, request.ack_id, lambda: session.watches_stored.pop(group, None))
+        self._commit(session, request.ack_id, lambda now: session.watches_stored.pop(group, None))
 
     def _refusal(self, session: Session, group: str) -> Fault | None:
         allowed = session.may(Permission.JOIN_LEAVE_GROUP, group)
@@ -150,7 +148,7 @@ class GroupStates:
         self,
         session: Session,
         ack_id: int | None,
-        then: Callable[[], object] | None = None,
+        then: Callable[[float], object] | None = None,
         record: Append | None = None,
     ) -> None:
         """The ackId, with the row of the session if something is new in it: `then` is called when that is durable."""
@@ -165,7 +163,7 @@ class GroupStates:
         def done(results: tuple[Result, ...], now: float) -> None:
             self._clients.taken(session, ack_ids)
             if then is not None:
-                then()
+                then(now)
 
         def failed(failure: Failure) -> None:
             self._rewatch(session)
@@ -242,17 +240,26 @@ class GroupStates:
                     frames[session.subprotocol] = frame(codec_for(session.subprotocol).encode(response) or b"")
                 self._hub.outgoing.say(session.peer, frames[session.subprotocol])
 
-    def resumed(self, session: Session) -> None:
+    def resumed(self, session: Session, now: float) -> None:
         """It has a new socket, and may have missed something."""
-        self._rewatch(session)
         self._missed.discard(session.id)
         for group in session.watches:
-            self._send_snapshot(session, group)
+            self._begin(session, group, now)
 
-    def has_room(self, session: Session) -> None:
+    def has_room(self, session: Session, now: float) -> None:
         """Its socket takes more again."""
         if session.id in self._missed:
-            self.resumed(session)
+            self.resumed(session, now)
+
+    def _begin(self, session: Session, group: str, now: float) -> None:
+        """With all that was said before, on whichever node. If that cannot be read, it comes as soon as it can be."""
+
+        def begin(why: object = None) -> None:
+            if group in session.watches and self._hub.roster.get(session.id) is session:
+                self._watch(session, group)
+                self._send_snapshot(session, group)
+
+        self._hub.current.when(begin, begin, now)
 
     def _rewatch(self, session: Session) -> None:
         for group in session.watches:

@@ -466,7 +466,7 @@ class Hub:
         session.is_stalled = is_stalled
         if not is_stalled:
             self.delivery.catch_up(session, now)
-            self.group_states.has_room(session)
+            self.group_states.has_room(session, now)
 
     def _gone(self, peer: str, told: Gone, now: float) -> None:
         self.take_over.gone(peer)

@@ -117,13 +117,19 @@ class Service:
             case CloseConnections() | JoinMembers() | RemoveMembers() | Grant() | Revoke():
                 self._hub.orders.carry_out(call, now, answer)
             case Find(who=who):
-                answer(DONE if self._there(who) or self._elsewhere(who) or self._arriving(who) else NOT_FOUND)
+                self._find(who, now, answer)
             case ListMembers():
                 answer(self._list(call))
             case Summarize() | ListConnections() | ListGroups():
                 answer(overview(self._hub, call))
             case Check():
-                self._check(call, answer)
+                self._check(call, now, answer)
+
+    def _find(self, who: Receivers, now: float, answer: Reply) -> None:
+        if self._there(who) or self._elsewhere(who) or self._arriving(who):
+            answer(DONE)
+        else:
+            self._after_ends(_found(self._hub.endings.sessions, who), now, answer)(NOT_FOUND)
 
     def _there(self, who: Receivers) -> Sequence[Session]:
         """Those who are here now, durably."""
@@ -185,7 +191,7 @@ class Service:
             answer(MOVING)
             return
         found = [each for each in self._there(_whom(command)) if scope.covers(each)]
-        answer = self._after_ends(command, scope, now, answer)
+        answer = self._after_ends(self._ending(command, scope.only), now, answer)
         match command:
             case CloseConnections():
                 self._close(command, found, now, answer)
@@ -196,12 +202,14 @@ class Service:
             case Grant() | Revoke():
                 self._permit(command, found, answer)
 
-    def _after_ends(self, command: Command, scope: Scope, now: float, answer: Reply) -> Reply:
-        """Of those who are about to end nothing can be asked any more. But until that is in the store, a crash would
-        bring them back."""
+    def _ending(self, command: Command, only: frozenset[str] | None) -> Sequence[Session]:
         excluded = command.excluded if isinstance(command, CloseConnections) else ()
         found = _found(self._hub.endings.sessions, _whom(command))
-        ending = [each for each in found if _is_among(each.id, scope.only) and each.id not in excluded]
+        return [each for each in found if _is_among(each.id, only) and each.id not in excluded]
+
+    def _after_ends(self, ending: Sequence[Session], now: float, answer: Reply) -> Reply:
+        """Nothing can be asked any more of those who are about to end, and they are not found. But until that is in the
+        store, a crash or another node could bring them back."""
         if not ending:
             return answer
         all_of_them = Gathered(1 + len(ending), answer)
@@ -293,7 +301,7 @@ class Service:
 
         self._hub.commit_for(session, (), (session.put_row(self._hub.hub, session.row()),), done, failed)
 
-    def _check(self, call: Check, answer: Reply) -> None:
+    def _check(self, call: Check, now: float, answer: Reply) -> None:
         who, session = Connection(call.connection), self._hub.roster.get(call.connection)
         if session is not None:
             answer(_has(session.permissions, call))
@@ -302,7 +310,7 @@ class Service:
                 session_key(self._hub.hub, call.connection), lambda found, now: answer(_has_by_row(found, call))
             )
         else:
-            answer(NOT_FOUND)
+            self._after_ends(_found(self._hub.endings.sessions, who), now, answer)(NOT_FOUND)
 
     # -- groups
 

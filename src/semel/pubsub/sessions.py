@@ -121,7 +121,7 @@ class Sessions:
         hub.tell(session, Connected(session.id, session.user, asked.token))
         hub.delivery.catch_up(session, now)
         hub.streams.resumed(session, now)
-        hub.group_states.resumed(session)
+        hub.group_states.resumed(session, now)
         hub.events.look(session.id)
 
     def fall_behind(self, session: Session, now: float) -> None:

@@ -31,7 +31,14 @@ from semel.pubsub.calls import (
 )
 from semel.pubsub.frames import Subprotocol
 from semel.pubsub.hub import HubOptions
-from semel.pubsub.messages import Ack, CloseCode, ErrorName
+from semel.pubsub.messages import (
+    Ack,
+    CloseCode,
+    ErrorName,
+    GroupStateSnapshot,
+    SetGroupState,
+    SubscribeGroupState,
+)
 from semel.pubsub.permissions import Permission
 from semel.pubsub.service import DONE
 from semel.pubsub.session import read_session, session_key
@@ -140,6 +147,40 @@ def test_a_filter_finds_connections_that_were_just_opened_elsewhere(one: World, 
     filter = f"userId eq '{USER}'"
     assert call(two, change(Everybody(), ("h" if is_join else "g",), filter=filter), one).outcome is Outcome.DONE
     assert one.hub.roster.sessions[ALICE].groups.keys() == ({"g", "h"} if is_join else set())
+
+
+def test_who_watches_a_group_is_shown_what_was_just_said_in_it_elsewhere(one: World, two: World) -> None:
+    two.connect("bob")
+    one.send(ALICE, SetGroupState("g", 1, {"mood": "good"}))
+    two.take("bob")
+    two.send("bob", SubscribeGroupState("g", 1))
+    ack, snapshot = two.take("bob")
+    assert ack == Ack(1)
+    assert isinstance(snapshot, GroupStateSnapshot)
+    assert [item.connection_id for item in snapshot.items] == [ALICE]
+
+
+def test_who_comes_back_elsewhere_is_shown_what_was_just_said(one: World, two: World) -> None:
+    one.connect("bob")
+    one.send("bob", SubscribeGroupState("g", 1))
+    one.drop("bob")
+    one.send(ALICE, SetGroupState("g", 1, {"mood": "good"}))
+    two.resume("back", "bob")
+    [snapshot] = [said for said in two.take("back") if isinstance(said, GroupStateSnapshot)]
+    assert [item.connection_id for item in snapshot.items] == [ALICE]
+
+
+@pytest.mark.parametrize("asked", [Find(Connection(ALICE)), Find(User(USER)), Check(ALICE, SEND)])
+def test_a_session_that_is_about_to_end_is_not_said_to_be_gone_before_it_is(
+    one: World, two: World, asked: Call
+) -> None:
+    """Until then its client may come back on another node, which knows nothing of its end."""
+    one.held = []
+    one.drop(ALICE, CloseCode.NORMAL)
+    assert one.call_later(asked)
+    one.let_go()
+    wakes(one)
+    assert [answer.outcome for answer in one.said["later"]] == [Outcome.NOT_FOUND]  # type: ignore[union-attr]
 
 
 # -- what that costs, and when it cannot be had
