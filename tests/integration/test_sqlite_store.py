@@ -480,6 +480,14 @@ class TestMigration:
         assert store.state("k") == State(b"\x02", 3)
 
 
+def test_what_reads_cannot_write(open_at):
+    """Only the writer knows whether it may: it holds the lock, and notes what it commits."""
+    store = open_at()
+    store.commit([append("a")])
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        store._reader.execute("DELETE FROM semel_store")
+
+
 def test_a_commit_is_on_the_disk_before_it_is_answered(open_at):
     """With anything less than FULL the log is not synced at a commit, and a power failure takes what was acknowledged.
     No test can pull the plug, so the setting itself is checked, on every connection that may write."""
