@@ -438,6 +438,35 @@ def test_a_claim_that_was_renewed_runs_out_as_soon_as_any_other(scene: Scene) ->
     assert [call.event for call in scene.calls] == [first.event]
 
 
+def test_a_claim_that_could_not_be_renewed_once_is_not_lost(scene: Scene) -> None:
+    """The store may just be busy. To give up would tell the handler twice."""
+    scene.event(1)
+    scene.failing = [StoreBusy("busy")]
+    scene.pass_time(LEASE_S / 2)
+    assert scene.failing == []
+    assert scene.cancelled == []
+    scene.reply()
+    assert acks(scene) == [(1, None)]
+
+
+def test_what_was_left_behind_is_looked_for_again_if_the_store_was_busy(scene: Scene) -> None:
+    scene.event(1)
+    scene.restart()
+    scene.calls.clear()
+    scene.failing = [StoreBusy("busy")]
+    scene.pass_time(0)
+    assert scene.failing == []
+    for _ in range(5):
+        scene.pass_time(SWEEP_S)
+    assert len(scene.calls) == 1
+
+
+def test_nothing_is_kept_of_the_events_of_a_session_that_is_over(scene: Scene) -> None:
+    scene.event(1)
+    scene.drop(ALICE, 1000)
+    assert scene.hub.events._open == {}
+
+
 def test_who_has_lost_its_claim_forgets_the_event_and_the_client_may_ask_again(scene: Scene) -> None:
     scene.event(1)
     scene.now += LEASE_S + 1

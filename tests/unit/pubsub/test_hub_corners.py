@@ -11,7 +11,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.interpreter import Seat
 from semel.kernel.ops import Enqueue, Put, Unit
 from semel.kernel.store import Trimmed
-from semel.pubsub import floors
+from semel.pubsub import floors, takeover
 from semel.pubsub.calls import Connection, Find, Outcome
 from semel.pubsub.floors import floor_key, read_floor
 from semel.pubsub.hub import HubOptions
@@ -165,6 +165,63 @@ def test_a_node_whose_lease_another_has_begins_anew_though_its_own_clock_says_th
     one.pass_time(4)
     assert one.hub is not begun
     assert one.take(ALICE) == [Shut(CloseCode.INTERNAL, "another node has taken over")]
+
+
+def test_a_node_that_does_not_know_whether_its_name_is_taken_takes_another(one: World) -> None:
+    one.held = []
+    one.restart()
+    begun = one.hub
+    [under_way], one.held = one.held, None
+    one.interpreter.unknown(under_way)
+    assert one.hub.node != begun.node
+    assert one.hub.is_in
+
+
+def test_a_session_that_has_moved_on_is_not_taken_from_the_node_that_has_it_now(one: World, two: World) -> None:
+    """Whose death was heard of is not who has it."""
+    decided: list[bool] = []
+    two.hub.take_over.take_from("a node that is dead", ALICE, decided.append)
+    two.interpreter.wake(is_own=False)
+    assert decided == [True]
+    assert ALICE in one.hub.roster.sessions
+    assert ALICE not in two.hub.roster.sessions
+
+
+def test_a_take_over_that_is_heard_of_after_the_session_has_gone_on_is_none(one: World, two: World) -> None:
+    two.held = []
+    two.resume("there", ALICE)
+    [under_way], two.held = two.held, None
+    outcomes = two.store.commit(under_way.units)
+    one.interpreter.wake()
+    one.resume("back", ALICE)
+    two.interpreter.wake()
+    two.interpreter.committed(under_way, outcomes)
+    assert ALICE not in two.hub.roster.sessions
+    assert two.hub.elsewhere.sessions[ALICE].node == one.hub.node
+    assert two.take("there") == [Shut(CloseCode.INTERNAL, "another node has taken it since")]
+    assert ALICE in one.hub.roster.sessions
+
+
+def test_rows_that_changed_while_a_session_was_on_its_way_are_read_again(one: World, two: World) -> None:
+    two.held = []
+    two.resume("there", ALICE)
+    one.join(ALICE, "h", 5)
+    two.let_go()
+    assert two.take("there") == []
+    assert two.hub.roster.sessions[ALICE].groups.keys() == {"g", "h"}
+
+
+def test_rows_that_change_again_and_again_are_not_read_for_ever(
+    one: World, two: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(takeover, "TRIES", 1)
+    two.held = []
+    two.resume("there", ALICE)
+    one.join(ALICE, "h", 5)
+    two.let_go()
+    assert two.take("there") == [Shut(CloseCode.INTERNAL, "others use the session")]
+    two.resume("again", ALICE)
+    assert two.take("again") == []
 
 
 def test_a_take_over_of_before_is_read_after_the_session_came_back_and_changes_nothing(one: World, two: World) -> None:
