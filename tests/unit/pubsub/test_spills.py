@@ -285,6 +285,22 @@ def test_after_a_restart_what_was_spilled_comes_first_and_then_what_is_in_the_st
     assert {body: again[body] for body in found} == found
 
 
+def test_what_is_spilled_and_still_in_the_stream_comes_once(world: World) -> None:
+    """The node dies before anything was given up, and what others have missed is read from further back."""
+    world.connect("carol")
+    publish(world, "m1", "m2")
+    found = numbers(world, BOB)
+    acknowledge(world)
+    world.pass_time(5)
+    world.pass_time(AGE_S)
+    assert len(spilled(world)) == 1
+    assert not is_gone(world, found["m1"])
+    world.restart()
+    world.resume("again", BOB)
+    said = [each for each in world.take("again") if isinstance(each, GroupMessage)]
+    assert [each.sequence_id for each in said] == list(found.values())
+
+
 def test_what_of_a_row_is_acknowledged_is_not_sent_again(world: World) -> None:
     publish(world, "m1", "m2", "m3")
     found = numbers(world, BOB)
