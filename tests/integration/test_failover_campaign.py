@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from semel.testing.failover_campaign import BEHIND, run
+from semel.testing.failover_campaign import BEHIND, CLIENTS, failover
 
 pytestmark = [pytest.mark.connected, pytest.mark.slow]
 
 
 @pytest.mark.timeout(600)
-def test_a_standby_that_is_promoted_behind_the_head_raises_the_epoch_and_everybody_is_told() -> None:
+def test_a_database_that_dies_costs_nobody_a_message_or_a_session_and_one_that_lost_something_tells_everybody() -> None:
+    """One death of PostgreSQL, one of its host, and one with commits that no standby has."""
     steps: list[tuple[int, int]] = []
-    figures = run(0, 1, 3, lambda done, total: steps.append((done, total)))
+    figures = failover(1, 3, lambda done, total: steps.append((done, total)))
     assert figures["holds"], figures
+    assert [death["kind"] for death in figures["deaths"]] == ["postgres", "host"]
+    assert all(death["resumed"] == CLIENTS for death in figures["deaths"])
+    assert figures["sessions_lost"] == 0
+    assert figures["of_clients"]["refused"] > 0
     [rise] = figures["promoted_behind"]
     assert rise["after"] > rise["before"]
     assert rise["told"] == BEHIND
-    assert steps[-1] == (1, 1)
+    assert steps[-1] == (3, 3)

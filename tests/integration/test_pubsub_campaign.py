@@ -53,12 +53,6 @@ def test_what_is_wrong_is_counted_as_what_it_is(got: list[int], expected: Wrong)
     assert wrong == expected
 
 
-def test_who_need_not_be_heard_in_order_is_still_heard_once() -> None:
-    wrong = Wrong()
-    wrong.count([1, 3, 2, 2], {0: 3}, frozenset({0}))
-    assert wrong == Wrong(doubled=1)
-
-
 def test_a_hub_under_load_ends_who_never_acknowledges_and_serves_the_others() -> None:
     load = bounded_campaign.Load(sessions=200, payload_bytes=200, backlog=5_000)
     figures = bounded_campaign.run(load, 5, 1, lambda done, total: None)

@@ -1,6 +1,6 @@
 """Clients of a real server while the primary of its PostgreSQL dies, again and again.
 
-    50 clients ══ two nodes of `semel serve` ══ three PostgreSQL under Patroni, one of them a synchronous standby
+    50 clients ══ two nodes of `semel serve` ══ three PostgreSQL under Patroni, replicated synchronously
 
 Each time the primary is killed with -9, by turns alone and together with its Patroni, as when its host dies. A standby
 is promoted, the dead one comes back as a standby, and it goes on. Everybody must keep their session: nothing lost,
@@ -8,8 +8,8 @@ doubled or out of order, nobody told 1008, and the epoch as it was. What must be
 resumed when something that its client published after the kill is acknowledged, and something that anybody published
 after the kill has come to it.
 
-While there is no primary the server refuses what is published, and clients send it again. Half of them have one message
-in flight, and are heard in order. The others have many: which of those is taken first, chance decides.
+While there is no primary the server refuses what is published. Clients have many messages in flight, and send them
+again in order.
 
 Then replication is made asynchronous and the primary dies with commits that no standby has. Those were acknowledged and
 are gone: now the epoch must rise and everybody must hear 1008, every time.
@@ -36,7 +36,7 @@ import psycopg
 from semel.cli.doctor_postgres import check_postgres
 from semel.errors import PeerUnavailable, SemelError, SessionGone
 from semel.testing import hub_books
-from semel.testing.hub_books import GROUPS, GROUPS_OF_A_CLIENT, IN_FLIGHT, WATCH_S, Books, open_client
+from semel.testing.hub_books import GROUPS, GROUPS_OF_A_CLIENT, WATCH_S, Books, open_client
 from semel.testing.limits import scaled
 from semel.testing.patroni_cluster import PatroniCluster
 from semel.testing.serve_process import ServeProcess
@@ -80,9 +80,7 @@ class Member(hub_books.Member):
     def __init__(self, number: int, groups: list[int], chance: random.Random) -> None:
         self._chance = chance
         self._is_over = asyncio.Event()
-        in_flight = 1 if number % 2 else IN_FLIGHT
-        super().__init__(number, groups, self._choose(), in_flight)
-        self.keeps_order = in_flight == 1
+        super().__init__(number, groups, self._choose())
         self.gone = asyncio.Event()
         """Its session is over."""
         self.resumed_at: float | None = None
@@ -162,7 +160,7 @@ class Campaign:
             for node in self.nodes:
                 await node.start()
             for member in self.members:
-                open_client(member, [node.port for node in self.nodes], random.Random(self.chance.getrandbits(32)))
+                self._open(member)
                 clients.append(asyncio.create_task(self._attend(member)))
             before = await asyncio.to_thread(self._epoch)
             self.doctor = await asyncio.to_thread(self._ask_doctor)
@@ -300,8 +298,12 @@ class Campaign:
 
     def _newcomer(self, number: int) -> Member:
         member = Member(CLIENTS + number, [0], random.Random(self.chance.getrandbits(32)))
-        open_client(member, [node.port for node in self.nodes], random.Random(self.chance.getrandbits(32)))
+        self._open(member)
         return member
+
+    def _open(self, member: Member) -> None:
+        chance = random.Random(self.chance.getrandbits(32))
+        open_client(member, [node.port for node in self.nodes], chance, in_order=True)
 
     def _ask_doctor(self) -> dict[str, str]:
         """What `semel doctor` says of the cluster while all is well."""

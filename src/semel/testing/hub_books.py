@@ -36,17 +36,15 @@ CONFIRM_S = 5.0
 class Member:
     """A client with its application: what it publishes, and what it got in each of its groups."""
 
-    def __init__(self, number: int, groups: Iterable[int], plan: Iterable[int], in_flight: int = IN_FLIGHT) -> None:
-        """`plan` are the groups that it publishes to, one after the other, with so many unacknowledged and no more."""
+    def __init__(self, number: int, groups: Iterable[int], plan: Iterable[int]) -> None:
+        """`plan` are the groups that it publishes to, one after the other."""
         self.number = number
         self.received = {group: array("Q") for group in groups}
         self.published = Counter[int]()
         self.told = 0
-        self.keeps_order = True
-        """Whether what it publishes must come in order."""
         self.client: LeanClient
         self._plan = plan
-        self._window = asyncio.Semaphore(in_flight)
+        self._window = asyncio.Semaphore(IN_FLIGHT)
 
     def hear(self, frame: dict[str, Any]) -> None:
         publisher, group, number = frame["data"]
@@ -62,7 +60,7 @@ class Member:
             await self.publish_to(group)
 
     async def publish_to(self, group: int) -> asyncio.Future[None]:
-        """When there is room for it."""
+        """When there is room for it: so many are in flight and no more."""
         await self._window.acquire()
         self.published[group] += 1
         data = [self.number, group, self.published[group]]
@@ -79,14 +77,17 @@ class Member:
         await self.client.ask(type="leaveGroup", group="none")
 
 
-def open_client(member: Member, ports: Sequence[int], chance: random.Random, plant: str | None = None) -> None:
-    """Give it a client that knows all these ports of this machine."""
+def open_client(
+    member: Member, ports: Sequence[int], chance: random.Random, plant: str | None = None, *, in_order: bool = False
+) -> None:
+    """Give it a client that knows all these ports of this machine. `in_order`: the hub lets nothing overtake a message
+    that was not taken."""
     keys, user = AccessKeys(KEY), f"u{member.number}"
     urls = []
     for port in ports:
         path = f"127.0.0.1:{port}/client/hubs/{HUB}"
         token = client_token(keys, f"http://{path}", now=time.time(), user_id=user, roles=ROLES)
-        urls.append(f"ws://{path}?access_token={token}")
+        urls.append(f"ws://{path}?access_token={token}{'&semel_in_order=true' * in_order}")
     member.client = LeanClient(user, urls, member.hear, chance, plant=plant)
 
 
@@ -101,8 +102,8 @@ class Wrong:
     orders: int = 0
     """Members who got a group in another order than the first of its members."""
 
-    def count(self, got: Iterable[int], sent: dict[int, int], unordered: frozenset[int] = frozenset()) -> None:
-        """`sent` says how many each publisher has sent to the group, `unordered` who need not be heard in order."""
+    def count(self, got: Iterable[int], sent: dict[int, int]) -> None:
+        """`sent` says how many each publisher has sent to the group."""
         seen: dict[int, set[int]] = {publisher: set() for publisher in sent}
         highest = Counter[int]()
         for code in got:
@@ -111,7 +112,7 @@ class Wrong:
                 self.unknown += 1
                 continue
             self.doubled += number in seen[publisher]
-            self.disorder += number < highest[publisher] and publisher not in unordered
+            self.disorder += number < highest[publisher]
             seen[publisher].add(number)
             highest[publisher] = max(number, highest[publisher])
         self.lost += sum(count - len(seen[publisher]) for publisher, count in sent.items())
@@ -158,11 +159,10 @@ class Books:
 
     def wrong(self) -> Wrong:
         wrong = Wrong()
-        unordered = frozenset(member.number for member in self.members if not member.keeps_order)
         first: dict[int, array[int]] = {}
         for member in self.members:
             for group, got in member.received.items():
-                wrong.count(got, self.sent_to(group), unordered)
+                wrong.count(got, self.sent_to(group))
                 wrong.orders += got != first.setdefault(group, got)
         return wrong
 

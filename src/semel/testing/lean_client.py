@@ -5,7 +5,8 @@ each other. What the protocol asks of a client is here:
 
     connect     take connectionId and reconnectionToken from `connected`
     recover     come back with both in the query, until it works; 1008 means that the session is lost
-    publish     keep each request until it is acked, and send it again under the same ackId after every recovery
+    publish     keep each request until it is acked, and send it again under the same ackId after every recovery; when
+                one is refused for a time, send again from the lowest ackId upwards
     receive     drop what has a sequenceId that was had before; acknowledge the highest every now and then
     be alive    ask for a pong; who gets none leaves and comes back
 """
@@ -35,7 +36,7 @@ PING_S = 1.0
 DEAD_S = 4.0
 ACK_S = 0.5
 REFUSED_S = 0.1
-"""How long it waits before it sends something again that was refused."""
+"""How long it waits before it sends again what was refused."""
 LOST = 1008
 
 Hear = Callable[[dict[str, Any]], None]
@@ -75,6 +76,7 @@ class LeanClient:
         self._urls, self._hear, self._chance, self._dead_s, self._plant = urls, hear, chance, dead_s, plant
         self._token: str | None = None
         self._socket_number = 0
+        self._is_going_back = False
         self._last = self._acked = self._heard = 0
         self._ack_id = 0
         self._unacked: dict[int, tuple[dict[str, Any], asyncio.Future[None]]] = {}
@@ -90,7 +92,7 @@ class LeanClient:
         self._ack_id += 1
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unacked[self._ack_id] = (request, future)
-        if self._is_open.is_set():
+        if self._is_open.is_set() and not self._is_going_back:
             self._send(**request, ackId=self._ack_id)
         return future
 
@@ -159,7 +161,11 @@ class LeanClient:
         if self._plant == "new-ack-ids":
             self._unacked = {self._ack_id + at: each for at, each in enumerate(self._unacked.values(), start=1)}
             self._ack_id += len(self._unacked)
+        self._is_going_back = False
         self.counts.resent += len(self._unacked)
+        self._send_unacked()
+
+    def _send_unacked(self) -> None:
         for ack_id, (request, _) in self._unacked.items():
             self._send(**request, ackId=ack_id)
 
@@ -234,10 +240,16 @@ class LeanClient:
                 future.set_result(None)
         else:
             self.counts.refused += 1
-            asyncio.get_running_loop().call_later(REFUSED_S, self._send_again, ack_id, self._socket_number)
+            self._go_back_soon()
 
-    def _send_again(self, ack_id: int, socket_number: int) -> None:
-        """Unless it was acknowledged after all, or another socket has taken everything again anyway."""
-        if ack_id in self._unacked and socket_number == self._socket_number:
-            request, _ = self._unacked[ack_id]
-            self._send(**request, ackId=ack_id)
+    def _go_back_soon(self) -> None:
+        """In order: all that has no answer or this one goes again, and nothing new before it."""
+        if not self._is_going_back:
+            self._is_going_back = True
+            asyncio.get_running_loop().call_later(REFUSED_S, self._go_back, self._socket_number)
+
+    def _go_back(self, socket_number: int) -> None:
+        """Unless another socket has taken everything again anyway."""
+        if socket_number == self._socket_number and self._is_open.is_set():
+            self._is_going_back = False
+            self._send_unacked()

@@ -1,8 +1,8 @@
 """Three PostgreSQL under Patroni with etcd, all from wheels: no system package, no root, nothing beyond loopback.
 
     etcd ══ pg-0: Patroni ── PostgreSQL      the primary
-         ╠═ pg-1: Patroni ── PostgreSQL      its synchronous standby
-         ╚═ pg-2: Patroni ── PostgreSQL      a spare
+         ╠═ pg-1: Patroni ── PostgreSQL      a standby; one of the two has to have what is committed,
+         ╚═ pg-2: Patroni ── PostgreSQL      a standby; before that is answered
 
 `kill_postgres` is a crash of the database alone: its Patroni sees it and gives the lead away. `kill_host` takes Patroni
 with it, so the others wait until its lease runs out. A member that died comes back with `revive`, by pg_rewind where
@@ -51,6 +51,7 @@ TAIL = 3_000
 NEEDED = {"patroni": "patroni", "etcd": "python-etcd", "psycopg": "psycopg", "psycopg_binary": "psycopg-binary"}
 """What is imported, and the distribution that has it."""
 DATABASE = "semel"
+SYNCHRONOUS = frozenset({"sync_standby", "quorum_standby"})
 
 # What docs/how-to/high-availability.md recommends, and why. The times are the shortest that Patroni takes.
 DYNAMIC: dict[str, Any] = {
@@ -58,7 +59,7 @@ DYNAMIC: dict[str, Any] = {
     "loop_wait": 2,
     "retry_timeout": 3,
     "primary_start_timeout": 0,
-    "synchronous_mode": True,
+    "synchronous_mode": "quorum",
     "synchronous_mode_strict": True,
     "maximum_lag_on_failover": 1024 * 1024,
     "check_timeline": True,
@@ -138,7 +139,7 @@ class View:
 
     @property
     def has_synchronous_standby(self) -> bool:
-        return "sync_standby" in self.roles.values()
+        return not SYNCHRONOUS.isdisjoint(self.roles.values())
 
 
 class PatroniCluster:
@@ -271,7 +272,7 @@ class PatroniCluster:
             for name, state in view.states.items()
             if state == "streaming" and view.timelines[name] == view.timelines[view.leader]
         ]
-        return len(following) >= standbys and view.has_synchronous_standby == self._dynamic["synchronous_mode"]
+        return len(following) >= standbys and view.has_synchronous_standby == bool(self._dynamic["synchronous_mode"])
 
     def change(self, **dynamic: Any) -> None:
         """Settings of Patroni for the whole cluster."""
