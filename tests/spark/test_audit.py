@@ -375,7 +375,8 @@ def test_odd_hops_are_read_for_what_they_say(spark: SparkSession, stage: Scene) 
     assert (cells["browser>edge"].phantoms, cells["browser>edge"].state) == (0, WindowState.EMPTY)
     assert (cells["hub>far"].latency.skewed, cells["hub>far"].latency.skew_ms) == (1, 5.0)
     assert "a>b" not in cells
-    assert sorted(note.split(":")[0] for note in result.notes) == ["a>b", IN, "browser>edge", "hub>far"]
+    named = [f"{CHAT}: {hop}" for hop in ("a>b", IN, "browser>edge", "hub>far")]
+    assert sorted(":".join(note.split(":")[:2]) for note in result.notes) == named
 
 
 def test_only_what_was_sent_in_time_counts_and_all_that_became_of_it(spark: SparkSession, stage: Scene) -> None:

@@ -164,7 +164,8 @@ def test_a_turn_judges_what_is_new_and_not_what_is_kept(spark: SparkSession, sta
 def test_in_small_turns_it_says_what_the_audit_of_all_says(
     spark: SparkSession, stage: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Messages whose events come turns apart and in any order, on ways that meet, and in ranges that wait."""
+    """Messages whose events come turns apart and in any order, on ways that meet, in ranges that wait, and under other
+    sessions than before."""
     monkeypatch.setattr(following, "PARTS_MAX", 2)
     options = replace(OPTIONS, deadline_s=1)
     rng, letters = random.Random(5), [Letter(f"m{number}", f"std-{number % 2}", number) for number in range(1, 31)]
@@ -179,7 +180,10 @@ def test_in_small_turns_it_says_what_the_audit_of_all_says(
 
 
 def _happen(stage: Scene, rng: random.Random, letters: list[Letter]) -> None:
+    """Now and then in another session, or in none, for which the id stands."""
     letter = rng.choice(letters)
+    if rng.random() < 0.3:
+        letter = replace(letter, session=rng.choice(["std-0", "std-1", letter.id]))
     match rng.randrange(6):
         case 0 | 1:
             stage.edge.log(Kind.SENT, IN, letter)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from semel.cli.audit import parse_time
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, Put, Trim
@@ -13,6 +15,7 @@ from semel.spark.audit.follow import FollowOptions, opened
 from semel.spark.audit.result import Audit, Figures, WindowState
 from semel.spark.audit.run import Options, audit
 from semel.spark.landing import SinkState, SourceRange, state_key
+from semel.spark.waiting import Wait, Waits, waits_key
 from semel.testing.ledgers import IN, STREAM, Letter, scene
 
 if TYPE_CHECKING:
@@ -108,3 +111,34 @@ def test_what_a_pipeline_has_yet_to_take_is_in_flight(spark: SparkSession, tmp_p
             land(3, taken=4, batch=1)
             cell = of_hop(follower.step()[0], hop)
             assert (cell.sent, cell.accepted, cell.lost, cell.in_flight) == (4, 2, 2, 0)
+
+
+def test_what_waits_behind_a_gap_is_in_flight_until_the_gap_is_closed(spark: SparkSession, tmp_path: Path) -> None:
+    """At once and followed, whatever the deadline. Of what came before the gap one did not arrive: that is lost."""
+    with scene(tmp_path) as stage:
+        hop, hub = "chat>spark/p", stage.hub
+
+        def land(numbers: list[int], batch: int, waits: dict[str, Wait]) -> None:
+            state = SinkState("q", batch, {"chat": SourceRange(hub.store.store_id, "chat", 1, 0, 5)})
+            records = (Append("spark/p", letter(n).envelope, on_fresh=Event(Kind.ACCEPTED, hop, "p")) for n in numbers)
+            notes = Put(waits_key("p"), msgspec.json.encode(Waits("q", waits)))
+            hub.commit(*records, Put(state_key("p"), state.encode()), notes)
+
+        for number in (1, 2, 4, 5, 6):
+            hub.now += 1_000_000
+            hub.commit(Append("chat", letter(number).envelope))
+        land([1], 0, {"s": Wait(3, 3)})
+        once = audit(spark, [hub.url], AT_ONCE)
+        cell = of_hop(once, hop)
+        assert (cell.sent, cell.accepted, cell.lost, cell.in_flight, cell.state) == (5, 1, 1, 3, WindowState.OPEN)
+        assert once.notes == (
+            "p: chat>spark/p: 3 messages of 1 session waiting behind a gap, such as index 3 of session s;"
+            " they are in flight, whatever the deadline",
+        )
+        options = FollowOptions(tmp_path / "state", keep_s=YEAR_S)
+        with opened(spark, [hub.url], Options(deadline_s=0, window_s=60), options) as follower:
+            cell = of_hop(follower.step()[0], hop)
+            assert (cell.sent, cell.accepted, cell.lost, cell.in_flight) == (5, 1, 1, 3)
+            land([4, 5], 1, {})
+            cell = of_hop(follower.step()[0], hop)
+            assert (cell.sent, cell.accepted, cell.lost, cell.in_flight) == (5, 3, 2, 0)

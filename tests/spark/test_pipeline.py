@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +22,11 @@ from semel.kernel.ops import Append, Trim, Unit
 from semel.kernel.store import Records, Store
 from semel.runtime.holding import Holder
 from semel.spark import runner
+from semel.spark.audit.result import Figures
+from semel.spark.audit.run import Options, audit
 from semel.spark.delivery import delivery
-from semel.spark.pipeline import Input, Pipeline, from_file, replay
+from semel.spark.pipeline import Input, Order, Pipeline, from_file, replay
+from semel.spark.waiting import Wait
 from semel.stores.open import open_store
 from semel.testing.limits import scaled
 from semel.testing.spark_campaign import EAST, WEST, fill, regional_logs
@@ -121,6 +126,40 @@ def test_two_regions_become_one_as_the_kernel_would_have_it(spark: SparkSession,
     assert regions.run(spark, regions.pipeline(to="inbox/orders"), "elsewhere").rows == ended.rows
     assert records(regions.store, "spark/delivery") == output
     assert len(records(regions.store, "inbox/orders")) == MESSAGES
+
+
+def exit_for_one(envelope: Envelope) -> Envelope:
+    if envelope.id == "m4":
+        sys.exit("no paper")
+    return envelope
+
+
+def test_what_waits_behind_a_gap_is_told_and_not_lost(spark: SparkSession, tmp_path: Path) -> None:
+    """By the status and by the audit, until the gap is closed. A function that exits costs one message."""
+    url = f"sqlite:///{tmp_path}/one.db"
+    handler = "tests.spark.test_pipeline:exit_for_one"
+    pipeline = Pipeline("gaps", (Input(url, "orders"),), url, order=Order(gap="wait"), handler=handler)
+    with closing(open_store(url)) as store:
+
+        def run(*numbers: int) -> tuple[dict[str, Wait], Figures]:
+            envelopes = [Envelope(f"m{number}", session="s", index=number) for number in numbers]
+            store.commit([Unit(tuple(Append("orders", each) for each in envelopes))])
+            runner.run(spark, pipeline, store, runner.RunOptions(str(tmp_path / "place"), once=True))
+            waiting = runner.status(store, pipeline, lambda url, stream: store.head(stream).offset).waiting
+            found = audit(spark, [url], Options(deadline_s=0))
+            return waiting, next(cell for cell in found.totals if cell.hop == "orders>spark/gaps")
+
+        waiting, cell = run(1, 3, 4)
+        assert waiting == {"s": Wait(2, 2)}
+        assert (cell.sent, cell.accepted_unique, cell.lost, cell.in_flight) == (3, 1, 0, 2)
+        waiting, cell = run(2)
+        assert waiting == {}
+        assert (cell.sent, cell.accepted_unique, cell.lost, cell.in_flight) == (4, 4, 0, 0)
+        assert [each.id for each in records(store, "spark/gaps")] == ["m1", "m2", "m3"]
+        [dead] = records(store, "dead/orders")
+        assert (dead.id, dead.headers["semel-cause"]) == (
+            "m4", "SystemExit: the handler called exit('no paper') for m4",
+        )  # fmt: skip
 
 
 def test_what_the_function_refuses_is_kept_with_its_cause(spark: SparkSession, regions: Regions) -> None:

@@ -448,6 +448,6 @@ def _answer(found: _Found, wanted: tuple[Finding, ...], places: _Places, termina
     if judgement.outcome is Outcome.NO_DATA:
         later = "wait for the deadline, shorten it with --deadline, or name more sources"
         other = "name other sources, or another time with --since and --until"
-        fix = later if any(total.in_flight for total in found.audit.totals) else other
+        fix = later if found.audit.is_open else other
         return Answer(result, lines, EXIT_NO_DATA, {"code": "no-data", "message": judgement.sentence, "fix": fix})
     return Answer(result, lines, EXIT_HOLDS)

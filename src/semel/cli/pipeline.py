@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
+WAITING_MAX = 10
+"""So many sessions that wait are told by name."""
+
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME|FILE", help="A [[pipeline]] of semel.toml, or a Python file.", show_default=False)
 ]
@@ -276,6 +279,9 @@ def _status_dict(pipeline: Pipeline, status: RunStatus) -> dict[str, Any]:
         "store": shown(pipeline.store),
         "state": _state(status),
         **asdict(status),
+        "waiting": [
+            {"session": session, "index": wait.index, "rows": wait.rows} for session, wait in status.waiting.items()
+        ],
         "run": _run_dict(status.run) if status.run is not None else None,
     }
 
@@ -345,7 +351,22 @@ def _told(pipeline: Pipeline, standing: RunStatus) -> list[Any]:
             lines.append(f"  it said: {run.error}")
     for stream, lag in standing.lag.items():
         lines.append(f"  {stream}: " + ("cannot be asked" if lag is None else f"{plural(lag, 'record')} behind"))
-    return [*lines, *_dead_words(pipeline, standing.dead)]
+    return [*lines, *_waiting_words(standing), *_dead_words(pipeline, standing.dead)]
+
+
+def _waiting_words(standing: RunStatus) -> list[str]:
+    """Rows behind a gap: they were taken, and have not landed."""
+    waiting = sorted(standing.waiting.items(), key=lambda of: (-of[1].rows, of[0]))
+    if not waiting:
+        return []
+    rows = sum(wait.rows for _, wait in waiting)
+    lines = [f"  {plural(rows, 'message')} of {plural(len(waiting), 'session')} waiting behind a gap:"]
+    lines += [
+        f"    session {session}: {plural(wait.rows, 'message')} for index {wait.index}"
+        for session, wait in waiting[:WAITING_MAX]
+    ]
+    more = len(waiting) - WAITING_MAX
+    return [*lines, *([f"    and {plural(more, 'more session')}"] if more > 0 else [])]
 
 
 def _moment(at: int) -> str:

@@ -340,6 +340,8 @@ class Landing:
                 self._add_dead(row, row.cause or "no cause was given")
             case Outcome.SKIPPED:
                 self._skip(row, hop)
+            case Outcome.WAITING:
+                pass  # nothing has become of anything yet: `waiting_ops` writes it down
             case Outcome.DUPLICATE:
                 self._tell(Kind.DUPLICATE, _checked(_named(row)), hop, row.cause)
             case Outcome.REJECTED:

@@ -257,6 +257,14 @@ class Bucket:
             return False
         return not self.rules.keeps_places or (machine is not None and bool(machine.given_up.snapshot()))
 
+    def waits(self) -> dict[str, tuple[int, int]]:
+        """Sessions with early rows: the index that they wait for, and how many rows do."""
+        return {
+            session: (machine.next, len(machine))
+            for session, machine in self._machines.items()
+            if isinstance(machine, StrictIndex) and machine
+        }
+
     def next_deadline(self) -> float | None:
         """When `on_timer` has something to do, if nothing comes before."""
         deadlines = [

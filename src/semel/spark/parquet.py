@@ -43,6 +43,7 @@ from semel.spark.landing import Job, Landing
 from semel.spark.rows import ARROW_TRAVEL
 from semel.spark.sink import SinkOptions, body_keeper, check_fence, land, message_rows, open_sink_store
 from semel.spark.staging import Staged, Task, filesystem_of
+from semel.spark.waiting import waiting_ops
 
 TRAVEL_NAMES = ("outcome", "cause", "input", "ordinal")
 
@@ -170,7 +171,7 @@ class FolderTarget:
                 landing.add_elsewhere(row)
             else:
                 landing.add(row)
-        return landing.end()
+        return [*landing.end(), *waiting_ops(store, job, rows)]
 
     def _claim(self, job: Job) -> None:
         """A folder belongs to one query: the numbers of another one would begin at 0 again, and its rows come twice."""

@@ -193,6 +193,7 @@ def build(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
             buffer=order.buffer,
             forget_s=order.forget_s,
             verdicts=True,
+            waiting=True,
         )
     else:
         frame = frames[0]

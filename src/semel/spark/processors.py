@@ -31,6 +31,7 @@ from semel.kernel.text import ID_CHARS_MAX
 from semel.spark.nulls import emptied
 from semel.spark.ordering import Bucket, Decided, Gap, Rules
 from semel.spark.rows import Outcome
+from semel.spark.waiting import told
 
 BUCKET = "semel_bucket"
 """The column that says into which bucket a row goes. Spark renames columns with a leading underscore on their way."""
@@ -51,6 +52,8 @@ GAP_ROWS_MAX = 1000
 _VERDICT = (pa.field("outcome", pa.string()), pa.field("cause", pa.string()))
 _TAKES_PLACE = (Outcome.DEAD.value, Outcome.HANDLED.value)
 """A row with one of these outcomes has come and is the one of its index; the other kinds of rows only tell of one."""
+Waits = dict[str, tuple[int, int]]
+"""By session the index that it waits for, and how many rows do."""
 _TIES = ("stream", "epoch", "offset", "id")
 
 
@@ -260,17 +263,37 @@ def _no_rejected(decided: Decided, table: pa.Table) -> None:
 
 def _gap_rows(gaps: Sequence[Gap], schema: pa.Schema) -> pa.Table:
     """The indexes that were given up, one row each."""
-    columns: dict[str, list[Any]] = {"id": [], "session": [], "index": [], "outcome": [], "cause": []}
-    for gap in gaps:
-        cause = f"indexes {gap.first}..{gap.last} never came"
-        for index, text in _numbers(gap):
-            values = (_gap_id(gap.session, text), gap.session, index, Outcome.SKIPPED.value, cause)
-            for column, value in zip(columns.values(), values, strict=True):
-                column.append(value)
-    count = len(columns["id"])
+    rows = [
+        (_gap_id(gap.session, text), gap.session, index, Outcome.SKIPPED.value, cause)
+        for gap in gaps
+        if (cause := f"indexes {gap.first}..{gap.last} never came")
+        for index, text in _numbers(gap)
+    ]
+    return _telling(rows, schema)
+
+
+def waiting_rows(before: Waits, after: Waits, schema: pa.Schema) -> pa.Table:
+    """A row for each session that waits for another index than before, or with another number of rows."""
+    changed = [
+        session for session in (*after, *(before.keys() - after.keys())) if before.get(session) != after.get(session)
+    ]
+    rows = [
+        (_gap_id(session, "waits"), session, index, Outcome.WAITING.value, told(count))
+        for session in sorted(changed)
+        for index, count in [after.get(session, (before.get(session, (0, 0))[0], 0))]
+    ]
+    return _telling(rows, schema)
+
+
+_TOLD = ("id", "session", "index", "outcome", "cause")
+
+
+def _telling(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    """Rows that are no messages: what they tell, and nothing else."""
+    columns = dict(zip(_TOLD, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(_TOLD, ())
     return pa.table(
         [
-            pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
+            pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(len(rows), field.type)
             for field in schema
         ],
         schema=schema,
@@ -297,9 +320,10 @@ class InOrder(StatefulProcessor):
     Elsewhere sessions are forgotten when rows of others come.
     """
 
-    def __init__(self, rules: Rules, *, verdicts: bool) -> None:
+    def __init__(self, rules: Rules, *, verdicts: bool, waiting: bool = False) -> None:
         self._rules = rules
         self._verdicts = verdicts
+        self._waiting = verdicts and waiting
         self._timers = rules.gap.then is OnGap.SKIP
 
     @property
@@ -316,21 +340,23 @@ class InOrder(StatefulProcessor):
         packed = pd.concat(rows, ignore_index=True)
         now_ms = int(packed[NOW].max())
         bucket, kept, timer = self._load(now_ms)
+        before = bucket.waits()
         decided, table = decide(bucket, kept, from_bytes(list(packed["rows"])), now_ms / 1000)
         if not self._timers:
             bucket.on_timer(now_ms / 1000)
         self._save(bucket, table, now_ms, timer)
-        yield from self._out(decided, table)
+        yield from self._out(decided, table, before, bucket.waits())
 
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[pd.DataFrame]:
         now_ms = timerValues.getCurrentProcessingTimeInMs()
         bucket, kept, _ = self._load(now_ms)
+        before = bucket.waits()
         decided = bucket.on_timer(now_ms / 1000)
         self._save(bucket, kept, now_ms, None)
         if kept is not None:
-            yield from self._out(decided, kept)
+            yield from self._out(decided, kept, before, bucket.waits())
 
     def _load(self, now_ms: int) -> tuple[Bucket, pa.Table | None, int | None]:
         value = self._state.get() if self._state.exists() else None
@@ -356,8 +382,11 @@ class InOrder(StatefulProcessor):
         self._handle.registerTimer(due)
         return due
 
-    def _out(self, decided: Decided, table: pa.Table) -> Iterator[pd.DataFrame]:
-        yield from map(_frame, _pieces(given(decided, table, self._verdicts)))
+    def _out(self, decided: Decided, table: pa.Table, before: Waits, after: Waits) -> Iterator[pd.DataFrame]:
+        out = given(decided, table, self._verdicts)
+        if self._waiting and before != after:
+            out = pa.concat_tables([out, waiting_rows(before, after, out.schema)])
+        yield from map(_frame, _pieces(out))
 
 
 def _kept(table: pa.Table | None, rows: list[int]) -> bytes:

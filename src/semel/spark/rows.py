@@ -66,6 +66,7 @@ class Outcome(Enum):
     DUPLICATE = "duplicate"
     REJECTED = "rejected"
     SKIPPED = "skipped"
+    WAITING = "waiting"
     HANDLED = "handled"
     DEAD = "dead"
 

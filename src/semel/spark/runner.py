@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from semel.spark.landing import died_stream
 from semel.spark.nulls import with_headers
 from semel.spark.pipeline import Pipeline, build, sink_options
 from semel.spark.session import EVOLVING_STATE, checkpoint_settings, with_settings
+from semel.spark.waiting import Wait, read_waits
 from semel.stores.open import absolute_url
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Run(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class RunStatus:
     """`alive` says that a driver holds the lease. `lag` is how many records of each input are not taken yet, None for
-    an input in a store that cannot be asked. `dead` is how many inputs have become dead letters."""
+    an input in a store that cannot be asked. `dead` is how many inputs have become dead letters, and `waiting` by
+    session what waits behind a gap."""
 
     run: Run | None
     alive: bool
@@ -71,6 +73,7 @@ class RunStatus:
     lag: dict[str, int | None]
     landed: int
     dead: int = 0
+    waiting: dict[str, Wait] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -316,6 +319,7 @@ def status(store: Store, pipeline: Pipeline, heads: Callable[[str, str], int | N
         lag,
         store.head(pipeline.output).offset,
         deaths(store, pipeline.name),
+        read_waits(store, pipeline.name).sessions,
     )
 
 

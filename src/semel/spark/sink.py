@@ -48,6 +48,7 @@ from semel.spark.landing import (
 )
 from semel.spark.rows import ARROW_TRAVEL, Row, Values, rows_of
 from semel.spark.staging import Staged, Staging, Task, current_task, query_of, source_ranges
+from semel.spark.waiting import waiting_ops
 from semel.stores.bodies import put_body
 from semel.stores.open import open_store
 
@@ -336,7 +337,7 @@ class StreamTarget:
     def _ops(self, store: Store, job: Job, staged: Sequence[Staged]) -> list[Op]:
         pins = relay.pin(store, job.pipeline, self.options.to) if self.options.to is not None else []
         rows = list(staged_rows(job, self.options.staged, staged))
-        return [*pins, *landing_ops(store, job, rows)]
+        return [*pins, *landing_ops(store, job, rows), *waiting_ops(store, job, rows)]
 
     def abort(self, job: Job, staged: Sequence[Staged]) -> None:
         with closing(open_sink_store(self.options)) as store:

@@ -46,6 +46,7 @@ from semel.spark.sink import (
     progress_ops,
 )
 from semel.spark.staging import Staged, Task
+from semel.spark.waiting import waiting_ops
 from semel.stores.apply import apply
 from semel.stores.bodies import BODY_BYTES_MAX
 from semel.stores.sqlite import path_of
@@ -234,6 +235,7 @@ class TableTarget:
         _keep_bodies(store, job, batch)
         known = answered(store, job.pipeline, batch.messages, elsewhere=True)
         landing = Landing(job, lambda body: batch.bodies[id(body)], known)
+        waits = waiting_ops(store, job, batch.messages)
         lines = [(number, line) for number, line in batch.lines.items() if number not in batch.refused]
         with open_database(store) as database:
             outcome = database.apply(store, head)
@@ -242,7 +244,7 @@ class TableTarget:
                 return {}
             verdicts = database.insert(shape, lines)
             if not verdicts.refused:
-                landed = database.apply(store, _ops(landing, batch, verdicts.fresh))
+                landed = database.apply(store, [*_ops(landing, batch, verdicts.fresh), *waits])
                 if isinstance(landed, Applied):
                     database.commit()
             return verdicts.refused

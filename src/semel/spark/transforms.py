@@ -128,11 +128,14 @@ def merge_regions(
     forget_s: float | None = WEEK_S,
     buckets: int = BUCKETS,
     verdicts: bool = False,
+    waiting: bool = False,
 ) -> DataFrame:
     """Copies of the same messages from several regions as one stream: each message once, each session in order.
 
     What one region lacks another fills in. The settings are those of `in_session_order`. Rows without a session have no
-    order; their copies are told apart by `id`, of which each bucket remembers 100,000 for `forget_s`.
+    order; their copies are told apart by `id`, of which each bucket remembers 100,000 for `forget_s`. With `verdicts`
+    and `waiting` a stream also lets out a row with the outcome 'waiting' when rows of a session begin or cease to wait:
+    its index is the one that is missing, and the cause says how many rows wait.
 
         >>> merge_regions(east, west, gap="skip", after_s=60.0)                 # doctest: +SKIP
     """
@@ -140,7 +143,7 @@ def merge_regions(
     for other in more:
         merged = merged.unionByName(other, allowMissingColumns=True)
     _check_columns(merged, "id")
-    return _ordered(merged, _rules(gap, after_s, buffer, forget_s, ids=IDS_KEPT), buckets, verdicts)
+    return _ordered(merged, _rules(gap, after_s, buffer, forget_s, ids=IDS_KEPT), buckets, verdicts, waiting)
 
 
 def settled_windows(
@@ -208,7 +211,7 @@ def _rules(gap: str, after_s: float, buffer: int, forget_s: float | None, ids: i
     return Rules("strict", GapPolicy(OnGap(gap), after_s), buffer, forget_s, ids)
 
 
-def _ordered(df: DataFrame, rules: Rules, buckets: int, verdicts: bool) -> DataFrame:
+def _ordered(df: DataFrame, rules: Rules, buckets: int, verdicts: bool, waiting: bool = False) -> DataFrame:
     _check_columns(df, "session", "index")
     if buckets < 1:
         raise ConfigError(f"{buckets} buckets hold nothing", fix="use buckets=1 or more")
@@ -219,7 +222,7 @@ def _ordered(df: DataFrame, rules: Rules, buckets: int, verdicts: bool) -> DataF
         in_order = BatchInOrder(rules, verdicts)
         # Spark counts the parameters of what it gets, and would count `self`
         return keyed.groupBy(BUCKET).applyInArrow(lambda table: in_order(table), schema)
-    processor = InOrder(rules, verdicts=verdicts)
+    processor = InOrder(rules, verdicts=verdicts, waiting=waiting)
     return (
         keyed.withColumn(NOW, F.unix_millis(F.current_timestamp()))
         .mapInArrow(Pack(), PACKED)

@@ -127,7 +127,12 @@ def test_by_default_everything_decides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "fix"), [(samples.empty, "name other sources"), (samples.in_flight, "wait for the deadline")]
+    ("made", "fix"),
+    [
+        (samples.empty, "name other sources"),
+        (samples.in_flight, "wait for the deadline"),
+        (samples.arrived_and_young, "wait for the deadline"),
+    ],
 )
 def test_4_when_nothing_has_settled(made: Callable[[], Audit], fix: str, semel: Semel, world: World) -> None:
     world.audit = made()

@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from semel.errors import HandlerError
 from semel.kernel.envelope import Envelope
-from semel.kernel.ops import Append, Unit
+from semel.kernel.ops import Append, Put, Unit
 from semel.kernel.store import Store
 from semel.runtime.holding import Holder
 from semel.spark import runner, session
 from semel.spark.landing import died_stream
 from semel.spark.pipeline import Pipeline
+from semel.spark.waiting import Wait, Waits, waits_key
 from semel.stores.open import open_store
 
 from .conftest import Semel
@@ -224,6 +226,18 @@ class TestRunning:
     def test_the_status_names_the_driver(self, holder: Holder, semel: Semel) -> None:
         assert "orders: running by driver-1" in semel("pipeline", "status", "orders").out
 
+    def test_the_status_shows_what_waits_behind_a_gap(self, holder: Holder, semel: Semel) -> None:
+        sessions = {"shop-1": Wait(4, 2), "shop-2": Wait(1, 1), **{f"s{n:02}": Wait(7, 1) for n in range(9)}}
+        holder.commit(Put(waits_key("orders"), msgspec.json.encode(Waits("q", sessions))))
+        shown = semel("pipeline", "status", "orders")
+        assert (
+            "  12 messages of 11 sessions waiting behind a gap:\n    session shop-1: 2 messages for index 4"
+            in shown.out
+        )
+        assert "    and 1 more session\n" in shown.out
+        found = semel("pipeline", "status", "orders", "--json").result["waiting"]
+        assert found[0] == {"session": "shop-1", "index": 4, "rows": 2}
+
     def test_stopping_waits_for_its_end(self, holder: Holder, semel: Semel) -> None:
         done = semel("pipeline", "stop", "orders", "--wait", "0s")
         assert done.exit_code == 3
@@ -232,10 +246,6 @@ class TestRunning:
         assert "orders is not running" in semel("pipeline", "stop", "orders").out
 
     def test_a_killed_one_is_told_from_one_that_ended(self, holder: Holder, project: Path, semel: Semel) -> None:
-        import msgspec
-
-        from semel.kernel.ops import Put
-
         run = runner.Run("orders", "running", "driver-1", holder.fence, "/places/orders", 0, 0, batch=4, rows=500)
         holder.commit(Put(runner.state_key("orders"), msgspec.json.encode(run)))
         holder.release()

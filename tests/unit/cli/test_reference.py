@@ -100,7 +100,7 @@ def test_every_column_and_kind_is_in_the_reference() -> None:
 
 
 def test_the_way_to_read_the_export_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from semel.kernel.ledger import Event
+    from semel.kernel.ledger import Event, fold_ids
     from semel.kernel.ops import Log, Unit
     from semel.runtime.export import export
     from semel.stores.memory import MemoryStore
@@ -109,6 +109,9 @@ def test_the_way_to_read_the_export_works(tmp_path: Path, monkeypatch: pytest.Mo
     store = MemoryStore(clock=lambda: 0)
     store.commit([Unit((Log(Event(Kind.SENT, "a>b", message="m")),))])
     export(store, Path("lake"), "ledger")
-    [program] = re.findall(r"```python\n(.*?)```", LEDGER, re.DOTALL)
-    exec(compile(program, "ledger.md", "exec"), {})
+    reading, folding = re.findall(r"```python\n(.*?)```", LEDGER, re.DOTALL)
+    exec(compile(reading, "ledger.md", "exec"), {})
     assert capsys.readouterr().out == "1970-01-01 1 1\n"
+    names: dict[str, Any] = {}
+    exec(compile(folding, "ledger.md", "exec"), names)
+    assert names["fold"](["order-1", "\u00e9"]) == fold_ids(["order-1", "\u00e9"])

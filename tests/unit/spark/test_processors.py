@@ -38,6 +38,7 @@ from semel.spark.processors import (
 )
 from semel.spark.rows import ARROW, Outcome
 from semel.spark.transforms import _with_unplaced
+from semel.spark.waiting import rows_told
 
 SKIP = Rules(gap=GapPolicy(OnGap.SKIP, 10.0))
 KEY = 7
@@ -73,8 +74,8 @@ def frame(table: pa.Table, now_ms: int) -> pd.DataFrame:
 class Query:
     """One bucket of a streaming query."""
 
-    def __init__(self, rules: Rules = SKIP, *, verdicts: bool = True) -> None:
-        processor = InOrder(rules, verdicts=verdicts)
+    def __init__(self, rules: Rules = SKIP, *, verdicts: bool = True, waiting: bool = False) -> None:
+        processor = InOrder(rules, verdicts=verdicts, waiting=waiting)
         self.tester = TwsTester(processor, timeMode=processor.time_mode)
         self.now_ms = 0
 
@@ -124,6 +125,26 @@ def test_early_rows_wait_in_the_state_with_all_they_hold() -> None:
     table = from_bytes(list(out["rows"])).drop_columns(["outcome", "cause"])
     first, second = rows([("s", 3, "east"), ("s", 2, "east")]), rows([("s", 1, "east")])
     assert table == pa.concat_tables([second, first.take(pa.array([1, 0]))])
+
+
+def test_sessions_are_told_of_when_their_rows_begin_and_cease_to_wait() -> None:
+    """Where it is asked for. Of a session that goes on waiting as before nothing is said."""
+    query = Query(Rules(), waiting=True)
+
+    def heard(*arrivals: tuple[str, int]) -> list[tuple[Any, ...]]:
+        given = rows([(session, index, "east") for session, index in arrivals])
+        out = query.tester.testInPandas(KEY, frame(given, 0))
+        table = from_bytes(list(out["rows"])).to_pylist() if len(out) else []
+        return [(r["session"], r["index"], rows_told(r["cause"])) for r in table if r["outcome"] == "waiting"]
+
+    assert heard(("a", 1), ("a", 3), ("a", 4), ("b", 1)) == [("a", 2, 2)]
+    assert heard(("b", 2), ("c", 2)) == [("c", 1, 1)]
+    assert heard(("b", 3)) == []
+    assert heard(("a", 2), ("a", 6)) == [("a", 5, 1)]
+    assert heard(("a", 5), ("c", 1)) == [("a", 5, 0), ("c", 1, 0)]
+    skipping = Query(SKIP, waiting=True)
+    assert skipping.batch(rows([("a", 2, "east")])) == [("a#waits", "waiting")]
+    assert skipping.wait_until(10_000) == [*passing("a-2"), ("a#1", "skipped"), ("a#waits", "waiting")]
 
 
 def test_a_gap_is_given_up_after_its_time_and_each_index_is_named() -> None:

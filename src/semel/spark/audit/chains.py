@@ -13,11 +13,13 @@ from functools import reduce
 from operator import mul
 from typing import TYPE_CHECKING
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from semel.calculus.mode import Counts, DeliveryMode
 from semel.errors import InputError
 from semel.kernel.ledger import Kind, hash_id
+from semel.spark.audit import identity
 from semel.spark.audit.figures import Hop, Way, sent_within
 from semel.spark.audit.result import Chain, Figures, Inside
 
@@ -129,14 +131,22 @@ class Paths:
         return Paths(tuple((-sent, -arrived) for sent, arrived in self.arrived), tuple(-lost for lost in self.lost))
 
 
-def measure(rows: DataFrame, chains: Sequence[Sequence[Hop]], stays: Sequence[Stay], span: Span) -> Paths:
+def measure(
+    rows: DataFrame,
+    chains: Sequence[Sequence[Hop]],
+    stays: Sequence[Stay],
+    span: Span,
+    *,
+    sent_on: Collection[int] | None = None,
+) -> Paths:
     """From one row per message and hop, of all times. Messages whose time at the first hop is not over yet do not
-    count, unless they have come through already."""
+    count, unless they have come through already. `sent_on` are the hops of which it is known what was sent; None says
+    that no id is in two sessions."""
     arrived: list[tuple[int, int]] = []
     lost: list[int] = []
     for first in range(0, max(len(chains), len(stays)), BITS):
         some, of = chains[first : first + BITS], stays[first : first + BITS]
-        counts = _counts(rows, some, of, span)
+        counts = _counts(rows, some, of, span, sent_on)
         arrived += [
             (
                 sum(n for begun, _, _, n in counts if begun >> at & 1),
@@ -167,7 +177,11 @@ def figures_of(
 
 
 def _counts(
-    rows: DataFrame, chains: Sequence[Sequence[Hop]], stays: Sequence[Stay], span: Span
+    rows: DataFrame,
+    chains: Sequence[Sequence[Hop]],
+    stays: Sequence[Stay],
+    span: Span,
+    sent_on: Collection[int] | None,
 ) -> list[tuple[int, int, int, int]]:
     """A bit for each chain: it was sent at its beginning, it was taken at its end; and for each stay: it was lost
     there. Few combinations occur."""
@@ -181,10 +195,41 @@ def _counts(
         **_stay_masks(stays, span),
     }
     ends = {code for code, _ in (*first, *last)} | _codes(stays)
+    each = _by_message(rows, ends, masks)
+    if sent_on is not None:
+        each = _met_again(each, sum(1 << at for at, chain in enumerate(chains) if chain[0].code in sent_on))
     counted = F.col("settled").bitwiseOR(F.col("sent").bitwiseAND(F.col("done"))).alias("begun")
-    each = _by_message(rows, ends, masks).select(counted, "done", _gone().alias("gone"))
-    found = each.groupBy("begun", "done", "gone").agg(F.count("*").alias("n")).collect()
-    return [(row["begun"], row["done"], row["gone"], row["n"]) for row in found]
+    n = F.lit(1) if sent_on is None else F.col("n")
+    found = each.select(counted, "done", _gone().alias("gone"), n.alias("n"))
+    counts = found.groupBy("begun", "done", "gone").agg(F.sum("n").alias("n")).collect()
+    return [(row["begun"], row["done"], row["gone"], row["n"]) for row in counts]
+
+
+_MASKS = ("sent", "settled", "done", "left", "passed", "seen")
+
+
+def _met_again(each: DataFrame, begins: int) -> DataFrame:
+    """A worker may give what it passes on another session. What was not seen again in its own is looked for by its id,
+    among what came from nowhere in another. Only these are told apart; the others are counted (`n`). `begins` has a bit
+    for each chain that has anything sent at its beginning."""
+    arrived = _without(F.col("done"), F.col("sent")).bitwiseAND(F.lit(begins).cast("long"))
+    seen = _without(F.col("seen"), F.col("passed"))
+    missing = _without(F.col("sent"), F.col("done")).bitwiseOR(_gone())
+    is_loose = missing.bitwiseOR(arrived).bitwiseOR(seen) != 0
+    key = F.when(is_loose, F.col("key")).alias("_key")
+    session = F.when(is_loose, F.col("session")).alias("_session")
+    few = each.groupBy(key, session, *_MASKS).agg(F.count("*").alias("n"))
+    of_id = Window.partitionBy("_key")
+    return few.withColumns(
+        {
+            "done": F.col("done").bitwiseOR(F.col("sent").bitwiseAND(F.bit_or(arrived).over(of_id))),
+            "seen": F.col("seen").bitwiseOR(F.col("left").bitwiseAND(F.bit_or(seen).over(of_id))),
+        }
+    )
+
+
+def _without(bits: Column, others: Column) -> Column:
+    return bits.bitwiseAND(F.bitwise_not(others))
 
 
 def _by_message(rows: DataFrame, codes: Collection[int], masks: Mapping[str, Column]) -> DataFrame:
@@ -203,8 +248,10 @@ def _stay_masks(stays: Sequence[Stay], span: Span) -> dict[str, Column]:
         for at, stay in enumerate(stays)
         for hop in (*stay.onward, *([stay.receipts.hop] if stay.receipts is not None else []))
     ]
+    into = [(stay.into.code, 1 << at) for at, stay in enumerate(stays)]
     return {
-        "left": _mask([(stay.into.code, 1 << at) for at, stay in enumerate(stays)], _left(span)),
+        "left": _mask(into, _left(span)),
+        "passed": _mask(into, F.lit(True)),
         "seen": _mask(onward, F.lit(True)),
     }
 
@@ -217,13 +264,14 @@ def _left(span: Span) -> Column:
 
 
 def _gone() -> Column:
-    return F.col("left").bitwiseAND(F.bitwise_not("seen"))
+    return _without(F.col("left"), F.col("seen"))
 
 
 def lost_inside(rows: DataFrame, stays: Sequence[Stay], span: Span) -> DataFrame:
     """The rows of the messages lost in these stays, at the hop that brought them. At most 62 stays."""
-    gone = _by_message(rows, _codes(stays), _stay_masks(stays, span)).select("session", "key", _gone().alias("gone"))
-    gone = gone.where(F.col("gone") != 0)
+    each = _by_message(rows, _codes(stays), _stay_masks(stays, span))
+    elsewhere = F.bit_or(_without(F.col("seen"), F.col("passed"))).over(Window.partitionBy("key"))
+    gone = each.select("session", "key", _without(_gone(), elsewhere).alias("gone")).where(F.col("gone") != 0)
     into = rows.where(F.col("code").isin(*(stay.into.code for stay in stays)))
     own = _mask([(stay.into.code, 1 << at) for at, stay in enumerate(stays)], F.lit(True))
     return into.join(gone, ["session", "key"]).where(own.bitwiseAND(F.col("gone")) != 0)
@@ -293,11 +341,15 @@ def seen_at(point: Point, events: DataFrame, records: DataFrame, ways: Sequence[
 
 
 def compare(sent: DataFrame, arrived: DataFrame, sender: Point, receiver: Point, each: int) -> Comparison:
-    """Two points by the ids seen there."""
-    of = sent.select("session", "message", F.lit(1).alias("sent"))
-    to = arrived.select("session", "message", "copies")
-    both = of.join(to, ["session", "message"], "full")
-    both = both.withColumn("sent", F.coalesce("sent", F.lit(0))).withColumn("copies", F.coalesce("copies", F.lit(0)))
+    """Two points by the ids seen there, and by sessions that are known at both."""
+    of = sent.select("session", "message", F.lit(1).alias("sent"), F.lit(0).cast("long").alias("copies"))
+    to = arrived.select("session", "message", F.lit(0).alias("sent"), "copies")
+    seen = of.unionByName(to).select(
+        F.lit(0).alias("scope"), F.col("message").alias("key"), "session", (F.col("sent") > 0).alias("sent"),
+        (F.col("copies") > 0).alias("arrived"), (F.col("session") != F.col("message")).alias("named"), "copies",
+    )  # fmt: skip
+    of_message = identity.with_homes(seen).groupBy(F.col("key").alias("message"), "home")
+    both = of_message.agg(F.max(F.col("sent").cast("int")).alias("sent"), F.sum("copies").alias("copies"))
     was_sent, came = F.col("sent") == 1, F.col("copies") > 0
     copies = F.when(was_sent, F.col("copies")).otherwise(0)
     row = both.agg(

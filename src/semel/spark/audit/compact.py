@@ -46,7 +46,8 @@ class File(msgspec.Struct, frozen=True):
 
 
 class Day(msgspec.Struct, frozen=True):
-    """One compacted day. `covers` names the segments that it stands for."""
+    """One compacted day. `covers` names the segments that it stands for. `split` is how many ids are in several
+    sessions, None if nobody has counted them."""
 
     day: str
     path: str
@@ -55,6 +56,7 @@ class Day(msgspec.Struct, frozen=True):
     covers: tuple[str, ...]
     hops: tuple[Hop, ...]
     streams: tuple[str, ...]
+    split: int | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -292,10 +294,16 @@ def _listed(spark: SparkSession, top: Path, generation: str, parts: dict[str, li
         found.append(
             Day(
                 day, path, rows.count(), files, tuple(sorted(map(token, covers))), tuple(hops),
-                tuple(sorted(row["hop"] for row in streams)),
+                tuple(sorted(row["hop"] for row in streams)), _split(rows),
             )
         )  # fmt: skip
     return found
+
+
+def _split(rows: DataFrame) -> int:
+    session = F.xxhash64("session")
+    ids = rows.groupBy("key").agg(F.min(session).alias("one"), F.max(session).alias("other"))
+    return ids.where(F.col("one") != F.col("other")).count()
 
 
 def _put_manifest(folder: Path, manifest: Manifest) -> None:

@@ -48,7 +48,7 @@ class Ranges:
 def singles(ledger: DataFrame) -> DataFrame:
     """The events that are about one message from the start."""
     rows = ledger.where(F.col("first").isNull() & F.col("message").isNotNull())
-    own = {"ord": F.col("seq"), "epoch": F.col("history")}
+    own = {"ord": F.col("seq"), "epoch": F.col("history"), "session": F.coalesce("session", "message")}
     return rows.select(*(own.get(name, F.col(name)).alias(name) for name in EVENT_COLUMNS))
 
 

@@ -11,7 +11,7 @@ Hops and messages are told apart by 64-bit hashes of their names. Lists of messa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -88,12 +88,12 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What there is, before anything is counted: hops, ranges to expand, and by hop and kind what was metered, which is
-    counted without ids."""
+    """What there is, before anything is counted: hops, ranges to expand, and by pipeline, hop and kind what was
+    metered, which is counted without ids."""
 
     hops: tuple[Hop, ...] = ()
     ranges: Ranges = field(default_factory=Ranges)
-    metered: tuple[tuple[str, Kind, int], ...] = ()
+    metered: tuple[tuple[str, str, Kind, int], ...] = ()
 
 
 def survey(rows: DataFrame) -> Survey:
@@ -126,15 +126,15 @@ def survey(rows: DataFrame) -> Survey:
     ]
     in_ranges = [cell for cell in known if cell["level"] is not None]
     levels = sorted({cell["level"] for cell in in_ranges})
-    counted: dict[tuple[str, Kind], int] = {}
+    counted: dict[tuple[str, str, Kind], int] = {}
     for cell in cells:
         if cell["metered"]:
-            key = cell["hop"], Kind(cell["kind"])
+            key = cell["pipeline"], cell["hop"], Kind(cell["kind"])
             counted[key] = counted.get(key, 0) + cell["n"]
     return Survey(
         tuple(together(hops)),
         Ranges(tuple(levels), sum(cell["rows"] for cell in in_ranges)),
-        tuple((hop, kind, n) for (hop, kind), n in sorted(counted.items())),
+        tuple((*key, n) for key, n in sorted(counted.items())),
     )
 
 
@@ -393,9 +393,17 @@ SUMS = (
 )  # fmt: skip
 
 
-def windows(rows: DataFrame, *, window_us: int, deadline_us: int, now: int, session_class: str | None) -> DataFrame:
-    """Sums per hop, session class and window, of so many `messages`. `sketch` counts the latencies by bin: see
-    `semel.spark.audit.sketch`.
+def windows(
+    rows: DataFrame,
+    *,
+    window_us: int,
+    deadline_us: int,
+    now: int,
+    session_class: str | None,
+    more: Mapping[str, Column] | None = None,
+) -> DataFrame:
+    """Sums per hop, session class and window, of so many `messages`; `more` is what else to count. `sketch` counts the
+    latencies by bin: see `semel.spark.audit.sketch`.
 
     First by bin of latency as well, so that all rows are summed up in compiled code; then the little that is left.
     """
@@ -418,7 +426,7 @@ def windows(rows: DataFrame, *, window_us: int, deadline_us: int, now: int, sess
         "phantoms": F.col("phantom"), "given_up": F.col("given_up"), "in_flight": F.col("in_flight"),
         "ended": F.when(closed, F.col("ended")), "replayed": F.when(closed, F.col("replayed")),
         "open": F.when(closed, left), "unbalanced": F.col("unbalanced"),
-        "unsettled": sent & (F.col("first_sent") > F.lit(now - deadline_us)),
+        "unsettled": sent & (F.col("first_sent") > F.lit(now - deadline_us)), **(more or {}),
     }  # fmt: skip
     of_class = F.regexp_extract("session", session_class, 1) if session_class else F.lit("")
     start = F.col("when") - F.pmod(F.col("when"), F.lit(window_us).cast("long"))
@@ -434,7 +442,7 @@ def windows(rows: DataFrame, *, window_us: int, deadline_us: int, now: int, sess
     )
     entry = F.when(F.col("bin").isNotNull(), F.struct("bin", "latencies"))
     return binned.groupBy("code", "session_class", "window").agg(
-        *(F.sum(name).alias(name) for name in (*SUMS, "messages", "latencies", "skewed")),
+        *(F.sum(name).alias(name) for name in (*sums, "messages", "latencies", "skewed")),
         F.max("latency_max").alias("latency_max"),
         F.max("skew").alias("skew"),
         F.map_from_entries(F.collect_list(entry)).alias("sketch"),

@@ -110,6 +110,7 @@ def gap_findings(rows: DataFrame) -> DataFrame:
 class Start:
     """`before` messages of a stream count as lost and are older than the first that this reader ever took."""
 
+    pipeline: str
     hop: str
     first: int
     before: int
@@ -118,7 +119,7 @@ class Start:
 def starts(rows: DataFrame, ways: Sequence[Way]) -> list[Start]:
     """From judged messages: of readers that look as if they had begun late. Whether they were meant to, no ledger
     says."""
-    silent = {way.hop.code: way.hop.hop for way in ways if way.implied}
+    silent = {way.hop.code: way.hop for way in ways if way.implied}
     if not silent:
         return []
     here = rows.where(F.col("code").isin(*silent))
@@ -128,7 +129,7 @@ def starts(rows: DataFrame, ways: Sequence[Way]) -> list[Start]:
     for code, first in firsts.items():
         older = older | ((F.col("code") == code) & (F.col("when") < first))
     found = here.where(F.col("lost") & older).groupBy("code").agg(F.count("*").alias("before")).collect()
-    return [Start(silent[row["code"]], firsts[row["code"]], row["before"]) for row in found]
+    return [Start((hop := silent[row["code"]]).pipeline, hop.hop, firsts[row["code"]], row["before"]) for row in found]
 
 
 def examples(rows: DataFrame, each: int) -> list[Example]:

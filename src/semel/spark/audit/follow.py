@@ -23,13 +23,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
 from semel.errors import ConfigError, StoreError
-from semel.spark.audit import figures, findings, follow_parts, follow_settle, follow_turn, sources
+from semel.spark.audit import figures, findings, follow_parts, follow_settle, follow_turn, notes, sources
 from semel.spark.audit.chains import Paths
-from semel.spark.audit.figures import Way
 from semel.spark.audit.follow_state import ROWS, Asked, Folder, Judgement, State, columns, metered, part_name
-from semel.spark.audit.report import moment
 from semel.spark.audit.result import Audit, Figures
-from semel.spark.audit.run import Case, Options, as_much_as, choose, clock_us, judged_at, notes_of
+from semel.spark.audit.run import Case, Options, as_much_as, choose, clock_us, judged_at
 from semel.spark.session import checkpoint_settings, register
 from semel.spark.source import MAX_ROWS_PER_BATCH
 
@@ -216,10 +214,12 @@ class Follower:
             ranges=figures.survey(pending).ranges,
             ways=tuple(ways),
             streams=frozenset(streams),
+            one_session=False,
             events=sum(way.hop.events for way in ways),
             now=judged_at(self.options, times, clock),
             times=times,
-            notes=(*state.notes, *notes_of(ways, survey), *_fanned_notes(chosen)),
+            notes=(*state.notes, *notes.of(ways, survey, self.options.pipelines), *notes.fanned(chosen)),
+            held=(),
             progress=lambda what, part: None,
             began=time.monotonic(),
         )
@@ -256,7 +256,7 @@ class Followed(Case):
     def of(cls, case: Case, folder: Folder, state: State) -> Self:
         assert state.judgement is not None
         of_case = {field.name: getattr(case, field.name) for field in fields(Case)}
-        of_case["notes"] = (*case.notes, *_kept_notes(state))
+        of_case["notes"] = (*case.notes, *notes.kept(state.horizon))
         return cls(
             **of_case, place=folder.path / "judged" / state.judgement.name, judgement=state.judgement, late=state.late
         )
@@ -303,12 +303,3 @@ class Followed(Case):
     def tables(self) -> dict[str, DataFrame]:
         """Without the messages, which are in the state. Each window with its revision."""
         return {"windows": self._window_table(), "findings": self.findings()}
-
-
-def _fanned_notes(ways: Sequence[Way]) -> list[str]:
-    return [f"{way.hop.hop}: not followed; audit it without --follow" for way in ways if way.hop.is_fanned]
-
-
-def _kept_notes(state: State) -> list[str]:
-    closed = f"Windows before {moment(state.horizon)} are closed: what comes in late for them is not counted."
-    return [closed] if state.horizon else []

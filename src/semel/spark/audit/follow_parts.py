@@ -47,7 +47,7 @@ def fold(folder: Folder, state: State, batch: DataFrame, name: str) -> Part:
         name,
         survey.hops,
         tuple(sorted(row["stream"] for row in streams)),
-        tuple((hop, int(kind), n) for hop, kind, n in survey.metered),
+        tuple((pipeline, hop, int(kind), n) for pipeline, hop, kind, n in survey.metered),
         (times[0], times[1]) if times is not None and times[0] is not None else None,
         count_rows(place / "messages"),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from pyspark.sql import functions as F
 
-from semel.spark.audit import figures, follow_parts
+from semel.spark.audit import figures, follow_parts, identity
 from semel.spark.audit.chains import Paths
 from semel.spark.audit.figures import Way
 from semel.spark.audit.follow_state import LANES, columns, mark, union
@@ -64,7 +64,8 @@ class Scope(Case):
             records = self.rows.where(F.col("reading") == follow_parts.RECORDS).join(F.broadcast(streams), "code")
             read.append(records.withColumn("code", F.col("_hop")).drop("_hop"))
         chosen = union(read).where(F.col("code").isin(*(way.hop.code for way in ways)))
-        return figures.merged(chosen.drop("reading", "mark")).select(*figures.MESSAGE).persist()
+        rows = figures.merged(chosen.drop("reading", "mark")).select(*figures.MESSAGE)
+        return figures.merged(identity.united(rows, self.ways)).select(*figures.MESSAGE).persist()
 
     @cached_property
     def placed(self) -> DataFrame | None:
@@ -79,7 +80,12 @@ class Scope(Case):
         ways = self._with_receipts
         rows = self.taken if self.lanes is None else self.taken.unionByName(_as_rows(self.lanes))
         found = figures.judged(
-            rows, ways, now=self.now, deadline_us=self.options.deadline_us, stores=self.stores
+            rows,
+            ways,
+            now=self.now,
+            deadline_us=self.options.deadline_us,
+            stores=self.stores,
+            waiting=self._waiting_sessions(),
         ).where(F.col("key").isNotNull())
         if self.placed is not None:
             known = self.placed.select(*MESSAGE, F.lit(True).alias("_known"), F.col("highest").alias("_highest"))

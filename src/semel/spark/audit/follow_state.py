@@ -40,7 +40,7 @@ from semel.spark.audit.figures import Hop
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-VERSION = 2
+VERSION = 3
 STATE_FILE = "_state.json"
 FILE_ROWS_MAX = 100_000
 """Messages are put away by time in files of so many rows. A turn reads only the files that it needs."""
@@ -73,7 +73,7 @@ class Part(msgspec.Struct, frozen=True):
     name: str
     hops: tuple[Hop, ...] = ()
     streams: tuple[str, ...] = ()
-    metered: tuple[tuple[str, int, int], ...] = ()
+    metered: tuple[tuple[str, str, int, int], ...] = ()
     times: tuple[int, int] | None = None
     rows: int = 0
 
@@ -91,7 +91,8 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """The last one: what it was of, and when. `waits` are the hops with messages in flight whatever the deadline.
+    """The last one: what it was of, and when. `waits` are the hops with messages in flight whatever the deadline,
+    and `held` the sessions that wait behind a gap there.
     `due` is the time of which the settling changes something next. `rows` were looked at to make it."""
 
     name: str
@@ -103,6 +104,7 @@ class Judgement(msgspec.Struct, frozen=True):
     due: int | None = None
     ranges: bool = False
     rows: int = 0
+    held: tuple[tuple[int, str, int], ...] = ()
 
 
 class Lanes(msgspec.Struct, frozen=True):
@@ -287,8 +289,8 @@ def columns(schema: str) -> list[str]:
 
 
 def mark(key: str = "key") -> Column:
-    """What stands for a message where its name would be too long."""
-    return F.xxhash64("session", key)
+    """What stands for an id where it would be too long. All sessions of the id go along."""
+    return F.xxhash64(key)
 
 
 def union(frames: Sequence[DataFrame]) -> DataFrame:
@@ -319,14 +321,14 @@ def together(name: str, parts: Sequence[Part], rows: int) -> Part:
         name,
         tuple(hops),
         tuple(sorted({stream for part in parts for stream in part.streams})),
-        tuple((hop, int(kind), n) for hop, kind, n in metered(parts)),
+        tuple((pipeline, hop, int(kind), n) for pipeline, hop, kind, n in metered(parts)),
         (min(times), max(times)) if times else None,
         rows,
     )
 
 
-def metered(parts: Sequence[Part]) -> Iterator[tuple[str, Kind, int]]:
-    sums: dict[tuple[str, int], int] = {}
-    for hop, kind, n in (cell for part in parts for cell in part.metered):
-        sums[hop, kind] = sums.get((hop, kind), 0) + n
-    return ((hop, Kind(kind), n) for (hop, kind), n in sorted(sums.items()))
+def metered(parts: Sequence[Part]) -> Iterator[tuple[str, str, Kind, int]]:
+    sums: dict[tuple[str, str, int], int] = {}
+    for pipeline, hop, kind, n in (cell for part in parts for cell in part.metered):
+        sums[pipeline, hop, kind] = sums.get((pipeline, hop, kind), 0) + n
+    return ((pipeline, hop, Kind(kind), n) for (pipeline, hop, kind), n in sorted(sums.items()))

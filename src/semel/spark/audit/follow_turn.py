@@ -114,6 +114,7 @@ class _Turn:
         return (
             set(self.state.names) <= set(last.parts)
             and last.waits == self.waits
+            and last.held == self.case.held
             and (last.due is None or last.due > settled)
         )
 
@@ -200,6 +201,7 @@ class _Turn:
             watched.where(F.col("due") <= F.lit(settled)).select("mark"),
             *(self._waiting(of).select("mark") for of in (was, self.into)),
             *self._waited(last),
+            *self._held(last),
         ]
         return self._handy(self._kept(union(marks).distinct()))
 
@@ -225,6 +227,14 @@ class _Turn:
                 since = F.coalesce("first_sent", "first_at") >= F.lit(min(times))
                 yield rows.where(here & since).select("mark")
 
+    def _held(self, last: Judgement) -> Iterable[DataFrame]:
+        """The messages of sessions that wait for another index than they did, or wait no more."""
+        changed = {session for _, session, _ in set(last.held) ^ set(self.case.held)}
+        if changed:
+            rows = self.folder.read_parts("messages", self.state.names, MESSAGES)
+            sessions = self.folder.spark.createDataFrame([(session,) for session in sorted(changed)], "session string")
+            yield rows.join(F.broadcast(sessions), "session", "left_semi").select("mark")
+
     def _of_sessions(self, sessions: DataFrame) -> DataFrame:
         rows = self.folder.read_parts("messages", self.state.names, MESSAGES)
         rows = rows.unionByName(self._waiting(self.into))
@@ -241,7 +251,8 @@ class _Turn:
         rows_after = union([parts, *(_of(rows, touched) for rows in (new, self._waiting(self.into)))])
         ways = tuple(replace(way, waits_from=last.waits.get(way.hop.code)) for way in self.case.ways)
         disorder = watched.where(F.col("highest").isNotNull()).select(*MESSAGE, "highest")
-        before = self._scope(rows_before, replace(self.case, ways=ways, now=last.now), disorder=disorder)
+        case = replace(self.case, ways=ways, now=last.now, held=last.held)
+        before = self._scope(rows_before, case, disorder=disorder)
         known = before.placed
         assert known is not None
         sessions = rows_after.select("session").distinct()
@@ -312,6 +323,7 @@ class _Turn:
             min((time for time in due if time is not None), default=None),
             bool(self.case.ranges.ranges),
             rows,
+            self.case.held,
         )
 
 
@@ -321,7 +333,7 @@ def _of(rows: DataFrame, touched: DataFrame) -> DataFrame:
 
 def _disturbed(after: Scope, known: DataFrame, lanes: DataFrame) -> DataFrame:
     """Sessions whose acceptances did not come in the order in which they happened: one that was known is now another,
-    or a new one stands before the last that is known."""
+    or belongs to another session, or a new one stands before the last that is known."""
     was = known.select(*MESSAGE, *(F.col(name).alias(f"_{name}") for name in ("ord", "idx", "store")))
     far = lanes.select(*LANE, "last_ord")
     rows = after.taken.where(F.col("accepted") > 0).join(was, list(MESSAGE), "left").join(far, list(LANE), "left")
@@ -330,7 +342,8 @@ def _disturbed(after: Scope, known: DataFrame, lanes: DataFrame) -> DataFrame:
         is_same = is_same & F.col(name).eqNullSafe(F.col(f"_{name}"))
     is_old = F.col("_ord").isNotNull()
     moved = (is_old & ~is_same) | (~is_old & F.coalesce(F.col("ord") < F.col("last_ord"), F.lit(False)))
-    return rows.where(moved).select("session").distinct()
+    gone = known.join(after.taken.where(F.col("accepted") > 0), list(MESSAGE), "left_anti")
+    return rows.where(moved).select("session").union(gone.select("session")).distinct()
 
 
 def _is_wrong(sums: Iterable[Row], scope: Scope) -> bool:

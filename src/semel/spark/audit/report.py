@@ -104,9 +104,11 @@ def _failing_sentence(audit: Audit, failing: tuple[Finding, ...]) -> str:
 
 def _no_data_sentence(audit: Audit) -> str:
     in_flight = sum(figures.in_flight for figures in audit.totals)
+    deadline = duration(audit.deadline_s * 1000)
     if in_flight:
-        deadline = duration(audit.deadline_s * 1000)
         return f"Too early to tell: {plural(in_flight, 'message')} may still arrive, {deadline} from being sent."
+    if audit.is_open:
+        return f"Too early to tell: in every window something was sent less than {deadline} ago."
     if audit.events:
         return f"Nothing to judge by: {plural(audit.events, 'event')}, but no message that was sent in this time."
     return "Nothing to judge by: there are no events in these sources and this time."
@@ -476,7 +478,8 @@ def _group(
 def advice(audit: Audit) -> list[str]:
     """What the figures suggest to whoever reads them, beside the notes of the audit itself."""
     return [
-        f"Nobody is on record as sending on {hop.name}: add the store of {hop.points[0]} as a source."
+        f"Nobody is on record as sending on {place(hop.pipeline, hop.name)}: "
+        f"add the store of {hop.points[0]} as a source."
         for hop in hops(audit)
         if hop.lacks_sender
     ]
@@ -529,6 +532,11 @@ def moment(microseconds: int | None) -> str:
     except (OverflowError, ValueError, OSError):
         return f"{microseconds} µs"
     return at.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def place(pipeline: str, hop: str) -> str:
+    """A hop with its pipeline, since several pipelines may have hops of one name."""
+    return f"{pipeline}: {hop}" if pipeline else hop
 
 
 def exact_moment(microseconds: int) -> str:

@@ -184,8 +184,14 @@ class Audit:
 
     @property
     def settled(self) -> bool:
-        """Whether there is any message that has had its time."""
-        return any(figures.sent > figures.in_flight or figures.phantoms for figures in self.totals)
+        """Whether there is any window in which every message has had its time."""
+        cells = self.windows or self.totals
+        return any(figures.state is WindowState.SETTLED or figures.phantoms for figures in cells)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything that was sent may still arrive, or is too young to be judged."""
+        return any(figures.state is WindowState.OPEN for figures in self.totals)
 
     def count(self, finding: Finding) -> int:
         """On the hops and between them."""

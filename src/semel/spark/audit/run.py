@@ -16,15 +16,15 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import pyarrow as pa
 from pyspark.sql import DataFrame as Frame
 from pyspark.sql import functions as F
 
 from semel.errors import InputError
 from semel.kernel.ledger import Kind
-from semel.spark.audit import chains, compact, expand, figures, findings, receivers, sources
+from semel.spark.audit import chains, compact, expand, figures, findings, identity, notes, receivers, sources
 from semel.spark.audit.chains import Comparison, Point
 from semel.spark.audit.figures import Hop, Way
-from semel.spark.audit.report import exact_moment, moment
 from semel.spark.audit.result import Audit, Chain, Figures, Finding, Inside, WindowState
 from semel.spark.session import with_settings
 
@@ -103,11 +103,15 @@ class Case:
     ranges: expand.Ranges
     ways: tuple[Way, ...]
     streams: frozenset[str]
+    one_session: bool
+    """Of the compacted days: no id is in two sessions."""
     events: int
     now: int
     times: tuple[int, int] | None
     """Of the oldest and the newest event."""
     notes: tuple[str, ...]
+    held: tuple[tuple[int, str, int], ...]
+    """Sessions that wait behind a gap in a pipeline: the code of the hop, the session, the index that is missing."""
     progress: Callable[[str, float], None]
     began: float
 
@@ -156,6 +160,8 @@ class Case:
         """With what the pipelines on Spark say about how far they are. The records behind that are in flight."""
         at = F.unix_micros("at")
         codes = {way.hop.hop: way.hop.code for way in self.ways if way.implied}
+        held = tuple((codes[each.hop], each.session, each.index) for each in self.evidence.held if each.hop in codes)
+        self = replace(self, held=held, notes=(*self.notes, *notes.held(self.evidence.held, self.ways)))
         taken = [each for each in self.evidence.taken if each.hop in codes]
         if not taken:
             return self
@@ -169,16 +175,21 @@ class Case:
             if first is not None:
                 since[codes[each.hop]] = min(first, since.get(codes[each.hop], first))
         ways = tuple(replace(way, waits_from=since.get(way.hop.code)) for way in self.ways)
-        return replace(self, ways=ways, notes=(*self.notes, *_waiting_notes(ways, self._path_span.settled_at)))
+        return replace(self, ways=ways, notes=(*self.notes, *notes.waiting(ways, self._path_span.settled_at)))
 
-    def facts(self, ways: Sequence[Way], *, exact: bool = False) -> DataFrame:
-        """What the figures need, with the events of a session side by side. Rows that lie in buckets stay there."""
+    def facts(self, ways: Sequence[Way], moves: DataFrame | None, *, exact: bool = False) -> DataFrame:
+        """What the figures need, with the events of a session side by side. Rows that lie in buckets stay there, unless
+        some of them belong to other sessions."""
         frames = [self._facts(rows, ways, exact) for rows in self.compacted]
         if self.raw:
             rows = self._raw_events()
             if any(way.implied for way in ways):
                 rows.append(compact.as_events(compact.records(self.index)))
-            rest = self._facts(_union(rows), ways, exact)
+            frames.append(self._facts(_union(rows), ways, exact))
+        if moves is not None:
+            return identity.moved(_union(frames), moves, exact=exact).repartition("session")
+        if self.raw:
+            rest = frames.pop()
             frames.append(rest.repartition(compact.BUCKETS, "session") if frames else rest.repartition("session"))
         return _union(frames)
 
@@ -190,7 +201,26 @@ class Case:
 
     def counted(self, ways: Sequence[Way], *, exact: bool) -> DataFrame:
         """One row per message and hop, with what was counted and without verdicts."""
-        return figures.messages(self.facts(ways, exact=exact), ways, self.stores)
+        return figures.messages(self.facts(ways, self._moves, exact=exact), ways, self.stores)
+
+    @property
+    def by_id(self) -> bool:
+        """Whether an id may be in two sessions. Of days that were compacted by themselves it is known."""
+        return self.raw or len(self.compacted) != 1 or not self.one_session
+
+    @cached_property
+    def _moves(self) -> DataFrame | None:
+        """The events that belong to a message of another session."""
+        if not self.by_id:
+            return None
+        # what was sent in the time asked for may have arrived after it, in another session
+        whole = self.options.since is None and self.options.until is None
+        suspects = identity.suspects(self._probed(), self.ways) if whole else list(self.ways)
+        if not suspects:
+            return None
+        rows = figures.messages(self.facts(suspects, None), suspects, self.stores)
+        codes = [way.hop.code for way in suspects]
+        return identity.handy(identity.moves(rows.where(F.col("code").isin(*codes)), suspects))
 
     def messages(self, *, exact: bool = False) -> DataFrame:
         """With verdicts: those that were sent in the time that was asked for."""
@@ -199,16 +229,29 @@ class Case:
     def _judged(
         self, ways: Sequence[Way], *, exact: bool, since: int | None = None, until: int | None = None
     ) -> DataFrame:
+        return self._with_verdicts(self.counted(ways, exact=exact), ways, since, until)
+
+    def _with_verdicts(self, rows: DataFrame, ways: Sequence[Way], since: int | None, until: int | None) -> DataFrame:
         return figures.judged(
-            self.counted(ways, exact=exact),
+            rows,
             ways,
             now=self.now,
             deadline_us=self.options.deadline_us,
             since=since,
             until=until,
             stores=self.stores,
-            waiting=self._receivers.waiting() if self._receivers is not None else None,
+            waiting=self._waiting_sessions(),
         )
+
+    def _waiting_sessions(self) -> DataFrame | None:
+        """Of which nothing is settled behind an index: subscribers of hubs, and sessions behind a gap."""
+        frames = [self._receivers.waiting()] if self._receivers is not None else []
+        if self.held:
+            frames.append(self.spark.createDataFrame(list(self.held), "code long, session string, told long"))
+        return _union(frames) if frames else None
+
+    def _probed(self) -> list[dict[str, Any]]:
+        return self._first_sums.select(["code", "messages", *identity.PROBES]).to_pylist()
 
     # -- sums
 
@@ -234,15 +277,26 @@ class Case:
     @cached_property
     def _windows(self) -> DataFrame:
         """The sums of all windows. They are few, so they are kept."""
+        found = self._first_sums if self._moves is None else self._summed(self.messages())
+        return self.spark.createDataFrame(found.drop_columns(["messages", *(identity.PROBES if self.by_id else ())]))
+
+    @cached_property
+    def _first_sums(self) -> pa.Table:
+        """As if every session were known to both sides. Mostly that is so."""
+        rows = figures.messages(self.facts(self.ways, None), self.ways, self.stores)
+        return self._summed(self._with_verdicts(rows, self.ways, self.options.since, self.options.until))
+
+    def _summed(self, rows: DataFrame) -> pa.Table:
         found = figures.windows(
-            self.messages(),
+            rows,
             window_us=self.window_us,
             deadline_us=self.options.deadline_us,
             now=self.now,
             session_class=self.options.session_class,
-        ).drop("messages")
+            more=identity.probes() if self.by_id else None,
+        )
         with with_settings(self.spark, SKETCHES_HASHED):
-            return self.spark.createDataFrame(found.toArrow(), found.schema)
+            return found.toArrow()
 
     def _window_sums(self) -> list[dict[str, Any]]:
         return [row.asDict() for row in self._windows.collect()]
@@ -264,10 +318,15 @@ class Case:
     def _misfits(self) -> DataFrame | None:
         if not self.raw or not self.ranges.ranges:
             return None
-        rows = expand.gaps(expand.ranges(self.ledger), self._whole_index(), self.ranges)
+        rows = expand.gaps(self._chosen(expand.ranges(self.ledger)), self._whole_index(), self.ranges)
         if self._receivers is not None:
-            rows = rows.unionByName(self._receivers.gaps())
+            rows = rows.unionByName(self._chosen(self._receivers.gaps()))
         return expand.with_trimmed(rows, self.evidence.firsts)
+
+    def _chosen(self, rows: DataFrame) -> DataFrame:
+        """Of the pipelines that were asked for."""
+        names = self.options.pipelines
+        return rows.where(F.col("pipeline").isin(*names)) if names else rows
 
     def _count_misfits(self) -> tuple[int, int]:
         """Gaps, and ranges whose records were trimmed."""
@@ -323,7 +382,8 @@ class Case:
         if waiting:
             ahead = F.col("in_flight") & F.col("code").isin(*waiting)
             rows = rows.withColumn("sends", F.when(ahead, F.lit(0)).otherwise(F.col("sends")))
-        return chains.measure(rows, self._chains, self._stays, self._path_span)
+        sent_on = {way.hop.code for way in self.ways if not way.unseen} if self.by_id else None
+        return chains.measure(rows, self._chains, self._stays, self._path_span, sent_on=sent_on)
 
     def chains(self, totals: Sequence[Figures]) -> list[Chain]:
         return chains.figures_of(self._chains, self._stays, self._paths, totals)
@@ -357,7 +417,7 @@ class Case:
             totals=tuple(totals),
             windows=tuple(windows),
             gaps=gaps,
-            notes=(*self.notes, *_skew_notes(totals), *_trimmed_notes(trimmed), *self._unnamed_notes()),
+            notes=(*self.notes, *notes.skewed(totals), *notes.trimmed(trimmed), *self._unnamed_notes()),
         )
         self.progress("following chains", 0.7)
         result = replace(result, chains=tuple(self.chains(totals)), inside=tuple(self.inside()))
@@ -375,7 +435,7 @@ class Case:
         """Messages are only looked through for it where some of a stream are lost."""
         lost = {(cell.pipeline, cell.hop) for cell in totals if cell.lost}
         ways = [way for way in self.ways if way.implied and (way.hop.pipeline, way.hop.hop) in lost]
-        return _start_notes(findings.starts(self.messages(), ways)) if ways else []
+        return notes.late_starts(findings.starts(self.messages(), ways)) if ways else []
 
     def _window_rows(self) -> DataFrame:
         return self._windows
@@ -455,10 +515,13 @@ def prepared(
             ranges=survey.ranges,
             ways=tuple(chosen),
             streams=frozenset(known),
+            one_session=all(day.split == 0 for found in days for day in found.days)
+            and sum(len(found.days) for found in days) == 1,
             events=sum(way.hop.events for way in chosen),
             now=judged_at(options, times, clock if evidence.live else None),
             times=times,
-            notes=(*evidence.notes, *notes_of(chosen, survey)),
+            notes=(*evidence.notes, *notes.of(chosen, survey, options.pipelines)),
+            held=(),
             progress=progress,
             began=began,
         )
@@ -542,61 +605,6 @@ def _filled(cells: Sequence[Figures], window_us: int) -> list[Figures]:
         for window in range(first, last + 1, window_us):
             filled.append(known.get(window) or Figures(*name, window, WindowState.EMPTY))
     return filled
-
-
-def notes_of(ways: Sequence[Way], survey: figures.Survey) -> tuple[str, ...]:
-    return (*_notes(ways), *_metered(survey))
-
-
-def _notes(ways: Sequence[Way]) -> list[str]:
-    notes = []
-    for way in ways:
-        hop = way.hop
-        if way.unseen:
-            notes.append(f"{hop.hop}: nobody wrote down what was sent, so nothing can be said about losses")
-        if hop.has(Kind.SENT, Kind.RESENT) and not hop.has(Kind.ACCEPTED, Kind.DUPLICATE, Kind.REJECTED):
-            notes.append(f"{hop.hop}: nobody wrote down what arrived; is the receiver's ledger among the sources?")
-    return notes
-
-
-def _waiting_notes(ways: Iterable[Way], settled_at: int) -> list[str]:
-    """Of pipelines that are further behind than a message may take."""
-    return [
-        f"{way.hop.hop}: the pipeline has yet to take what was written from {moment(way.waits_from)} on; that is in"
-        " flight, whatever the deadline"
-        for way in ways
-        if way.waits_from is not None and way.waits_from <= settled_at
-    ]
-
-
-def _start_notes(starts: Iterable[findings.Start]) -> list[str]:
-    """No ledger says where a reader was meant to begin, so nothing is left out without being asked for."""
-    return [
-        f"{start.hop}: {start.before:,} of the lost were written before the first that it took. If it was to begin"
-        f' there (a pipeline with start = "latest"), leave them out with --since {exact_moment(start.first)}'
-        for start in starts
-    ]
-
-
-def _metered(survey: figures.Survey) -> list[str]:
-    return [
-        f"{hop}: {n:,} times {kind.name.lower()} was counted without ids and is not audited"
-        for hop, kind, n in survey.metered
-    ]
-
-
-def _skew_notes(totals: Sequence[Figures]) -> list[str]:
-    return [
-        f"{cell.hop}: {cell.latency.skewed:,} messages were accepted up to {cell.latency.skew_ms:g} ms before they were"
-        " sent: the clocks differ, and these are left out of the latencies"
-        for cell in totals
-        if cell.latency.skewed
-    ]
-
-
-def _trimmed_notes(ranges: int) -> list[str]:
-    said = "of the ledger are about records that were trimmed, so their messages cannot be told: name the folder that"
-    return [f"{ranges:,} ranges {said} the index was exported to"] if ranges else []
 
 
 def _names(spark: SparkSession, ways: Sequence[Way]) -> DataFrame:

@@ -23,6 +23,7 @@ from semel.spark.audit.report import (
     judge,
     measures,
     moment,
+    place,
     points_sentence,
     ratio,
     spelled,
@@ -126,13 +127,15 @@ _ALWAYS = (Finding.LOST, Finding.DUPLICATE, Finding.ORDER)
 def _chain_table(chains: tuple[Chain, ...]) -> Table:
     from rich.text import Text
 
-    table = _table("chain")
+    named = any(chain.pipeline for chain in chains)
+    table = _table(*(["pipeline"] if named else []), "chain")
     for name in ("sent", "arrived", "predicted R", "measured R", "measured / predicted", "lost inside"):
         table.add_column(name, justify="right", no_wrap=True)
     for chain in chains[:CHAINS_MAX]:
         worker = "–" if chain.worker is None else ratio(chain.worker) if chain.worker <= 1 else f"{chain.worker:.6g}"
         low = chain.worker is not None and chain.worker < 1
         table.add_row(
+            *([Text(spelled(chain.pipeline))] if named else []),
             Text(spelled(chain_name(chain))),
             f"{chain.sent:,}",
             f"{chain.arrived:,}",
@@ -167,8 +170,8 @@ def _found_view(found: list[Group]) -> list[RenderableType]:
     lines: list[RenderableType] = []
     explained: set[Finding] = set()
     for group in found[:GROUPS_MAX]:
-        where = f"{group.pipeline}: {group.hop}" if group.pipeline else group.hop
-        line = Text.assemble((f"{group.count:,} {WORDS[group.finding]}", "bold red"), f" on {spelled(where)}")
+        where = spelled(place(group.pipeline, group.hop))
+        line = Text.assemble((f"{group.count:,} {WORDS[group.finding]}", "bold red"), f" on {where}")
         if group.finding not in explained:
             line.append(f" ({EXPLAINED[group.finding]})", "dim")
             explained.add(group.finding)

@@ -35,6 +35,7 @@ from semel.runtime.export import (
 )
 from semel.spark.landing import output_stream, read_state, state_key
 from semel.spark.offsets import AVAILABLE
+from semel.spark.waiting import read_waits
 from semel.stores.open import open_store
 from semel.stores.shared import exported_mark
 
@@ -92,6 +93,16 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Messages of a session that a pipeline has taken and keeps, because the one with this index has not come."""
+
+    hop: str
+    session: str
+    index: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class LiveStore:
     """A store as it is now. `after` says by dataset up to where a folder has it already."""
 
@@ -106,6 +117,7 @@ class LiveStore:
     firsts: dict[str, int] = field(default_factory=dict)
     """The streams that were trimmed, with the first offset that is left."""
     taken: tuple[Taken, ...] = ()
+    held: tuple[Held, ...] = ()
 
     @property
     def is_short(self) -> bool:
@@ -136,6 +148,10 @@ class Evidence:
     @property
     def taken(self) -> tuple[Taken, ...]:
         return tuple(taken for live in self.live for taken in live.taken)
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        return tuple(held for live in self.live for held in live.held)
 
     @property
     def firsts(self) -> list[tuple[str, str, int]]:
@@ -277,20 +293,32 @@ def _look(url: str, folder_ids: set[str]) -> LiveStore:
         marks = {dataset: _exported(store, dataset, folder_ids) for dataset in DATASETS}
         streams = store.status().streams
         firsts = {stream.name: stream.first for stream in streams if stream.first > 1}
-        taken = tuple(_taken(store, (stream.name for stream in streams)))
-        return LiveStore(url, store.store_id, store.epoch, marks, marks, _swept(store), firsts, taken)
+        pipelines = _pipelines(stream.name for stream in streams)
+        taken = tuple(each for pipeline in pipelines for each in _taken(store, pipeline))
+        held = tuple(each for pipeline in pipelines for each in _held(store, pipeline))
+        return LiveStore(url, store.store_id, store.epoch, marks, marks, _swept(store), firsts, taken, held)
     finally:
         store.close()
 
 
-def _taken(store: Store, streams: Iterable[str]) -> Iterator[Taken]:
+def _pipelines(streams: Iterable[str]) -> list[str]:
+    """Those that write to this store."""
+    return sorted({unquote(stream.split("/")[1]) for stream in streams if stream.startswith("spark/")})
+
+
+def _taken(store: Store, pipeline: str) -> Iterator[Taken]:
     """A sink says it in the commit that writes the ledger. The ledger is read after this, so it tells of all that was
     taken."""
-    outputs = {stream.split("/")[1] for stream in streams if stream.startswith("spark/")}
-    for pipeline in sorted(map(unquote, outputs)):
-        key = state_key(pipeline)
-        for each in read_state(key, store.state(key)).sources.values():
-            yield Taken(f"{each.stream}>{output_stream(pipeline)}", each.store, each.stream, each.offset)
+    key = state_key(pipeline)
+    for each in read_state(key, store.state(key)).sources.values():
+        yield Taken(f"{each.stream}>{output_stream(pipeline)}", each.store, each.stream, each.offset)
+
+
+def _held(store: Store, pipeline: str) -> Iterator[Held]:
+    """Of which of its inputs the rows are it does not say: until the gap is closed, none of them has passed."""
+    hops = {taken.hop for taken in _taken(store, pipeline)}
+    for session, wait in read_waits(store, pipeline).sessions.items():
+        yield from (Held(hop, session, wait.index, wait.rows) for hop in sorted(hops))
 
 
 def _beside(live: LiveStore, parts: Sequence[Part]) -> LiveStore:

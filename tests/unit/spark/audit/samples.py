@@ -160,6 +160,11 @@ def in_flight() -> Audit:
     return audit([cell(sent=40, in_flight=40, state=WindowState.OPEN)])
 
 
+def arrived_and_young() -> Audit:
+    """Everything has arrived, and nothing has had its time."""
+    return audit([cell(sent=40, state=WindowState.OPEN)])
+
+
 def many_windows(windows: int = 10_000) -> Audit:
     return audit(course("shop>office", windows, change={7777: with_found(lost=1)}))
 

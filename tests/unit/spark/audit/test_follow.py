@@ -50,13 +50,17 @@ def test_parts_become_one() -> None:
     hop = Hop("p", "a>b", 7, 1 << Kind.SENT, 3)
     more = Hop("p", "a>b", 7, 1 << Kind.ACCEPTED, 2)
     parts = [
-        Part("0", (hop,), ("chat",), (("m>n", int(Kind.SENT), 4),), (5, 9)),
+        Part("0", (hop,), ("chat",), (("p", "m>n", int(Kind.SENT), 4),), (5, 9)),
         Part("1"),
-        Part("2", (more,), ("chat", "room"), (("m>n", int(Kind.SENT), 6),), (3, 4)),
+        Part("2", (more,), ("chat", "room"), (("p", "m>n", int(Kind.SENT), 6),), (3, 4)),
     ]
     whole = together("all", parts, 12)
     assert whole.hops == (Hop("p", "a>b", 7, 1 << Kind.SENT | 1 << Kind.ACCEPTED, 5),)
-    assert (whole.streams, whole.metered, whole.times) == (("chat", "room"), (("m>n", int(Kind.SENT), 10),), (3, 9))
+    assert (whole.streams, whole.metered, whole.times) == (
+        ("chat", "room"),
+        (("p", "m>n", int(Kind.SENT), 10),),
+        (3, 9),
+    )
     assert whole.rows == 12
 
 

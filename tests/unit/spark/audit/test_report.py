@@ -65,6 +65,10 @@ def test_the_verdict_is_one_sentence_for_each_state() -> None:
         "It does not hold: 3 lost and 1 doubled on 1 of 2 hops."
     )
     assert judge(samples.in_flight()).sentence.startswith("Too early to tell: 40 messages may still arrive, 5 min")
+    young = judge(samples.arrived_and_young())
+    assert (young.outcome, young.sentence) == (
+        Outcome.NO_DATA, "Too early to tell: in every window something was sent less than 5 min ago.",
+    )  # fmt: skip
     assert judge(samples.empty()).sentence.startswith("Nothing to judge by: there are no events")
     assert judge(replace(samples.empty(), events=1)).sentence.startswith("Nothing to judge by: 1 event, but no message")
 
@@ -164,7 +168,7 @@ def test_hops_stand_in_the_order_of_the_path() -> None:
 def test_a_hop_whose_sender_is_unknown_is_told_where_to_look() -> None:
     lonely = replace(cell(sent=0), phantoms=7, arrivals=7)
     assert advice(audit([lonely])) == [
-        "Nobody is on record as sending on shop>office: add the store of shop as a source."
+        "Nobody is on record as sending on orders: shop>office: add the store of shop as a source."
     ]
     assert advice(audit([cell(phantoms=7)])) == []
 

@@ -4,24 +4,14 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from semel.cli.audit import parse_time
 from semel.errors import InputError
-from semel.kernel.ledger import Kind
 from semel.spark.audit import run, sources
-from semel.spark.audit.figures import Hop, Survey, Way
-from semel.spark.audit.findings import Start
-from semel.spark.audit.result import Figures, Latency, WindowState
+from semel.spark.audit.result import Figures, WindowState
 from semel.spark.audit.run import (
     NEWEST,
     WINDOWS_FILLED_MAX,
     Options,
     _filled,
-    _metered,
-    _notes,
-    _skew_notes,
-    _start_notes,
-    _trimmed_notes,
-    _waiting_notes,
     _window_us,
     judged_at,
 )
@@ -88,40 +78,3 @@ def test_windows_without_anything_sent_are_filled_in_by_hop() -> None:
 def test_a_gap_of_years_is_not_filled_in() -> None:
     cells = [cell(0), cell((WINDOWS_FILLED_MAX + 1) * 10)]
     assert _filled(cells, 10) == cells
-
-
-def test_notes_say_what_nobody_wrote_down() -> None:
-    def hop(name: str, kind: Kind) -> Hop:
-        return Hop("p", name, 1, 1 << kind, 1)
-
-    notes = _notes([Way(hop("app>hub", Kind.ACCEPTED), unseen=True), Way(hop("hub>far", Kind.SENT))])
-    assert [note.split(":")[0] for note in notes] == ["app>hub", "hub>far"]
-    assert "is the receiver's ledger among the sources?" in notes[1]
-    assert _notes([Way(hop("chat>w", Kind.ACCEPTED), implied=True)]) == []
-
-
-def test_notes_say_which_pipelines_are_behind_for_longer_than_a_message_may_take() -> None:
-    hop = Hop("p", "chat>spark/p", 1, 1 << Kind.ACCEPTED, 1)
-    ways = [Way(hop, implied=True, waits_from=time) for time in (None, 5 * SECOND, 6 * SECOND)]
-    [note] = _waiting_notes(ways, 5 * SECOND)
-    assert note.startswith("chat>spark/p: the pipeline has yet to take what was written from 1970-01-01 00:00:05")
-
-
-def test_notes_say_how_to_leave_out_what_was_written_before_a_reader_began() -> None:
-    [note] = _start_notes([Start("chat>spark/p", 1_700_000_000_000_001, 1200)])
-    assert note.startswith("chat>spark/p: 1,200 of the lost were written before the first that it took.")
-    assert parse_time("--since", note.split("--since ")[1], 0) == 1_700_000_000_000_001
-
-
-def test_notes_say_how_many_ranges_are_about_trimmed_records() -> None:
-    assert _trimmed_notes(0) == []
-    assert _trimmed_notes(1200)[0].startswith("1,200 ranges of the ledger are about records that were trimmed")
-
-
-def test_notes_say_what_was_only_counted_and_where_clocks_differ() -> None:
-    assert _metered(Survey(metered=(("a>b", Kind.SENT, 1200),))) == [
-        "a>b: 1,200 times sent was counted without ids and is not audited"
-    ]
-    skewed = Figures("p", "a>b", "", None, WindowState.SETTLED, latency=Latency(skewed=2, skew_ms=1.5))
-    [note] = _skew_notes([skewed, cell(0)])
-    assert "up to 1.5 ms before they were sent" in note
