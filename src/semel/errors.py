@@ -11,6 +11,7 @@
     ├── DuplicateMessage        only raised by APIs that ask for it; elsewhere a duplicate is a result
     ├── StoreError
     │   ├── StoreUnavailable    cannot be reached or opened
+    │   │   ├── StoreInRecovery the database is a standby, or not done with its recovery
     │   │   └── StoreBroken     this process can use it no longer, after an I/O error: restart it
     │   │       └── StoreGone   its files were removed or replaced
     │   ├── StoreBusy           someone else holds the lock; try again
@@ -114,6 +115,10 @@ class StoreError(SemelError):
 class StoreUnavailable(StoreError):
     code = "store-unavailable"
     retryable = True
+
+
+class StoreInRecovery(StoreUnavailable):
+    code = "store-in-recovery"
 
 
 class StoreBroken(StoreUnavailable):

@@ -336,6 +336,33 @@ class TestErrors:
         [outcome] = store.commit([append("b")])
         assert isinstance(outcome.results[0], Fresh)
 
+    def test_who_keeps_the_lock_is_in_the_way_and_who_has_it_for_a_moment_is_not(self, open_at, path, monkeypatch):
+        monkeypatch.setattr("semel.stores.sqlite.LOCK_LOOK_S", 0.05)
+        store = open_at()
+        store.check()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as blocker:
+            blocker.execute("BEGIN IMMEDIATE")
+            with pytest.raises(errors.StoreBusy):
+                store.check()
+            blocker.execute("ROLLBACK")
+        store.check()
+
+    def test_a_commit_that_waits_for_the_lock_says_so(self, open_at, path, monkeypatch):
+        monkeypatch.setattr("semel.stores.sqlite.LOCK_LOOK_S", 0.05)
+        store = open_at()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as blocker:
+            blocker.execute("BEGIN IMMEDIATE")
+            committing = threading.Thread(target=store.commit, args=([append("a")],))
+            committing.start()
+            while store._busy_since is None:
+                time.sleep(0.001)
+            with pytest.raises(errors.StoreBusy):
+                store.check()
+            blocker.execute("ROLLBACK")
+        committing.join(60)
+        assert store._busy_since is None
+        store.check()
+
     def test_a_newer_schema_is_refused_and_unchanged(self, open_at, path):
         open_at().close()
         with sqlite3.connect(path) as db:

@@ -68,7 +68,7 @@ def test_every_error_of_the_tree_hangs_where_it_is_drawn() -> None:
 
 def test_only_a_store_that_may_come_back_is_worth_a_retry() -> None:
     retryable = {kind.__name__ for kind in every_error() if kind.retryable}
-    assert retryable == {"StoreUnavailable", "StoreBusy", "StoreFull", "PeerUnavailable"}
+    assert retryable == {"StoreUnavailable", "StoreInRecovery", "StoreBusy", "StoreFull", "PeerUnavailable"}
 
 
 def test_store_errors_end_a_command_as_unreachable() -> None:

@@ -23,7 +23,7 @@ from semel.cli.options import (
 from semel.cli.options import shown as without_password
 from semel.cli.remote import KeysOption, find_keys
 from semel.cli.terminal import Terminal
-from semel.errors import ConfigError
+from semel.errors import EXIT_UNREACHABLE, CommitInDoubt, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,12 +34,17 @@ if TYPE_CHECKING:
     from semel.pubsub.handlers import Handlers
     from semel.pubsub.keys import AccessKeys
     from semel.runtime.door import DoorLimits
+    from semel.runtime.last_resort import LastResort
     from semel.runtime.pubsub import PubSubSettings
     from semel.runtime.server import Listening
 
 DEV_HOST, DEV_PORT = "127.0.0.1", 8080
 FILES_KEPT = 256
 """For the store, event handlers and whatever else is no client."""
+END_S = 9.5
+"""From a signal to the end, whatever hangs."""
+STUCK_END_S = 0.5
+"""From where it is clear that the store keeps a thread."""
 RECOVERY_S_MIN, RECOVERY_S_MAX = 1.0, 86_400.0
 DEV_ORIGIN = "localhost"
 """As event handlers know Microsoft's emulator."""
@@ -94,6 +99,7 @@ def serve(
 
     from semel.pubsub.keys import connection_string
     from semel.runtime.alone import Running, alone_with
+    from semel.runtime.last_resort import LastResort
     from semel.stores.sqlite import path_of
 
     terminal: Terminal = context.obj
@@ -113,6 +119,7 @@ def serve(
         say_where = None
         if url.startswith("sqlite:"):
             say_where = stack.enter_context(alone_with(path_of(url).absolute()))
+        last_resort = stack.enter_context(LastResort(EXIT_UNREACHABLE))
         opened_store = stack.enter_context(opened(url, loaded, create=True))
 
         def ready(at: Listening) -> None:
@@ -123,7 +130,7 @@ def serve(
             _tell(terminal, at, secret if server.banner and not no_banner else None, url)
 
         at = bound, port if port is not None else DEV_PORT if dev else server.port
-        uvloop.run(_serve(opened_store, settings, at, tls, _limits(server, terminal.note), ready))
+        uvloop.run(_serve(opened_store, settings, at, tls, _limits(server, terminal.note), ready, last_resort))
 
 
 def _keep_log(*, who_is_refused: bool) -> None:
@@ -136,6 +143,8 @@ def _keep_log(*, who_is_refused: bool) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(lines)
     logging.basicConfig(handlers=[handler])
+    # what the driver complains of is told by the store, in our words
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
     if who_is_refused:
         logging.getLogger("semel").setLevel(logging.INFO)
 
@@ -235,8 +244,9 @@ async def _serve(
     tls: SSLContext | None,
     limits: DoorLimits,
     ready: Callable[[Listening], None],
+    last_resort: LastResort,
 ) -> None:
-    """Until Ctrl-C or a polite kill."""
+    """Until Ctrl-C or a polite kill. A store that does not answer may keep threads for which Python would wait."""
     import asyncio
     import signal
 
@@ -250,6 +260,10 @@ async def _serve(
         async with serving(store, settings, host=host, port=port, tls=tls, limits=limits) as listening:
             ready(listening)
             await told.wait()
+            last_resort.within(END_S)
+    except CommitInDoubt:
+        last_resort.within(STUCK_END_S)
+        raise
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

@@ -86,11 +86,13 @@ class Deliver(msgspec.Struct, frozen=True):
 
 
 class Notify(msgspec.Struct, frozen=True):
-    """Tell people: something happened that nobody in the protocol will mend."""
+    """Tell people: something happened that nobody in the protocol will mend. `is_store`: the store did not do what it
+    was asked to, and that is all there is to it."""
 
     topic: str
     detail: str
     message: str | None = None
+    is_store: bool = False
 
 
 class Close(msgspec.Struct, frozen=True):

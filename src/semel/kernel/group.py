@@ -23,6 +23,9 @@ from semel.kernel.ops import Append, Applied, Enqueue, Op, Outcome, Put, PutBlob
 
 Completion = Committed | CommitFailed | CommitUnknown
 
+NAMED_MAX = 20
+"""As many messages of a stream are named one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
@@ -194,3 +197,23 @@ def weigh(ops: Sequence[Op]) -> int:
         else:
             size += 256
     return size
+
+
+def in_words(members: Sequence[Waiting]) -> str:
+    """What some commits were about, for people: "3 commits: hub/chat a, b; 1 without a message"."""
+    named: dict[str, list[str]] = {}
+    others = 0
+    for member in members:
+        news = [op for op in member.unit.ops if isinstance(op, Append | Enqueue)]
+        others += not news
+        for op in news:
+            named.setdefault(op.stream if isinstance(op, Append) else op.queue, []).append(op.envelope.id)
+    parts = [f"{where} {_listed(ids)}" for where, ids in sorted(named.items())]
+    if others:
+        parts.append(f"{others} without a message")
+    return f"{len(members)} {'commit' if len(members) == 1 else 'commits'}: {'; '.join(parts)}"
+
+
+def _listed(ids: Sequence[str]) -> str:
+    more = len(ids) - NAMED_MAX
+    return ", ".join(ids[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -39,6 +39,12 @@ def is_conflict(failure: Failure) -> bool:
     return isinstance(failure, CommitFailed) and any(isinstance(each, Conflict) for each in failure.results)
 
 
+def is_trouble(failure: Failure) -> bool:
+    """The store itself did not do it, whatever was asked."""
+    error = failure.error if isinstance(failure, CommitFailed) else None
+    return not is_conflict(failure) and not isinstance(error, StoreRefused)
+
+
 def is_gone(failure: Failure) -> bool:
     """What was to be written or deleted is not there any more."""
     conflicts = [each for each in getattr(failure, "results", ()) if isinstance(each, Conflict)]

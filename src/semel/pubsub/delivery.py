@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Log, Op, Result
-from semel.pubsub.commits import Failure, nothing_more, why
+from semel.pubsub.commits import Failure, nothing_more
 from semel.pubsub.messages import CloseCode, Disconnected
 from semel.pubsub.odata import parse
 from semel.pubsub.records import NO_TERMS
@@ -92,7 +92,7 @@ class Delivery:
             self._hub.outgoing.say(session.peer, run.frames(session.subprotocol), run.count)
 
     def _not_expired(self, failure: Failure, now: float) -> None:
-        self._hub.notify("hub-expire", why(failure))
+        self._hub.report("hub-expire", failure)
 
     def check_backlog(self, session: Session, now: float, last: int | None = None) -> None:
         """`last` is the last record that it was given, if those after it in one row with it are not told yet."""

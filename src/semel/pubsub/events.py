@@ -62,7 +62,7 @@ from semel.pubsub.cloudevents import (
     told,
     user_event,
 )
-from semel.pubsub.commits import Failure, hint, nothing_more, why
+from semel.pubsub.commits import Failure, hint, nothing_more
 from semel.pubsub.handler_calls import HANDLERS, Fetch, Fetched, HandlerCalls, Replied, Timers, client_of, micros
 from semel.pubsub.handlers import Handlers, SystemEvent
 from semel.pubsub.invocations import Invocations
@@ -245,7 +245,7 @@ class Events:
             self._take(row, now)
 
     def _not_claimed(self, failure: Failure, now: float) -> None:
-        self._hub.notify("event-claim", why(failure))
+        self._hub.report("event-claim", failure)
 
     def _sweep(self, now: float) -> None:
         """What others have left behind."""
@@ -474,7 +474,7 @@ class Events:
         if _is_stale(failure):
             self._forget(end.held)
         else:
-            self._hub.notify("event-end", why(failure))
+            self._hub.report("event-end", failure)
             self._timers.at(now + AGAIN_S, end.again)
 
     def _ended(self, connection: str, identity: str) -> int | None:

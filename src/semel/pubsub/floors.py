@@ -16,7 +16,7 @@ import msgspec
 from semel.kernel.effects import LoadAll, Loaded, LoadedAll, LoadFailed
 from semel.kernel.ops import Put, Trim
 from semel.kernel.store import State
-from semel.pubsub.commits import Failure, nothing_more, why
+from semel.pubsub.commits import Failure, nothing_more
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
@@ -108,4 +108,4 @@ class Floors:
         self._trimmed = max(self._trimmed, lowest)
 
     def _failed(self, failure: Failure, now: float) -> None:
-        self._hub.notify("hub-trim", why(failure))
+        self._hub.report("hub-trim", failure)

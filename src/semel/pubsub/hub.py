@@ -61,7 +61,7 @@ from semel.pubsub.asking import Asking
 from semel.pubsub.calls import Answer, Call
 from semel.pubsub.catchup import CatchUp
 from semel.pubsub.clients import Clients
-from semel.pubsub.commits import Done, Failed, Failure, is_conflict, why
+from semel.pubsub.commits import Done, Failed, Failure, is_conflict, is_trouble, why
 from semel.pubsub.counts import Counts
 from semel.pubsub.current import Current
 from semel.pubsub.delivery import Delivery
@@ -225,7 +225,7 @@ class Hub:
                 self._end_history(error.message)
             case ReadDone() | ReadTrimmed() | ReadFailed():
                 if isinstance(event, ReadFailed):
-                    self.notify("hub-read", event.error.message)
+                    self.notify("hub-read", event.error.message, is_store=True)
                 self.tail.heard(event, now)
             case Loaded(key=key) | LoadedAll(asked=key):
                 for tell in self._loads.answered(key):
@@ -292,10 +292,14 @@ class Hub:
         """The store takes nothing, for however many sessions: said once, until it takes something again."""
         if topic not in self._complaints and not is_conflict(failure):
             self._complaints.add(topic)
-            self.notify(topic, why(failure))
+            self.report(topic, failure)
 
-    def notify(self, topic: str, detail: str) -> None:
-        self._effects.append(Notify(topic, f"{self.stream}: {detail}"))
+    def report(self, topic: str, failure: Failure, what: str = "") -> None:
+        detail = f"{what}: {why(failure)}" if what else why(failure)
+        self.notify(topic, detail, is_store=is_trouble(failure))
+
+    def notify(self, topic: str, detail: str, *, is_store: bool = False) -> None:
+        self._effects.append(Notify(topic, f"{self.stream}: {detail}", is_store=is_store))
 
     def send(self, peer: str, message: object) -> None:
         self._effects.append(Send(peer, message))

@@ -16,7 +16,7 @@ from semel.kernel.effects import LoadAll, Loaded, LoadedAll, LoadFailed
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Log, Put
 from semel.pubsub.calls import Answer, Outcome, Publish
-from semel.pubsub.commits import Failure, nothing_more, why
+from semel.pubsub.commits import Failure, nothing_more
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
@@ -74,7 +74,7 @@ class Keys:
         return Answer(repeated=True)
 
     def _not_written(self, failure: Failure, now: float) -> None:
-        self._hub.notify("hub-key", why(failure))
+        self._hub.report("hub-key", failure)
 
     # -- forgetting
 

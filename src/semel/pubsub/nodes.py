@@ -14,7 +14,7 @@ from semel.kernel.effects import CommitUnknown, LoadAll, Loaded, LoadedAll, Load
 from semel.kernel.envelope import Envelope
 from semel.kernel.lease import Guard, renew_at
 from semel.kernel.ops import Claim, Claimed, Enqueue, Finish, Op, Put, Renew, Result, Stale, WorkRow, WorkState
-from semel.pubsub.commits import Failure, nothing_more, why
+from semel.pubsub.commits import Failure, nothing_more
 from semel.pubsub.floors import floor_key
 from semel.pubsub.session import read_session, session_key
 
@@ -86,7 +86,7 @@ class Nodes:
         if isinstance(failure, CommitUnknown):
             self._hub.begin_anew("the store did not answer")
             return
-        self._hub.notify("node", f"{self._hub.node} cannot begin: {why(failure)}")
+        self._hub.report("node", failure, f"{self._hub.node} cannot begin")
         self._at = now + AGAIN_S
 
     def next_deadline(self) -> float | None:
@@ -119,7 +119,7 @@ class Nodes:
             if any(isinstance(each, Stale) for each in getattr(failure, "results", ())):
                 self._hub.begin_anew("another node has taken over")
             else:
-                self._hub.notify("node", f"{node} cannot renew its lease: {why(failure)}")
+                self._hub.report("node", failure, f"{node} cannot renew its lease")
 
         self._hub.commit((renew, look), done, failed)
 

@@ -23,7 +23,7 @@ import msgspec
 from semel.errors import InputError
 from semel.kernel.ops import Append, RecordKind, Result
 from semel.pubsub.calls import Answer, CloseConnections, Grant, JoinMembers, Outcome, RemoveMembers, Revoke
-from semel.pubsub.commits import Failure, hint, why
+from semel.pubsub.commits import Failure, hint
 from semel.pubsub.records import order, ordered, reply
 from semel.pubsub.roster import SOMEWHERE
 from semel.pubsub.service import DONE, MOVING, NOT_FOUND, Gathered, Reply, Scope, scope_at
@@ -296,4 +296,4 @@ class Orders:
         def done(results: tuple[Result, ...], now: float) -> None:
             hub.take_own((record,), results, now)
 
-        hub.commit((record,), done, lambda failure, now: hub.notify("order", why(failure)))
+        hub.commit((record,), done, lambda failure, now: hub.report("order", failure))

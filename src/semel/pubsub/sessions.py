@@ -10,7 +10,7 @@ import msgspec
 
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Fresh, Log, Put, Result
-from semel.pubsub.commits import Failure, is_conflict, why
+from semel.pubsub.commits import Failure, is_conflict
 from semel.pubsub.endings import Then
 from semel.pubsub.in_order import InOrder
 from semel.pubsub.messages import CloseCode, Connected
@@ -203,7 +203,7 @@ class Sessions:
 
         def failed(failure: Failure, now: float) -> None:
             if not is_conflict(failure):
-                hub.notify("session-close", f"{session.id} is not closed in the store: {why(failure)}")
+                hub.report("session-close", failure, f"{session.id} is not closed in the store")
             hub.endings.ended(session, failure)
 
         hub.commit((*appends, *rows, *log, *hub.events.on_close(session, reason, now)), done, failed, session.id)

@@ -16,7 +16,7 @@ from semel.kernel.effects import CommitUnknown, Loaded, LoadedAll, LoadFailed
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Fresh, Result
 from semel.kernel.store import State
-from semel.pubsub.commits import Failure, hint, is_conflict, why
+from semel.pubsub.commits import Failure, hint, is_conflict, is_trouble, why
 from semel.pubsub.messages import CloseCode, Request, weigh
 from semel.pubsub.session import AcksRow, Session, acks_key, read_acks, read_session, session_key
 from semel.pubsub.sockets import Resume
@@ -118,7 +118,7 @@ class TakeOver:
 
     def _found_row(self, coming: _Coming, found: Loaded | LoadedAll | LoadFailed, now: float) -> None:
         if not isinstance(found, Loaded):
-            self._fail(coming, "the store cannot be read")
+            self._fail(coming, "the store cannot be read", is_store=True)
         elif found.state is None:
             self._end(coming)
             self._shut(coming, CloseCode.POLICY, "there is no such session any more")
@@ -130,7 +130,7 @@ class TakeOver:
 
     def _found_acks(self, coming: _Coming, found: Loaded | LoadedAll | LoadFailed, now: float) -> None:
         if not isinstance(found, Loaded):
-            self._fail(coming, "the store cannot be read")
+            self._fail(coming, "the store cannot be read", is_store=True)
             return
         assert coming.row is not None
         try:
@@ -186,7 +186,7 @@ class TakeOver:
             if is_conflict(failure):
                 self._load(coming)
             else:
-                self._fail(coming, why(failure), hint(failure))
+                self._fail(coming, why(failure), hint(failure), is_store=is_trouble(failure))
             hub.arrivals.decided(session, now)
 
         hub.arrivals.begin(session)
@@ -203,10 +203,10 @@ class TakeOver:
 
     # -- how it ends
 
-    def _fail(self, coming: _Coming, cause: str, told: str | None = None) -> None:
+    def _fail(self, coming: _Coming, cause: str, told: str | None = None, *, is_store: bool = False) -> None:
         """The client may come again: the session may be there. `told` is what it hears, if not the cause."""
         self._end(coming, is_decided=False)
-        self._hub.notify("take-over", f"{coming.connection}: {cause}")
+        self._hub.notify("take-over", f"{coming.connection}: {cause}", is_store=is_store)
         self._shut(coming, CloseCode.INTERNAL, told or cause)
 
     def _end(self, coming: _Coming, is_decided: bool = True) -> None:

@@ -110,15 +110,15 @@ class Door:
             self._sweeping = self._loop.create_task(self._sweep())
         return int(server.sockets[0].getsockname()[1])
 
-    async def stop(self) -> None:
+    async def stop(self, within_s: float | None = None) -> None:
         """Let nobody in, answer the calls under way, close all WebSockets with 1001, and cut off who takes longer than
-        `stop_s`."""
+        that, or `stop_s`."""
         self.is_stopping = True
         for server in self._servers:
             server.close()
         for connection in list(self._connections):
             connection.stop()
-        if not await self._is_empty_within(self.limits.stop_s):
+        if not await self._is_empty_within(self.limits.stop_s if within_s is None else within_s):
             for connection in list(self._connections):
                 connection.abort()
             await self._is_empty_within(self.limits.close_s)

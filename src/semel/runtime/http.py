@@ -69,7 +69,7 @@ class DoorLimits:
     ping_s: float = 20.0
     dead_s: float = 60.0
     close_s: float = 5.0
-    stop_s: float = 10.0
+    stop_s: float = 5.0
     sweep_s: float = 1.0
 
     def __post_init__(self) -> None:

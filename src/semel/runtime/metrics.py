@@ -24,6 +24,7 @@ from semel import __version__
 from semel.kernel.effects import Close, Notify
 from semel.pubsub.hub import Hub
 from semel.runtime.commit_times import CommitTimes
+from semel.runtime.outages import Outages
 
 TOPICS = (
     "backlog", "backlog-age", "slow-client", "hub-body", "hub-commit", "hub-read", "hub-flush", "hub-trim",
@@ -61,8 +62,10 @@ class Metrics(Collector):
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, node: str, traffic: Callable[[], Iterable[Traffic]], commit_times: CommitTimes) -> None:
-        self._node, self._traffic, self._commit_times = node, traffic, commit_times
+    def __init__(
+        self, node: str, traffic: Callable[[], Iterable[Traffic]], commit_times: CommitTimes, outages: Outages
+    ) -> None:
+        self._node, self._traffic, self._commit_times, self._outages = node, traffic, commit_times, outages
         self._notices: Counter[str] = Counter(dict.fromkeys(TOPICS, 0))
         self._responses: Counter[int] = Counter()
         self._registry = CollectorRegistry()
@@ -94,6 +97,7 @@ class Metrics(Collector):
         yield from _of_sessions(hubs)
         yield from _of_counts(hubs)
         yield from _of_commits(self._commit_times)
+        yield from _of_outages(self._outages)
         notices = CounterMetricFamily("semel_notices", "What hubs have reported, by topic.", labels=("topic",))
         for topic, count in sorted(self._notices.items()):
             notices.add_metric((topic,), count)
@@ -108,6 +112,12 @@ def _of_commits(times: CommitTimes) -> Iterator[Metric]:
     yield CounterMetricFamily("semel_commits", "What was asked of the store.", times.commits)
     buckets = [(floatToGoString(limit), count) for limit, count in times.up_to()]
     yield HistogramMetricFamily("semel_transaction_seconds", "From the order to the answer.", buckets, times.sum_s)
+
+
+def _of_outages(outages: Outages) -> Iterator[Metric]:
+    is_in_one = int(outages.current is not None)
+    yield GaugeMetricFamily("semel_store_in_trouble", "1 while the store does not do what it is asked to.", is_in_one)
+    yield CounterMetricFamily("semel_store_outages", "How often that began.", outages.count)
 
 
 def _of_links(found: list[Traffic]) -> Iterator[Metric]:

@@ -1,7 +1,7 @@
 """What operators ask of a server, on the same port as everybody else.
 
-/healthz    the process lives                          open to all
-/readyz     it lets people in, and its store answers   open to all
+/healthz    a restart would not help                   open to all
+/readyz     it lets people in, and its store is well   open to all
 /metrics    figures for Prometheus                     a token with the role `semel.read`, unless open to all
 /v1/        what is there and what goes on             a token with the role `semel.read`
 """
@@ -9,14 +9,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from semel.errors import SemelError
+from semel.errors import SemelError, StoreUnavailable
 from semel.kernel.envelope import Blob
 from semel.kernel.ops import RecordKind
 from semel.kernel.position import Position
@@ -30,14 +30,15 @@ from semel.pubsub.loading import is_known, known_hubs
 from semel.pubsub.rest import Asked, HttpRequest, HttpResponse
 from semel.pubsub.rest_http import HttpError
 from semel.runtime.metrics import Metrics
+from semel.runtime.outages import in_public, is_readable
+from semel.runtime.store_watch import StoreWatch
 from semel.runtime.threads import hand_over
 
-log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
-PROBE_S = 2.0
-"""A store that takes longer to answer than this is not ready."""
-PROBE_KEEP_S = 1.0
-"""However often we are asked, the store is asked once in this time."""
+STORE_S = 10.0
+"""Whoever looks into the store is kept waiting no longer than this."""
 SCAN_ROWS = 200
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 PAUSE_S = 0.05
@@ -60,6 +61,7 @@ class Operating:
         endpoints: tuple[str, ...],
         ask: Ask,
         running: Callable[[], Iterable[str]],
+        watch: StoreWatch,
         *,
         open_metrics: bool,
         clock: Callable[[], float] = time.time,
@@ -67,7 +69,7 @@ class Operating:
         self._store, self._metrics, self._clock = store, metrics, clock
         self._admin = Admin(keys, endpoints)
         self._ask, self._running, self._open_metrics = ask, running, open_metrics
-        self._probe = _Probe(store)
+        self._watch, self._outages = watch, watch.outages
         self._changes = _Changes(store)
         self._is_stopping = False
 
@@ -87,7 +89,7 @@ class Operating:
         if request.method not in ("GET", "HEAD"):
             return HttpResponse(405, (("allow", "GET, HEAD"), *_PLAIN), b"use GET\n")
         if request.path == "/healthz":
-            return HttpResponse(200, _PLAIN, b"ok\n")
+            return self._health()
         if request.path == "/readyz":
             return await self._ready()
         return self._figures(request)
@@ -95,9 +97,19 @@ class Operating:
     async def _ready(self) -> HttpResponse:
         if self._is_stopping:
             return HttpResponse(503, _PLAIN, b"the server is stopping\n")
-        if not await self._probe.answers():
-            return HttpResponse(503, _PLAIN, b"the store does not answer\n")
+        if not await self._watch.is_well():
+            return self._trouble()
         return HttpResponse(200, _PLAIN, b"ready\n")
+
+    def _health(self) -> HttpResponse:
+        """What goes away by itself, or when somebody looks after the store, is no reason to restart the process."""
+        if self._outages.current is not None and self._outages.current.needs_restart:
+            return self._trouble()
+        return HttpResponse(200, _PLAIN, b"ok\n")
+
+    def _trouble(self) -> HttpResponse:
+        assert self._outages.current is not None
+        return HttpResponse(503, _PLAIN, f"{in_public(self._outages.current.cause)}\n".encode())
 
     def _figures(self, request: HttpRequest) -> HttpResponse:
         if not self._open_metrics:
@@ -120,27 +132,37 @@ class Operating:
             try:
                 return asked.respond(await self._messages(asked))
             except SemelError as error:
-                log.warning("messages of %s cannot be read: %s", asked.stream, error.message)
+                self._outages.met(error, f"messages of {asked.stream} cannot be read")
                 return asked.respond(error)
         return asked.respond(await self._look(asked))
 
     async def _look(self, asked: Asked) -> Answer:
         """Whoever only looks makes no hub: a name that nobody has used, or a mistyped one, has nobody in it."""
         try:
-            if asked.hub not in set(self._running()) and not await asyncio.to_thread(is_known, self._store, asked.hub):
+            if asked.hub not in set(self._running()) and not await self._ask_store(is_known, self._store, asked.hub):
                 return Answer()
         except SemelError as error:
-            log.warning("%s cannot be looked for in the store: %s", asked.hub, error.message)
+            self._outages.met(error, f"{asked.hub} cannot be looked for in the store")
             return Answer(Outcome.FAILED, outward(error))
         return await self._ask(asked.hub, asked.call)
+
+    async def _ask_store(self, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """On a thread. A store that hangs would keep the threads one by one, so it is asked for nothing then."""
+        if self._outages.current is not None and not is_readable(self._outages.current.cause):
+            raise StoreUnavailable("the store is in trouble", fix="see what the log says of it")
+        try:
+            async with asyncio.timeout(STORE_S):
+                return await asyncio.to_thread(look, *args, **kwargs)
+        except TimeoutError:
+            raise StoreUnavailable(f"it has not answered for {STORE_S:g} s", fix="look at the database") from None
 
     async def _hubs(self) -> Sequence[HubRow]:
         """Those that the store has sessions of, and those that somebody has asked this process for."""
         running = set(self._running())
         try:
-            stored = await asyncio.to_thread(lambda: set(known_hubs(self._store)))
+            stored = await self._ask_store(lambda: set(known_hubs(self._store)))
         except SemelError as error:
-            log.warning("the hubs in the store cannot be listed: %s", error.message)
+            self._outages.met(error, "the hubs in the store cannot be listed")
             stored = set()
         answers = await asyncio.gather(*(self._ask(name, Summarize()) for name in sorted(running)))
         found = {name: _info(answer) for name, answer in zip(sorted(running), answers, strict=True)}
@@ -152,7 +174,7 @@ class Operating:
         async with self._changes.watched() as changed:
             while True:
                 changed.clear()
-                page = await asyncio.to_thread(read_page, self._store, after, asked.target, asked.limit)
+                page = await self._ask_store(read_page, self._store, after, asked.target, asked.limit)
                 left = until - time.monotonic()
                 if page.records or page.missed or left <= 0 or self._is_stopping:
                     return page
@@ -162,10 +184,10 @@ class Operating:
                 await asyncio.sleep(PAUSE_S)
 
     async def _begin(self, asked: MessagesAsked) -> Position:
-        head = await asyncio.to_thread(self._store.head, asked.stream)
+        head = await self._ask_store(self._store.head, asked.stream)
         if not asked.from_start:
             return head
-        found = await asyncio.to_thread(self._store.read, asked.stream, Position(asked.stream, head.epoch, 0), 1)
+        found = await self._ask_store(self._store.read, asked.stream, Position(asked.stream, head.epoch, 0), 1)
         if isinstance(found, Trimmed):
             return Position(asked.stream, head.epoch, found.first.offset - 1)
         return Position(asked.stream, head.epoch, 0)
@@ -205,30 +227,6 @@ async def _wait(changed: asyncio.Event, at_most_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(at_most_s):
             await changed.wait()
-
-
-class _Probe:
-    """Asks the store whether it is there, once at a time."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._asking: asyncio.Task[bool] | None = None
-        self._asked_at = float("-inf")
-
-    async def answers(self) -> bool:
-        now = time.monotonic()
-        if self._asking is None or (self._asking.done() and now - self._asked_at > PROBE_KEEP_S):
-            self._asking, self._asked_at = asyncio.create_task(self._look()), now
-        await asyncio.wait([self._asking], timeout=PROBE_S)
-        return self._asking.done() and self._asking.result()
-
-    async def _look(self) -> bool:
-        try:
-            await asyncio.to_thread(self._store.cursor, "readyz")
-        except SemelError as error:
-            log.warning("the store does not answer: %s", error.message)
-            return False
-        return True
 
 
 class _Changes:

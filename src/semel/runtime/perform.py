@@ -40,13 +40,14 @@ from semel.kernel.effects import (
     SendFailed,
     Sent,
 )
-from semel.kernel.group import Completion, Group, GroupLimits
+from semel.kernel.group import Completion, Group, GroupLimits, in_words
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Enqueue, Finish, Op, WorkRow
 from semel.kernel.store import Record, Store
 from semel.runtime.commit_times import CommitTimes
 from semel.runtime.hosting import Factory, Guarded, Handler, Host, cause_of
-from semel.runtime.threads import Readers, Report, Writer, hand_over
+from semel.runtime.outages import Outages, is_outage
+from semel.runtime.threads import Readers, Report, Writer, aside, hand_over
 from semel.runtime.transports.base import Transport
 from semel.stores.bodies import read_whole
 from semel.stores.points import reach
@@ -116,6 +117,9 @@ class Performer:
         self._outbox: list[tuple[Seat, Send]] = []
         self._handlers: set[asyncio.Task[None]] = set()
         self.commit_times = CommitTimes()
+        self.outages = Outages()
+        self.unanswered = ""
+        """After closing: which commits nobody could be told about, in words."""
         self._under_way: Group | None = None
         self._under_way_since = 0.0
         self._begin_due = False
@@ -133,7 +137,9 @@ class Performer:
 
     async def start(self) -> Self:
         self.loop = asyncio.get_running_loop()
-        self._writer = Writer(self.store, self.loop, self._interpreter, self._group_done, doubt_s=self._doubt_s)
+        self._writer = Writer(
+            self.store, self.loop, self._interpreter, self._group_done, doubt_s=self._doubt_s, trouble=self.outages.met
+        )
         self._readers = Readers(self.loop, self._reader_count)
         self._stop_listening = self.store.listen(self._store_changed)
         self._started = True
@@ -191,9 +197,9 @@ class Performer:
             async with asyncio.timeout(GIVE_UP_S):
                 await self._end_handlers()
                 await self._drain()
-        if len(self._queue):
-            log.warning("closed with %d commits unanswered", len(self._queue))
         if self._under_way is not None:
+            self.unanswered = in_words(self._under_way.members)
+            log.error("closed while the store did not answer; in doubt: %s", self.unanswered)
             self._interpreter.unknown(self._under_way)
         while (group := self._queue.next_group()) is not None:
             self._interpreter.failed(group, closed_error())
@@ -210,10 +216,11 @@ class Performer:
         for name in list(self._hosts):
             self._interpreter.remove(name)
         self._executor.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._stop_threads)
+        await aside(self.loop, self._stop_threads)
 
     def _stop_threads(self) -> None:
-        wait_s = 0.0 if self._under_way is not None else THREADS_END_S
+        """A store that does not answer is not waited for: its threads end with the process."""
+        wait_s = 0.0 if self._under_way is not None or self.outages.current is not None else THREADS_END_S
         self._writer.stop(wait_s)
         self._readers.stop(wait_s)
 
@@ -293,9 +300,13 @@ class Performer:
         self._transports.append(transport)
         transport.bind(self)
 
+    @property
+    def is_open(self) -> bool:
+        """It has been started and is not closed."""
+        return self._started and not self._refusing
+
     def check_open(self) -> None:
-        """Raise unless it has been started and is not closed."""
-        if self._refusing or not self._started:
+        if not self.is_open:
             raise closed_error()
 
     # -- commits
@@ -308,6 +319,10 @@ class Performer:
         """Commit for somebody who is not a machine; `done` hears what became of it. Call it on the loop."""
         self._queue.submit(ops, chain, 0, done)
         self._commits_wait()
+
+    def under_way_s(self) -> float:
+        """How long the store has been at the transaction that it is at."""
+        return 0.0 if self._under_way is None else time.perf_counter() - self._under_way_since
 
     def on_room(self, call: Callable[[], None]) -> None:
         """Call it whenever the queue may have become shorter."""
@@ -349,12 +364,16 @@ class Performer:
         for call in self._on_room:
             call()
 
-    def _group_done(self, group: Group, report: Report) -> None:
+    def _group_done(self, group: Group, report: Report, error: SemelError | None) -> None:
         """Tell, then send: a confirm leaves only after the machines have heard of the commit."""
         if self._closed:
             return
         self._under_way = None
         self.commit_times.add(time.perf_counter() - self._under_way_since, len(group.members))
+        if error is None:
+            self.outages.committed()
+        else:
+            self.outages.met(error)
         report()
         if self._hosts and _is_news(group):
             self._interpreter.wake(is_own=True)
@@ -371,14 +390,14 @@ class Performer:
         self._readers.submit(
             partial(read, effect.stream, effect.after, effect.limit),
             partial(self._heard, self._interpreter.read_done, seat, effect),
-            partial(self._heard, self._interpreter.read_failed, seat, effect),
+            partial(self._failed, self._interpreter.read_failed, seat, effect),
         )
 
     def load(self, seat: Seat, effect: Load | LoadAll) -> None:
         self._readers.submit(
             partial(effect.of, self.store),
             partial(self._heard, self._interpreter.load_done, seat, effect),
-            partial(self._heard, self._interpreter.load_failed, seat, effect),
+            partial(self._failed, self._interpreter.load_failed, seat, effect),
         )
 
     def _heard(
@@ -386,6 +405,12 @@ class Performer:
     ) -> None:
         tell(seat, effect, answer)
         self._touch()
+
+    def _failed(
+        self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Load | LoadAll, error: SemelError
+    ) -> None:
+        self.outages.met(error)
+        self._heard(tell, seat, effect, error)
 
     def _store_changed(self) -> None:
         """Called from any thread. Our own commits tell the machines themselves, together with the completions."""
@@ -483,7 +508,9 @@ class Performer:
     # -- people
 
     def notify(self, seat: Seat, effect: Notify) -> None:
-        log.warning("%s: %s", effect.topic, effect.detail)
+        # that the store does nothing was said when it began, with its cause; what comes of it is no news
+        is_said = effect.is_store and self.outages.current is not None
+        log.log(logging.INFO if is_said else logging.WARNING, "%s: %s", effect.topic, effect.detail)
         self._observed(seat.machine.name, effect)
 
     def closed(self, seat: Seat, effect: Close) -> None:
@@ -521,7 +548,9 @@ class Performer:
             self._touch()
 
     def _reload_failed(self, host: Host, error: SemelError) -> None:
-        log.warning("%s could not begin anew: %s", host.name, error.message)
+        self.outages.met(error)
+        level = logging.INFO if is_outage(error) else logging.WARNING
+        log.log(level, "%s could not begin anew: %s", host.name, error.message)
         self._reload_later(host)
 
     # -- time

@@ -23,7 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from semel.errors import FrameError, LimitExceeded, SemelError
+from semel.errors import FrameError, LimitExceeded, SemelError, StoreError, StoreUnavailable
 from semel.kernel.store import Store
 from semel.pubsub import cloudevents
 from semel.pubsub.abuse import host_of
@@ -46,6 +46,7 @@ from semel.runtime.door import Accept, Peer, Request, Response, subprotocols
 from semel.runtime.metrics import Metrics, Traffic
 from semel.runtime.operating import Operating
 from semel.runtime.perform import Performer
+from semel.runtime.store_watch import StoreWatch
 from semel.runtime.transports.base import Inbox
 from semel.runtime.transports.websocket import Message
 
@@ -59,6 +60,7 @@ DEFAULT_ORIGIN = "localhost"
 CONNECT_S = 25.0
 """How long an event handler may take to let a client in: a little less than a client may be kept waiting."""
 CALL_S = 30.0
+RETRY_AFTER_S = 1
 COMMITS_MAX = 64
 """How many requests that are commits of their own a hub hears at once."""
 _TOGETHER = frozenset({SendToGroup, SequenceAck, Ping, StreamData, StreamEnd})
@@ -227,21 +229,23 @@ class PubSub:
         self._held: list[Peer] = []
         self._has_begun = False
         performer.on_room(self._release)
-        self.metrics = Metrics(settings.node, self._traffic, performer.commit_times)
+        self.watch = StoreWatch(performer)
+        self._outages = performer.outages
+        self.metrics = Metrics(settings.node, self._traffic, performer.commit_times, performer.outages)
         performer.observe(self.metrics.observe)
         self.operating = Operating(
             performer.store, self.metrics, settings.keys, settings.endpoints, self._call, lambda: self._links,
-            open_metrics=settings.open_metrics, clock=clock,
+            self.watch, open_metrics=settings.open_metrics, clock=clock,
         )  # fmt: skip
         # what is left to tell to handlers goes on, whether or not somebody comes
         for name in settings.handlers:
-            self._links[name] = asyncio.create_task(self._begin(name))
+            self._begin_soon(name)
 
     async def begin_known(self) -> None:
         """The hubs that the store knows, whether or not somebody comes: their sessions wait, and time runs. The first
         time each is looked for; from then on there can be no more than other nodes announce."""
         find = announced_hubs if self._has_begun else known_hubs
-        for name in await asyncio.to_thread(lambda: list(find(self._performer.store))):
+        for name in (*self._settings.handlers, *await asyncio.to_thread(lambda: list(find(self._performer.store)))):
             await self.hub(name)
         self._has_begun = True
 
@@ -250,12 +254,29 @@ class PubSub:
         if name not in self._links:
             if len(self._links) >= HUBS_MAX:
                 raise LimitExceeded(f"there are {HUBS_MAX:,} hubs already", fix="use fewer hubs, and groups in them")
-            self._links[name] = asyncio.create_task(self._begin(name))
-        try:
-            return await asyncio.shield(self._links[name])
-        except SemelError:
-            self._links.pop(name, None)
-            raise
+            self._begin_soon(name)
+        return await asyncio.shield(self._links[name])
+
+    def _begin_soon(self, name: str) -> None:
+        """One that could not begin is forgotten, and begins when it is asked for again."""
+
+        def begun(task: asyncio.Task[HubLink]) -> None:
+            if task.cancelled() or task.exception() is not None:
+                self._links.pop(name, None)
+
+        self._links[name] = asyncio.create_task(self._begin(name))
+        self._links[name].add_done_callback(begun)
+
+    async def _reachable(self, name: str) -> HubLink:
+        """The hub, in an outage only if it is there. Nobody is kept waiting for a store that does not answer."""
+        outage = self._outages.current
+        if outage is not None and (outage.needs_restart or not self._is_there(name)):
+            raise StoreUnavailable("the store is in trouble", fix="see what the log says of it")
+        return await self.hub(name)
+
+    def _is_there(self, name: str) -> bool:
+        task = self._links.get(name)
+        return task is not None and task.done() and self._performer.machine(stream_of(name)) is not None
 
     async def _begin(self, name: str) -> HubLink:
         if name in self._settings.handlers:
@@ -279,7 +300,11 @@ class PubSub:
         store = self._performer.store
 
         async def read_body(name: str) -> bytes:
-            return await asyncio.to_thread(lambda: b"".join(store.body(name)))
+            try:
+                return await asyncio.to_thread(lambda: b"".join(store.body(name)))
+            except StoreError as error:
+                self._outages.met(error, f"{hub}: an event cannot be read")
+                raise
 
         return Webhooks(hub, self._settings.keys, self._settings.webhook_origin, read_body)
 
@@ -287,9 +312,19 @@ class PubSub:
 
     async def handle(self, request: Request) -> Response:
         respond = self.operating.respond if self.operating.is_asked(request.path) else self._respond
-        response = await respond(_http_request(request))
+        try:
+            response = await respond(_http_request(request))
+        except StoreError as error:
+            return self._unavailable(error)
         self.metrics.responded(response.status)
         return _response(response)
+
+    def _unavailable(self, error: SemelError) -> Response:
+        self._outages.met(error, "somebody was not answered")
+        self.metrics.responded(HTTPStatus.SERVICE_UNAVAILABLE)
+        message = error.message if isinstance(error, LimitExceeded) else outward(error)
+        headers = {"content-type": "text/plain; charset=utf-8", "retry-after": str(RETRY_AFTER_S)}
+        return Response(HTTPStatus.SERVICE_UNAVAILABLE, headers, f"{message}\n".encode())
 
     async def _respond(self, request: HttpRequest) -> HttpResponse:
         asked = self._rest.begin(request, self._clock())
@@ -299,11 +334,15 @@ class PubSub:
 
     async def _call(self, hub: str, call: Call) -> Answer:
         try:
-            return await (await self.hub(hub)).call(call)
+            async with asyncio.timeout(CALL_S):
+                link = await self._reachable(hub)
+            return await link.call(call)
+        except TimeoutError:
+            return Answer(Outcome.FAILED, outward(None))
         except LimitExceeded as error:
             return Answer(Outcome.FAILED, error.message)
         except SemelError as error:
-            log.warning("%s: the hub cannot begin: %s", hub, error.message)
+            self._outages.met(error, f"{hub}: the hub cannot begin")
             return Answer(Outcome.FAILED, outward(error))
 
     def _traffic(self) -> Iterator[Traffic]:
@@ -318,6 +357,12 @@ class PubSub:
     # -- WebSocket
 
     async def upgrade(self, request: Request) -> Accept | Response:
+        try:
+            return await self._upgrade(request)
+        except (StoreError, LimitExceeded) as error:
+            return self._unavailable(error)
+
+    async def _upgrade(self, request: Request) -> Accept | Response:
         admission = self._handshake.admit(_http_request(request), subprotocols(request), self._clock())
         if isinstance(admission, Newcomer):
             admission = await self._ask_handler(admission, request)
@@ -330,17 +375,17 @@ class PubSub:
                 return Accept(subprotocol, _Guest(None, None, None, farewell=reason))
             case Returning(hub=hub, subprotocol=subprotocol, known=known) as back:
                 resume = Resume(back.connection, back.token, back.in_order)
-                guest = _Guest(await self.hub(hub), resume, _codec(known))
+                guest = _Guest(await self._reachable(hub), resume, _codec(known))
                 return Accept(subprotocol, guest)
             case Newcomer(hub=hub, subprotocol=subprotocol, opening=opening, mode=mode):
-                return Accept(subprotocol, _Guest(await self.hub(hub), opening, _codec(subprotocol), mode))
+                return Accept(subprotocol, _Guest(await self._reachable(hub), opening, _codec(subprotocol), mode))
 
     async def _ask_handler(self, newcomer: Newcomer, request: Request) -> Newcomer | Refused:
         """Whether it may come in, if an event handler wants to decide that. Nothing of it is kept: a client that hears
         no answer comes again."""
         handlers = self._settings.handlers.get(newcomer.hub)
         handler = handlers.for_system_event(SystemEvent.CONNECT) if handlers is not None else None
-        webhooks = (await self.hub(newcomer.hub)).webhooks
+        webhooks = (await self._reachable(newcomer.hub)).webhooks
         if handler is None or webhooks is None:
             return newcomer
         asked, offered = _http_request(request), subprotocols(request)

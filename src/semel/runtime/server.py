@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from semel.errors import ConfigError, SemelError
+from semel.errors import CommitInDoubt, ConfigError, SemelError, StoreUnavailable
 from semel.kernel.store import Store
 from semel.runtime.door import Door, DoorLimits
+from semel.runtime.outages import Outages
 from semel.runtime.perform import Performer
 from semel.runtime.pubsub import PubSub, PubSubSettings
+from semel.runtime.store_watch import SLOW_S
 from semel.runtime.sweeper import Sweeper
-
-log = logging.getLogger(__name__)
 
 SWEEP_S = 5.0
 SWEEP_ROWS = 1000
 BEGIN_S = 5.0
+CLOSE_S = 3.0
+"""How long what was taken may take to be finished, after the door is closed."""
+STUCK_STOP_S = 1.0
+"""How long calls under way are waited for when the store does not answer."""
 
 THIS_MACHINE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where to find here what listens on every address."""
@@ -52,16 +55,37 @@ async def serving(
     limits: DoorLimits | None = None,
 ) -> AsyncIterator[Listening]:
     """Serve for as long as the block lasts. At the end clients are told to come back (1001), and what was taken is
-    finished."""
-    async with Performer(store) as performer, sweeping(store):
+    finished. That takes less than 10 seconds, whatever the store does. Raises a `StoreError` at the end if it did not
+    answer to the last."""
+    performer = await Performer(store).start()
+    outages = performer.outages
+    try:
         service = PubSub(performer, _known_by(host, settings))
         door = Door(service, limits=limits, tls=tls)
-        try:
-            async with beginning(service):
-                yield Listening(host, await door.listen(host, port), door.scheme)
-        finally:
-            service.operating.stop()
-            await door.stop()
+        async with sweeping(store, outages), _meanwhile(service.watch.run()):
+            try:
+                async with beginning(service, outages):
+                    yield Listening(host, await door.listen(host, port), door.scheme)
+            finally:
+                service.operating.stop()
+                is_stuck = outages.current is not None or performer.under_way_s() > SLOW_S
+                await door.stop(STUCK_STOP_S if is_stuck else door.limits.stop_s)
+                await service.watch.look_again(STUCK_STOP_S)
+    finally:
+        await performer.close(CLOSE_S)
+    _check_end(performer)
+
+
+def _check_end(performer: Performer) -> None:
+    if performer.unanswered:
+        raise CommitInDoubt(
+            f"ended while the store did not answer; in doubt: {performer.unanswered}",
+            marker="",
+            fix="look after the store and start again; who got no answer asks again, with the same ids",
+        )
+    if performer.outages.current is not None:
+        cause = performer.outages.current.cause
+        raise StoreUnavailable(f"ended while the store was in trouble: {cause.message}", fix=cause.fix)
 
 
 def _known_by(host: str, settings: PubSubSettings) -> PubSubSettings:
@@ -76,14 +100,14 @@ def _in_url(host: str) -> str:
 
 
 @asynccontextmanager
-async def sweeping(store: Store, every_s: float = SWEEP_S) -> AsyncIterator[None]:
+async def sweeping(store: Store, outages: Outages, every_s: float = SWEEP_S) -> AsyncIterator[None]:
     """Meanwhile rows that nobody needs any more are removed from the store, a little at a time."""
-    async with _meanwhile(Sweeper(store, every_s=every_s, limit=SWEEP_ROWS).run()):
+    async with _meanwhile(Sweeper(store, every_s=every_s, limit=SWEEP_ROWS, failed=outages.met).run()):
         yield
 
 
 @asynccontextmanager
-async def beginning(service: PubSub, every_s: float = BEGIN_S) -> AsyncIterator[None]:
+async def beginning(service: PubSub, outages: Outages, every_s: float = BEGIN_S) -> AsyncIterator[None]:
     """Meanwhile hubs that other nodes have begun, or a server before this one, begin here as well."""
 
     async def begin() -> None:
@@ -91,7 +115,7 @@ async def beginning(service: PubSub, every_s: float = BEGIN_S) -> AsyncIterator[
             try:
                 await service.begin_known()
             except SemelError as error:
-                log.warning("the hubs of the store cannot begin: %s", error.message)
+                outages.met(error, "the hubs of the store cannot begin")
             await asyncio.sleep(every_s)
 
     async with _meanwhile(begin()):

@@ -8,14 +8,12 @@ shorter, down to a tenth.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from semel.errors import StoreError
 from semel.kernel.store import Store, Swept
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -28,8 +26,13 @@ class Total:
 
 
 class Sweeper:
-    def __init__(self, store: Store, *, every_s: float = 5.0, limit: int = 500) -> None:
+    """`failed` hears why a sweep failed. It will be tried again."""
+
+    def __init__(
+        self, store: Store, *, every_s: float = 5.0, limit: int = 500, failed: Callable[[StoreError, str], None]
+    ) -> None:
         self._store = store
+        self._failed = failed
         self._every_s = every_s
         self._limit = limit
         self._eager = 1.0
@@ -47,7 +50,7 @@ class Sweeper:
         try:
             swept = await asyncio.to_thread(self._store.sweep, time.time_ns() // 1000, self._limit)
         except StoreError as error:
-            log.warning("a sweep failed and will be tried again: %s", error.message)
+            self._failed(error, "a sweep failed and will be tried again")
             return self._every_s
         return self._pause(swept, time.monotonic() - begin)
 

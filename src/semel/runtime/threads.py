@@ -13,15 +13,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
-from semel.errors import CommitInDoubt, SemelError, StoreError, StoreRefused
-from semel.kernel.group import Group
+from semel.errors import CommitInDoubt, SemelError, StoreBroken, StoreError, StoreRefused
+from semel.kernel.group import Group, in_words
 from semel.kernel.interpreter import Interpreter
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Store
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Report = Callable[[], None]
 """Tells the interpreter what became of a group; called on the loop."""
@@ -30,22 +32,25 @@ DOUBT_RETRY = RetryPolicy(interval_s=0.02, factor=2.0, interval_max_s=1.0)
 
 
 class Writer:
-    """The one thread that commits, one group after the other."""
+    """The one thread that commits, one group after the other. `done` hears on the loop what to tell of a group, and the
+    error if the store has not taken it; `trouble` hears of a doubt that lasts, while it does."""
 
     def __init__(
         self,
         store: Store,
         loop: asyncio.AbstractEventLoop,
         interpreter: Interpreter,
-        done: Callable[[Group, Report], None],
+        done: Callable[[Group, Report, SemelError | None], None],
         *,
         doubt_s: float,
+        trouble: Callable[[SemelError], None],
     ) -> None:
         self._store = store
         self._loop = loop
         self._interpreter = interpreter
         self._done = done
         self._doubt_s = doubt_s
+        self._trouble = trouble
         self._groups: SimpleQueue[Group | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="semel-writer", daemon=True)
@@ -67,41 +72,42 @@ class Writer:
 
     def _run(self) -> None:
         while (group := self._groups.get()) is not None:
-            hand_over(self._loop, self._done, group, self._commit(group))
+            hand_over(self._loop, self._done, group, *self._commit(group))
 
-    def _commit(self, group: Group) -> Report:
+    def _commit(self, group: Group) -> tuple[Report, SemelError | None]:
         try:
-            return partial(self._interpreter.committed, group, self._store.commit(group.units))
+            return partial(self._interpreter.committed, group, self._store.commit(group.units)), None
         except CommitInDoubt as doubt:
             return self._resolve(group, doubt)
         except StoreRefused as error:
-            return partial(self._interpreter.refused, group, error)
+            return partial(self._interpreter.refused, group, error), error
         except StoreError as error:
-            return partial(self._interpreter.failed, group, error)
+            return partial(self._interpreter.failed, group, error), error
         except (SemelError, TypeError, ValueError, OverflowError) as error:
             # not the store's trouble, so it is the data of some commit: halving finds whose
-            return partial(self._interpreter.refused, group, as_refusal(error))
-        except Exception:
+            refusal = as_refusal(error)
+            return partial(self._interpreter.refused, group, refusal), refusal
+        except Exception as error:
             # it may have come after COMMIT, and to commit again could double what has no identity
-            log.exception(
-                "a store failed in a way that Semel does not know: %d commits are in doubt", len(group.members)
-            )
-            return partial(self._interpreter.unknown, group)
+            log.exception("a store failed in a way that Semel does not know; in doubt: %s", in_words(group.members))
+            return partial(self._interpreter.unknown, group), as_refusal(error)
 
-    def _resolve(self, group: Group, doubt: CommitInDoubt) -> Report:
+    def _resolve(self, group: Group, doubt: CommitInDoubt) -> tuple[Report, SemelError | None]:
         """Nothing else is written before the doubt is over, or until it has lasted too long."""
-        log.warning("a commit is in doubt: %s", doubt.message)
         until = time.monotonic() + self._doubt_s
         attempt = 0
         while True:
             try:
-                return partial(self._interpreter.resolved, group, self._store.resolve(doubt.marker))
+                return partial(self._interpreter.resolved, group, self._store.resolve(doubt.marker)), None
             except Exception as error:
                 attempt += 1
                 wait_s = DOUBT_RETRY.wait_s(attempt, 0.0)
-                if time.monotonic() + wait_s > until or self._stopping.wait(wait_s):
-                    log.error("%d commits stay in doubt: %s", len(group.members), error)
-                    return partial(self._interpreter.unknown, group)
+                cause = error if isinstance(error, StoreBroken) else doubt
+                hand_over(self._loop, self._trouble, cause)
+                is_over = cause is error or time.monotonic() + wait_s > until
+                if is_over or self._stopping.wait(wait_s):
+                    log.error("in doubt for good: %s", in_words(group.members))
+                    return partial(self._interpreter.unknown, group), cause
 
 
 class Readers:
@@ -145,6 +151,27 @@ def hand_over(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *value
     """Call it on the loop. A loop that has closed wants to hear nothing any more."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(call, *values)
+
+
+def aside(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> asyncio.Future[T]:
+    """Do it on a thread of its own, which may never come back: nobody waits for it at the end, and no other work does
+    meanwhile. Call it on the loop."""
+    future: asyncio.Future[T] = loop.create_future()
+
+    def tell(set_it: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            set_it(value)
+
+    def run() -> None:
+        try:
+            result = job()
+        except Exception as error:
+            hand_over(loop, tell, future.set_exception, error)
+        else:
+            hand_over(loop, tell, future.set_result, result)
+
+    threading.Thread(target=run, name="semel-aside", daemon=True).start()
+    return future
 
 
 def as_refusal(error: Exception) -> SemelError:

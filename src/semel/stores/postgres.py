@@ -23,6 +23,7 @@ from semel.errors import (
     NotAStore,
     SchemaTooNew,
     StoreBusy,
+    StoreInRecovery,
     StoreReadOnly,
     StoreUnavailable,
 )
@@ -572,7 +573,7 @@ class PostgresStore:
     def check(self) -> None:
         [(_, _, is_standby, _)] = self._pool.ask("server")
         if is_standby:
-            raise StoreReadOnly(
+            raise StoreInRecovery(
                 f"{redact(self.url)} is in recovery",
                 fix="connect to the primary; if this is to be one, promote it, or wait until its recovery is over",
             )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 
-from semel.errors import SemelError, StoreReadOnly, StoreUnavailable
+from semel.errors import SemelError, StoreInRecovery, StoreReadOnly, StoreUnavailable
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.position import EPOCH_GAP
 from semel.kernel.store import State
@@ -114,7 +114,7 @@ class Gate:
     def _check_standby(self) -> None:
         """Whoever opened the store on a standby reads what the standby has. Nobody is led back to it in silence."""
         if self._was_primary:
-            raise StoreUnavailable(
+            raise StoreInRecovery(
                 f"{redact(self._url)} leads to a standby now", fix="try again when a primary has been promoted"
             )
 

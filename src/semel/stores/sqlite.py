@@ -327,8 +327,9 @@ class SqliteStore:
                 self._roll_back()
                 raise
             self._broken = StoreBroken(f"an I/O error struck {self.path} inside a commit: {error}", fix=FIX_DISK)
+            self._broken.__cause__ = error
             connection.close()
-            raise CommitInDoubt(self._broken.message, marker="io", fix=FIX_DISK) from error
+            raise CommitInDoubt(self._broken.message, marker="io", fix=FIX_DISK) from self._broken
         try:
             self._check_files()
         except StoreGone as error:
@@ -708,9 +709,10 @@ class SqliteStore:
                 self._check_files()
                 if hasattr(self, "store_id"):
                     self._note_marks()
-            if isinstance(self._broken, StoreGone):
+            if self._files.are_others():
                 leave_open(self._open)
             else:
+                # now SQLite moves the log into the database, also one that has no name any more: it is not lost
                 for connection in self._open:
                     connection.close()
             self._broken = self._broken or StoreUnavailable("the store is closed", fix="open it again")

@@ -12,6 +12,7 @@ import ctypes
 import os
 import sqlite3
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from semel.errors import StoreGone
@@ -42,6 +43,15 @@ class Files:
     def check_database(self) -> None:
         """The first of them only: for a third of the price it sees nearly every case."""
         _check(self._known[:1])
+
+    def are_others(self) -> bool:
+        """Whether somebody else's file stands under one of the names."""
+        for name, ino, dev in self._known:
+            with suppress(OSError):
+                found = os.stat(name)
+                if found.st_ino != ino or found.st_dev != dev:
+                    return True
+        return False
 
 
 def _know(name: str) -> _Known:
@@ -79,7 +89,7 @@ def check_not_lost(path: Path, sidecar: Sidecar) -> None:
 
 
 def leave_open(connections: Iterable[sqlite3.Connection]) -> None:
-    """Never close these. The last one to close a database deletes its log by name, and under that name there may be
-    somebody else's by now. They end with the process, which tells SQLite nothing."""
+    """Never close these. The last one to close a database moves the log into it and deletes the log by its name, and
+    both may be somebody else's by now. They end with the process, which tells SQLite nothing."""
     for connection in connections:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))

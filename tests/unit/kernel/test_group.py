@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from semel.errors import StoreRefused, StoreUnavailable
 from semel.kernel.effects import CommitFailed, Committed, CommitUnknown
 from semel.kernel.envelope import Envelope
-from semel.kernel.group import CommitQueue, Completion, Group, GroupLimits, weigh
+from semel.kernel.group import CommitQueue, Completion, Group, GroupLimits, in_words, weigh
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import (
     Advanced,
@@ -347,3 +347,20 @@ def _assert_only_the_guilty_fail(heard: Heard, store: Store, everything: list[tu
         chained = chain is not None and any(other < token and everything[other][0] == chain for other in guilty)
         if kind is not Committed:
             assert token in guilty or chained
+
+
+def test_what_commits_were_about_is_said_with_the_ids_of_their_messages(heard: Heard) -> None:
+    queue = CommitQueue()
+    for token, id in enumerate(("b", "a")):
+        queue.submit((Append("hub/chat", Envelope(id)), Put("k", b"v")), None, token, heard)
+    queue.submit((Enqueue("outbox/x", "1", Envelope("c")),), None, 2, heard)
+    queue.submit(put("k"), None, 3, heard)
+    assert in_words(take(queue).members) == "4 commits: hub/chat b, a; outbox/x c; 1 without a message"
+
+
+def test_of_many_messages_some_are_named(heard: Heard) -> None:
+    queue = CommitQueue()
+    queue.submit(tuple(Append("hub/chat", Envelope(f"m{number}")) for number in range(23)), None, 1, heard)
+    words = in_words(take(queue).members)
+    assert words.startswith("1 commit: hub/chat m0, m1, ")
+    assert words.endswith("m19 and 3 more")

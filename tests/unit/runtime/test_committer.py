@@ -15,6 +15,7 @@ from semel.errors import (
     StaleFence,
     StoreError,
     StoreFull,
+    StoreGone,
     StoreRefused,
     StoreUnavailable,
 )
@@ -228,6 +229,22 @@ async def test_a_commit_in_doubt_that_never_happened_is_tried_again(store: Scrip
 
     assert isinstance(result, Fresh)
     assert len(store.groups) == 2
+
+
+async def test_a_doubt_that_only_a_restart_could_end_is_told_at_once(
+    store: ScriptedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    def break_down(units: Sequence[Unit]) -> None:
+        raise CommitInDoubt("gone, inside a commit", marker="gone")
+
+    store.script.append(break_down)
+    store.answers.append(StoreGone("gone"))
+    async with Performer(store, doubt_s=3600.0) as performer, asyncio.timeout(60):
+        with pytest.raises(CommitInDoubt):
+            await Committer(performer).commit([append("a")])
+        assert performer.outages.current is not None
+        assert performer.outages.current.needs_restart
+    assert sorted(caplog.messages) == [f"in doubt for good: 1 commit: {STREAM} a", "the store is in trouble: gone"]
 
 
 async def test_a_doubt_that_stays_is_told_as_doubt_and_nothing_overtakes_it(

@@ -14,6 +14,7 @@ from semel.kernel.effects import Close, Notify
 from semel.pubsub.counts import Counts
 from semel.runtime.commit_times import CommitTimes
 from semel.runtime.metrics import TOPICS, Metrics, Traffic
+from semel.runtime.outages import Outages
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "how-to" / "operate-the-server.md").read_text()
@@ -38,7 +39,9 @@ def test_what_hubs_and_their_links_say() -> None:
     counts.accepted, counts.deliveries = 1, 2
     hub: Any = world.hub
     hub.counts = counts
-    metrics = Metrics("n1", lambda: [Traffic("chat", hub, 1, 7, 9, 3, 1), Traffic("new", None, 0, 0, 0)], CommitTimes())
+    metrics = Metrics(
+        "n1", lambda: [Traffic("chat", hub, 1, 7, 9, 3, 1), Traffic("new", None, 0, 0, 0)], CommitTimes(), Outages()
+    )
     found = samples(metrics)
     assert found["semel_hubs",] == 2
     assert found["semel_hub_connections", "chat"] == 1
@@ -59,7 +62,7 @@ def test_how_long_commits_take() -> None:
     times = CommitTimes()
     for took_s, commits in ((0.0005, 1), (0.001, 20), (0.003, 300), (60.0, 1)):
         times.add(took_s, commits)
-    found = samples(Metrics("n1", list, times))
+    found = samples(Metrics("n1", list, times, Outages()))
     assert found["semel_commits_total",] == 322
     assert found["semel_transaction_seconds_count",] == 4
     assert found["semel_transaction_seconds_sum",] == pytest.approx(60.0045)
@@ -70,7 +73,7 @@ def test_how_long_commits_take() -> None:
 
 
 def test_what_is_reported_and_answered_is_counted() -> None:
-    metrics = Metrics("n1", list, CommitTimes())
+    metrics = Metrics("n1", list, CommitTimes(), Outages())
     metrics.observe("hub/chat", Notify("backlog", "c1 is closed"))
     metrics.observe("hub/chat", Notify("something new", ""))
     metrics.observe("hub/chat", Close("finished"))
@@ -84,7 +87,7 @@ def test_what_is_reported_and_answered_is_counted() -> None:
 
 
 def test_two_servers_in_one_process_do_not_mix() -> None:
-    first, second = Metrics("a", list, CommitTimes()), Metrics("b", list, CommitTimes())
+    first, second = Metrics("a", list, CommitTimes(), Outages()), Metrics("b", list, CommitTimes(), Outages())
     first.responded(200)
     assert ("semel_http_responses_total", "200") not in samples(second)
 
@@ -92,7 +95,7 @@ def test_two_servers_in_one_process_do_not_mix() -> None:
 def test_every_metric_and_topic_is_documented() -> None:
     hub: Any = World().hub
     hub.counts = Counts()
-    metrics = Metrics("n", lambda: [Traffic("h", hub, 0, 0, 0)], CommitTimes())
+    metrics = Metrics("n", lambda: [Traffic("h", hub, 0, 0, 0)], CommitTimes(), Outages())
     metrics.responded(200)
     names = {re.sub("_(bucket|count|sum)$", "", name) for name, *_ in samples(metrics) if name.startswith("semel_")}
     documented = set(re.findall(r"^\| `(semel_\w+)", PAGE, re.MULTILINE))
@@ -106,6 +109,6 @@ def test_every_topic_that_a_hub_reports_is_known() -> None:
     reported = {
         topic
         for source in sources
-        for topic in re.findall(r'(?:self|hub|_hub)\.(?:notify|complain)\(\s*"([a-z-]+)"', source.read_text())
+        for topic in re.findall(r'(?:self|hub|_hub)\.(?:notify|complain|report)\(\s*"([a-z-]+)"', source.read_text())
     }
     assert reported | {"machine-failed"} == set(TOPICS)

@@ -5,21 +5,31 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 
-from semel.errors import StoreUnavailable
+from semel.errors import (
+    CommitInDoubt,
+    StoreBroken,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreGone,
+    StoreInRecovery,
+    StoreReadOnly,
+    StoreUnavailable,
+)
 from semel.kernel.envelope import Blob, Envelope
-from semel.kernel.ops import Append, Put, PutBlob, RecordKind, Trim, Unit
+from semel.kernel.ops import Append, Outcome, Put, PutBlob, RecordKind, Trim, Unit
 from semel.kernel.position import Position
 from semel.pubsub.calls import Group, Publish
 from semel.pubsub.keys import DEV_KEY, AccessKeys
 from semel.pubsub.messages import Data, DataType
 from semel.pubsub.tokens import service_token
-from semel.runtime import operating
+from semel.runtime import operating, store_watch
 from semel.runtime.door import Request
 from semel.runtime.operating import read_page
 from semel.runtime.perform import Performer
@@ -39,6 +49,7 @@ class Store(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.is_away = False
+        self.trouble: StoreError = StoreUnavailable("no store at /secret")
         self.answers = threading.Event()
         self.answers.set()
         self.looks = 0
@@ -48,12 +59,16 @@ class Store(MemoryStore):
         self.is_watched.set()
         return super().listen(wake)
 
-    def cursor(self, name: str) -> Position | None:
+    def check(self) -> None:
         self.looks += 1
         self.answers.wait(scaled(30))
         if self.is_away:
-            raise StoreUnavailable("not there")
-        return super().cursor(name)
+            raise self.trouble
+
+    def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        if self.is_away:
+            raise self.trouble
+        return super().commit(units)
 
 
 @pytest.fixture
@@ -86,22 +101,80 @@ def append(store: MemoryStore, *bodies: str, target: str = "g/news", kind: Recor
 # -- health
 
 
+async def is_ready_again(service: PubSub) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if (await ask(service, "/readyz", token=False))[0] == 200:
+                return
+            await asyncio.sleep(0)
+
+
 async def test_health_is_open_to_all(service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operating, "PROBE_KEEP_S", 0.0)
+    monkeypatch.setattr(store_watch, "KEEP_S", 0.0)
     assert await ask(service, "/healthz", token=False) == (200, "ok\n")
     assert await ask(service, "/readyz", token=False) == (200, "ready\n")
     assert (await ask(service, "/readyz", token=False, method="POST"))[0] == 405
     store.is_away = True
-    assert await ask(service, "/readyz", token=False) == (503, "the store does not answer\n")
+    status, words = await ask(service, "/readyz", token=False)
+    assert status == 503
+    assert "does not answer" in words
+    assert "secret" not in words
     assert await ask(service, "/healthz", token=False) == (200, "ok\n")
     store.is_away = False
-    assert (await ask(service, "/readyz", token=False))[0] == 200
+    await is_ready_again(service)
+    await service.watch._performer.close()
+    assert store.state("trial/local") is None
     service.operating.stop()
     assert await ask(service, "/readyz", token=False) == (503, "the server is stopping\n")
 
 
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (StoreFull("no space left for /secret"), "no space left"),
+        (StoreBusy("/secret is locked"), "another program holds the lock"),
+        (StoreInRecovery("secret is in recovery"), "in recovery"),
+        (StoreReadOnly("/secret may not be written"), "may not be written"),
+        (CommitInDoubt("secret broke", marker="m"), "what became of a commit"),
+    ],
+)
+async def test_what_is_wrong_is_said_until_it_is_over(
+    service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch, trouble: StoreError, words: str
+) -> None:
+    monkeypatch.setattr(store_watch, "KEEP_S", 0.0)
+    store.trouble, store.is_away = trouble, True
+    status, said = await ask(service, "/readyz", token=False)
+    assert status == 503
+    assert words in said
+    assert "by itself" in said
+    assert "secret" not in said
+    assert (await ask(service, "/healthz", token=False))[0] == 200
+    store.is_away = False
+    await is_ready_again(service)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [(StoreBroken("an I/O error struck /secret"), "I/O error"), (StoreGone("/secret is gone"), "removed or replaced")],
+)
+async def test_a_store_that_needs_a_restart_is_no_health(
+    service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch, trouble: StoreError, words: str
+) -> None:
+    monkeypatch.setattr(store_watch, "KEEP_S", 0.0)
+    store.trouble, store.is_away = trouble, True
+    for path in ("/readyz", "/healthz"):
+        status, said = await ask(service, path, token=False)
+        assert status == 503
+        assert words in said
+        assert "restart" in said
+        assert "secret" not in said
+    store.is_away = False
+    assert (await ask(service, "/readyz", token=False))[0] == 503
+    assert (await ask(service, "/healthz", token=False))[0] == 503
+
+
 async def test_a_store_that_hangs_is_asked_once(service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operating, "PROBE_S", 0.01)
+    monkeypatch.setattr(store_watch, "SLOW_S", 0.01)
     before = store.looks
     store.answers.clear()
     for _ in range(5):
@@ -115,6 +188,25 @@ async def test_the_store_is_spared_however_often_one_asks(service: PubSub, store
     for _ in range(20):
         assert (await ask(service, "/readyz"))[0] == 200
     assert store.looks == before + 1
+
+
+async def test_a_commit_that_takes_too_long_is_trouble_until_it_is_made(
+    service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_watch, "SLOW_S", 0.0)
+    gate = threading.Event()
+    commit = store.commit
+    monkeypatch.setattr(store, "commit", lambda units: gate.wait(30) and commit(units))
+    performer = service.watch._performer
+    performer.submit((Put("x", b"1"),), None, lambda _: None)
+    async with asyncio.timeout(30):
+        while performer.outages.current is None:
+            await asyncio.sleep(0.001)
+            service.watch.look()
+    assert (await ask(service, "/readyz"))[0] == 503
+    gate.set()
+    monkeypatch.setattr(store_watch, "SLOW_S", 30.0)
+    await is_ready_again(service)
 
 
 # -- metrics

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -38,6 +40,7 @@ from semel.kernel.effects import (
 )
 from semel.kernel.envelope import Envelope
 from semel.kernel.group import GroupLimits
+from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START, Kind
 from semel.kernel.ops import Enqueue, Op, Put, Renew, Unit, WorkRow, WorkState
 from semel.kernel.position import Position
@@ -489,6 +492,21 @@ async def test_a_defect_in_one_machine_leaves_the_others_alone(store: ScriptedSt
         ("broken", Close("reload")),
     ]
     assert performer.machine("broken") is None
+
+
+async def test_what_comes_of_an_outage_is_no_news(performer: Performer, caplog: pytest.LogCaptureFixture) -> None:
+    seat = Seat(Mock())
+    seat.machine.name = "hub/chat"
+    performer.outages.met(StoreUnavailable("away"))
+    performer.notify(seat, Notify("hub-commit", "the store could not take it", is_store=True))
+    performer.notify(seat, Notify("backlog", "a client is slow"))
+    performer.outages.committed()
+    performer.notify(seat, Notify("hub-commit", "the store could not take it", is_store=True))
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told[0] == "the store is in trouble: away"
+    assert told[1] == "backlog: a client is slow"
+    assert told[2].startswith("the store is well again")
+    assert told[3:] == ["hub-commit: the store could not take it"]
 
 
 def raises_on_call(name: str, effect: Notify | Close) -> None:

@@ -19,6 +19,7 @@ from semel.pubsub.nodes import announcement_key
 from semel.pubsub.sockets import ALL, Anew, Gone
 from semel.runtime import pubsub
 from semel.runtime.commit_times import CommitTimes
+from semel.runtime.outages import Outages
 from semel.runtime.perform import Performer
 from semel.runtime.pubsub import HubLink, PubSub, PubSubSettings, _Guest
 from semel.runtime.transports.websocket import Peer
@@ -27,7 +28,7 @@ from semel.testing.limits import scaled
 
 
 async def test_who_takes_nothing_may_ask_for_nothing_until_it_does() -> None:
-    performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes())
+    performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes(), outages=Outages())
     service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
     peer = Mock(spec=Peer, key=_Guest(None, None, None))
     service.on_stalled(peer)
@@ -52,7 +53,7 @@ class FullAfter:
 def asking_much(room: int) -> tuple[PubSub, FullAfter, Mock]:
     """Somebody who leaves 200 groups in one read: four parts."""
     store = FullAfter(room)
-    performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes())
+    performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes(), outages=Outages())
     type(performer).is_full = property(lambda _: store.room <= 0)
     service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
     link = Mock(spec=HubLink, frames_in=0, sockets={}, tell=store.tell)

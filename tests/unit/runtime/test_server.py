@@ -13,6 +13,7 @@ from semel.kernel.ops import Append, Trim, Unit
 from semel.kernel.store import Swept
 from semel.pubsub.keys import DEV_KEY, AccessKeys
 from semel.runtime.alone import Running, alone_with, running_on
+from semel.runtime.outages import Outages
 from semel.runtime.pubsub import PubSubSettings
 from semel.runtime.server import Listening, _known_by, sweeping, tls_context
 from semel.stores.memory import MemoryStore
@@ -23,7 +24,7 @@ async def test_what_is_trimmed_goes_while_it_serves() -> None:
     store = MemoryStore()
     appends = tuple(Append("hub/a", Envelope(f"m{number}")) for number in range(2_500))
     store.commit([Unit((*appends, Trim("hub/a", 2_501)))])
-    async with sweeping(store, every_s=0.001), asyncio.timeout(scaled(30)):
+    async with sweeping(store, Outages(), every_s=0.001), asyncio.timeout(scaled(30)):
         await asyncio.to_thread(_until_swept, store)
 
 
@@ -46,7 +47,7 @@ async def test_a_store_that_cannot_be_swept_now_is_swept_later() -> None:
             loop.call_soon_threadsafe(swept.set)
             return super().sweep(now, limit)
 
-    async with sweeping(Failing(), every_s=0.001), asyncio.timeout(scaled(30)):
+    async with sweeping(Failing(), Outages(), every_s=0.001), asyncio.timeout(scaled(30)):
         await swept.wait()
 
 

@@ -131,6 +131,11 @@ class DurableSuite(StoreSuite):
         store.close()
         assert read_ids(make_store().read(STREAM)) == ["a"]
 
+    def test_a_store_that_takes_commits_has_nothing_to_say_of_itself(self, store: Store) -> None:
+        append(store, "a")
+        store.check()
+        append(store, "b")
+
     def test_migrating_an_up_to_date_store_changes_nothing(self, store: Store) -> None:
         append(store, "a")
         before, after = store.migrate()
