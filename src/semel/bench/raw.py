@@ -66,7 +66,8 @@ class RawSqlite:
         for envelope in envelopes:
             self._head += 1
             self._seq += 1
-            rows.append((self._seq, self._stream_id, 1, self._head, envelope.id, 0, "", 0, *envelope_row(envelope)))
+            own = (self._seq, self._stream_id, 1, self._head, envelope.id, 0, "", 0)
+            rows.append((*own, *envelope_row(envelope), None))  # without a digest, as what is appended beside it
         self._ledger += 1
         self._commits += 1
         ledger = (self._ledger, 0, "local", *ledger_row(batch_event(first, envelopes)))
