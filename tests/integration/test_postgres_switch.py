@@ -521,6 +521,12 @@ def test_a_lease_that_has_run_out_is_not_renewed_but_begun_anew(postgres_url: st
         assert execute(postgres_url, "SELECT number FROM semel_member") == [(store._gate.membership.number,)]
 
 
+def is_known(url: str, number: int) -> bool:
+    with psycopg.connect(url) as connection:
+        [(found,)] = psycopg.RawCursor(connection).execute(Q["is_known"], [number]).fetchall()
+    return bool(found)
+
+
 def test_two_that_join_at_once_do_not_do_for_each_other(postgres_url: str) -> None:
     """Both could be lost together. Only one that was there before is a witness of them."""
     open_with_members(postgres_url).close()
@@ -533,6 +539,7 @@ def test_two_that_join_at_once_do_not_do_for_each_other(postgres_url: str) -> No
     with ThreadPoolExecutor(2) as threads:
         opening = [threads.submit(open_and_close) for _ in range(2)]
         wait_until(lambda: members(postgres_url) == 3)
+        assert [is_known(postgres_url, number) for number in (3, 4)] == [False, False]
         assert not any(each.done() for each in opening)
         execute(postgres_url, "UPDATE semel_member SET seen = 99 WHERE member = 'old'")
         for each in opening:

@@ -72,7 +72,8 @@ class Membership:
             self.join(session, timeline)
 
     def _beat_in_time(self, session: Session) -> None:
-        with watched(session):
+        """A lease need not outlive a crash of the server, so it waits for no standby."""
+        with watched(session), transaction(session, durable=False):
             self.beat(session)
 
     def _join(self, session: Session, timeline: int) -> None:
@@ -123,7 +124,7 @@ class Membership:
                     self._closed.wait(AGAIN_S)
 
     def _stay(self, session: Session) -> None:
-        """A lease need not outlive a crash of the server, so nobody waits for the disk or the standby."""
+        """Like `_beat_in_time`, for a whole session."""
         session.execute("SET synchronous_commit = off")
         session.execute("LISTEN semel_member")
         while not self._closed.is_set():
