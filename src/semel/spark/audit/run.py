@@ -262,7 +262,10 @@ class Case:
             return _window_us(span)
         window = round(self.options.window_s * 1_000_000)
         if span // window > WINDOWS_MAX:
-            fix = f"choose a window of {span / WINDOWS_MAX / 1_000_000:.0f} s or more, or a later beginning"
+            fix = (
+                f"choose a window (--window, window_s) of {span / WINDOWS_MAX / 1_000_000:.0f} s or more, "
+                "or a later beginning (--since, since)"
+            )
             raise InputError(f"{span // window:,} windows are more than anybody can look at", fix=fix)
         return window
 
@@ -556,7 +559,8 @@ def _check_pipelines(options: Options, hops: Sequence[Hop]) -> None:
     for pipeline in options.pipelines:
         if pipeline not in known:
             names = ", ".join(sorted(name or '""' for name in known)) or "none"
-            raise InputError(f"there is no pipeline {pipeline!r} in these sources", fix=f"the pipelines are: {names}")
+            fix = f"name one of these (--pipeline, pipelines): {names}"
+            raise InputError(f"there is no pipeline {pipeline!r} in these sources", fix=fix)
 
 
 def _times(evidence: sources.Evidence, ledger: DataFrame) -> tuple[int, int] | None:
