@@ -113,7 +113,7 @@ class Nodes:
             claimed = results[1]
             assert isinstance(claimed, Claimed)
             for row in claimed.rows:
-                _Adoption(self._hub, self._queue, row).go_on()
+                _Adoption(self._hub, self._queue, row).begin(now)
 
         def failed(failure: Failure, now: float) -> None:
             if any(isinstance(each, Stale) for each in getattr(failure, "results", ())):
@@ -134,6 +134,11 @@ class _Adoption:
         self._left = 0
         self._is_last, self._is_decided = False, True
         hub.notify("node", f"{row.identity} is dead: its sessions come to {hub.node}")
+
+    def begin(self, now: float) -> None:
+        """What the dead node had taken from this one may not have been read of here, and would be held for our own. It
+        can take no more: its lease is claimed. If the stream cannot be read, the claim runs out, and another tries."""
+        self._hub.current.when(lambda now: self.go_on(), lambda why: None, now)
 
     def go_on(self) -> None:
         self._hub.load_all(LoadAll(session_key(self._hub.hub, ""), self._after, PAGE), self._found)

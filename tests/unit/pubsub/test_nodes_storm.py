@@ -69,6 +69,11 @@ def test_a_session_that_was_taken_up_again_while_its_end_was_on_its_way() -> Non
     assert unaccounted(6341, 0.02) == []
 
 
+def test_a_session_that_a_dead_node_had_taken_from_the_one_that_takes_over_from_it() -> None:
+    """This seed found it: it was held for one that is here, and was nobody's from then on."""
+    assert unaccounted(20052, 0.0) == []
+
+
 def test_the_ledger_tells_of_all_that_was_due_to_those_who_came_too_late_or_took_too_little() -> None:
     options = replace(OPTIONS, recovery_s=12.0, backlog_count=5)
     for seed in range(SEEDS):
