@@ -231,6 +231,25 @@ def test_a_spill_that_failed_is_made_again(world: World) -> None:
     assert len(world.hub.spills) == 0
 
 
+def test_one_whose_acknowledgements_cannot_be_written_down_has_nothing_to_spill(world: World) -> None:
+    """It holds the stream for as long as the store takes nothing, and that is right."""
+    publish(world, "m1")
+    found = numbers(world, BOB)
+    acknowledge(world)
+    world.pass_time(2)
+    world.ack(BOB, found["m1"])
+    world.failing = [AWAY] * 1000
+    for _ in range(30):
+        world.pass_time(5)
+    assert not is_gone(world, found["m1"])
+    assert spilled(world) == []
+    world.failing = []
+    world.pass_time(5)
+    world.pass_time(5)
+    assert is_gone(world, found["m1"])
+    assert told(world, Kind.CONFIRMED)[-1] == (BOB, 1)
+
+
 def test_nothing_is_given_up_before_the_store_has_said_that_it_is_spilled(world: World) -> None:
     """The floor is written while a copy is on its way that will fail, and then the node dies."""
     publish(world, "m1")
