@@ -199,6 +199,41 @@ def test_much_is_spilled_in_several_commits_and_rows(world: World, monkeypatch: 
     assert len(spilled(world)) == len(rows_of(world))
 
 
+def test_who_acknowledges_all_while_it_is_spilled_has_no_rows_left(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spills, "COMMIT_BYTES", 7 * spills.OVERHEAD_BYTES)
+    publish(world, *(f"m{number}" for number in range(40)))
+    found = numbers(world, BOB)
+    acknowledge(world)
+    world.pass_time(5)
+    world.held = []
+    world.pass_time(AGE_S)
+    world.ack(BOB, found["m39"])
+    world.let_go()
+    world.pass_time(2)
+    assert spilled(world) == []
+    assert rows_of(world) == ()
+    assert sum(n for peer, n in told(world, Kind.CONFIRMED) if peer == BOB) == 40
+
+
+def test_one_that_has_spilled_all_and_cannot_write_down_what_it_acknowledged_waits(world: World) -> None:
+    publish(world, "m1", "m2")
+    found = numbers(world, BOB)
+    grow_old(world)
+    world.call(Publish(Connection(ALICE), text("for alice")))
+    acknowledge(world)
+    world.pass_time(2)
+    world.ack(BOB, found["m1"])
+    world.failing = [AWAY] * 1000
+    for _ in range(30):
+        world.pass_time(5)
+    world.failing = []
+    world.pass_time(5)
+    assert len(rows_of(world)) == 1
+    assert told(world, Kind.CONFIRMED)[-1] == (BOB, 1)
+
+
 def test_a_large_body_goes_with_its_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill_rows, "PART_BYTES", 100_000)
     large = "x" * 300_000
