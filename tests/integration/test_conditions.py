@@ -83,6 +83,7 @@ def _children() -> list[tuple[int, str]]:
 def test_what_came_of_it_is_kept_and_a_failure_is_the_exit_code(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # its logs stay, for people to read
     monkeypatch.setitem(script.CONDITIONS, "load", script.Condition("at rest", script.here))
     monkeypatch.setitem(script.CONDITIONS, "demo", script.Condition("at rest", script.here, what="demo", times=2))
     monkeypatch.setattr(sys, "argv", ["conditions", "load"])
