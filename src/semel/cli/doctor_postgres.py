@@ -25,11 +25,12 @@ HOW_TO = "see docs/how-to/high-availability.md"
 @dataclass(frozen=True, slots=True)
 class Server:
     """What a running server says of itself. `standbys` is how each of its standbys is replicated to, None for one whose
-    state this user may not see."""
+    state this user may not see. `reads_history`: this user may see where a standby was promoted."""
 
     settings: Mapping[str, str]
     is_standby: bool = False
     standbys: Sequence[str | None] = ()
+    reads_history: bool = True
 
 
 def check_postgres(url: str) -> list[Check]:
@@ -52,7 +53,10 @@ def _look(url: str) -> Server:
             settings = {str(name): str(setting) for name, setting in names}
             [(is_standby,)] = connection.execute("SELECT pg_is_in_recovery()").fetchall()
             rows = connection.execute("SELECT sync_state FROM pg_stat_replication ORDER BY pid").fetchall()
-            return Server(settings, bool(is_standby), [state for (state,) in rows])
+            [(reads_history,)] = connection.execute(
+                "SELECT has_function_privilege('pg_read_file(text)', 'EXECUTE')"
+            ).fetchall()
+            return Server(settings, bool(is_standby), [state for (state,) in rows], bool(reads_history))
     finally:
         connection.close()
 
@@ -82,7 +86,9 @@ def check_standbys(server: Server) -> list[Check]:
     if server.is_standby:
         fix = "ask the primary; with several hosts in the URL, add target_session_attrs=read-write"
         return [Check("PostgreSQL standbys", "note", "this server is a standby itself", fix)]
-    return [_check_replication(server), *_check_rewind(server), *_check_own_transactions(server)]
+    return [
+        _check_replication(server), *_check_history(server), *_check_rewind(server), *_check_own_transactions(server)
+    ]  # fmt: skip
 
 
 def _check_replication(server: Server) -> Check:
@@ -103,6 +109,20 @@ def _check_replication(server: Server) -> Check:
         detail = f"{count}; this user may not see whether one is synchronous"
         return Check("PostgreSQL standbys", "note", detail, "grant it pg_monitor to see that here")
     return Check("PostgreSQL standbys", "ok", f"{count}: {', '.join(filter(None, standbys))}")
+
+
+def _check_history(server: Server) -> list[Check]:
+    """Whether a failover lost something is seen in the history of timelines. Who may not read it has to assume so."""
+    if not server.settings.get("synchronous_standby_names"):
+        return []
+    if server.reads_history:
+        return [Check("history of timelines", "ok", "may be read: sessions survive a failover that loses nothing")]
+    return [
+        Check(
+            "history of timelines", "missing", "may not be read: every failover ends all sessions",
+            "GRANT EXECUTE ON FUNCTION pg_read_file(text) to the user of the URL, in this database",
+        )
+    ]  # fmt: skip
 
 
 def _check_rewind(server: Server) -> list[Check]:

@@ -50,7 +50,7 @@ ASK_S = 5.0
 TAIL = 3_000
 NEEDED = {"patroni": "patroni", "etcd": "python-etcd", "psycopg": "psycopg", "psycopg_binary": "psycopg-binary"}
 """What is imported, and the distribution that has it."""
-DATABASE = "semel"
+DATABASE = USER = "semel"
 SYNCHRONOUS = frozenset({"sync_standby", "quorum_standby"})
 
 # What docs/how-to/high-availability.md recommends, and why. The times are the shortest that Patroni takes.
@@ -179,15 +179,12 @@ class PatroniCluster:
     @property
     def url(self) -> str:
         """All members in one URL; the driver looks for the one that can be written."""
-        return self._url(self.members, DATABASE) + "&target_session_attrs=read-write"
-
-    def url_of(self, member: Member) -> str:
-        return self._url([member], DATABASE)
+        return self._url(self.members) + "&target_session_attrs=read-write"
 
     @staticmethod
-    def _url(members: Iterable[Member], database: str) -> str:
+    def _url(members: Iterable[Member], database: str = DATABASE, user: str = USER) -> str:
         hosts = ",".join(f"{HOST}:{member.port}" for member in members)
-        return f"postgresql://{ADMIN}@{hosts}/{database}?connect_timeout=3&tcp_user_timeout=10000"
+        return f"postgresql://{user}@{hosts}/{database}?connect_timeout=3&tcp_user_timeout=10000"
 
     # -- starting
 
@@ -197,8 +194,19 @@ class PatroniCluster:
         for member in self.members:
             self.revive(member)
         self.wait_until_ready()
-        with psycopg.connect(self._url([self.primary()], "postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {DATABASE}".encode())
+        self._create_database()
+
+    def _create_database(self) -> None:
+        """For a user who may do no more than docs/how-to/high-availability.md says."""
+        primary = self.primary()
+        run = (
+            ("postgres", f"CREATE ROLE {USER} LOGIN IN ROLE pg_monitor"),
+            ("postgres", f"CREATE DATABASE {DATABASE} OWNER {USER}"),
+            (DATABASE, f"GRANT EXECUTE ON FUNCTION pg_read_file(text) TO {USER}"),
+        )
+        for database, statement in run:
+            with psycopg.connect(self._url([primary], database, ADMIN), autocommit=True) as connection:
+                connection.execute(statement.encode())
 
     def _start_etcd(self) -> None:
         client, peer = (f"http://{HOST}:{port}" for port in self._etcd_ports)

@@ -65,6 +65,12 @@ def test_pg_rewind_needs_checksums_or_hints_where_there_is_anything_to_rewind() 
     assert "pg_rewind" not in states(server(synchronous_standby_names="", data_checksums="off"))
 
 
+def test_sessions_survive_a_failover_where_the_history_may_be_read() -> None:
+    assert states(Server(SAFE, standbys=["sync"], reads_history=False))["history of timelines"] == "missing"
+    assert states(server("sync"))["history of timelines"] == "ok"
+    assert "history of timelines" not in states(server("async", synchronous_standby_names=""))
+
+
 @pytest.mark.parametrize("setting", ["off", "local", "remote_write"])
 def test_transactions_of_the_user_are_as_durable_as_the_server_says(setting: str) -> None:
     assert states(server("sync", synchronous_commit=setting))["synchronous_commit"] == "note"
