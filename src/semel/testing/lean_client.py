@@ -35,7 +35,7 @@ RETRY_S = (0.02, 0.2)
 PING_S = 1.0
 DEAD_S = 4.0
 ACK_S = 0.5
-REFUSED_S = 0.1
+REFUSED_S = 0.25
 """How long it waits before it sends again what was refused."""
 LOST = 1008
 
