@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import psycopg
 import pytest
 
 from semel.kernel.envelope import Envelope
-from semel.kernel.ops import Append, Applied, Fresh, Put, Unit
+from semel.kernel.ops import Append, Applied, Fresh, Put, Trim, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Records
 from semel.stores import postgres_members, postgres_switch
@@ -544,3 +546,39 @@ def test_two_that_join_at_once_do_not_do_for_each_other(postgres_url: str) -> No
         execute(postgres_url, "UPDATE semel_member SET seen = 99 WHERE member = 'old'")
         for each in opening:
             each.result(DEADLINE_S)
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """What is opened from now on has a number above 1023, as on a server with a thousand clients."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2048
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while held[-1] < 1100:
+            held.append(os.dup(held[0]))
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_lease_is_renewed_where_a_thousand_files_are_open(postgres_url: str, many_files: None) -> None:
+    with closing(open_with_members(postgres_url)):
+        renewed = execute(postgres_url, "SELECT renewed FROM semel_member")
+        for _ in range(2):
+            wait_until(lambda seen=renewed: execute(postgres_url, "SELECT renewed FROM semel_member") != seen)  # type: ignore[misc]
+            renewed = execute(postgres_url, "SELECT renewed FROM semel_member")
+
+
+def test_what_was_read_and_has_been_swept_since_is_not_taken_for_lost(postgres_url: str) -> None:
+    """The store has gone on: a record that nobody knows by an identity leaves no trace when it is swept."""
+    with closing(open_with_members(postgres_url)) as store:
+        store.commit([Unit((Append(STREAM, Envelope(id="a")),))])
+        assert ids(store) == ["a"]
+        store.commit([Unit((Trim(STREAM, 2),))])
+        assert store.sweep(time.time_ns() // 1000).records == 1
+        store._gate.open().close()
+        assert store.epoch == 1

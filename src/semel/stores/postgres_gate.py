@@ -168,7 +168,8 @@ class Gate:
         if timeline != before and switch_lsn is None:
             return "the history of the timeline cannot be read"
         [(now, *_)] = Statements(session).ask("store_now")
-        return self.witness.find_loss(session, switch_lsn, now, is_pending=False)
+        # Where the timeline goes on, others have gone on too: what they have trimmed and swept since was there.
+        return self.witness.find_loss(session, switch_lsn, now, is_pending=timeline == before)
 
     def raise_epoch(self, session: Session, reason: str, is_needed: Callable[[Statements], bool]) -> int:
         """Waits until no commit is under way. Of several processes that see the need, the first one does it."""

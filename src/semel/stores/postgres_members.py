@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-import select
+import selectors
 import socket
 import threading
 import uuid
@@ -122,17 +122,25 @@ class Membership:
                 except (SemelError, OSError) as error:
                     log.debug("the lease on the store could not be renewed: %s", error)
                     self._closed.wait(AGAIN_S)
+                except Exception:
+                    # without this thread the lease runs out, and nothing is answered any more until a restart
+                    log.exception("the lease on the store could not be renewed")
+                    self._closed.wait(AGAIN_S)
 
     def _stay(self, session: Session) -> None:
         """Like `_beat_in_time`, for a whole session."""
         session.execute("SET synchronous_commit = off")
         session.execute("LISTEN semel_member")
-        while not self._closed.is_set():
-            self.beat(session)
-            select.select([session.fileno(), self._stop_read.fileno()], [], [], BEAT_S)
-            session.pgconn.consume_input()
-            while session.pgconn.notifies() is not None:
-                pass
+        # a selector, because `select` knows no descriptors above 1023, and a server has thousands
+        with selectors.DefaultSelector() as selector:
+            for readable in (session.fileno(), self._stop_read.fileno()):
+                selector.register(readable, selectors.EVENT_READ)
+            while not self._closed.is_set():
+                self.beat(session)
+                selector.select(BEAT_S)
+                session.pgconn.consume_input()
+                while session.pgconn.notifies() is not None:
+                    pass
         with transaction(session, wait_s=CLOSE_S) as run:
             run.run("leave", self.member)
 
