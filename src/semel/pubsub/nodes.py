@@ -137,14 +137,15 @@ class _Adoption:
 
     def begin(self, now: float) -> None:
         """What the dead node had taken from this one may not have been read of here, and would be held for our own. It
-        can take no more: its lease is claimed. If the stream cannot be read, the claim runs out, and another tries."""
-        self._hub.current.when(lambda now: self.go_on(), lambda why: None, now)
+        can take no more: its lease is claimed."""
+        self._hub.current.when(lambda now: self.go_on(), lambda why: self._give_back(), now)
 
     def go_on(self) -> None:
         self._hub.load_all(LoadAll(session_key(self._hub.hub, ""), self._after, PAGE), self._found)
 
     def _found(self, found: Loaded | LoadedAll | LoadFailed, now: float) -> None:
         if not isinstance(found, LoadedAll):
+            self._give_back()
             return
         self._is_last = len(found.states) < PAGE
         prefix = found.asked.prefix
@@ -170,10 +171,21 @@ class _Adoption:
         if not self._is_last:
             self.go_on()
             return
-        name, fence = self._row.identity, self._row.fence
         if self._is_decided:
-            forget = Put(floor_key(self._hub.hub, name), None)
-            ops: tuple[Op, ...] = Finish(self._queue, name, WorkState.DONE, fence=fence, keep_s=KEEP_S), forget
+            self._forget()
         else:
-            ops = (Finish(self._queue, name, WorkState.SCHEDULED, fence=fence, delay_s=AGAIN_S),)
+            self._give_back()
+
+    def _forget(self) -> None:
+        name, fence = self._row.identity, self._row.fence
+        done = Finish(self._queue, name, WorkState.DONE, fence=fence, keep_s=KEEP_S)
+        self._commit(done, Put(floor_key(self._hub.hub, name), None))
+
+    def _give_back(self) -> None:
+        """Something could not be read, or is not decided: whoever looks next does it again. Holding on to the claim
+        would keep others from it until that runs out, long after the sessions could have been served."""
+        name, fence = self._row.identity, self._row.fence
+        self._commit(Finish(self._queue, name, WorkState.SCHEDULED, fence=fence, delay_s=AGAIN_S))
+
+    def _commit(self, *ops: Op) -> None:
         self._hub.commit(ops, nothing_more, lambda failure, now: None)

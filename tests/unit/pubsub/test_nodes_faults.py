@@ -123,9 +123,33 @@ def test_a_node_whose_load_fails_asks_again(one: World, two: World) -> None:
         two.pass_time(4)
     assert len(two.hub._loads) == 0
     two.load = two.interpreter._driver.load = load  # type: ignore[attr-defined, method-assign]
-    for _ in range(30):
+    for _ in range(3):
         two.pass_time(4)
     assert ALICE in two.hub.roster.sessions
+
+
+@pytest.mark.parametrize("failing", ["read", "load"])
+def test_one_failed_read_does_not_hold_up_the_sessions_of_a_dead_node(one: World, two: World, failing: str) -> None:
+    """The claim on the dead node is given back, and not kept until it runs out a minute later."""
+    one.die()
+    failed: list[float] = []
+
+    def once(seat: Seat, effect: Read | LoadAll) -> None:
+        if failed or not any("is dead" in note.detail for note in two.notes):
+            (read if failing == "read" else load)(seat, effect)  # type: ignore[arg-type]
+        else:
+            failed.append(two.now)
+            fail = two.interpreter.read_failed if failing == "read" else two.interpreter.load_failed
+            fail(seat, effect, AWAY)  # type: ignore[arg-type]
+
+    driver = two.interpreter._driver
+    read, load = driver.read, driver.load
+    setattr(driver, failing, once)
+    for _ in range(40):
+        two.pass_time(0.5)
+    assert failed
+    assert ALICE in two.hub.roster.sessions
+    assert floor_of(two, one.hub.node) is None
 
 
 # -- sessions that come
