@@ -40,6 +40,10 @@ COMMIT_BYTES = 1024 * 1024
 OVERHEAD_BYTES = 200
 """About what a message takes besides its body."""
 PAGE = 8
+AT_ONCE = 4
+"""How many sessions are spilled at a time. Those of one group grow old together, and each takes a commit of a megabyte
+after the other: with all of them at once the hub would do nothing else, and the store have them all in its queue."""
+NAMED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +66,21 @@ class _Loading:
 
 
 class Spills:
-    """`_tails`: where the stream ended, at times of this node. `_under_way`: up to where a session is being spilled."""
+    """`_tails`: where the stream ended, at times of this node. `_under_way`: up to where a session is being spilled.
+    `_waiting`: those that will be when others are done, the one that has waited longest first."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._tails: deque[tuple[float, int]] = deque()
         self._under_way: dict[Session, int] = {}
+        self._waiting: dict[Session, None] = {}
         self._failed: list[_Loading] = []
         self._old: int | None = None
         self._at: float | None = None
 
     def __len__(self) -> int:
-        """How many sessions are being spilled, or read for."""
-        return len(self._under_way) + len(self._failed)
+        """How many sessions are being spilled, are to be, or are read for."""
+        return len(self._under_way) + len(self._waiting) + len(self._failed)
 
     def start(self, now: float) -> None:
         self._at = now
@@ -90,9 +96,8 @@ class Spills:
         old = self._tail_before(now - options.backlog_age_s)
         self._tails.append((now, self._hub.tail.offset))
         if old is not None and self._hub.is_in:
-            for session in list(self._hub.roster):
-                if session.floor(self._hub.tail.offset) < old:
-                    self._begin(session)
+            self._find_old()
+            self._begin_some()
 
     def _tail_before(self, then: float) -> int | None:
         """What stands up to here is at least as old as that. None if this node has not seen so much time yet."""
@@ -102,15 +107,31 @@ class Spills:
 
     # -- out of the stream
 
-    def _begin(self, session: Session) -> None:
-        """All that waits for it now, so that there is nothing more to do for as long again."""
-        if session in self._under_way or session.is_behind or session.early is not None or not _is_open(session):
-            return
-        if not session.spill.rows:
+    def _find_old(self) -> None:
+        """Who is under way, or waits for it, is not asked again."""
+        known = {*self._under_way, *self._waiting}
+        found = [session for session in self._hub.roster if session not in known and self._is_old(session)]
+        self._waiting.update(dict.fromkeys(found))
+        new = [session.id for session in found if not session.spill.rows]
+        if new:
             age_s = self._hub.options.backlog_age_s
-            self._hub.notify("backlog-age", f"{session.id} has not acknowledged for {age_s:g} s")
-        self._under_way[session] = session.queue[-1].last
-        self._go_on(session)
+            self._hub.notify("backlog-age", f"not acknowledged for {age_s:g} s by {_enumerate(new)}")
+
+    def _is_old(self, session: Session) -> bool:
+        """Whether it needs something old of the stream that can be copied now."""
+        if session.is_behind or session.early is not None or not _is_open(session):
+            return False
+        return self._old is not None and session.floor(self._hub.tail.offset) < self._old
+
+    def _begin_some(self) -> None:
+        """Who has acknowledged while it waited, or is not here any more, needs it no longer."""
+        while self._waiting and len(self._under_way) < AT_ONCE:
+            session = next(iter(self._waiting))
+            del self._waiting[session]
+            if self._hub.roster.get(session.id) is session and self._is_old(session):
+                # all that waits for it now, so that there is nothing more to do for as long again
+                self._under_way[session] = session.queue[-1].last
+                self._go_on(session)
 
     def _go_on(self, session: Session) -> None:
         """What the client has acknowledged is written down in the same commit: what is neither in the rows nor known to
@@ -120,13 +141,16 @@ class Spills:
         session.spill.rows = plan.rows
 
         def then(is_done: bool) -> None:
-            """What was not done is tried again when old ones are looked for again."""
+            """What was not done is tried again when old ones are looked for again. Nobody else begins instead of it:
+            the store may be away."""
             until = self._under_way.pop(session)
             self._hub.counts.spilled += plan.count if is_done else 0
             is_here = self._hub.roster.get(session.id) is session
             if is_done and is_here and session.spill.last < until and _is_open(session):
                 self._under_way[session] = until
                 self._go_on(session)
+            elif is_done:
+                self._begin_some()
 
         deleted = deletions(self._hub.hub, session.id, gone)
         self._hub.delivery.flush(session, [*deleted, *plan.puts], then)
@@ -169,6 +193,11 @@ class Spills:
             told = error.message if isinstance(error, StoreError) else "they are gone"
             self._hub.notify("hub-body", f"messages {row.first} to {row.last} of {session.id} are lost: {told}")
             return []
+
+
+def _enumerate(ids: list[str]) -> str:
+    named = ", ".join(ids[:NAMED_MAX])
+    return f"{named} and {len(ids) - NAMED_MAX} more" if len(ids) > NAMED_MAX else named
 
 
 def _is_open(session: Session) -> bool:

@@ -217,6 +217,76 @@ def test_who_acknowledges_all_while_it_is_spilled_has_no_rows_left(
     assert sum(n for peer, n in told(world, Kind.CONFIRMED) if peer == BOB) == 40
 
 
+def with_a_crowd(world: World, count: int) -> list[str]:
+    """Members of one group who acknowledge nothing: they grow old together."""
+    silent = [f"silent{number:02}" for number in range(count)]
+    for peer in silent:
+        world.connect(peer, groups=("g",))
+    return silent
+
+
+def test_of_many_that_grow_old_together_only_some_are_spilled_at_a_time(world: World) -> None:
+    """Or one tick would encode a megabyte for each of them, and the store have it all in its queue."""
+    silent = with_a_crowd(world, 30)
+    publish(world, "m1", "m2")
+    acknowledge(world)
+    world.pass_time(5)
+    world.held = []
+    world.pass_time(AGE_S)
+    assert len(spilling(world)) == spills.AT_ONCE
+    world.pass_time(5)
+    assert len(spilling(world)) == spills.AT_ONCE
+    world.let_go()
+    assert all(len(spilled(world, peer)) == 1 for peer in [BOB, *silent])
+    assert len(world.hub.spills) == 0
+    assert world.hub.counts.spilled == 2 * 31
+
+
+def spilling(world: World) -> list[str]:
+    """The rows of messages that are on their way into the store."""
+    ops = [op for group in world.held or () for unit in group.units for op in unit.ops]
+    return [op.key for op in ops if isinstance(op, Put) and "/spill/" in op.key]
+
+
+def test_of_many_that_grow_old_together_one_notice_tells(world: World) -> None:
+    silent = with_a_crowd(world, 30)
+    publish(world, "m1")
+    grow_old(world)
+    assert [note.detail for note in world.notes] == [
+        f"{STREAM}: not acknowledged for 60 s by {BOB}, {silent[0]}, {silent[1]} and 28 more"
+    ]
+
+
+def test_who_acknowledges_or_goes_while_it_waits_to_be_spilled_has_no_rows(world: World) -> None:
+    """And the others do not wait for it."""
+    silent = with_a_crowd(world, 30)
+    publish(world, "m1")
+    last = numbers(world, BOB)["m1"]
+    acknowledge(world)
+    world.pass_time(5)
+    world.held = []
+    world.pass_time(AGE_S)
+    world.ack(silent[10], last)
+    world.drop(silent[11], CloseCode.NORMAL)
+    world.let_go()
+    world.pass_time(2)
+    assert {peer for peer in [BOB, *silent] if not spilled(world, peer)} == {silent[10], silent[11]}
+    assert len(world.hub.spills) == 0
+
+
+def test_many_that_could_not_be_spilled_are_spilled_when_the_store_is_back(world: World) -> None:
+    silent = with_a_crowd(world, 30)
+    publish(world, "m1")
+    acknowledge(world)
+    world.pass_time(5)
+    world.failing = [AWAY] * 1000
+    world.pass_time(AGE_S)
+    assert 1000 - len(world.failing) < 20
+    world.failing = []
+    world.pass_time(5)
+    assert all(len(spilled(world, peer)) == 1 for peer in [BOB, *silent])
+
+
 def test_one_that_has_spilled_all_and_cannot_write_down_what_it_acknowledged_waits(world: World) -> None:
     publish(world, "m1", "m2")
     found = numbers(world, BOB)
