@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +17,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from semel.errors import CommitInDoubt
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Applied, Fresh, Put, Trim, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Records
 from semel.stores import postgres_members, postgres_switch
+from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
 from semel.stores.postgres_switch import Switch
 from semel.stores.postgres_wire import Q
@@ -331,6 +334,81 @@ def test_a_member_that_still_talks_to_the_old_primary_is_silent_here(
         moves._gate.witness.saw(0, 0)
         end_sessions_of(pair, moves)
         assert moves.epoch == 2
+
+
+def test_whoever_has_vouched_acknowledges_nothing_more_on_the_old_primary(
+    pair: Pair, url: str, stores: Callable[[], PostgresStore], hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its word was about what it had answered until then."""
+    monkeypatch.setattr(postgres_switch, "DECIDE_S", DEADLINE_S)
+    one, other = stores(), stores()
+    append(one, "a")
+    assert ids(other) == ["a"]
+    promoted = promote_beside(pair, url)
+    with ThreadPoolExecutor(2) as threads:
+        hold.at("commit.applied")
+        late = threads.submit(append, one, "late")
+        hold.wait()
+        lead_to(promoted, one, other)
+        vouching = threads.submit(connect_anew, one)
+        wait_until(lambda: execute(promoted, "SELECT switch_timeline FROM semel_store") == [(2,)])
+        hold.go_on()
+        with pytest.raises(CommitInDoubt) as doubt:
+            late.result(DEADLINE_S)
+        connect_anew(other)
+        vouching.result(DEADLINE_S)
+    assert (one.resolve(doubt.value.marker), ids(one), one.epoch) == (None, ["a"], 1)
+
+
+def promote_beside(pair: Pair, url: str) -> str:
+    """The standby is a primary too from now on, and the old one goes on by itself. Returns where the new one is."""
+    pair.wait_until_followed()
+    pair.require("")
+    wait_until(lambda: execute(url, "SHOW synchronous_standby_names") == [("",)])
+    pair.standby.promote()
+    return pair.standby.url.replace("/postgres?", f"/{url.partition('?')[0].rpartition('/')[2]}?")
+
+
+def lead_to(url: str, *stores: PostgresStore) -> None:
+    """Their next connections lead there. Those that are open stay."""
+    for store in stores:
+        store._gate._url = url
+
+
+def connect_anew(store: PostgresStore) -> None:
+    store._gate.open().close()
+
+
+class Hold:
+    """Holds the first one who comes to a point."""
+
+    def __init__(self) -> None:
+        self._point = ""
+        self._is_there, self._may_go = threading.Event(), threading.Event()
+
+    def at(self, point: str) -> None:
+        self._point = point
+        on_reach(self._stop)
+
+    def _stop(self, reached: str) -> None:
+        if reached == self._point:
+            self._point = ""
+            self._is_there.set()
+            assert self._may_go.wait(DEADLINE_S)
+
+    def wait(self) -> None:
+        assert self._is_there.wait(DEADLINE_S), "nobody came"
+
+    def go_on(self) -> None:
+        self._may_go.set()
+
+
+@pytest.fixture
+def hold() -> Iterator[Hold]:
+    hold = Hold()
+    yield hold
+    hold.go_on()
+    on_reach(None)
 
 
 def swapped(url: str) -> str:

@@ -122,6 +122,7 @@ class Gate:
         """Another server, another timeline or other tables than last time: the history may have been cut short."""
         found = find(session)
         changes = found.noted.changes(found.origin)
+        self.witness.meet(_known(found.origin.timeline))
         switch = Switch(session, _known(found.origin.timeline), self.witness, self.membership)
         if changes and not self._is_kept(switch, found, changes):
             self.raise_epoch(session, ", ".join(changes.values()), lambda run: find_noted(run) == found.noted)

@@ -40,7 +40,8 @@ class Switch:
         self._witness, self._membership = witness, membership
         self.reason = ""
         self.is_kept_by_us = False
-        """What this process has answered for was there before anybody wrote on the new timeline."""
+        """What this process has answered for was there before anybody wrote on the new timeline. It has answered
+        nothing since: its term ended before the first look."""
 
     def decide(self, note: Callable[[Statements], None]) -> bool:
         """Wait for a decision. True: the epoch was kept, by us or by another member. False: raise it, for `reason`.
@@ -62,6 +63,7 @@ class Switch:
             [(noted, members, pending, since, now)] = run.ask("read_switch")
             if noted == self._timeline:
                 return Verdict.KEPT
+            self.is_kept_by_us = False
             loss = self._find_loss(run, switch_lsn, members, now)
             if loss is not None:
                 self.reason = loss

@@ -39,13 +39,17 @@ class Witness:
     """Every answer passes through here before it is given: by `committed`, `read` or `saw`.
 
     `term` counts the switches that this process knows of. What a connection of an earlier term says is not passed on:
-    nobody has vouched for it. Nor is anything while the lease has run out, for then nobody waits for our word."""
+    nobody has vouched for it. Nor is anything while the lease has run out, for then nobody waits for our word.
+
+    `timeline` is the last one that we have settled on, and `newest` the last one that we have met, where it may still
+    be undecided what becomes of the epoch."""
 
     def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self.term = 0
         self.timeline: int | None = None
+        self.newest: int | None = None
         self.is_member = False
         self._lease_end = 0.0
         self._commit: Commit | None = None
@@ -109,6 +113,13 @@ class Witness:
 
     # -- after a switch
 
+    def meet(self, timeline: int) -> None:
+        """A connection leads there. If that is news, nothing more is answered over those of before: what we are about
+        to testify must not grow afterwards."""
+        with self._lock:
+            self.term += self.newest not in (None, timeline)
+            self.newest = timeline
+
     def find_loss(self, session: Session, switch_lsn: int | None, now: int, *, is_pending: bool) -> str | None:
         """What was answered and is not here, or cannot be shown to be; None when nothing is missing.
 
@@ -135,7 +146,6 @@ class Witness:
         """To a timeline on which all that was answered for is found again, or for which the epoch was raised."""
         with self._lock:
             if timeline != self.timeline:
-                self.term += self.timeline is not None
                 self.timeline = timeline
                 self._newest, self._newer, self._has_turned = {}, {}, False
 

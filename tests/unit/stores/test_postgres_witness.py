@@ -62,6 +62,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 def witness(time: Time) -> Witness:
     """A member on the first timeline."""
     witness = Witness(time)
+    witness.meet(1)
     witness.move_on(1)
     turn(witness, 100)
     return witness
@@ -134,7 +135,10 @@ def test_a_trimmed_record_was_there_unless_others_have_written_since(witness: Wi
 
 
 def test_nothing_is_answered_from_before_a_switch(witness: Witness) -> None:
-    witness.move_on(2)
+    """From the moment on at which it is noticed, and not only when it is decided."""
+    witness.meet(1)
+    witness.saw(0, 1)
+    witness.meet(2)
     for answer in (
         lambda: witness.committed(0, Commit("w", 1, 0)),
         lambda: witness.read(0, STREAM, 1, 1),
@@ -142,7 +146,17 @@ def test_nothing_is_answered_from_before_a_switch(witness: Witness) -> None:
     ):
         with pytest.raises(StoreUnavailable, match="switched"):
             answer()
+    witness.meet(2)
+    witness.move_on(2)
     witness.saw(1, 1)
+
+
+def test_what_was_read_before_a_switch_is_remembered_until_it_is_decided(witness: Witness, server: Server) -> None:
+    witness.read(0, STREAM, 3, 33)
+    witness.meet(2)
+    assert "record 3" in loss(witness, server, 10_000)
+    witness.move_on(2)
+    assert loss(witness, server, 10_000) is None
 
 
 def test_nothing_is_answered_without_a_lease(witness: Witness, time: Time) -> None:
