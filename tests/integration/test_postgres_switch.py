@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from semel.errors import CommitInDoubt
+from semel.errors import CommitInDoubt, StoreUnavailable
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Applied, Fresh, Put, Trim, Unit
 from semel.kernel.position import Position
@@ -358,6 +358,31 @@ def test_whoever_has_vouched_acknowledges_nothing_more_on_the_old_primary(
         connect_anew(other)
         vouching.result(DEADLINE_S)
     assert (one.resolve(doubt.value.marker), ids(one), one.epoch) == (None, ["a"], 1)
+
+
+def test_an_old_primary_that_boots_again_is_not_touched(
+    pair: Pair, url: str, stores: Callable[[], PostgresStore]
+) -> None:
+    """It has another history from the switch on, and knows nothing of it."""
+    store = stores()
+    append(store, "a")
+    pair.wait_until_followed()
+    pair.require("")
+    pair.fail_over()
+    append(store, "b")
+    pair.standby.stop()
+    pair.primary.start()
+    for answer in (append, read_one):
+        with pytest.raises(StoreUnavailable, match="was replaced"):
+            answer(store, "c")
+    assert execute(url, "SELECT epoch, timeline FROM semel_store") == [(1, 1)]
+    pair.primary.stop()
+    pair.standby.start()
+    assert append(store, "c") == Position(STREAM, 1, 3)
+
+
+def read_one(store: PostgresStore, id: str) -> None:
+    assert id in ids(store)
 
 
 def promote_beside(pair: Pair, url: str) -> str:

@@ -73,6 +73,7 @@ class Gate:
         self._checking = threading.RLock()
         self._was_primary = False
         self._member_on: int | None = None
+        self._server: str | None = None
 
     def open(self, lock_s: float = LOCK_S) -> Session:
         """A connection that may be used."""
@@ -121,6 +122,7 @@ class Gate:
     def _check(self, session: Session) -> Found:
         """Another server, another timeline or other tables than last time: the history may have been cut short."""
         found = find(session)
+        self._check_not_replaced(found.origin)
         changes = found.noted.changes(found.origin)
         self.witness.meet(_known(found.origin.timeline))
         switch = Switch(session, _known(found.origin.timeline), self.witness, self.membership)
@@ -136,6 +138,19 @@ class Gate:
             self._check_own(session, find(session) if changes else found)
         self.witness.move_on(_known(found.origin.timeline))
         return found
+
+    def _check_not_replaced(self, origin: Origin) -> None:
+        """An old primary may boot again as one and stand first in the URL. It has its own idea of what came next, and a
+        new epoch there would be another one with the same number. So nothing is touched."""
+        newest = self.witness.newest
+        is_elsewhere = None not in (self._server, origin.server) and self._server != origin.server
+        if newest is not None and _known(origin.timeline) < newest and not is_elsewhere:
+            raise StoreUnavailable(
+                f"{redact(self._url)} leads to a server that was replaced: it is on timeline {origin.timeline}, "
+                f"and timeline {newest} has begun",
+                fix="stop it, or make it a standby; if it was restored on purpose, restart this process",
+            )
+        self._server = origin.server or self._server
 
     def _is_kept(self, switch: Switch, found: Found, changes: dict[str, str]) -> bool:
         """Only a switch of the same server to another timeline can be survived, and only where there are members."""
