@@ -80,6 +80,7 @@ class Floors:
         tail = self._hub.tail.offset
         yield tail
         yield from self._coming.values()
+        yield from self._hub.left_out.floors()
         # one whose end is not in the store yet would be back after a crash
         for session in (*self._hub.roster, *self._hub.endings.sessions):
             yield session.floor(tail)

@@ -10,6 +10,7 @@
     sessions    opened, recovered, dropped and ended; they survive their sockets and this process (`sessions.py`)
     arrivals    sessions that are on their way into the store, or to this node (`arrivals.py`)
     endings     sessions that are over here, until the store says so too (`endings.py`)
+    left-out    sessions that only a newer Semel can read (`left_out.py`)
     catch-up    what sessions have missed (`catchup.py`)
     spills      what is not acknowledged for so long that the stream need not keep it for them (`spills.py`)
     nodes       who lives, and whose sessions have to be taken over (`nodes.py`, `takeover.py`, `orders.py`)
@@ -73,6 +74,7 @@ from semel.pubsub.group_state import GroupStates
 from semel.pubsub.handler_calls import Fetched, Replied
 from semel.pubsub.handlers import Handlers
 from semel.pubsub.idempotency import Keys
+from semel.pubsub.left_out import LeftOut
 from semel.pubsub.messages import CloseCode, Request, Response, weigh
 from semel.pubsub.nodes import Nodes
 from semel.pubsub.orders import Orders
@@ -168,7 +170,8 @@ class Hub:
         )  # fmt: skip
         self.floors, self.catch_up, self.orders = Floors(self, floor), CatchUp(self), Orders(self)
         self.current = Current(self)
-        self.arrivals, self.endings, self.spills = Arrivals(), Endings(self), Spills(self)
+        self.arrivals, self.endings, self.left_out = Arrivals(), Endings(self), LeftOut(self)
+        self.spills = Spills(self)
         self.sessions, self.delivery = Sessions(self), Delivery(self)
         self.clients, self.service = Clients(self), Service(self)
         self.keys = Keys(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from semel.errors import StoreError
 from semel.kernel.store import State, Store
 from semel.pubsub.floors import floor_key, read_floor
 from semel.pubsub.handlers import Handlers
@@ -29,13 +30,14 @@ def load_hub(
 ) -> Hub:
     """The end of the stream is looked at before the sessions: what comes after it is read from the stream, and what it
     says of a session that knows it already changes nothing. A node that is alone has all sessions. One of several
-    begins with none, under a name that was never used: what it had before is another's, or comes back to it."""
+    begins with none, under a name that was never used: what it had before is another's, or comes back to it. What
+    only a newer Semel can read is left out."""
     options = options or HubOptions()
     if options.is_shared:
         node = f"{node}-{random(4).hex()}"
     head = store.head(stream_of(hub))
     floor = store.state(floor_key(hub, node))
-    sessions = list(_sessions(store, hub))
+    sessions, unreadable = _sessions(store, hub, with_acks=not options.is_shared)
     here, elsewhere = sessions, []
     if options.is_shared:
         here, elsewhere = [], [Elsewhere(each.id, each.user, each.node, each.groups) for each in sessions]
@@ -45,6 +47,12 @@ def load_hub(
     machine = Hub(hub, node, head, begin, here, elsewhere, random, options, handlers)
     for session in sessions:
         machine.group_states.load(session)
+    for connection, error in unreadable.items():
+        if options.is_shared:
+            machine.left_out.tell(connection, error)
+        else:
+            # it can need nothing that comes before the floor of the node that had it
+            machine.left_out.add(connection, read_floor(floor) if floor is not None else 0, error)
     return machine
 
 
@@ -67,10 +75,17 @@ def is_known(store: Store, hub: str) -> bool:
     return bool(store.states(f"{ROOT}{hub}/", "", 1)) or store.state(announcement_key(hub)) is not None
 
 
-def _sessions(store: Store, hub: str) -> Iterator[Session]:
-    acks = dict(_states(store, acks_key(hub, "")))
+def _sessions(store: Store, hub: str, *, with_acks: bool) -> tuple[list[Session], dict[str, StoreError]]:
+    """And why some cannot be read. What a session that is elsewhere has acknowledged is not needed to know of it."""
+    acks = dict(_states(store, acks_key(hub, ""))) if with_acks else {}
+    found: list[Session] = []
+    unreadable: dict[str, StoreError] = {}
     for connection, state in _states(store, session_key(hub, "")):
-        yield session_of(connection, state, acks.get(connection))
+        try:
+            found.append(session_of(connection, state, acks.get(connection)))
+        except StoreError as error:
+            unreadable[connection] = error
+    return found, unreadable
 
 
 def _states(store: Store, prefix: str) -> Iterator[tuple[str, State]]:

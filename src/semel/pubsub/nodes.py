@@ -149,7 +149,7 @@ class _Adoption:
             return
         self._is_last = len(found.states) < PAGE
         prefix = found.asked.prefix
-        theirs = [key.removeprefix(prefix) for key, state in found.states if self._is_theirs(state.value)]
+        theirs = [key.removeprefix(prefix) for key, state in found.states if self._may_be_theirs(state.value)]
         if found.states:
             self._after = found.states[-1][0]
         self._left = 1 + len(theirs)
@@ -157,11 +157,12 @@ class _Adoption:
             self._hub.take_over.take_from(self._row.identity, connection, self._one_less)
         self._one_less(True)
 
-    def _is_theirs(self, value: bytes) -> bool:
+    def _may_be_theirs(self, value: bytes) -> bool:
+        """One that cannot be read may be, and is not forgotten with its node: a newer Semel takes it."""
         try:
             return read_session(value).node == self._row.identity
         except StoreError:
-            return False
+            return True
 
     def _one_less(self, is_decided: bool) -> None:
         self._left -= 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from semel.errors import InputError, LimitExceeded
+from semel.errors import InputError, LimitExceeded, StoreError
 from semel.kernel.effects import Loaded, LoadedAll, LoadFailed
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Put, PutBlob, RecordKind, Result
@@ -37,6 +37,7 @@ from semel.pubsub.calls import (
 )
 from semel.pubsub.commits import Failure, hint, is_conflict
 from semel.pubsub.idempotency import terms_of
+from semel.pubsub.left_out import UNREADABLE
 from semel.pubsub.messages import CloseCode, Disconnected
 from semel.pubsub.odata import parse
 from semel.pubsub.overview import overview
@@ -445,7 +446,12 @@ def _has(permissions: Permissions, call: Check) -> Answer:
 def _has_by_row(found: Loaded | LoadedAll | LoadFailed, call: Check) -> Answer:
     if not isinstance(found, Loaded):
         return Answer(Outcome.FAILED, "the store cannot be read")
-    return _has(read_session(found.state.value).permissions, call) if found.state is not None else NOT_FOUND
+    if found.state is None:
+        return NOT_FOUND
+    try:
+        return _has(read_session(found.state.value).permissions, call)
+    except StoreError:
+        return Answer(Outcome.FAILED, UNREADABLE)
 
 
 def _failed(failure: Failure) -> Answer:

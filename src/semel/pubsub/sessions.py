@@ -13,6 +13,7 @@ from semel.kernel.ops import Append, Fresh, Log, Put, Result
 from semel.pubsub.commits import Failure, is_conflict
 from semel.pubsub.endings import Then
 from semel.pubsub.in_order import InOrder
+from semel.pubsub.left_out import UNREADABLE
 from semel.pubsub.messages import CloseCode, Connected
 from semel.pubsub.records import closed, opened
 from semel.pubsub.roster import SOMEWHERE, Elsewhere
@@ -98,7 +99,8 @@ class Sessions:
 
     def resume(self, peer: str, asked: Resume, now: float) -> None:
         """One that is about to end is not taken up again: it would be here twice. It may come again, in case another
-        node has it; a node that is alone knows that nobody has."""
+        node has it; a node that is alone knows that nobody has. One that is left out may come again as well: it is
+        there, for a Semel that can read it."""
         session = self._hub.roster.get(asked.connection)
         if session is not None and session.is_reliable:
             self.attach(session, peer, asked, now)
@@ -106,6 +108,8 @@ class Sessions:
             self._hub.shut_peer(peer, CloseCode.INTERNAL, "the session is about to end")
         elif session is None and self._hub.options.is_shared:
             self._hub.take_over.resume(asked, peer)
+        elif asked.connection in self._hub.left_out:
+            self._hub.shut_peer(peer, CloseCode.INTERNAL, UNREADABLE)
         else:
             self._hub.shut_peer(peer, CloseCode.POLICY, "there is no such session any more")
 

@@ -17,6 +17,7 @@ from semel.kernel.ledger import Kind
 from semel.kernel.ops import Fresh, Result
 from semel.kernel.store import State
 from semel.pubsub.commits import Failure, hint, is_conflict, is_trouble, why
+from semel.pubsub.left_out import UNREADABLE
 from semel.pubsub.messages import CloseCode, Request, weigh
 from semel.pubsub.session import AcksRow, Session, acks_key, read_acks, read_session, session_key
 from semel.pubsub.sockets import Resume
@@ -136,7 +137,7 @@ class TakeOver:
         try:
             session = session_of(coming.connection, coming.row, found.state)
         except StoreError as error:
-            self._fail(coming, error.message, "the session cannot be read")
+            self._fail(coming, error.message, UNREADABLE)
             return
         if coming.wanted is not None and session.node != coming.wanted:
             self._end(coming)

@@ -28,8 +28,8 @@ from semel.runtime.outages import Outages
 
 TOPICS = (
     "backlog", "backlog-age", "slow-client", "hub-body", "hub-commit", "hub-read", "hub-flush", "hub-trim",
-    "session-close", "take-over", "node", "order", "hub-key", "hub-expire", "event-failed", "event-claim", "event-end",
-    "event-unreadable", "id-conflict", "machine-failed",
+    "session-close", "session-unreadable", "take-over", "node", "order", "hub-key", "hub-expire", "event-failed",
+    "event-claim", "event-end", "event-unreadable", "id-conflict", "machine-failed",
 )  # fmt: skip
 """What hubs report. Each is there from the beginning, so that an alert on its growth sees the first one."""
 
