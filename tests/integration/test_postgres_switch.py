@@ -360,6 +360,20 @@ def test_whoever_has_vouched_acknowledges_nothing_more_on_the_old_primary(
     assert (one.resolve(doubt.value.marker), ids(one), one.epoch) == (None, ["a"], 1)
 
 
+def test_the_lease_is_renewed_where_the_answers_come_from(
+    pair: Pair, url: str, stores: Callable[[], PostgresStore]
+) -> None:
+    """The old primary still takes the renewals of before."""
+    store = stores()
+    append(store, "a")
+    promoted = promote_beside(pair, url)
+    lead_to(promoted, store)
+    connect_anew(store)
+    [(joined,)] = execute(promoted, "SELECT renewed FROM semel_member")
+    wait_until(lambda: execute(promoted, "SELECT renewed FROM semel_member") > [(joined,)])
+    assert (store.epoch, append(store, "b")) == (1, Position(STREAM, 1, 2))
+
+
 def test_an_old_primary_that_boots_again_is_not_touched(
     pair: Pair, url: str, stores: Callable[[], PostgresStore]
 ) -> None:

@@ -98,8 +98,8 @@ class Gate:
             return
         with self._checking:
             found = self._check(session)
-            self._ensure_member(session, found)
             session.term = self.witness.term
+            self._ensure_member(session, found)
             self._was_primary = True
         self._barriers.make(session)
 

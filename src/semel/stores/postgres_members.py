@@ -102,13 +102,13 @@ class Membership:
         """Renew the lease. What others may rely on is in our memory first: the number is read, and said next time."""
         run = Statements(session)
         while True:
-            begun = self._witness.begin_turn()
+            begun = self._witness.begin_turn(session.term)
             rows = run.ask("beat", self.member, self.known, int(LEASE_S * 1_000_000))
             if not rows:
                 self.member = ""
                 raise Evicted("the lease of this process on the store has run out", fix="it joins again by itself")
             [(members, lsn)] = rows
-            self._witness.end_turn(begun, LEASE_S, lsn)
+            self._witness.end_turn(session.term, begun, LEASE_S, lsn)
             if members <= self.known:
                 return
             self.known = members
@@ -128,7 +128,7 @@ class Membership:
                     self._closed.wait(AGAIN_S)
 
     def _stay(self, session: Session) -> None:
-        """Like `_beat_in_time`, for a whole session."""
+        """Like `_beat_in_time`, for a whole session, until its server is replaced."""
         session.execute("SET synchronous_commit = off")
         session.execute("LISTEN semel_member")
         # a selector, because `select` knows no descriptors above 1023, and a server has thousands
@@ -136,6 +136,8 @@ class Membership:
             for readable in (session.fileno(), self._stop_read.fileno()):
                 selector.register(readable, selectors.EVENT_READ)
             while not self._closed.is_set():
+                if session.term != self._witness.term:
+                    return
                 self.beat(session)
                 selector.select(BEAT_S)
                 session.pgconn.consume_input()

@@ -79,19 +79,23 @@ class Witness:
             self._lsn = max(self._lsn, lsn)
 
     def _check(self, term: int) -> None:
-        if term != self.term:
-            raise StoreUnavailable("PostgreSQL was switched to another server meanwhile", fix="try again")
+        self._check_term(term)
         if self.is_member and self._clock() >= self._lease_end:
             raise StoreUnavailable(
                 "this process could not renew its lease on the store",
                 fix="check that PostgreSQL answers, then try again",
             )
 
+    def _check_term(self, term: int) -> None:
+        if term != self.term:
+            raise StoreUnavailable("PostgreSQL was switched to another server meanwhile", fix="try again")
+
     # -- the lease
 
-    def begin_turn(self) -> float:
+    def begin_turn(self, term: int) -> float:
         """Before the lease is renewed. Of what was read before the last turn only the place is kept from now on."""
         with self._lock:
+            self._check_term(term)
             if self._has_turned:
                 self._lsn = max(self._lsn, self._turn_lsn)
                 self._newer = {}
@@ -99,10 +103,11 @@ class Witness:
             self._newest, self._has_turned = {}, False
         return self._clock()
 
-    def end_turn(self, begun: float, lease_s: float, lsn: int) -> None:
+    def end_turn(self, term: int, begun: float, lease_s: float, lsn: int) -> None:
         """It was renewed, and the server's log ended at `lsn` then. Clocks may differ a little, so it ends earlier here
-        than for others."""
+        than for others. A lease on a server that was replaced is none."""
         with self._lock:
+            self._check_term(term)
             self.is_member = True
             self._lease_end = begun + lease_s * 0.9
             self._turn_lsn, self._has_turned = lsn, True

@@ -69,7 +69,7 @@ def witness(time: Time) -> Witness:
 
 
 def turn(witness: Witness, lsn: int) -> None:
-    witness.end_turn(witness.begin_turn(), 40.0, lsn)
+    witness.end_turn(witness.term, witness.begin_turn(witness.term), 40.0, lsn)
 
 
 def loss(witness: Witness, server: Server, switch_lsn: int | None, *, is_pending: bool = True, now: int = 0) -> Any:
@@ -113,8 +113,8 @@ def test_records_are_known_by_themselves_for_two_turns_and_then_by_a_place(witne
 def test_a_turn_that_fails_covers_nothing(witness: Witness, server: Server) -> None:
     """The place in the log is known only when the server has answered."""
     witness.read(0, STREAM, 3, 33)
-    witness.begin_turn()
-    witness.begin_turn()
+    witness.begin_turn(0)
+    witness.begin_turn(0)
     assert "record 3" in loss(witness, server, 10_000)
     turn(witness, 600)
     assert "record 3" in loss(witness, server, 10_000)
@@ -173,9 +173,22 @@ def test_nothing_is_answered_without_a_lease(witness: Witness, time: Time) -> No
 
 def test_a_lease_counts_from_before_it_was_asked_for(time: Time) -> None:
     witness = Witness(time)
-    begun = witness.begin_turn()
+    begun = witness.begin_turn(0)
     time.now += 36.0
-    witness.end_turn(begun, 40.0, 1)
+    witness.end_turn(0, begun, 40.0, 1)
+    assert not witness.has_lease
+
+
+def test_a_lease_on_a_server_that_was_replaced_is_none(witness: Witness, time: Time) -> None:
+    """Those who decide about the new one do not see it."""
+    begun = witness.begin_turn(0)
+    time.now += 30.0
+    witness.meet(2)
+    with pytest.raises(StoreUnavailable, match="switched"):
+        witness.end_turn(0, begun + 30.0, 40.0, 1)
+    with pytest.raises(StoreUnavailable, match="switched"):
+        witness.begin_turn(0)
+    time.now += 6.1
     assert not witness.has_lease
 
 
