@@ -53,7 +53,7 @@ class Endings:
             self.sessions.remove(before)
         self.sessions.add(session)
 
-    def ended(self, session: Session, failure: Failure | None = None) -> None:
+    def ended(self, session: Session, now: float, failure: Failure | None = None) -> None:
         """Or not. What another node has by now is not ours to end; one that is gone was ended by somebody."""
         end = self._ends[session]
         asked, end.asked = end.asked, []
@@ -65,7 +65,7 @@ class Endings:
             if failure is not None and is_gone(failure):
                 failure = None
             elif failure is not None and not end.is_taken and self._hub.roster.get(session.id) is None:
-                self._hub.sessions.miss(session)
+                self._hub.sessions.miss(session, now)
         for then in asked:
             then(failure)
 

@@ -353,7 +353,7 @@ class Hub:
                 return
             self.drop_bodies(appends)
             if is_conflict(failure):
-                self.sessions.refused(session)
+                self.sessions.refused(session, now)
             elif session.generation == generation:
                 session.fall_back()
             failed(failure)

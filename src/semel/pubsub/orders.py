@@ -13,7 +13,7 @@ asking again does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,14 +26,16 @@ from semel.pubsub.calls import Answer, CloseConnections, Grant, JoinMembers, Out
 from semel.pubsub.commits import Failure, hint
 from semel.pubsub.records import order, ordered, reply
 from semel.pubsub.roster import SOMEWHERE
-from semel.pubsub.service import DONE, MOVING, NOT_FOUND, Gathered, Reply, Scope, scope_at
+from semel.pubsub.service import DONE, MOVING, NOT_FOUND, Gathered, Reply, Scope, scope_at, summed_up
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
 
 ANSWER_S = 20.0
 """Longer than it takes to notice that a node is dead, and to take its sessions over."""
-TRIES = 20
+AGAIN_S = 0.25
+"""Between two attempts to reach those who have moved. The first comes at once: mostly it is known by then where they
+are."""
 ONLY_MAX = 500
 """So many names of sessions fit into one order, however long they are."""
 
@@ -72,13 +74,13 @@ def _split(only: frozenset[str]) -> list[frozenset[str]]:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A command from its beginning to its answer."""
+    """A command from its beginning to its answer. `again_at`: not before then for those who have moved."""
 
     command: Command
     until: float
     answer: Reply
     answers: Gathered = field(init=False)
-    tries: int = 0
+    again_at: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +100,7 @@ class Orders:
         self._hub = hub
         self._runs: dict[_Run, None] = {}
         self._given: dict[str, _Part] = {}
-        self._again: list[tuple[_Run, frozenset[str]]] = []
+        self._again: dict[_Run, set[str]] = {}
 
     def __len__(self) -> int:
         return len(self._runs) + len(self._given) + len(self._again)
@@ -108,7 +110,7 @@ class Orders:
     def carry_out(self, command: Command, now: float, answer: Reply) -> None:
         """This node is current. One that is alone has all sessions."""
         if not self._hub.options.is_shared:
-            self._hub.service.obey(command, Scope(), now, answer)
+            self._hub.service.obey(command, Scope(), now, lambda told, moved: answer(summed_up(told, moved)))
             return
         run = _Run(command, now + ANSWER_S, answer)
         run.answers = Gathered(1, partial(self._finish, run))
@@ -121,7 +123,8 @@ class Orders:
             run.answer(answer)
 
     def _begin(self, run: _Run, only: frozenset[str] | None, now: float) -> None:
-        nodes = {each.node for each in self._hub.service.elsewhere_of(run.command, only)}
+        """Of one that is somewhere, nobody knows yet whom to order: it is looked for here, and then again."""
+        nodes = {each.node for each in self._hub.service.elsewhere_of(run.command, only)} - {SOMEWHERE}
         if not nodes:
             self._do_here(self._part(run, only), self._hub.tail.offset + 1, now)
             return
@@ -129,7 +132,7 @@ class Orders:
         for _ in parts[1:]:
             run.answers.expect_one_more()
         for some in parts:
-            self._give(self._part(run, some), nodes - {SOMEWHERE}, now)
+            self._give(self._part(run, some), nodes, now)
 
     def _part(self, run: _Run, only: frozenset[str] | None) -> _Part:
         part = _Part(run, only)
@@ -139,18 +142,17 @@ class Orders:
     def _has_ended(self, part: _Part, answer: Answer) -> None:
         run = part.run
         if part.moved and answer.outcome is not Outcome.FAILED:
-            run.answers.expect_one_more()
-            self._again.append((run, frozenset(part.moved)))
+            if run not in self._again:
+                run.answers.expect_one_more()
+            self._again.setdefault(run, set()).update(part.moved)
         run.answers.hear(answer)
 
     def go_on(self, now: float) -> None:
-        """With those who have moved, as soon as it is known where they are."""
-        while self._again:
-            run, only = self._again.pop()
-            run.tries += 1
-            if run.tries > TRIES:
-                run.answers.hear(MOVING)
-            elif run in self._runs:
+        """With those who have moved, as soon as it is known where they are, until the time is over."""
+        for run in [run for run in self._again if run.again_at <= now]:
+            only = frozenset(self._again.pop(run))
+            run.again_at = now + AGAIN_S
+            if run in self._runs:
                 self._hub.current.when(partial(self._begin, run, only), partial(self._cannot, run), now)
 
     def _cannot(self, run: _Run, why: str) -> None:
@@ -158,15 +160,10 @@ class Orders:
 
     def _do_here(self, part: _Part, before: int, now: float) -> None:
         scope = scope_at(part.run.command, before, part.only)
-        here = self._hub.service.ids_of(part.run.command, part.only)
-        self._hub.service.obey(part.run.command, scope, now, partial(self._done_here, part, here, before))
+        self._hub.service.obey(part.run.command, scope, now, partial(self._done_here, part))
 
-    def _done_here(self, part: _Part, here: Iterable[str], before: int, answer: Answer) -> None:
-        """One that turned out to have come later was not meant."""
-        if answer == MOVING:
-            known = ((id, self._hub.roster.get(id)) for id in here)
-            part.moved |= {id for id, session in known if session is None or (session.came or before) < before}
-            answer = NOT_FOUND
+    def _done_here(self, part: _Part, answer: Answer, moved: Set[str]) -> None:
+        part.moved |= moved
         part.answers.hear(answer)
 
     def _give(self, part: _Part, nodes: Iterable[str], now: float) -> None:
@@ -193,9 +190,7 @@ class Orders:
         if part is None:
             return
         for each in self._hub.service.elsewhere_of(part.run.command, part.only):
-            if each.node == SOMEWHERE:
-                part.moved.add(each.id)
-            else:
+            if each.node != SOMEWHERE:
                 part.had.setdefault(each.node, set()).add(each.id)
         for _ in part.had:
             part.answers.expect_one_more()
@@ -254,7 +249,8 @@ class Orders:
         self._again.clear()
 
     def next_deadline(self) -> float | None:
-        return min((run.until for run in self._runs), default=None)
+        times = [run.until for run in self._runs] + [run.again_at for run in self._again]
+        return min(times, default=None)
 
     def on_timer(self, now: float) -> None:
         for run in [run for run in self._runs if run.until <= now]:
@@ -286,7 +282,9 @@ class Orders:
         if is_named or self._hub.service.may_have(command, only):
             id = append.envelope.id
             scope = scope_at(command, offset, only)
-            self._hub.service.obey(command, scope, now, lambda answer: self._reply(id, answer, now))
+            self._hub.service.obey(
+                command, scope, now, lambda answer, moved: self._reply(id, summed_up(answer, moved), now)
+            )
 
     def _reply(self, order_id: str, answer: Answer, now: float) -> None:
         hub = self._hub

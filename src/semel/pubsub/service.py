@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from semel.pubsub.orders import Command
 
 Reply = Callable[[Answer], None]
+Obeyed = Callable[[Answer, Set[str]], None]
+"""The answer for the sessions that were here, and those that had to be left out, because they are moving."""
 
 DONE, NOT_FOUND = Answer(), Answer(Outcome.NOT_FOUND)
 MOVING = Answer(Outcome.FAILED, "a connection is moving from node to node; ask again")
@@ -152,74 +154,77 @@ class Service:
         found = self._elsewhere(_whom(command))
         return [each for each in found if each.id not in excluded and _is_among(each.id, only)]
 
-    def ids_of(self, command: Command, only: frozenset[str] | None) -> Sequence[str]:
-        """Of all that are here, or may be."""
-        who = _whom(command)
-        found = [*_found(self._hub.roster, who), *self._arriving(who), *_found(self._hub.endings.sessions, who)]
-        return [each.id for each in found if _is_among(each.id, only)]
-
     def may_have(self, command: Command, only: frozenset[str] | None) -> bool:
         """Whether one of them is here, or was until a moment ago."""
-        if self.ids_of(command, only):
-            return True
-        return any(each.node == SOMEWHERE for each in self.elsewhere_of(command, only))
+        who = _whom(command)
+        found = [*_found(self._hub.roster, who), *self._arriving(who), *_found(self._hub.endings.sessions, who)]
+        return any(_is_among(each.id, only) for each in found) or bool(self._missing(command, only))
 
-    def obey(self, command: Command, scope: Scope, now: float, answer: Reply) -> None:
+    def _missing(self, command: Command, only: frozenset[str] | None) -> set[str]:
+        """Those who were here until a moment ago, and of whom the stream has not said where they are."""
+        return {each.id for each in self.elsewhere_of(command, only) if each.node == SOMEWHERE}
+
+    def obey(self, command: Command, scope: Scope, now: float, obeyed: Obeyed) -> None:
         """For the sessions that are here, and for those that arrive as soon as it is decided whether they do. One that
         did not, but was somewhere before, may be there still."""
+        moved: set[str] = set()
+
+        def answer(answer: Answer) -> None:
+            obeyed(answer, moved)
+
         arriving = [each for each in self._arriving(_whom(command)) if _is_among(each.id, scope.only)]
         if not arriving:
-            self._carry_out(command, scope, now, answer)
+            self._carry_out(command, scope, now, answer, moved)
             return
         both = Gathered(2, answer)
 
         def decided(now: float) -> None:
-            if any(map(self._has_moved, arriving)):
-                both.hear(MOVING)
-            else:
-                self._carry_out(command, scope, now, both.hear)
+            moved.update(each.id for each in arriving if self._has_moved(each))
+            self._carry_out(command, scope, now, both.hear, moved)
 
         self._hub.arrivals.when_decided(arriving, decided)
-        self._carry_out(command, scope, now, both.hear)
+        self._carry_out(command, scope, now, both.hear, moved)
 
     def _has_moved(self, session: Session) -> bool:
         """It is in the store, but neither here nor ending here."""
         known = self._hub.roster.get(session.id), self._hub.endings.sessions.get(session.id)
         return bool(session.row_stored) and session not in known
 
-    def _carry_out(self, command: Command, scope: Scope, now: float, answer: Reply) -> None:
-        if any(each.node == SOMEWHERE for each in self.elsewhere_of(command, scope.only)):
-            answer(MOVING)
-            return
+    def _carry_out(self, command: Command, scope: Scope, now: float, answer: Reply, moved: set[str]) -> None:
+        """Whoever is here is served, wherever the others are: for those it is done again (`moved`)."""
+        moved |= self._missing(command, scope.only)
         found = [each for each in self._there(_whom(command)) if scope.covers(each)]
-        answer = self._after_ends(self._ending(command, scope.only), now, answer)
+        answer = self._after_ends(self._ending(command, scope.only), now, answer, moved)
         match command:
             case CloseConnections():
-                self._close(command, found, now, answer)
+                self._close(command, found, now, answer, moved)
             case JoinMembers():
-                self._join(command, found, now, answer)
+                self._join(command, found, now, answer, moved)
             case RemoveMembers():
-                self._remove(command, found, now, answer)
+                self._remove(command, found, now, answer, moved)
             case Grant() | Revoke():
-                self._permit(command, found, answer)
+                self._permit(command, found, answer, moved)
 
     def _ending(self, command: Command, only: frozenset[str] | None) -> Sequence[Session]:
         excluded = command.excluded if isinstance(command, CloseConnections) else ()
         found = _found(self._hub.endings.sessions, _whom(command))
         return [each for each in found if _is_among(each.id, only) and each.id not in excluded]
 
-    def _after_ends(self, ending: Sequence[Session], now: float, answer: Reply) -> Reply:
+    def _after_ends(self, ending: Sequence[Session], now: float, answer: Reply, moved: set[str] | None = None) -> Reply:
         """Nothing can be asked any more of those who are about to end, and they are not found. But until that is in the
         store, a crash or another node could bring them back."""
         if not ending:
             return answer
         all_of_them = Gathered(1 + len(ending), answer)
 
-        def ended(failure: Failure | None) -> None:
-            all_of_them.hear(NOT_FOUND if failure is None else _failed(failure))
+        def ended(session: Session, failure: Failure | None) -> None:
+            if failure is None:
+                all_of_them.hear(NOT_FOUND)
+            else:
+                all_of_them.hear(_failed(failure) if moved is None else _became(session, failure, moved))
 
         for session in ending:
-            self._hub.endings.ask(session, now, ended)
+            self._hub.endings.ask(session, now, partial(ended, session))
         return all_of_them.hear
 
     # -- messages
@@ -264,16 +269,22 @@ class Service:
 
     # -- connections
 
-    def _close(self, call: CloseConnections, found: Sequence[Session], now: float, answer: Reply) -> None:
+    def _close(
+        self, call: CloseConnections, found: Sequence[Session], now: float, answer: Reply, moved: set[str]
+    ) -> None:
         chosen = [each for each in found if each.id not in call.excluded]
         together = Gathered(len(chosen), answer)
         reason = call.reason or CLOSED_BY_SERVICE
+
+        def ended(session: Session, failure: Failure | None) -> None:
+            together.hear(_became(session, failure, moved))
+
         for session in chosen:
             self._hub.tell(session, Disconnected(reason))
             self._hub.shut(session, CloseCode.POLICY, reason)
-            self._hub.sessions.close(session, Kind.CANCELLED, reason, now, together.became)
+            self._hub.sessions.close(session, Kind.CANCELLED, reason, now, partial(ended, session))
 
-    def _permit(self, call: Grant | Revoke, found: Sequence[Session], answer: Reply) -> None:
+    def _permit(self, call: Grant | Revoke, found: Sequence[Session], answer: Reply, moved: set[str]) -> None:
         if not found:
             answer(NOT_FOUND if isinstance(call, Grant) else DONE)
             return
@@ -298,7 +309,7 @@ class Service:
         def failed(failure: Failure) -> None:
             session.permit(self._stored.pop(session, session.permissions))
             self._hub.complain("hub-commit", failure)
-            answer(_failed(failure))
+            answer(_became(session, failure, moved))
 
         self._hub.commit_for(session, (), (session.put_row(self._hub.hub, session.row()),), done, failed)
 
@@ -315,7 +326,7 @@ class Service:
 
     # -- groups
 
-    def _join(self, call: JoinMembers, found: Sequence[Session], now: float, answer: Reply) -> None:
+    def _join(self, call: JoinMembers, found: Sequence[Session], now: float, answer: Reply, moved: set[str]) -> None:
         chosen = _matching(call.filter, found)
         if not chosen and not isinstance(call.who, Everybody):
             answer(NOT_FOUND)
@@ -324,34 +335,41 @@ class Service:
             answer(Answer(Outcome.REFUSED, TOO_MANY_GROUPS))
             return
         changes = [(session, group) for session in chosen for group in _changes(session, call.groups, True)]
-        self._change(changes, RecordKind.JOIN, now, answer)
+        self._change(changes, RecordKind.JOIN, now, answer, moved)
 
-    def _remove(self, call: RemoveMembers, found: Sequence[Session], now: float, answer: Reply) -> None:
+    def _remove(
+        self, call: RemoveMembers, found: Sequence[Session], now: float, answer: Reply, moved: set[str]
+    ) -> None:
         changes = [
             (session, group)
             for session in _matching(call.filter, found)
             for group in _changes(session, _all_of(session) if call.groups is None else call.groups, False)
         ]
-        self._change(changes, RecordKind.LEAVE, now, answer)
+        self._change(changes, RecordKind.LEAVE, now, answer, moved)
 
     def _change(
-        self, changes: Sequence[tuple[Session, str | None]], kind: RecordKind, now: float, answer: Reply
+        self,
+        changes: Sequence[tuple[Session, str | None]],
+        kind: RecordKind,
+        now: float,
+        answer: Reply,
+        moved: set[str],
     ) -> None:
         """Each is durable by itself; the answer comes when all are."""
         hub, together = self._hub, Gathered(len(changes), answer)
 
-        def failed(failure: Failure) -> None:
+        def failed(session: Session, failure: Failure) -> None:
             hub.complain("hub-commit", failure)
-            together.became(failure)
+            together.hear(_became(session, failure, moved))
 
         def write(session: Session, puts: Sequence[Put]) -> None:
-            hub.commit_for(session, (), puts, lambda results, now: together.became(None), failed)
+            hub.commit_for(session, (), puts, lambda results, now: together.hear(DONE), partial(failed, session))
 
         for session, group in changes:
             if group is None:
                 write(session, (session.put_row(hub.hub, session.row()),))
             else:
-                hub.change_group(session, group, kind, now, partial(write, session), failed)
+                hub.change_group(session, group, kind, now, partial(write, session), partial(failed, session))
 
     def _list(self, call: ListMembers) -> Answer:
         group = Group(call.group)
@@ -384,9 +402,6 @@ class Gathered:
     def expect_one_more(self) -> None:
         """Before the last one was heard."""
         self._left += 1
-
-    def became(self, failure: Failure | None) -> None:
-        self.hear(DONE if failure is None else _failed(failure))
 
 
 _WORSE = (Outcome.NOT_FOUND, Outcome.DONE, Outcome.CONFLICT, Outcome.REFUSED, Outcome.FAILED)
@@ -457,6 +472,21 @@ def _has_by_row(found: Loaded | LoadedAll | LoadFailed, call: Check) -> Answer:
 def _failed(failure: Failure) -> Answer:
     """If somebody else has written for a session meanwhile, it is not here any more."""
     return MOVING if is_conflict(failure) else Answer(Outcome.FAILED, hint(failure))
+
+
+def _became(session: Session, failure: Failure | None, moved: set[str]) -> Answer:
+    """What a command came to for one session. One that is not here any more has moved, and was not there."""
+    if failure is None:
+        return DONE
+    if is_conflict(failure):
+        moved.add(session.id)
+        return NOT_FOUND
+    return _failed(failure)
+
+
+def summed_up(answer: Answer, moved: Set[str]) -> Answer:
+    """For those who are not told which sessions have moved."""
+    return MOVING if moved and answer.outcome is not Outcome.FAILED else answer
 
 
 def _target(to: Receivers) -> str:

@@ -183,7 +183,7 @@ class Sessions:
     def _end_session(self, session: Session, kind: Kind, reason: str, now: float) -> None:
         hub = self._hub
         if not session.row_stored:
-            hub.endings.ended(session)
+            hub.endings.ended(session, now)
             return
         assert session.end is not None
         went = closed(hub.stream, session.id, session.user, session.end, round(now * 1e6), hub.mint(now))
@@ -203,38 +203,43 @@ class Sessions:
             hub.counts.discarded += session.queue_count
             hub.take_own(appends, results, now)
             hub.events.look(session.id)
-            hub.endings.ended(session)
+            hub.endings.ended(session, now)
 
         def failed(failure: Failure, now: float) -> None:
             if not is_conflict(failure):
                 hub.report("session-close", failure, f"{session.id} is not closed in the store")
-            hub.endings.ended(session, failure)
+            hub.endings.ended(session, now, failure)
 
         hub.commit((*appends, *rows, *log, *hub.events.on_close(session, reason, now)), done, failed, session.id)
 
-    def refused(self, session: Session) -> None:
+    def refused(self, session: Session, now: float) -> None:
         """The rows are not those that we know."""
         is_here = self._hub.roster.get(session.id) is session
         if self._hub.options.is_shared:
             self.lose(session)
         if is_here:
-            self.miss(session)
+            self.miss(session, now)
 
-    def miss(self, session: Session) -> None:
-        """Another node has it, and the stream will say which. A node that is alone has nobody to lose a session to:
-        then it was a hub before this one, whose commits came so late."""
+    def miss(self, session: Session, now: float) -> None:
+        """Another node has it, and the end of the stream says which. A node that is alone has nobody to lose a session
+        to: then it was a hub before this one, whose commits came so late."""
         if self._hub.options.is_shared:
             self._hub.elsewhere.add(Elsewhere(session.id, session.user, SOMEWHERE, dict(session.groups)))
             self._missed.add(session.id)
+            self._hub.current.when(lambda now: self._look_for(session.id), lambda why: None, now)
         else:
             self._hub.begin_anew("the store holds something else")
 
     def try_again(self) -> None:
+        """If the stream or the rows could not be read."""
+        for connection in sorted(self._missed):
+            self._look_for(connection)
+
+    def _look_for(self, connection: str) -> None:
         """It may be that nobody else has it: what was refused built on commits of ours that had failed, and of which we
         had not heard. Then the rows say that it is here, and it comes back from them."""
-        for connection in sorted(self._missed):
-            other = self._hub.elsewhere.get(connection)
-            if other is None or other.node != SOMEWHERE:
-                self._missed.discard(connection)
-            else:
-                self._hub.take_over.take_from(self._hub.node, connection, lambda is_decided: None)
+        other = self._hub.elsewhere.get(connection)
+        if other is None or other.node != SOMEWHERE:
+            self._missed.discard(connection)
+        else:
+            self._hub.take_over.take_from(self._hub.node, connection, lambda is_decided: None)

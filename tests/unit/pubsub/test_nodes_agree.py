@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from tests.unit.pubsub.world import HUB, SlowWorld, World
 
 from semel.errors import StoreUnavailable
+from semel.kernel.effects import Load, LoadAll
+from semel.kernel.interpreter import Seat
+from semel.kernel.ops import Put, RecordKind, Unit
 from semel.pubsub.calls import (
     Answer,
     Call,
@@ -282,6 +287,84 @@ def test_an_order_reaches_a_session_that_moves_to_a_third_node_before_it_is_carr
     three.resume("back", ALICE)
     assert two.take("later") == [DONE]
     assert is_done(two, change)
+
+
+# -- sessions that a node was refused to write for, of which nobody knows yet who has them
+
+
+def loads_fail(world: World) -> Callable[[], None]:
+    """Until what is returned is called."""
+    driver = world.interpreter._driver
+    load = driver.load
+
+    def failing(seat: Seat, effect: Load | LoadAll) -> None:
+        world.interpreter.load_failed(seat, effect, AWAY)
+
+    def end() -> None:
+        driver.load = load  # type: ignore[method-assign]
+
+    driver.load = failing  # type: ignore[method-assign]
+    return end
+
+
+def is_refused(world: World) -> None:
+    """What it writes for alice next, though her row says that it has her."""
+    key = session_key(HUB, ALICE)
+    state = world.store.state(key)
+    assert state is not None
+    world.store.commit([Unit((Put(key, state.value),))])
+    world.join(ALICE, "refused", 70)
+
+
+def orders_in(world: World) -> int:
+    found = world.store.read(f"hub/{HUB}", None, 1000)
+    return [record.kind for record in found.records].count(RecordKind.ORDER)  # type: ignore[union-attr]
+
+
+def test_a_session_that_nobody_else_has_is_back_at_once(one: World, two: World) -> None:
+    is_refused(one)
+    assert ALICE in one.hub.roster.sessions
+    assert one.hub.elsewhere.get(ALICE) is None
+
+
+@pytest.mark.parametrize("is_asked_there", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_those_who_are_here_are_served_though_one_is_somewhere(
+    one: World, two: World, change: Call, is_asked_there: bool
+) -> None:
+    """And it is, as soon as it is back."""
+    one.nodes.append(two)
+    for name in ("bob", "carol"):
+        one.connect(name, USER)
+    works_again = loads_fail(one)
+    is_refused(one)
+    asked = one if is_asked_there else two
+    assert asked.call_later(change)
+    here = one.hub.roster.sessions
+    if isinstance(change, CloseConnections):
+        assert not here
+    else:
+        assert ["h" in here[name].groups for name in ("bob", "carol")] == [True, True]
+    for _ in range(8):
+        one.pass_time(0.25)
+    assert asked.take("later") == []
+    assert orders_in(one) <= (0 if is_asked_there else 10)
+    works_again()
+    for _ in range(20):
+        one.pass_time(0.25)
+    assert asked.take("later") == [DONE]
+    assert is_done(one, change)
+    assert len(asked.hub.orders) == 0
+
+
+def test_a_session_that_stays_away_is_not_tried_for_for_ever(one: World, two: World) -> None:
+    loads_fail(one)
+    is_refused(one)
+    assert one.call_later(CloseConnections(Everybody()))
+    for _ in range(90):
+        one.pass_time(0.25)
+    assert one.take("later") == [Answer(Outcome.FAILED, "it could not be done in time; ask again")]
+    assert len(one.hub.orders) == 0
 
 
 def test_a_session_that_has_ended_is_not_waited_for(one: World, two: World) -> None:

@@ -193,10 +193,10 @@ def answers_after_a_read_that_was_under_way(monkeypatch: pytest.MonkeyPatch) -> 
 
 def orders_that_do_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that moves while it is ordered about is taken for gone."""
-    monkeypatch.setattr(Orders, "go_on", lambda orders, now: [run.answers.hear(NOT_FOUND) for run, _ in take(orders)])
+    monkeypatch.setattr(Orders, "go_on", lambda orders, now: [run.answers.hear(NOT_FOUND) for run in take(orders)])
 
-    def take(orders: Orders) -> list[object]:
-        again, orders._again = orders._again, []
+    def take(orders: Orders):  # type: ignore[no-untyped-def]
+        again, orders._again = orders._again, {}
         return again
 
 
