@@ -651,12 +651,18 @@ class Client:
         if error is None or error.name == ErrorName.DUPLICATE:
             self._taken(pending, is_duplicate=error is not None)
             return
+        is_message = isinstance(pending.request, SendToGroup)
+        if is_message and is_for_a_time(error) and self._requests.count_answer(pending):
+            return
         pending.refusals += 1
         if is_for_a_time(error) and self._may_repeat(pending):
-            if isinstance(pending.request, SendToGroup):
+            if is_message:
                 self._requests.refuse(pending, now + self._after_refusal.wait_s(pending.refusals, self._chance()))
             return
-        self._requests.remove(pending)
+        if is_for_a_time(error):
+            self._requests.give_up(pending)
+        else:
+            self._requests.remove(pending)
         told = error_of(error)
         half_done = isinstance(pending.request, SendEvent) and is_for_a_time(error)
         self._fail(pending, told, maybe_taken=pending.in_doubt or half_done)
@@ -712,7 +718,7 @@ class Client:
             if pending.entry is not None:
                 self._requests.let_go(pending)
             else:
-                self._requests.remove(pending)
+                self._requests.give_up(pending)
         elif invocation is not None:
             was_sent = invocation.is_sent
             self._invocations.remove(invocation)

@@ -27,6 +27,7 @@ class Pending(msgspec.Struct, eq=False):
     brings back in a new session what the one before it had.
 
     `sent_at`: when it went out first, in whatever session. `in_doubt`: in one that was lost before the answer came.
+    `copies`: how many of it are on this socket without an answer.
     """
 
     token: int | None
@@ -42,6 +43,7 @@ class Pending(msgspec.Struct, eq=False):
     in_doubt: bool = False
     ack_id: int | None = None
     frame: Frame = ""
+    copies: int = 0
 
     def is_repeatable(self, first_remembered: float) -> bool:
         """Whether it may be sent again in another session, when nobody knows what became of it in this one. The hub
@@ -77,6 +79,7 @@ class Requests:
         self._last_ack_id = 0
         self._refused: set[int] = set()
         self._again_at = 0.0
+        self._gave_up = False
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._by_ack_id)
@@ -110,9 +113,19 @@ class Requests:
         found: list[Pending] = []
         while self._queue and not self._refused and self._flights.room and self._may_go(self._queue[0], restores_only):
             pending = self._queue.popleft()
+            is_twice = self._is_needed_twice(pending)
             self._number(pending, now)
             found.extend(_items(self._flights.offer(str(pending.ack_id), pending, now)))
+            if is_twice:
+                found.append(pending)
+                pending.copies += 1
+                self._gave_up = False
         return found
+
+    def _is_needed_twice(self, pending: Pending) -> bool:
+        """A server that has refused a message refuses all behind it, until one is sent again. If the refused one was
+        given up, and there is no other, then this one has to be."""
+        return self._gave_up and _is_message(pending) and not any(map(_is_message, self._by_ack_id.values()))
 
     def _may_go(self, pending: Pending, restores_only: bool) -> bool:
         """How a session stands to a group is changed only after the last change has been answered: which of two that
@@ -125,7 +138,7 @@ class Requests:
         self._last_ack_id += 1
         if pending.sent_at is None:
             pending.sent_at = now
-        pending.ack_id = self._last_ack_id
+        pending.ack_id, pending.copies = self._last_ack_id, 1
         pending.frame = self._codec.encode_request(msgspec.structs.replace(pending.request, ack_id=pending.ack_id))
         self._by_ack_id[pending.ack_id] = pending
         if isinstance(pending.request, Changing):
@@ -134,22 +147,41 @@ class Requests:
     def begin_socket(self, now: float) -> list[Pending]:
         """What goes out again on a new socket of the same session: all without an answer, in order."""
         self._refused.clear()
-        return _items(self._flights.resend_all(now, anew=True))
+        self._gave_up = False
+        found = _items(self._flights.resend_all(now, anew=True))
+        for pending in found:
+            pending.copies = 1
+        return found
 
     def overdue(self, now: float) -> list[Pending]:
-        """What goes out again because no answer came, or because it was refused for a time. A message goes out behind
-        all before it that have no answer either: a server that keeps their order takes that for granted."""
+        """What goes out again because no answer came, or because it was refused for a time.
+
+        If that is a message, then all messages without an answer go, in order, before anything new. Those that were
+        on their way behind a refused one are refused as well, and their refusals may still be on the way back. The
+        server takes a message that is sent again for the beginning of all that have to be: one that was left out
+        here would be published after what is sent next.
+        """
         found = _items(self._flights.on_timer(now))
-        last = max((_place(pending) for pending in found), default=0)
-        if self._refused and self._again_at <= now:
-            last = max(last, *self._refused)
-        if not last:
-            return found
-        before = [pending for pending in self._by_ack_id.values() if 0 < _place(pending) <= last]
-        self._refused.difference_update([_place(pending) for pending in before])
-        # those that are overdue have their next time already
-        self._flights.resend([str(pending.ack_id) for pending in before if pending not in found], now)
-        return [pending for pending in found if not _place(pending)] + before
+        is_time = bool(self._refused) and self._again_at <= now
+        if is_time or any(map(_is_message, found)):
+            found = [pending for pending in found if not _is_message(pending)] + self._messages_again(found, now)
+        for pending in found:
+            pending.copies += 1
+        return found
+
+    def _messages_again(self, armed: list[Pending], now: float) -> list[Pending]:
+        """All messages without an answer. Those that are `armed` have their next time already."""
+        self._refused.clear()
+        self._gave_up = False
+        messages = [pending for pending in self._by_ack_id.values() if _is_message(pending)]
+        has_time = {pending.ack_id for pending in armed}
+        self._flights.resend([str(each.ack_id) for each in messages if each.ack_id not in has_time], now)
+        return messages
+
+    def count_answer(self, pending: Pending) -> int:
+        """One of its copies has been answered. How many others there are, which may fare differently."""
+        pending.copies = max(0, pending.copies - 1)
+        return pending.copies
 
     def refuse(self, pending: Pending, again_at: float) -> None:
         """The server could not take this message now. Those that are refused together are sent again together."""
@@ -192,6 +224,11 @@ class Requests:
         if pending.entry is not None:
             del self._entries[pending.entry.id]
 
+    def give_up(self, pending: Pending) -> None:
+        """It is not sent any more, and the server may have refused it for a time."""
+        self._gave_up = self._gave_up or (_is_message(pending) and pending.ack_id is not None)
+        self.remove(pending)
+
     def adopt(self, pending: Pending, token: int) -> None:
         """Somebody waits for it again."""
         pending.token = token
@@ -218,9 +255,9 @@ class Requests:
         return [pending for pending in self._queue if pending.in_doubt]
 
 
-def _place(pending: Pending) -> int:
-    """Among the messages that were sent. 0 for all other requests, whose order is kept otherwise."""
-    return pending.ack_id or 0 if isinstance(pending.request, SendToGroup) else 0
+def _is_message(pending: Pending) -> bool:
+    """The order of all other requests is kept otherwise."""
+    return isinstance(pending.request, SendToGroup)
 
 
 def _items(effects: Iterable[Transmit[Pending] | GaveUp]) -> list[Pending]:

@@ -6,7 +6,9 @@ refused as well, until the client begins again.
 
 That it does is seen by its ackIds, which count upwards: one that is not above the one before it is sent again. Such a
 client begins with the lowest that has no answer, and goes on with all others that have none, before it sends anything
-new. What is here is for one socket, because on a new one it begins again anyway.
+new. So whatever comes is behind all that is below it: either all of that was taken, or it is refused too. It need not
+begin with the one that was refused first, because the client may have given that up. What is here is for one socket: on
+a new one it begins again anyway.
 """
 
 from __future__ import annotations

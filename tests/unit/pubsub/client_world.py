@@ -158,10 +158,12 @@ class Actor:
         self._asked[ask.token] = ask
         self.tell(ask)
 
-    def publish(self, group: str, body: str, *, id: str | None = None, keep: bool = False) -> None:
+    def publish(
+        self, group: str, body: str, *, id: str | None = None, keep: bool = False, timeout_s: float | None = None
+    ) -> None:
         token = next(self.world.tokens)
         self.bodies[token] = body
-        self.ask(Ask(token, SendToGroup(group, text(body)), id=id, keep=keep))
+        self.ask(Ask(token, SendToGroup(group, text(body)), id=id, keep=keep, timeout_s=timeout_s))
 
     def join(self, group: str) -> None:
         self.ask(Ask(next(self.world.tokens), JoinGroup(group)))
@@ -586,6 +588,42 @@ class Plan:
             actor.publish(group, body, id=body if self.ids else None, keep=self.keeps)
 
         return do
+
+
+@dataclass(frozen=True)
+class SlowNetwork:
+    """A client publishes on and on, each frame is on its way for up to `latency_s`, and the store refuses now and then:
+    much has been sent when a refusal is heard, and more refusals are on their way back when it is sent again."""
+
+    latency_s: float
+    ack_timeout_s: float = 5.0
+    refusals_max: int = 10
+    timeout_s: float | None = None
+    messages: int = 80
+    every_s: float = 0.05
+    refusals: int = 3
+    calm_s: float = 120.0
+
+    def run(self, seed: int) -> ClientWorld:
+        world = ClientWorld(seed)
+        options = ClientOptions(
+            window=256, connect_for_s=None, ack_timeout_s=self.ack_timeout_s, refusals_max=self.refusals_max
+        )
+        ann = world.actor("ann", options)
+        world.run_for(1)
+        world.latency_s = self.latency_s
+        for number in range(self.messages):
+            world.at(world.now + number * self.every_s, lambda: self._publish(ann))
+        for _ in range(self.refusals):
+            refused_at = world.now + world.rng.random() * self.messages * self.every_s
+            world.at(refused_at, lambda: world.failing.append(StoreBusy("the store is busy")))
+        world.run_for(self.messages * self.every_s + 1)
+        world.failing.clear()
+        world.run_for(self.calm_s)
+        return world
+
+    def _publish(self, actor: Actor) -> None:
+        actor.publish("a", f"{actor.name} {len(actor.bodies)}", timeout_s=self.timeout_s)
 
 
 # -- what must be true

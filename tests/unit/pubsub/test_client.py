@@ -11,6 +11,7 @@ from tests.unit.pubsub import frame_values
 from tests.unit.pubsub.client_world import (
     ClientWorld,
     Plan,
+    SlowNetwork,
     check,
     check_all_is_done,
     check_kept,
@@ -339,13 +340,70 @@ def test_a_server_that_cannot_take_it_now_is_asked_again_under_the_same_ack_id_b
     for _ in range(2):
         bench.say(Ack(1, BUSY))
         assert bench.settled() == {}
-        bench.pass_time(11)
+        bench.pass_time(2)
         assert HELLO.group in {request.group for request in bench.sent() if isinstance(request, SendToGroup)}
         bench.say(Pong())
     bench.say(Ack(1, BUSY))
     result = bench.settled()[1]
     assert isinstance(failure(result), PeerUnavailable)
     assert not result.maybe_taken  # type: ignore[union-attr]
+
+
+def _ack_ids(bench: Bench) -> list[int | None]:
+    return [request.ack_id for request in bench.sent() if isinstance(request, SendToGroup)]
+
+
+def test_after_a_refusal_all_messages_without_an_answer_go_out_again_before_a_new_one(bench: Bench) -> None:
+    for token in range(1, 6):
+        bench.ask(token, HELLO)
+    bench.say(Ack(1, BUSY), Ack(2, BUSY))
+    bench.ask(6, HELLO)
+    bench.take()
+    bench.pass_time(0.5)
+    assert _ack_ids(bench) == [1, 2, 3, 4, 5, 6], "the refusals of 3 to 5 may be on their way"
+
+
+def test_when_an_answer_does_not_come_all_messages_without_one_go_out_again(bench: Bench) -> None:
+    for token in range(1, 4):
+        bench.ask(token, HELLO)
+    bench.pass_time(3)
+    for token in range(4, 6):
+        bench.ask(token, HELLO)
+    bench.take()
+    bench.pass_time(2.5)
+    assert _ack_ids(bench) == [1, 2, 3, 4, 5], "4 and 5 are not overdue, and what is sent next would overtake them"
+
+
+def test_a_refusal_that_was_on_its_way_when_the_message_was_sent_again_is_not_one_of_that(bench: Bench) -> None:
+    for token in range(1, 4):
+        bench.ask(token, HELLO)
+    bench.say(Ack(1, BUSY))
+    bench.pass_time(0.5)
+    bench.take()
+    bench.say(Ack(2, BUSY), Ack(3, BUSY))
+    bench.ask(4, HELLO)
+    assert _ack_ids(bench) == [4], "it need not wait"
+    bench.say(Ack(1), Ack(2), Ack(3, BUSY))
+    bench.take()
+    bench.pass_time(1)
+    assert _ack_ids(bench) == [3, 4], "the second copy of 3 was refused as well"
+
+
+@pytest.mark.parametrize("how", ["refused", "timed out"])
+def test_after_a_message_that_was_given_up_the_next_goes_out_twice(how: str) -> None:
+    """The server refuses everything until something is sent again, and nothing else would be."""
+    bench = Bench(ClientOptions(refusals_max=0))
+    bench.connect()
+    bench.ask(1, HELLO, timeout_s=1)
+    if how == "refused":
+        bench.say(Ack(1, BUSY))
+    bench.pass_time(1)
+    assert 1 in bench.settled()
+    bench.ask(2, HELLO)
+    bench.ask(3, HELLO)
+    assert _ack_ids(bench) == [2, 2, 3]
+    bench.say(Ack(2, BUSY), Ack(2), Ack(3))
+    assert bench.settled() == {2: Taken(), 3: Taken()}
 
 
 @pytest.mark.parametrize(
@@ -1022,7 +1080,8 @@ def test_a_caller_who_does_not_wait_any_more_hears_whether_it_may_have_been_take
     effects = bench.take()
     [settle] = [each for each in effects if isinstance(each, Settle)]
     assert settle.result.maybe_taken  # type: ignore[union-attr]
-    assert len([each for each in effects if isinstance(each, SendFrame)]) == 1
+    frames = [bench.codec.decode(each.frame) for each in effects if isinstance(each, SendFrame)]
+    assert {frame.ack_id for frame in frames if isinstance(frame, SendToGroup)} == {2}
     bench.tell(Withdraw(3))
     assert bench.settled()[3].maybe_taken is False  # type: ignore[union-attr]
     bench.pass_time(4)
@@ -1363,6 +1422,36 @@ def test_in_any_weather_each_message_is_taken_once_and_handed_on_once_in_order(
                 raise AssertionError(f"seed {seed}: {error}") from error
 
 
+SLOW_SEEDS = 12
+
+
+@pytest.mark.parametrize("latency_s", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("ack_timeout_s", [5.0, 0.7])
+def test_on_a_slow_network_the_order_is_kept_over_refusals(latency_s: float, ack_timeout_s: float) -> None:
+    for seed in range(SLOW_SEEDS):
+        world = SlowNetwork(latency_s, ack_timeout_s).run(seed)
+        for each in (check, check_all_is_done, check_nothing_failed, check_order):
+            each(world)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(SlowNetwork(0.01, refusals_max=0, every_s=0.2), id="after-the-first-refusal"),
+        pytest.param(SlowNetwork(0.01, timeout_s=0.1, every_s=0.2), id="soon"),
+    ],
+)
+def test_messages_that_are_given_up_hold_up_no_others(plan: SlowNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(_is_most(plan.run(seed)) for seed in range(SLOW_SEEDS))
+    monkeypatch.setattr(client_module, "Requests", NeverTwice)
+    assert not all(_is_most(plan.run(seed)) for seed in range(SLOW_SEEDS))
+
+
+def _is_most(world: ClientWorld) -> bool:
+    """Each refusal costs a message, or a few that were under way with it."""
+    return len(world.published()) > 65
+
+
 # -- plants: mistakes that the checks must find
 
 
@@ -1385,11 +1474,27 @@ class NewAckIds(Requests):
         return pendings
 
 
-class OnlyTheLast(Requests):
-    """What was refused goes out again from the end."""
+class OnlyWhatIsDue(Requests):
+    """Only what was refused, or is overdue, goes out again, and not what else has no answer."""
 
-    def overdue(self, now: float) -> list[Pending]:
-        return super().overdue(now)[::-1]
+    def _messages_again(self, armed: list[Pending], now: float) -> list[Pending]:
+        due = self._refused | {pending.ack_id for pending in armed}
+        return [pending for pending in super()._messages_again(armed, now) if pending.ack_id in due]
+
+
+class UpToTheLastRefused(Requests):
+    """All up to the last that was refused, or is overdue: but those behind it are on their way to be refused too."""
+
+    def _messages_again(self, armed: list[Pending], now: float) -> list[Pending]:
+        last = max(self._refused | {pending.ack_id or 0 for pending in armed})
+        return [pending for pending in super()._messages_again(armed, now) if (pending.ack_id or 0) <= last]
+
+
+class NeverTwice(Requests):
+    """One that was given up is forgotten."""
+
+    def _is_needed_twice(self, pending: Pending) -> bool:
+        return False
 
 
 class NoMemory(Arrivals):
@@ -1409,7 +1514,7 @@ class EarlyAcks(Arrivals):
         return is_new
 
 
-def _finds(plan: Plan, checks: Sequence[Check]) -> str:
+def _finds(plan: Plan | SlowNetwork, checks: Sequence[Check]) -> str:
     for seed in range(SEEDS):
         world = plan.run(seed)
         try:
@@ -1435,9 +1540,12 @@ def test_a_hub_that_takes_what_comes_behind_a_refused_message_is_found_out(monke
     assert "changed places" in _finds(Plan(), (check_order,))
 
 
-def test_a_client_that_sends_again_without_what_is_before_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "Requests", OnlyTheLast)
-    assert "changed places" in _finds(Plan(), (check_order,))
+@pytest.mark.parametrize("plant", [OnlyWhatIsDue, UpToTheLastRefused])
+def test_a_client_that_sends_again_only_some_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, plant: type[Requests]
+) -> None:
+    monkeypatch.setattr(client_module, "Requests", plant)
+    assert "changed places" in _finds(SlowNetwork(0.5), (check_order,))
 
 
 def test_a_hub_that_does_not_know_ids_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
