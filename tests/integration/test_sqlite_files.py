@@ -279,3 +279,19 @@ class TestTheSidecar:
             assert again.epoch == 2
             [outcome] = again.commit([append("c")])
             assert outcome.results[0].position.offset > given_out
+
+
+def test_a_file_that_is_replaced_while_a_process_starts_is_noticed(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the new file would pass for the one that is open."""
+    store.close()
+    check_rewind = SqliteStore._check_rewind
+
+    def and_replace(self: SqliteStore) -> None:
+        check_rewind(self)
+        replace_database(path)
+
+    monkeypatch.setattr(SqliteStore, "_check_rewind", and_replace)
+    with pytest.raises(errors.StoreGone, match="replaced"):
+        SqliteStore(f"sqlite:///{path}")

@@ -134,9 +134,10 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def test_a_deleted_file_is_told_of_and_nothing_is_acknowledged_into_it(server: Server, tmp_path: Path) -> None:
     (tmp_path / "semel.db").unlink()
     assert [server.publish() for _ in range(5)] == [503] * 5
-    for path in ("/readyz", "/healthz"):
+    # a restart would not help: the next process finds no store, and this one may have the only copy open
+    for path, expected in (("/readyz", 503), ("/healthz", 200)):
         status, words = server.look(path)
-        assert status == 503
+        assert status == expected
         assert "removed or replaced" in words
         assert "restart" in words
         assert str(tmp_path) not in words
@@ -159,7 +160,7 @@ def test_a_deleted_log_is_noticed_though_nobody_writes_and_a_restart_goes_on(ser
     for _ in _patiently():
         if server.lines("the store is in trouble"):
             break
-    assert server.look("/healthz")[0] == 503
+    assert server.look("/healthz")[0] == 200
     assert server.publish() == 503
     assert server.stop()[0] == 3
     assert [line for line in server.log.splitlines() if "WARNING the store is in trouble" not in line] == []

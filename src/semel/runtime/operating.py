@@ -103,9 +103,12 @@ class Operating:
 
     def _health(self) -> HttpResponse:
         """What goes away by itself, or when somebody looks after the store, is no reason to restart the process."""
-        if self._outages.current is not None and self._outages.current.needs_restart:
+        current = self._outages.current
+        if current is None:
+            return HttpResponse(200, _PLAIN, b"ok\n")
+        if current.is_ended_by_restart:
             return self._trouble()
-        return HttpResponse(200, _PLAIN, b"ok\n")
+        return HttpResponse(200, _PLAIN, f"alive, but {in_public(current.cause)}\n".encode())
 
     def _trouble(self) -> HttpResponse:
         assert self._outages.current is not None

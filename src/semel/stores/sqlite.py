@@ -111,6 +111,7 @@ class SqliteStore:
         self._sidecar = Sidecar(Path(f"{self._files.database}-semel"))
         self._check_engine()
         self._check_file(create)
+        self._files.note_database()
         self._writer = self._connect("rwc")
         self._commits = self._others = self._version = 0
         self._waking = Waking(self._commits_of_others, WATCH_S)

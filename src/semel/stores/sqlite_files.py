@@ -32,10 +32,17 @@ class Files:
         self.database = os.path.abspath(path)
         self._known: tuple[_Known, ...] = ()
 
+    def note_database(self) -> None:
+        """Before it is opened, so that one that is put in its place from now on is noticed."""
+        if os.path.exists(self.database):
+            self._known = (_know(self.database),)
+
     def note(self) -> None:
         """These are the files that are open. SQLite keeps the log beside the file itself, not beside a link to it."""
         real = os.path.realpath(self.database)
-        self._known = tuple(_know(name) for name in (self.database, f"{real}-wal", f"{real}-shm"))
+        self.check()
+        database = self._known or (_know(self.database),)
+        self._known = (*database, _know(f"{real}-wal"), _know(f"{real}-shm"))
 
     def check(self) -> None:
         _check(self._known)
