@@ -69,7 +69,7 @@ class Gate:
         self._url, self._node = url, node
         self.witness = Witness()
         self.membership = Membership(url, node, self.witness, self.open)
-        self._barriers = Shared(barrier)
+        self._barriers: tuple[int, Shared] = (-1, Shared(self._make_barrier))
         self._checking = threading.RLock()
         self._was_primary = False
         self._member_on: int | None = None
@@ -101,7 +101,19 @@ class Gate:
             session.term = self.witness.term
             self._ensure_member(session, found)
             self._was_primary = True
-        self._barriers.make(session)
+            barriers = self._barriers_of(session.term)
+        barriers.make(session)
+
+    def _barriers_of(self, term: int) -> Shared:
+        """A barrier on one server says nothing about another one."""
+        if self._barriers[0] != term:
+            self._barriers = (term, Shared(self._make_barrier))
+        return self._barriers[1]
+
+    def _make_barrier(self, session: Session) -> None:
+        """In our own words, so that all who wait for it hear how it failed."""
+        with errors(self._url):
+            barrier(session)
 
     def _ensure_member(self, session: Session, found: Found) -> None:
         """Where commits wait for a standby, or others are members, nothing is answered by somebody who is none."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 
 from semel.errors import StoreUnavailable
-from semel.stores.postgres_gate import Shared
+from semel.stores import postgres_gate
+from semel.stores.postgres_gate import Gate, Shared
 from semel.testing.limits import scaled
 
 DEADLINE_S = 60.0
@@ -67,6 +70,64 @@ def test_all_who_come_while_one_acts_share_the_next_act() -> None:
         for other in others:
             other.result(scaled(DEADLINE_S))
     assert act.count == 2
+
+
+@pytest.fixture
+def barriers(monkeypatch: pytest.MonkeyPatch) -> Act:
+    """Those of a gate whose connections pass every other check."""
+    act = Act()
+    monkeypatch.setattr(postgres_gate, "barrier", act)
+    monkeypatch.setattr(postgres_gate, "Statements", Primary)
+    monkeypatch.setattr(Gate, "_check", lambda self, session: None)
+    monkeypatch.setattr(Gate, "_ensure_member", lambda self, session, found: None)
+    return act
+
+
+@pytest.fixture
+def gate(barriers: Act) -> Iterator[Gate]:
+    gate = Gate("postgresql:///x", "n")
+    yield gate
+    gate.membership.close()
+
+
+class Primary:
+    def __init__(self, session: Any) -> None:
+        pass
+
+    def ask(self, name: str) -> list[tuple[Any, ...]]:
+        return [(170000, "UTF8", False, True)]
+
+
+def admit(gate: Gate) -> None:
+    session: Any = SimpleNamespace(term=-1, is_standby=None)
+    gate._admit(session)
+
+
+def test_a_barrier_on_one_server_does_not_do_for_another(gate: Gate, barriers: Act) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        old = threads.submit(admit, gate)
+        assert barriers.begun.acquire(timeout=scaled(DEADLINE_S))
+        gate.witness.term += 1
+        new = threads.submit(admit, gate)
+        assert barriers.begun.acquire(timeout=scaled(DEADLINE_S)), "it waits for nobody on the old server"
+        barriers.go_on.release(2)
+        for each in (old, new):
+            each.result(scaled(DEADLINE_S))
+    assert barriers.count == 2
+
+
+def test_all_who_wait_hear_that_the_connection_of_the_one_who_acted_broke(gate: Gate, barriers: Act) -> None:
+    barriers.failure = psycopg.OperationalError("the server has gone")
+    with ThreadPoolExecutor(4) as threads:
+        acting = threads.submit(admit, gate)
+        assert barriers.begun.acquire(timeout=scaled(DEADLINE_S))
+        waiting = [threads.submit(admit, gate) for _ in range(3)]
+        wait_until(lambda: gate._barriers[1].waiting == 3)
+        barriers.go_on.release(4)
+        for each in (acting, *waiting):
+            with pytest.raises(StoreUnavailable, match="has gone"):
+                each.result(scaled(DEADLINE_S))
+    assert barriers.count == 1
 
 
 def test_all_who_waited_hear_of_a_failure_and_the_next_one_tries_again() -> None:
