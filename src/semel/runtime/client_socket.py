@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import (
@@ -98,15 +98,15 @@ class Dialer:
 
 
 def _address(given: str, recover: Recover | None) -> str:
-    """With the word that we send again in order what was not taken; servers that do not know it pass over it. The
-    access token stays also for who comes back, as in Microsoft's clients: who keeps sessions does not look at it, a
-    proxy may."""
+    """With the word that we send again in order what was not taken, unless it is there already: ours takes it only
+    once, and servers that do not know it pass over it. The access token stays also for who comes back, as in
+    Microsoft's clients: who keeps sessions does not look at it, a proxy may."""
     parts = urlsplit(given)
-    more = {IN_ORDER: "true"}
+    said = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+    more = {} if IN_ORDER in said else {IN_ORDER: "true"}
     if recover is not None:
         more |= {"awps_connection_id": recover.connection_id, "awps_reconnection_token": recover.token}
-    said = urlencode(more)
-    return urlunsplit(parts._replace(query=f"{parts.query}&{said}" if parts.query else said))
+    return urlunsplit(parts._replace(query="&".join(filter(None, (parts.query, urlencode(more))))))
 
 
 def error_of(error: Exception) -> SemelError:

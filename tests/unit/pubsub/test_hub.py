@@ -307,6 +307,21 @@ def test_an_id_of_the_application_is_taken_once_whichever_session_brings_it(pair
     assert [e.event.kind for e in pair.store.ledger(START)].count(Kind.DUPLICATE) == 2
 
 
+@pytest.mark.parametrize("is_elsewhere", [False, True])
+def test_the_ack_id_of_a_message_with_an_id_counts_once_as_any_other(pair: World, is_elsewhere: bool) -> None:
+    """Whatever comes under it later, and after a restart as soon as something else was committed for the session."""
+    pair.send(ALICE, SendToGroup("g", text("paid"), 8, metadata={"semel-id": "order-17"}))
+    peer = ALICE
+    if is_elsewhere:
+        pair.publish(ALICE, "g", "more", 9)
+        pair.restart()
+        pair.resume(peer := "again", ALICE)
+    pair.take(peer)
+    pair.publish(peer, "g", "shipped", 8)
+    assert acks(pair, peer) == [Ack(8, Fault(ErrorName.DUPLICATE, "Message with ack-id: 8 has been processed"))]
+    assert "shipped" not in published(pair)
+
+
 OTHERS = [
     SendToGroup("g", text("shipped")),
     SendToGroup("h", text("paid")),

@@ -132,6 +132,18 @@ def test_a_hub_that_is_alone_begins_anew_as_well() -> None:
     assert any(isinstance(said, Shut) for said in world.take(ALICE))
 
 
+def test_that_the_history_is_another_is_seen_by_the_commit_alone() -> None:
+    """What follows is not read yet, and without it nobody would be told of anything that is published."""
+    world = SlowWorld()
+    world.connect(ALICE)
+    world.join(ALICE, "g")
+    hub, world.reads = world.hub, []
+    world.store.raise_epoch("a failover")
+    world.publish(ALICE, "g", "hello", 7)
+    assert world.hub is not hub
+    assert [said.code for said in world.take(ALICE) if isinstance(said, Shut)] == [CloseCode.INTERNAL]
+
+
 # -- sessions
 
 

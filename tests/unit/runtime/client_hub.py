@@ -32,7 +32,12 @@ class Line:
     def __init__(self, socket: ServerConnection, codec: Codec) -> None:
         self._socket, self._codec = socket, codec
         assert socket.request is not None
-        self.query = {name: values[0] for name, values in parse_qs(urlsplit(socket.request.path).query).items()}
+        self._said = parse_qs(urlsplit(socket.request.path).query, keep_blank_values=True)
+        self.query = {name: values[0] for name, values in self._said.items()}
+
+    def all_of(self, name: str) -> list[str]:
+        """Whatever the query says under this name, written in any case."""
+        return [value for said, values in self._said.items() if said.lower() == name for value in values]
 
     async def hear(self) -> Request:
         """What the client says next."""

@@ -461,6 +461,20 @@ async def test_for_each_new_session_there_is_a_fresh_address(hub: FakeHub) -> No
     await client.close()
 
 
+@pytest.mark.parametrize("said", ["", "&semel_in_order=true", "&Semel_In_Order=false", "&semel_in_order="])
+async def test_what_the_address_says_of_order_is_said_once(hub: FakeHub, said: str) -> None:
+    """A server refuses what is said twice."""
+    expected = [said.partition("=")[2]] if said else ["true"]
+    client = WebPubSubClient(hub.url + said, options=OPTIONS)
+    opening = asyncio.create_task(client.open())
+    line = await hub.welcome()
+    await opening
+    assert line.all_of("semel_in_order") == expected
+    line.cut()
+    assert (await hub.line()).all_of("semel_in_order") == expected
+    await client.close()
+
+
 async def test_a_function_that_fails_to_give_an_address_is_asked_again(hub: FakeHub) -> None:
     errors: list[Exception] = [OSError("its server is down"), PeerUnavailable("busy")]
 
