@@ -33,10 +33,6 @@ CLOSE_S = 1.0
 """How long leaving may take. Whoever does not leave is waited for until its lease is over."""
 
 
-class Evicted(StoreUnavailable):
-    """The row is not there any more, or too old."""
-
-
 class Membership:
     """`open` makes a connection that may be used. Nothing happens until `join`."""
 
@@ -68,7 +64,9 @@ class Membership:
         """On a server that is new to us: be a member there before anything is answered."""
         try:
             self._beat_in_time(session)
-        except Evicted:
+        except StoreUnavailable:
+            if self.is_joined:
+                raise
             self.join(session, timeline)
 
     def _beat_in_time(self, session: Session) -> None:
@@ -106,7 +104,9 @@ class Membership:
             rows = run.ask("beat", self.member, self.known, int(LEASE_S * 1_000_000))
             if not rows:
                 self.member = ""
-                raise Evicted("the lease of this process on the store has run out", fix="it joins again by itself")
+                raise StoreUnavailable(
+                    "the lease of this process on the store has run out", fix="it joins again by itself"
+                )
             [(members, lsn)] = rows
             self._witness.end_turn(session.term, begun, LEASE_S, lsn)
             if members <= self.known:
