@@ -1,8 +1,8 @@
 """What clients ask of a hub, and what they hear back.
 
-A request with an ackId is answered once it is durable, and its ackId with it: who asks again hears `Duplicate`. Only the
-ackId of a message with an id of its own is written down later, with the next commit of its session. A restart before that
-forgets the ackId, but not the id: who sends that message again hears `Duplicate` all the same.
+A request with an ackId is answered once it is durable, and its ackId with it: who asks again hears `Duplicate`. Only
+the ackId of a message with an id of its own is written down later, with the next commit of its session. A restart
+before that forgets the ackId, but not the id: who sends that message again hears `Duplicate` all the same.
 
 A request that failed is forgotten, so the same ackId may be tried again.
 """
