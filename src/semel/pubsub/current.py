@@ -21,53 +21,48 @@ UNREADABLE = "the store cannot be read now; ask again"
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """One of the two calls is made, once."""
+    """One of the two calls is made, once. `read`: the first that is not too early for it."""
 
+    read: int
     until: float
     then: Callable[[float], None]
     failed: Callable[[str], None]
-    is_open: bool = True
-
-    def fail(self, why: str) -> None:
-        if self.is_open:
-            self.is_open = False
-            self.failed(why)
 
 
 class Current:
+    """Those who wait, in the order in which they asked. Nobody stays after an answer, whatever becomes of the read."""
+
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._asked: deque[_Asked] = deque()
 
     def __len__(self) -> int:
-        return sum(asked.is_open for asked in self._asked)
+        return len(self._asked)
 
     def when(self, then: Callable[[float], None], failed: Callable[[str], None], now: float) -> None:
         """`then`, as soon as all is known here that stands in the stream now. `failed` hears why that cannot be."""
         if not self._hub.options.is_shared:
             then(now)
             return
-        asked = _Asked(now + READ_S, then, failed)
-        self._asked.append(asked)
-        self._hub.tail.read_to_end(lambda is_read, now: self._read(asked, is_read, now))
+        self._asked.append(_Asked(self._hub.tail.read_to_end(), now + READ_S, then, failed))
 
-    def _read(self, asked: _Asked, is_read: bool, now: float) -> None:
-        if not is_read:
-            asked.fail(UNREADABLE)
-        elif asked.is_open:
-            asked.is_open = False
-            asked.then(now)
-        while self._asked and not self._asked[0].is_open:
-            self._asked.popleft()
+    def has_read(self, number: int | None, now: float) -> None:
+        """The tail has come to the end of the stream with this read, or cannot read it (None)."""
+        if number is None:
+            self.abandon(UNREADABLE)
+            return
+        while self._asked and self._asked[0].read <= number:
+            self._asked.popleft().then(now)
 
     def abandon(self, why: str) -> None:
-        """The hub begins anew, and will not hear of them."""
-        while self._asked:
-            self._asked.popleft().fail(why)
+        """The hub begins anew, and will not hear of them. Who asks again at once waits for another read."""
+        asked, self._asked = self._asked, deque()
+        for each in asked:
+            each.failed(why)
 
     def next_deadline(self) -> float | None:
         return self._asked[0].until if self._asked else None
 
     def on_timer(self, now: float) -> None:
         while self._asked and self._asked[0].until <= now:
-            self._asked.popleft().fail(TOO_LATE)
+            self._asked.popleft().failed(TOO_LATE)

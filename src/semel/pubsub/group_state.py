@@ -71,6 +71,7 @@ class GroupStates:
         self._watchers: dict[str, dict[str, Session]] = {}
         self._watching: dict[str, Session] = {}
         self._missed: set[str] = set()
+        self._not_shown: dict[tuple[str, str], Session] = {}
         self._cleared: deque[_Cleared] = deque()
 
     @property
@@ -254,12 +255,21 @@ class GroupStates:
     def _begin(self, session: Session, group: str, now: float) -> None:
         """With all that was said before, on whichever node. If that cannot be read, it comes as soon as it can be."""
 
-        def begin(why: object = None) -> None:
+        def begin(now: float) -> None:
             if group in session.watches and self._hub.roster.get(session.id) is session:
                 self._watch(session, group)
                 self._send_snapshot(session, group)
 
-        self._hub.current.when(begin, begin, now)
+        def failed(why: str) -> None:
+            self._not_shown[session.id, group] = session
+
+        self._hub.current.when(begin, failed, now)
+
+    def show_missed(self, now: float) -> None:
+        """The stream can be read again. What was read just now may be too old for them: they ask for themselves."""
+        not_shown, self._not_shown = self._not_shown, {}
+        for (_, group), session in not_shown.items():
+            self._begin(session, group, now)
 
     def _rewatch(self, session: Session) -> None:
         for group in session.watches:

@@ -166,7 +166,7 @@ class Hub:
         self.outgoing = Outgoing()
         self.tail = Tail(
             _begin_of(head, self.options), self._tell, self._tell_all, self._skip, self._effects.append,
-            self.options.read_rows,
+            self.options.read_rows, self._at_end,
         )  # fmt: skip
         self.floors, self.catch_up, self.orders = Floors(self, floor), CatchUp(self), Orders(self)
         self.current = Current(self)
@@ -567,6 +567,12 @@ class Hub:
             self.orders.hear(append, offset, now)
         while self._told and self._told[0][0] <= offset:
             heappop(self._told)[2]()
+
+    def _at_end(self, number: int | None, now: float) -> None:
+        """Of the stream, as it stood when this read began; or it cannot be read (None)."""
+        self.current.has_read(number, now)
+        if number is not None:
+            self.group_states.show_missed(now)
 
     def _skip(self, offset: int) -> None:
         """What stands before is gone. What the rows were read after is known from them, and a node that is alone knows

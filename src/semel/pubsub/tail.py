@@ -37,13 +37,17 @@ def _in_a_row(numbered: tuple[int, Record]) -> tuple[bool, int]:
 
 Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
 
-AtEnd = Callable[[bool, float], None]
-"""Hears whether the stream could be read to its end, and the time."""
+AtEnd = Callable[[int | None, float], None]
+"""Hears which read has come to the end of the stream, and the time. None: it cannot be read now."""
+
+
+def nobody_asks(number: int | None, now: float) -> None:
+    """Whoever follows a stream only to hand it on."""
 
 
 class Tail:
     """`offset` is the last record that was told. `skip` hears before which record something is gone that was not. So
-    many rows are read at once."""
+    many rows are read at once. The reads are numbered: `_reads` is the last that has begun."""
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class Tail:
         skip: Callable[[int], None],
         ask: Callable[[Read], None],
         rows: int = READ_ROWS,
+        at_end: AtEnd = nobody_asks,
     ) -> None:
         self.stream, self.epoch, self.offset, self.rows = at.stream, at.epoch, at.offset, rows
         self._tell, self._tell_all, self._skip, self._ask = tell, tell_all, skip, ask
@@ -60,8 +65,7 @@ class Tail:
         self._bodies: dict[str, bytes] = {}
         self._asked = Asking[tuple[int, int], Callable[[Found, float], None]](lambda asked: self._ask_after(*asked))
         self._is_reading = self._reads_again = False
-        self._at_end: list[AtEnd] = []
-        self._at_next_end: list[AtEnd] = []
+        self._reads, self._at_end = 0, at_end
 
     # -- what this node commits
 
@@ -126,15 +130,15 @@ class Tail:
             self._reads_again = True
             return
         self._is_reading, self._reads_again = True, False
-        self._at_end += self._at_next_end
-        self._at_next_end.clear()
+        self._reads += 1
         self.read_after(self.offset, self._read)
 
-    def read_to_end(self, call: AtEnd) -> None:
-        """Everything that stands in the stream now is told before `call` is. A read that is under way may have looked
-        too early for that; all who ask meanwhile share the one after it."""
-        self._at_next_end.append(call)
+    def read_to_end(self) -> int:
+        """Everything that stands in the stream now is told when this read, or a later one, has come to its end. One
+        that is under way may have looked too early for that; all who ask meanwhile share the one after it."""
+        number = self._reads + 1
         self.read_on()
+        return number
 
     def _read(self, found: Found, now: float) -> None:
         self._is_reading = False
@@ -144,21 +148,16 @@ class Tail:
                 self._skip(found.first.offset)
             self.read_on()
         elif isinstance(found, ReadFailed):
-            waiting = self._at_end + self._at_next_end
-            self._at_end, self._at_next_end = [], []
-            for call in waiting:
-                call(False, now)
+            self._at_end(None, now)
         else:
             self._tell_to_end(found, now)
 
     def _tell_to_end(self, records: Sequence[Record], now: float) -> None:
         """Who asks while they are told waits for another read, which begins then."""
-        waiting: list[AtEnd] = []
-        if len(records) < self.rows:
-            waiting, self._at_end = self._at_end, waiting
+        number = self._reads
         self._tell_records(records, now)
-        for call in waiting:
-            call(True, now)
+        if len(records) < self.rows:
+            self._at_end(number, now)
 
     def _tell_records(self, records: Sequence[Record], now: float) -> None:
         """What a read gives follows on what is known, also where a new epoch has left a gap in the numbers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -235,6 +236,46 @@ def test_a_store_that_does_not_answer_is_not_waited_for_for_long(one: World) -> 
     assert answer == Answer(Outcome.FAILED, "the store did not answer in time; ask again")
     two.go_on()
     assert two.take("later") == []
+
+
+def test_nobody_who_was_answered_is_kept_while_a_read_hangs(one: World) -> None:
+    two = SlowWorld(SHARED, "two", beside=one)
+    two.connect("bob")
+    two.reads = []
+    for number in range(50):
+        assert two.call_later(Find(Connection(f"nobody {number}")))
+    two.pass_time(5.1)
+    assert len(two.take("later")) == 50
+    gc.collect()
+    kept = [each for each in gc.get_objects() if type(each) is Find and "nobody" in each.who.name]  # type: ignore[union-attr]
+    assert kept == []
+    two.go_on()
+    assert two.call(Find(Connection("bob"))).outcome is Outcome.DONE
+
+
+@pytest.mark.parametrize("is_hanging", [False, True])
+def test_a_snapshot_of_what_could_not_be_read_waits_until_it_can_be(one: World, is_hanging: bool) -> None:
+    """One without what others have said a moment ago would stand until they say something else."""
+    two = SlowWorld(SHARED, "two", beside=one)
+    one.connect(ALICE, USER, groups=("g",))
+    two.connect("bob")
+    two.take("bob")
+    if is_hanging:
+        two.reads = []
+    else:
+        two.read = lambda seat, effect: two.interpreter.read_failed(seat, effect, AWAY)  # type: ignore[method-assign]
+    one.send(ALICE, SetGroupState("g", 1, {"mood": "good"}))
+    two.send("bob", SubscribeGroupState("g", 1))
+    two.pass_time(5.1)
+    assert two.take("bob") == [Ack(1)]
+    if is_hanging:
+        two.go_on()
+    else:
+        del two.read
+        two.pass_time(5.1)
+    [snapshot] = two.take("bob")
+    assert isinstance(snapshot, GroupStateSnapshot)
+    assert [item.connection_id for item in snapshot.items] == [ALICE]
 
 
 def test_a_store_that_cannot_be_read_is_said_at_once(one: World, two: World) -> None:
