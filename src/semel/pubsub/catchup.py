@@ -4,6 +4,8 @@ A session is behind after a restart, and when it comes here from another node. W
 queue until what was before is there. Who falls behind while a pass is under way waits for the next one.
 
 What was spilled (`spills.py`) is not in the stream any more: who has something of it waits for a pass until it is read.
+Who cannot have all of it does not go on with the rest as if nothing was missing: if it is gone, the session ends; if
+only a newer Semel can read it, the session waits for that one.
 """
 
 from __future__ import annotations
@@ -18,10 +20,14 @@ from semel.pubsub.records import of_record
 from semel.pubsub.roster import Past
 from semel.pubsub.runs import Run
 from semel.pubsub.session import Session
+from semel.pubsub.spill_rows import Spilled
 from semel.pubsub.tail import Found
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
+
+
+LOST = "messages that were kept for the session are lost"
 
 
 class _Behind(NamedTuple):
@@ -41,13 +47,27 @@ class CatchUp:
         self._pass: _Pass | None = None
         self._has_failed = False
 
-    def add(self, session: Session, until: int) -> None:
+    def add(self, session: Session, until: int, now: float) -> None:
         """It has missed what comes after what it acknowledged, up to here."""
         session.is_behind = True
         if session.spill.rows:
-            self._hub.spills.load(session, lambda spilled: self._waiting.append(_Behind(session, until, spilled)))
+            self._hub.spills.load(session, now, lambda spilled, now: self._go_on_with(session, until, spilled, now))
         else:
             self._waiting.append(_Behind(session, until))
+
+    def _go_on_with(self, session: Session, until: int, spilled: Spilled, now: float) -> None:
+        """One that is over ends in any case, and tells of what nobody could have."""
+        is_ending = session in self._ending
+        if spilled.error is not None and not is_ending:
+            self._hub.sessions.leave_out(session, spilled.error)
+            return
+        session.spill.lost = (*spilled.missing, *spilled.unreadable)
+        self._waiting.append(_Behind(session, until, spilled.runs))
+        if spilled.missing:
+            ranges = ", ".join(f"{row.first} to {row.last}" for row in spilled.missing)
+            self._hub.notify("hub-body", f"messages {ranges} of {session.id} are lost: they are gone from the store")
+        if spilled.missing and not is_ending:
+            self._hub.sessions.discard(session, LOST, now)
 
     def when_caught_up(self, session: Session, call: Callable[[float], None]) -> None:
         """It is over, but for what it has missed."""

@@ -10,7 +10,7 @@ from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Log, Op, Result
 from semel.pubsub.commits import Failure, nothing_more
-from semel.pubsub.messages import CloseCode, Disconnected
+from semel.pubsub.messages import CloseCode
 from semel.pubsub.odata import parse
 from semel.pubsub.records import NO_TERMS
 from semel.pubsub.roster import Here
@@ -103,9 +103,7 @@ class Delivery:
         if last is not None:
             session.end = max(last, session.opened)
         self._hub.notify("backlog", f"{session.id} is closed, {reason}")
-        self._hub.tell(session, Disconnected(reason))
-        self._hub.shut(session, CloseCode.POLICY, reason)
-        self._hub.sessions.close(session, Kind.DISCARDED, reason, now)
+        self._hub.sessions.discard(session, reason, now)
 
     # -- what they acknowledge
 

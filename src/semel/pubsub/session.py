@@ -366,6 +366,18 @@ class Session:
         """What is in its queue. Of the first run, a part may be acknowledged."""
         return (run.after(self.acked) for run in self.queue)
 
+    def left_behind(self) -> Confirmed | None:
+        """What it has not acknowledged when it ends. Messages that are lost count as nothing: nobody knows which of
+        that range they were, so the range does not fit, and an audit finds it."""
+        found = Confirmed.of(self.unacknowledged()) if self.queue else None
+        for row in self.spill.lost:
+            if row.last > self.acked:
+                lost = Confirmed(max(row.first, self.acked + 1), row.last)
+                if found is not None:
+                    lost.merge(found)
+                found = lost
+        return found
+
     def unspilled(self, after: int) -> list[Run]:
         """What of its queue comes after this offset."""
         after = max(after, self.acked)
@@ -410,8 +422,8 @@ class Confirmed:
 
     __slots__ = ("first", "fold", "last", "n")
 
-    def __init__(self, first: int) -> None:
-        self.first = self.last = first
+    def __init__(self, first: int, last: int | None = None) -> None:
+        self.first, self.last = first, first if last is None else last
         self.n = self.fold = 0
 
     @classmethod

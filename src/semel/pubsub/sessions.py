@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from semel.errors import StoreError
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Fresh, Log, Put, Result
 from semel.pubsub.commits import Failure, is_conflict
 from semel.pubsub.endings import Then
 from semel.pubsub.in_order import InOrder
 from semel.pubsub.left_out import UNREADABLE
-from semel.pubsub.messages import CloseCode, Connected
+from semel.pubsub.messages import CloseCode, Connected, Disconnected
 from semel.pubsub.records import closed, opened
 from semel.pubsub.roster import SOMEWHERE, Elsewhere
-from semel.pubsub.session import AcksRow, Confirmed, Session, SessionRow, acks_key, session_key
+from semel.pubsub.session import AcksRow, Session, SessionRow, acks_key, session_key
 from semel.pubsub.sockets import Open, Resume
 from semel.pubsub.spill_rows import deletions
 
@@ -132,7 +133,7 @@ class Sessions:
         """It is here from now on, and has to be given what it has missed. Its client may take its time for coming back
         from now."""
         self.drop(session, now)
-        self._hub.catch_up.add(session, max(self._hub.tail.offset, session.opened))
+        self._hub.catch_up.add(session, max(self._hub.tail.offset, session.opened), now)
 
     def welcome(self, session: Session, now: float) -> None:
         """It comes from another node."""
@@ -143,9 +144,14 @@ class Sessions:
         self._hub.roster.add(session)
         self.fall_behind(session, now)
 
-    def lose(self, session: Session) -> None:
+    def leave_out(self, session: Session, error: StoreError) -> None:
+        """Nobody can go on with it but a newer Semel, which finds everything as it is."""
+        self._hub.left_out.add(session.id, session.floor(self._hub.tail.offset), error)
+        self.lose(session, UNREADABLE)
+
+    def lose(self, session: Session, reason: str = "the session is not here any more") -> None:
         """Another node has it, and its client will be there."""
-        self._hub.shut(session, CloseCode.INTERNAL, "the session is not here any more")
+        self._hub.shut(session, CloseCode.INTERNAL, reason)
         self._hub.roster.remove(session)
         self._hub.delivery.forget(session)
         self._hub.events.lost(session.id)
@@ -162,6 +168,12 @@ class Sessions:
             heappush(self._expiries, (now + BEHIND_S, connection))
         elif session.dropped_at + self._hub.options.recovery_s <= now:
             self.close(session, Kind.EXPIRED, "the client did not come back in time", now)
+
+    def discard(self, session: Session, reason: str, now: float) -> None:
+        """It ends with what it is owed, and its client hears why."""
+        self._hub.tell(session, Disconnected(reason))
+        self._hub.shut(session, CloseCode.POLICY, reason)
+        self.close(session, Kind.DISCARDED, reason, now)
 
     def close(self, session: Session, kind: Kind, reason: str, now: float, then: Then | None = None) -> None:
         """The session ends, and what it has not acknowledged with it: the ledger says so. `then` hears whether that is
@@ -195,8 +207,8 @@ class Sessions:
         log = []
         if session.confirmed is not None:
             log.append(Log(hub.delivery.said(session, session.confirmed)))
-        if session.queue:
-            log.append(Log(hub.delivery.said(session, Confirmed.of(session.unacknowledged()), kind, reason)))
+        if (left := session.left_behind()) is not None:
+            log.append(Log(hub.delivery.said(session, left, kind, reason)))
         appends = (*hub.streams.cancel(session, now), went)
 
         def done(results: tuple[Result, ...], now: float) -> None:

@@ -7,6 +7,7 @@ row may write them, whoever reads it knows them all, and the end of a session, w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,13 +37,26 @@ class SpilledMessage(msgspec.Struct, frozen=True, array_like=True):
     body: bytes | None = None
 
 
-class Spill:
-    """The rows of one session. `rows` counts what is on its way into the store, `stored` does not."""
+class Spilled(NamedTuple):
+    """What the rows of a session hold, in order, but for those that are `missing` and those that are `unreadable` for
+    this Semel, as the `error` says."""
 
-    __slots__ = ("rows", "stored")
+    runs: Sequence[Run] = ()
+    missing: tuple[SpillRow, ...] = ()
+    unreadable: tuple[SpillRow, ...] = ()
+    error: StoreError | None = None
+
+
+class Spill:
+    """The rows of one session. `rows` counts what is on its way into the store, `stored` does not. `found` is what they
+    hold, if that was read before the session came here. `lost` are those whose messages nobody can have any more."""
+
+    __slots__ = ("found", "lost", "rows", "stored")
 
     def __init__(self, rows: tuple[SpillRow, ...] = ()) -> None:
         self.rows = self.stored = rows
+        self.found: Spilled | None = None
+        self.lost: tuple[SpillRow, ...] = ()
 
     @property
     def last(self) -> int:

@@ -21,6 +21,7 @@ from semel.kernel.ops import Put
 from semel.pubsub.runs import Run
 from semel.pubsub.session import Session
 from semel.pubsub.spill_rows import (
+    Spilled,
     SpilledMessage,
     SpillRow,
     deletions,
@@ -60,7 +61,7 @@ class _Loading:
     """The rows of a session, page by page: `found` are the parts by their keys."""
 
     session: Session
-    then: Callable[[list[Run]], None]
+    then: Callable[[Spilled, float], None]
     after: str = ""
     found: dict[str, bytes] = field(default_factory=dict)
 
@@ -157,9 +158,13 @@ class Spills:
 
     # -- back again
 
-    def load(self, session: Session, then: Callable[[list[Run]], None]) -> None:
-        """`then` hears what the rows hold, in order."""
-        self._load(_Loading(session, then))
+    def load(self, session: Session, now: float, then: Callable[[Spilled, float], None]) -> None:
+        """`then` hears what the rows hold. If they were read already, that is it."""
+        found, session.spill.found = session.spill.found, None
+        if found is not None:
+            then(found, now)
+        else:
+            self._load(_Loading(session, then))
 
     def try_again(self) -> None:
         """If a read has failed."""
@@ -170,9 +175,9 @@ class Spills:
     def _load(self, loading: _Loading) -> None:
         prefix = spill_prefix(self._hub.hub, loading.session.id)
         asked = LoadAll(prefix, loading.after, PAGE)
-        self._hub.load_all(asked, lambda found, now: self._loaded(loading, found))
+        self._hub.load_all(asked, lambda found, now: self._loaded(loading, found, now))
 
-    def _loaded(self, loading: _Loading, found: Loaded | LoadedAll | LoadFailed) -> None:
+    def _loaded(self, loading: _Loading, found: Loaded | LoadedAll | LoadFailed, now: float) -> None:
         if not isinstance(found, LoadedAll):
             self._failed.append(loading)
             return
@@ -181,18 +186,24 @@ class Spills:
             loading.after = found.states[-1][0]
             self._load(loading)
             return
-        session = loading.session
-        loading.then([run for row in session.spill.rows for run in self._read(session, row, loading.found)])
+        loading.then(self._read(loading.session, loading.found), now)
 
-    def _read(self, session: Session, row: SpillRow, found: dict[str, bytes]) -> list[Run]:
-        """What somebody has removed by hand cannot be given to anybody, but it is said."""
-        try:
-            parts = [found[key] for key in keys_of(self._hub.hub, session.id, row)]
-            return read_row(self._hub.stream, parts)
-        except (KeyError, StoreError) as error:
-            told = error.message if isinstance(error, StoreError) else "they are gone"
-            self._hub.notify("hub-body", f"messages {row.first} to {row.last} of {session.id} are lost: {told}")
-            return []
+    def _read(self, session: Session, found: dict[str, bytes]) -> Spilled:
+        runs: list[Run] = []
+        missing: list[SpillRow] = []
+        unreadable: list[SpillRow] = []
+        error: StoreError | None = None
+        for row in (row for row in session.spill.rows if row.last > session.acked):
+            keys = keys_of(self._hub.hub, session.id, row)
+            if not all(key in found for key in keys):
+                missing.append(row)
+                continue
+            try:
+                runs += read_row(self._hub.stream, [found[key] for key in keys])
+            except StoreError as raised:
+                unreadable.append(row)
+                error = raised
+        return Spilled(runs, tuple(missing), tuple(unreadable), error)
 
 
 def _enumerate(ids: list[str]) -> str:

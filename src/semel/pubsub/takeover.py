@@ -16,11 +16,13 @@ from semel.kernel.effects import CommitUnknown, Loaded, LoadedAll, LoadFailed
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Fresh, Result
 from semel.kernel.store import State
+from semel.pubsub.catchup import LOST
 from semel.pubsub.commits import Failure, hint, is_conflict, is_trouble, why
 from semel.pubsub.left_out import UNREADABLE
 from semel.pubsub.messages import CloseCode, Request, weigh
 from semel.pubsub.session import AcksRow, Session, acks_key, read_acks, read_session, session_key
 from semel.pubsub.sockets import Resume
+from semel.pubsub.spill_rows import Spilled
 
 if TYPE_CHECKING:
     from semel.pubsub.hub import Hub
@@ -143,8 +145,19 @@ class TakeOver:
             self._end(coming)
         elif session.epoch != self._hub.epoch or not session.is_reliable:
             self._give_up(coming, session, now)
+        elif session.spill.rows:
+            self._hub.spills.load(session, now, lambda found, now: self._found_spilled(coming, session, found, now))
         else:
             self._take(coming, session, now)
+
+    def _found_spilled(self, coming: _Coming, session: Session, found: Spilled, now: float) -> None:
+        """Before it is taken: what cannot be read here is left to a node that can. What is missing may be so because
+        the rows have changed meanwhile. If not, the commit is made, and what was found is what there is."""
+        if found.error is not None:
+            self._fail(coming, found.error.message, UNREADABLE)
+            return
+        session.spill.found = found
+        self._take(coming, session, now)
 
     def _give_up(self, coming: _Coming, session: Session, now: float) -> None:
         """It cannot be gone on with: of a plain client, or of a time before the store was restored. Decided when it is
@@ -197,7 +210,9 @@ class TakeOver:
         hub = self._hub
         self._end(coming)
         hub.sessions.welcome(session, now)
-        if coming.peer is not None and coming.asked is not None:
+        if hub.roster.get(session.id) is not session:
+            self._shut(coming, CloseCode.POLICY, LOST)
+        elif coming.peer is not None and coming.asked is not None:
             del self._peers[coming.peer]
             hub.sessions.attach(session, coming.peer, coming.asked, now)
             hub.ask(session, coming.held, now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 from tests.unit.pubsub.world import HUB, World, text
@@ -15,9 +17,12 @@ from semel.kernel.store import Trimmed
 from semel.pubsub import spill_rows, spills
 from semel.pubsub.calls import CloseConnections, Connection, Find, Outcome, Publish
 from semel.pubsub.calls import Group as ToGroup
+from semel.pubsub.catchup import LOST
 from semel.pubsub.hub import HubOptions
+from semel.pubsub.left_out import UNREADABLE
 from semel.pubsub.messages import (
     CloseCode,
+    Disconnected,
     GroupMessage,
     SendToGroup,
     ServerMessage,
@@ -25,7 +30,7 @@ from semel.pubsub.messages import (
     StreamData,
     StreamEnd,
 )
-from semel.pubsub.session import AcksRow, SpilledAcks, acks_key, read_acks
+from semel.pubsub.session import AcksRow, SpilledAcks, acks_key, read_acks, session_key
 from semel.pubsub.sockets import Shut
 from semel.pubsub.spill_rows import SpillRow
 
@@ -483,18 +488,123 @@ def test_rows_that_cannot_be_read_now_are_read_later(world: World, monkeypatch: 
     assert list(numbers(world, "again")) == ["m1", "m2"]
 
 
-@pytest.mark.parametrize("value", [None, b"damaged"])
-def test_rows_that_are_lost_are_not_passed_over_in_silence(world: World, value: bytes | None) -> None:
+def lose_a_row(world: World, value: bytes | None = None) -> tuple[str, bytes]:
+    """The first one of bob's is gone, or is something that this Semel cannot read. Returns what was there."""
+    (key, state), *_ = world.store.states(f"hub/{HUB}/spill/{BOB}/")
+    world.store.commit([Unit((Put(key, value),))])
+    world.notes.clear()
+    return key, state.value
+
+
+def ended(world: World) -> bool:
+    rows = (session_key(HUB, BOB), acks_key(HUB, BOB))
+    return spilled(world) == [] and all(world.store.state(key) is None for key in rows)
+
+
+def discarded(world: World) -> list[tuple[int | None, int | None, int, str | None]]:
+    events = [entry.event for entry in world.store.ledger(START) if entry.event.kind is Kind.DISCARDED]
+    return [(event.first, event.last, event.n, event.cause) for event in events if event.peer == BOB]
+
+
+def test_rows_that_are_lost_are_not_passed_over_in_silence(world: World) -> None:
+    """The client is not given what comes after them: its session is over, as after too large a backlog."""
     publish(world, "m1")
     grow_old(world)
     publish(world, "m2")
-    [(key, _)] = world.store.states(f"hub/{HUB}/spill/")
-    world.store.commit([Unit((Put(key, value),))])
-    world.notes.clear()
+    found = numbers(world, BOB)
+    lose_a_row(world)
     world.restart()
     assert [note.topic for note in world.notes] == ["hub-body"]
+    assert "are lost" in world.notes[0].detail
     world.resume("again", BOB)
-    assert list(numbers(world, "again"))[-1:] == ["m2"]
+    assert world.take("again") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+    assert ended(world)
+    # how many were lost nobody knows, so the range does not fit and an audit asks
+    assert discarded(world) == [(found["m1"], found["m2"], 1, LOST)]
+
+
+def test_the_ledger_tells_of_lost_rows_though_nothing_else_was_owed(world: World) -> None:
+    publish(world, "m1", "m2")
+    found = numbers(world, BOB)
+    grow_old(world)
+    lose_a_row(world)
+    world.restart()
+    assert ended(world)
+    assert discarded(world) == [(found["m1"], found["m2"], 0, LOST)]
+
+
+def test_a_client_that_is_back_before_the_rows_are_read_hears_that_they_are_lost(world: World) -> None:
+    publish(world, "m1")
+    grow_old(world)
+    lose_a_row(world)
+    let_go = restart_without_reading(world)
+    world.resume("again", BOB)
+    assert world.take("again") == []
+    let_go()
+    assert world.take("again") == [Disconnected(LOST), Shut(CloseCode.POLICY, LOST)]
+    assert ended(world)
+
+
+def test_one_that_ends_before_the_rows_are_read_ends_as_it_was_asked_to(world: World) -> None:
+    publish(world, "m1", "m2")
+    grow_old(world)
+    publish(world, "m3")
+    lose_a_row(world)
+    let_go = restart_without_reading(world)
+    world.call_later(CloseConnections(Connection(BOB)))
+    let_go()
+    assert ended(world)
+    assert discarded(world) == []
+    assert (BOB, 1) in told(world, Kind.CANCELLED)
+
+
+def restart_without_reading(world: World) -> Callable[[], None]:
+    """What is asked of the store waits until this is called."""
+    load, asked = world.load, list[tuple[Seat, Load | LoadAll]]()
+    world.load = lambda seat, effect: asked.append((seat, effect))  # type: ignore[method-assign]
+    world.restart()
+
+    def let_go() -> None:
+        world.load = load  # type: ignore[method-assign]
+        for seat, effect in asked:
+            world.load(seat, effect)
+
+    return let_go
+
+
+def test_rows_that_only_a_newer_semel_can_read_are_kept_for_it(world: World) -> None:
+    """With all that the stream has for the session."""
+    publish(world, "m1")
+    grow_old(world)
+    publish(world, "m2")
+    key, value = lose_a_row(world, b"newer")
+    world.restart()
+    assert [note.topic for note in world.notes] == ["session-unreadable"]
+    world.resume("again", BOB)
+    assert world.take("again") == [Shut(CloseCode.INTERNAL, UNREADABLE)]
+    world.resume("alice again", ALICE)
+    acknowledge(world, "alice again")
+    publish(world, "m3")
+    acknowledge(world, "alice again")
+    for _ in range(3):
+        world.pass_time(10_001)
+    assert rows_of(world) != ()
+    assert discarded(world) == []
+    world.store.commit([Unit((Put(key, value),))])
+    world.restart()
+    world.resume("again", BOB)
+    assert list(numbers(world, "again")) == ["m1", "m2", "m3"]
+
+
+def test_a_client_that_is_back_before_the_rows_are_read_may_come_again_if_they_are_unreadable(world: World) -> None:
+    publish(world, "m1")
+    grow_old(world)
+    lose_a_row(world, b"newer")
+    let_go = restart_without_reading(world)
+    world.resume("again", BOB)
+    let_go()
+    assert world.take("again") == [Shut(CloseCode.INTERNAL, UNREADABLE)]
+    assert not ended(world)
 
 
 def test_a_semel_that_knows_of_no_spilled_messages_does_not_read_on_without_them(world: World) -> None:
@@ -537,14 +647,9 @@ def end_by_time_after_a_restart(world: World) -> None:
 
 def end_while_it_is_read_for(world: World) -> None:
     """Its rows are not there yet when it ends."""
-    load = world.load
-    asked: list[tuple[Seat, Load | LoadAll]] = []
-    world.load = lambda seat, effect: asked.append((seat, effect))  # type: ignore[method-assign]
-    world.restart()
+    let_go = restart_without_reading(world)
     world.call_later(CloseConnections(Connection(BOB)))
-    world.load = load  # type: ignore[method-assign]
-    for seat, effect in asked:
-        world.load(seat, effect)
+    let_go()
 
 
 @pytest.mark.parametrize(
@@ -624,6 +729,63 @@ def test_a_node_that_was_replaced_spills_nothing(one: World, two: World) -> None
     assert rows_of(two) == ()
     assert one.hub.roster.get(BOB) is None
     assert not is_gone(two, found["m1"])
+
+
+def test_a_node_ends_a_session_of_which_rows_are_lost_when_it_has_taken_it(one: World, two: World) -> None:
+    publish(one, "m1")
+    grow_old(one)
+    lose_a_row(one)
+    two.resume("again", BOB)
+    assert two.take("again") == [Shut(CloseCode.POLICY, LOST)]
+    assert ended(two)
+    assert [n for _, _, n, _ in discarded(two)] == [0]
+    two.resume("and again", BOB)
+    assert two.take("and again") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_a_node_does_not_take_a_session_of_which_it_cannot_read_the_rows(one: World, two: World, is_dead: bool) -> None:
+    """Nor when the one that had it is dead: the stream is kept by its floor."""
+    publish(one, "m1")
+    grow_old(one)
+    publish(one, "m2")
+    key, value = lose_a_row(one, b"newer")
+    before = [one.store.state(row) for row in (session_key(HUB, BOB), acks_key(HUB, BOB))]
+    if is_dead:
+        one.die()
+        for _ in range(5):
+            two.pass_time(1_000)
+    two.resume("again", BOB)
+    assert two.take("again") == [Shut(CloseCode.INTERNAL, UNREADABLE)]
+    assert [two.store.state(row) for row in (session_key(HUB, BOB), acks_key(HUB, BOB))] == before
+    two.store.commit([Unit((Put(key, value),))])
+    two.resume("again", BOB)
+    assert list(numbers(two, "again")) == ["m1", "m2"]
+
+
+def test_rows_that_change_while_a_node_reads_them_are_not_taken_for_lost(one: World, two: World) -> None:
+    publish(one, "m1", "m2")
+    found = numbers(one, BOB)
+    grow_old(one)
+    load, asked = two.load, list[tuple[Seat, Load | LoadAll]]()
+
+    def hold_spilled(seat: Seat, effect: Load | LoadAll) -> None:
+        if isinstance(effect, LoadAll) and "/spill/" in effect.prefix and not asked:
+            asked.append((seat, effect))
+        else:
+            load(seat, effect)
+
+    two.load = hold_spilled  # type: ignore[method-assign]
+    two.restart()
+    two.resume("again", BOB)
+    assert len(asked) == 1
+    one.ack(BOB, found["m2"])
+    one.pass_time(2)
+    assert spilled(one) == []
+    publish(one, "m3")
+    load(*asked[0])
+    assert list(numbers(two, "again")) == ["m3"]
+    assert discarded(two) == []
 
 
 def test_a_session_of_another_epoch_leaves_no_rows_when_another_node_ends_it(one: World, two: World) -> None:

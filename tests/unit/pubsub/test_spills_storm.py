@@ -15,7 +15,7 @@ from semel.pubsub import delivery, spills
 from semel.pubsub.clients import Clients
 from semel.pubsub.delivery import Delivery
 from semel.pubsub.session import Session
-from semel.pubsub.spill_rows import SpillRow
+from semel.pubsub.spill_rows import Spilled, SpillRow
 
 SEEDS = 12
 PLANTED_SEEDS = 100
@@ -36,9 +36,9 @@ def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[SpillRow]:
     found: list[SpillRow] = []
     read = spills.Spills._read
 
-    def counting(self, session: Session, row: SpillRow, parts: dict[str, bytes]):  # type: ignore[no-untyped-def]
-        found.append(row)
-        return read(self, session, row, parts)
+    def counting(self: spills.Spills, session: Session, parts: dict[str, bytes]) -> Spilled:
+        found.extend(session.spill.rows)
+        return read(self, session, parts)
 
     monkeypatch.setattr(spills.Spills, "_read", counting)
     return found
@@ -91,7 +91,7 @@ def test_no_rows_are_left_when_everybody_has_gone() -> None:
 
 def copies_that_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever takes a session over reads the stream only."""
-    monkeypatch.setattr(spills.Spills, "load", lambda self, session, then: then([]))
+    monkeypatch.setattr(spills.Spills, "load", lambda self, session, now, then: then(Spilled(), now))
 
 
 def acks_that_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
