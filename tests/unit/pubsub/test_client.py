@@ -17,6 +17,7 @@ from tests.unit.pubsub.client_world import (
     check_kept,
     check_nothing_failed,
     check_order,
+    check_order_of_the_rest,
 )
 from tests.unit.pubsub.world import text
 
@@ -387,6 +388,16 @@ def test_a_refusal_that_was_on_its_way_when_the_message_was_sent_again_is_not_on
     bench.take()
     bench.pass_time(1)
     assert _ack_ids(bench) == [3, 4], "the second copy of 3 was refused as well"
+
+
+def test_copies_on_an_older_socket_are_not_answered_any_more(bench: Bench) -> None:
+    bench.ask(1, HELLO)
+    bench.pass_time(5.5)
+    bench.recover()
+    bench.say(Ack(1, BUSY))
+    bench.take()
+    bench.pass_time(0.5)
+    assert _ack_ids(bench) == [1]
 
 
 @pytest.mark.parametrize("how", ["refused", "timed out"])
@@ -1447,6 +1458,21 @@ def test_messages_that_are_given_up_hold_up_no_others(plan: SlowNetwork, monkeyp
     assert not all(_is_most(plan.run(seed)) for seed in range(SLOW_SEEDS))
 
 
+GIVES_UP = [SlowNetwork(0.8, timeout_s=1.5, refusals=6), SlowNetwork(0.8, refusals_max=1, refusals=6)]
+
+
+@pytest.mark.parametrize("plan", GIVES_UP)
+def test_what_is_left_when_some_are_given_up_is_in_order(plan: SlowNetwork) -> None:
+    assert _finds(plan, (check_all_is_done, check_order_of_the_rest), SLOW_SEEDS) == "nothing"
+
+
+def test_a_client_that_sends_one_twice_while_others_have_no_answer_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "Requests", TwiceAtOnce)
+    assert "changed places" in "".join(_finds(plan, (check_order_of_the_rest,), SEEDS) for plan in GIVES_UP)
+
+
 def _is_most(world: ClientWorld) -> bool:
     """Each refusal costs a message, or a few that were under way with it."""
     return len(world.published()) > 65
@@ -1497,6 +1523,13 @@ class NeverTwice(Requests):
         return False
 
 
+class TwiceAtOnce(Requests):
+    """After one that was given up, although others before it have no answer."""
+
+    def _is_needed_twice(self, pending: Pending) -> bool:
+        return self._gave_up and isinstance(pending.request, SendToGroup)
+
+
 class NoMemory(Arrivals):
     """Whatever comes is new."""
 
@@ -1514,8 +1547,8 @@ class EarlyAcks(Arrivals):
         return is_new
 
 
-def _finds(plan: Plan | SlowNetwork, checks: Sequence[Check]) -> str:
-    for seed in range(SEEDS):
+def _finds(plan: Plan | SlowNetwork, checks: Sequence[Check], seeds: int = SEEDS) -> str:
+    for seed in range(seeds):
         world = plan.run(seed)
         try:
             for each in (check, *checks):
