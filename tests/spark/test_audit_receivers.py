@@ -180,6 +180,21 @@ def out_of_order(hub: HubBook) -> None:
     hub.told("a", *ids[:2])
 
 
+def copies_gone(hub: HubBook) -> None:
+    """What was kept for a session is lost, and it ends: nobody knows how many messages of the range that was."""
+    hub.open("a")
+    ids = [hub.send("") for _ in range(3)]
+    hub.told("a", *ids, kind=Kind.DISCARDED, n=0, fold=0)
+    hub.close("a")
+
+
+def one_copy_gone(hub: HubBook) -> None:
+    hub.open("a")
+    ids = [hub.send("") for _ in range(3)]
+    hub.told("a", ids[0], ids[2], kind=Kind.DISCARDED)
+    hub.close("a")
+
+
 def a_stranger(hub: HubBook) -> None:
     """Somebody acknowledges who was never there."""
     hub.told("ghost", hub.send(""))
@@ -197,6 +212,8 @@ HUBS: dict[str, Callable[[HubBook], None]] = {
     "expired": confirmed_and_expired,
     "order": out_of_order,
     "stranger": a_stranger,
+    "copies": copies_gone,
+    "copy": one_copy_gone,
 }
 
 Found = dict[str, dict[Finding, set[str]]]
@@ -264,6 +281,8 @@ def test_what_terms_decide_is_named_where_the_fold_can(audited: tuple[Audit, Fou
         ("count", Finding.GAP, {"hub/count@1:2..4"}),
         ("fold", Finding.GAP, {"hub/fold@1:2..4"}),
         ("stranger", Finding.GAP, {"hub/stranger@1:1..1"}),
+        ("copies", Finding.GAP, {"hub/copies@1:2..4"}),
+        ("copy", Finding.LOST, {"copy-2"}),
         ("twice", Finding.DUPLICATE, {"twice-2"}),
         ("skipped", Finding.LOST, {"skipped-2", "skipped-4"}),
         ("forgotten", Finding.LOST, {"forgotten-2"}),
