@@ -11,6 +11,7 @@ import os
 import selectors
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 LEASE_S = 40.0
 """Longer than it takes to notice that a host is gone and to promote another one."""
+WAITING_LEASE_S = 5.0
+"""Of one who is not known yet and answers for nothing. If it dies, the next one need not wait for it for long."""
 BEAT_S = 1.0
 AGAIN_S = 0.2
 LOOK_S = 0.02
@@ -54,8 +57,8 @@ class Membership:
         with self._joining:
             if self._closed.is_set() or self.is_joined:
                 return
-            self._join(session, timeline)
-            self._beat_in_time(session)
+            while not self._join(session, timeline):
+                log.info("this process was silent for too long to become a member of the store, and begins again")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="semel-member", daemon=True)
                 self._thread.start()
@@ -74,43 +77,79 @@ class Membership:
         with watched(session), transaction(session, durable=False):
             self.beat(session)
 
-    def _join(self, session: Session, timeline: int) -> None:
+    def _join(self, session: Session, timeline: int) -> bool:
+        """False when the lease ran out before it was of use."""
         member = uuid.uuid4().hex
+        number = self._register(session, member, timeline)
+        is_member = False
+        try:
+            if self._becomes_known(session, member, number):
+                self.number, self.known = number, max(number, self.known)
+                with watched(session), transaction(session):
+                    has_lease = self._renew(session, member)
+                is_member = has_lease
+        finally:
+            if not is_member:
+                self._withdraw(session, member)
+        if is_member:
+            self.member = member
+        return is_member
+
+    def _register(self, session: Session, member: str, timeline: int) -> int:
         with transaction(session, "own_members") as run:
             dead = [name for name, process in run.ask("member_processes") if not _may_live(process)]
             run.run("members_gone", texts(dead))
             [(number,)] = run.ask("count_member")
-            run.run("add_member", member, self._node, _this_process(), number, int(LEASE_S * 1_000_000), timeline)
+            run.run("add_member", member, self._node, _this_process(), number, _us(WAITING_LEASE_S), timeline)
             run.run("notify_members")
             reach("member.joined")
-        self._wait_until_known(session, number)
-        self.member, self.number, self.known = member, number, max(number, self.known)
+        return int(number)
 
-    def _wait_until_known(self, session: Session, number: int) -> None:
+    def _withdraw(self, session: Session, member: str) -> None:
+        """Nobody need wait for a lease that was never used. Where it cannot be taken back, it soon ends."""
+        with (
+            suppress(SemelError),
+            errors(self._url),
+            watched(session, CLOSE_S),
+            transaction(session, durable=False) as run,
+        ):
+            run.run("leave", member)
+
+    def _becomes_known(self, session: Session, member: str, number: int) -> bool:
+        """Wait for it. False when the lease has run out meanwhile."""
         run = Statements(session)
         is_told = False
+        renewed = time.monotonic()
         while not run.ask("is_known", number)[0][0]:
             if self._closed.wait(LOOK_S):
                 raise StoreUnavailable("the store is closed", fix="open it again")
             if not is_told:
                 log.info("waiting until another member of the store knows this process, or until its lease is over")
                 is_told = True
+            if time.monotonic() - renewed >= BEAT_S:
+                renewed = time.monotonic()
+                with watched(session), transaction(session, durable=False):
+                    if not run.ask("beat", member, number, _us(WAITING_LEASE_S)):
+                        return False
+        return True
 
     def beat(self, session: Session) -> None:
         """Renew the lease. What others may rely on is in our memory first: the number is read, and said next time."""
+        if not self._renew(session, self.member):
+            self.member = ""
+            raise StoreUnavailable("the lease of this process on the store has run out", fix="it joins again by itself")
+
+    def _renew(self, session: Session, member: str) -> bool:
         run = Statements(session)
         while True:
             begun = self._witness.begin_turn(session.term)
-            rows = run.ask("beat", self.member, self.known, int(LEASE_S * 1_000_000))
+            rows = run.ask("beat", member, self.known, _us(LEASE_S))
             if not rows:
-                self.member = ""
-                raise StoreUnavailable(
-                    "the lease of this process on the store has run out", fix="it joins again by itself"
-                )
+                return False
             [(members, lsn)] = rows
             self._witness.end_turn(session.term, begun, LEASE_S, lsn)
             if members <= self.known:
-                return
+                return True
             self.known = members
 
     def _run(self) -> None:
@@ -156,6 +195,10 @@ class Membership:
             self._stop_read.close()
         else:
             thread.join(2 * CLOSE_S)
+
+
+def _us(seconds: float) -> int:
+    return int(seconds * 1_000_000)
 
 
 def _this_process() -> str:
