@@ -63,11 +63,9 @@ def _look(url: str) -> Server:
 
 def _parameters(url: str) -> dict[str, Any]:
     """Of the URL, with what Semel adds to it."""
-    from psycopg.conninfo import conninfo_to_dict
+    from semel.stores.postgres_wire import add_defaults, read_url
 
-    from semel.stores.postgres_wire import DEFAULTS
-
-    return DEFAULTS | conninfo_to_dict(url)
+    return add_defaults(read_url(url))
 
 
 def check_disk(server: Server) -> Check:

@@ -61,7 +61,6 @@ from semel.stores.postgres_wire import (
     Session,
     Statements,
     bigints,
-    connect,
     errors,
     ints,
     is_broken,
@@ -137,7 +136,7 @@ class PostgresStore:
     # -- opening
 
     def _prepare(self, create: bool) -> None:
-        with closing(connect(self.url)) as session, errors(self.url):
+        with closing(self._gate.lines.connect()) as session, errors(self.url):
             run = Statements(session)
             [(version, encoding, is_standby, is_store)] = run.ask("server")
             if version < SERVER_MIN:
@@ -169,7 +168,8 @@ class PostgresStore:
     def migrate(self) -> tuple[int, int]:
         """Many processes may open an empty database at once: one makes the tables, the others wait for it. Who has
         waited looks from another session: inside its own transaction it may not see that there are tables now."""
-        with closing(connect(self.url)) as session, closing(connect(self.url)) as look, errors(self.url):
+        connect = self._gate.lines.connect
+        with closing(connect()) as session, closing(connect()) as look, errors(self.url):
             before = _schema(Statements(look))
             self._check_schema(before)
             for number, sql in load_migrations("postgres"):
@@ -619,7 +619,7 @@ class PostgresStore:
     def _cut_writer(self) -> None:
         """A commit may wait for its standby for ever. Whoever waits for the commit hears that it is in doubt."""
         if (writer := self._writer) is not None:
-            sync.hang_up(writer)
+            writer.hang_up()
 
 
 def _schema(run: Statements) -> int:

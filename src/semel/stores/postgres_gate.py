@@ -19,14 +19,18 @@ from semel.kernel.position import EPOCH_GAP
 from semel.kernel.store import State
 from semel.stores.points import reach
 from semel.stores.postgres_engine import PostgresEngine
+from semel.stores.postgres_lines import Lines
 from semel.stores.postgres_members import Membership
 from semel.stores.postgres_switch import Switch, drop_silent, find_switch_lsn
-from semel.stores.postgres_sync import barrier, transaction
-from semel.stores.postgres_wire import LOCK_S, Session, Statements, connect, errors, redact
+from semel.stores.postgres_sync import WAIT_S, barrier, transaction
+from semel.stores.postgres_wire import LOCK_S, Session, Statements, errors, is_silence, redact
 from semel.stores.postgres_witness import Witness
 from semel.stores.shared import exported_mark, start_of_epoch
 
 log = logging.getLogger(__name__)
+
+ADMIT_S = 5.0
+"""How long a statement of the checks may go unanswered, beside what it may wait for a lock or a standby."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ class Gate:
     def __init__(self, url: str, node: str) -> None:
         self._url, self._node = url, node
         self.witness = Witness()
-        self.membership = Membership(url, node, self.witness, self.open)
+        self.lines = Lines(url)
+        self.membership = Membership(url, node, self.witness, self.open, self.lines)
         self._barriers: tuple[int, Shared] = (-1, Shared(self._make_barrier))
         self._checking = threading.RLock()
         self._was_primary = False
@@ -77,11 +82,16 @@ class Gate:
 
     def open(self, lock_s: float = LOCK_S) -> Session:
         """A connection that may be used."""
-        session = connect(self._url, lock_s)
+        session = self.lines.connect(lock_s)
         try:
             with errors(self._url):
+                # others wait for these checks, so they must come to an end even if the server freezes now
+                session.patience_s = max(lock_s, WAIT_S) + ADMIT_S
                 self._admit(session)
-        except BaseException:
+                session.patience_s = None
+        except BaseException as error:
+            if isinstance(error, SemelError) and is_silence(error):
+                self.lines.put_last(session)
             session.close()
             raise
         return session
@@ -99,6 +109,8 @@ class Gate:
         with self._checking:
             found = self._check(session)
             session.term = self.witness.term
+            # what still waits for an answer of the old server would not be allowed to pass it on
+            self.lines.hang_up_before(session.term)
             self._ensure_member(session, found)
             self._was_primary = True
             barriers = self._barriers_of(session.term)

@@ -17,10 +17,13 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
+import psycopg
+
 from semel.errors import SemelError, StoreUnavailable
 from semel.stores.points import reach
+from semel.stores.postgres_lines import Lines
 from semel.stores.postgres_sync import transaction, watched
-from semel.stores.postgres_wire import Session, Statements, errors, texts
+from semel.stores.postgres_wire import Session, Silent, Statements, errors, is_silence, texts
 from semel.stores.postgres_witness import Witness
 
 log = logging.getLogger(__name__)
@@ -34,13 +37,42 @@ AGAIN_S = 0.2
 LOOK_S = 0.02
 CLOSE_S = 1.0
 """How long leaving may take. Whoever does not leave is waited for until its lease is over."""
+SILENT_S = 5.0
+"""A server that leaves a beat unanswered for so long is taken for frozen."""
+SILENT_S_MAX = 20.0
+CALM_BEATS = 60
+LOCK_S = 2.0
+"""How long a beat waits for its row, which is changed by others when an epoch is raised. Less than SILENT_S."""
+
+
+class Patience:
+    """How long a beat may go unanswered. A server that is merely overloaded is not made to take all connections anew
+    again and again: each time is longer than the one before, until it has been well for a while."""
+
+    def __init__(self) -> None:
+        self.s = SILENT_S
+        self._calm = 0
+
+    def hear(self) -> None:
+        self._calm += 1
+        if self._calm >= CALM_BEATS:
+            self.s = SILENT_S
+
+    def lose(self) -> None:
+        self._calm = 0
+        self.s = min(2 * self.s, SILENT_S_MAX)
 
 
 class Membership:
-    """`open` makes a connection that may be used. Nothing happens until `join`."""
+    """`open` makes a connection that may be used. Nothing happens until `join`.
 
-    def __init__(self, url: str, node: str, witness: Witness, open: Callable[[], Session]) -> None:
-        self._url, self._node, self._witness, self._open = url, node, witness, open
+    A beat waits for no standby and for no lock for long. When it is not answered the server is frozen, whatever its
+    kernel confirms, and nothing that waits for it will ever be answered: it is cut from `lines`."""
+
+    def __init__(self, url: str, node: str, witness: Witness, open: Callable[[], Session], lines: Lines) -> None:
+        self._url, self._node, self._witness, self._open, self._lines = url, node, witness, open, lines
+        self._heard = time.monotonic()
+        self._patience = Patience()
         self.member = ""
         self.number = self.known = 0
         self._joining = threading.Lock()
@@ -148,6 +180,7 @@ class Membership:
                 return False
             [(members, lsn)] = rows
             self._witness.end_turn(session.term, begun, LEASE_S, lsn)
+            self._heard = time.monotonic()
             if members <= self.known:
                 return True
             self.known = members
@@ -157,18 +190,36 @@ class Membership:
             while not self._closed.is_set():
                 try:
                     with closing(self._open()) as session, errors(self._url):
-                        self._stay(session)
+                        self._stay_while_heard(session)
                 except (SemelError, OSError) as error:
                     log.debug("the lease on the store could not be renewed: %s", error)
+                    if isinstance(error, SemelError) and is_silence(error):
+                        self._cut_waiting()
                     self._closed.wait(AGAIN_S)
                 except Exception:
                     # without this thread the lease runs out, and nothing is answered any more until a restart
                     log.exception("the lease on the store could not be renewed")
                     self._closed.wait(AGAIN_S)
 
+    def _cut_waiting(self) -> None:
+        """There may be no connection for beats when a server freezes. Then whoever has waited for too long is cut."""
+        if time.monotonic() - self._heard > self._patience.s:
+            self._lines.hang_up_waiting(self._patience.s)
+
+    def _stay_while_heard(self, session: Session) -> None:
+        try:
+            self._stay(session)
+        except Silent as error:
+            self._patience.lose()
+            log.warning("PostgreSQL is silent, so its connections are cut: %s", error)
+            self._lines.hang_up(session)
+            raise
+
     def _stay(self, session: Session) -> None:
         """Like `_beat_in_time`, for a whole session, until its server is replaced."""
+        session.patience_s = self._patience.s
         session.execute("SET synchronous_commit = off")
+        session.execute("SELECT set_config('lock_timeout', %s, false)", [f"{int(LOCK_S * 1000)}ms"])
         session.execute("LISTEN semel_member")
         # a selector, because `select` knows no descriptors above 1023, and a server has thousands
         with selectors.DefaultSelector() as selector:
@@ -177,7 +228,11 @@ class Membership:
             while not self._closed.is_set():
                 if session.term != self._witness.term:
                     return
-                self.beat(session)
+                # that somebody holds the row is an answer too; the lease outlasts many beats
+                with suppress(psycopg.errors.LockNotAvailable):
+                    self.beat(session)
+                self._patience.hear()
+                session.patience_s = self._patience.s
                 selector.select(BEAT_S)
                 session.pgconn.consume_input()
                 while session.pgconn.notifies() is not None:

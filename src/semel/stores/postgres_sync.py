@@ -9,7 +9,6 @@ ends this wait, and the server does not notice that its client has gone. Only a 
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -58,17 +57,7 @@ class Watch:
         with suppress(psycopg.Error):
             self._session.cancel_safe(timeout=CANCEL_S)
         if not self._done.wait(CANCEL_S):
-            hang_up(self._session)
-
-
-def hang_up(session: Session) -> None:
-    """Cut a connection that another thread waits for; that thread closes it."""
-    with suppress(psycopg.Error, OSError):
-        end = socket.socket(fileno=session.pgconn.socket)
-        try:
-            end.shutdown(socket.SHUT_RDWR)
-        finally:
-            end.detach()
+            self._session.hang_up()
 
 
 @contextmanager

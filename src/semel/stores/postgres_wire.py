@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
 import psycopg
 from psycopg import Connection, RawCursor
-from psycopg.abc import Buffer
+from psycopg.abc import RV, Buffer, PQGen
 from psycopg.adapt import Dumper, PyFormat
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import Diagnostic
@@ -38,11 +42,17 @@ LOCK_S = 10.0
 DEFAULTS: dict[str, Any] = {
     "connect_timeout": 10,
     "fallback_application_name": "semel",
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
     "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
+    "tcp_user_timeout": 12_000,
 }
+"""A host without power is noticed in about 10 s. Not sooner than a lock may be waited for: meanwhile a server reads
+nothing, and what does not fit into its buffers stays unconfirmed."""
+SETTLE_S = 10.0
+"""How long a new connection may take to answer for the first time."""
+CONNECT_ONE_OF_S = 3
+"""For each of several hosts. All members have to find a new primary within the time in which a switch is decided."""
 
 # Our statements touch few rows through an index. A plan made while a table was small must not go on reading all of it.
 # A frozen process must not hold a stream for ever, so its idle transaction is ended by the server.
@@ -228,39 +238,106 @@ def keep_warnings(connection: Connection[Any]) -> list[str]:
     return warnings
 
 
+class Silent(psycopg.OperationalError):
+    """The server has not answered for longer than a session has patience."""
+
+
 class Session(Connection[Any]):
     """A connection of ours. It keeps the warnings that came with the answers, for a COMMIT may succeed with one that
-    takes the success back. It knows whether its server was a standby when it was opened, and in which term that was."""
+    takes the success back. It knows whether its server was a standby when it was opened, and in which term that was.
+
+    While `patience_s` is set, a statement that the server does not answer for so long raises Silent, and the connection
+    is of no use any more."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.is_standby = False
         self.term = -1
+        self.patience_s: float | None = None
+        self.waits_since: float | None = None
         self.warnings = keep_warnings(self)
+        # a number of our own for the socket: the other one may be somebody else's by the time it is used
+        self._line = socket.socket(fileno=os.dup(self.pgconn.socket))
+        self._closing = threading.Lock()
+        self.place = (self.info.host, self.info.hostaddr, self.info.port)
 
     @property
     def warning_text(self) -> str:
         return "; ".join(self.warnings)
 
+    def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
+        self.waits_since = time.monotonic()
+        try:
+            if self.patience_s is None:
+                return super().wait(gen, *args, **kwargs)
+            return super().wait(_patient(gen, self.patience_s), *args, **kwargs)
+        except Silent:
+            self.hang_up()
+            raise
+        finally:
+            self.waits_since = None
 
-def connect(url: str, lock_s: float = LOCK_S) -> Session:
-    """A connection that commits each statement unless a transaction is begun, and waits `lock_s` for a lock."""
+    def hang_up(self) -> None:
+        """Cut it, from any thread. Whoever waits for an answer hears at once that there is none, and closes it."""
+        with self._closing, suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        super().close()
+        with self._closing:
+            self._line.close()
+
+
+def _patient(gen: PQGen[RV], patience_s: float) -> PQGen[RV]:
+    """`gen` until nothing was heard for so long. Time in which this process did not run itself is not counted."""
     try:
-        given = conninfo_to_dict(url)
+        wanted = next(gen)
+        quiet_s, last = 0.0, time.monotonic()
+        while True:
+            ready = yield wanted
+            now = time.monotonic()
+            quiet_s = 0.0 if ready else quiet_s + min(now - last, 1.0)
+            last = now
+            if quiet_s > patience_s:
+                raise Silent(f"the server has not answered for {patience_s:g} s")
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        result: RV = end.value
+        return result
+
+
+def read_url(url: str) -> dict[str, Any]:
+    """The parameters that a URL gives."""
+    try:
+        return conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
         raise ConfigError(
             f"{redact(url)!r} is not a PostgreSQL URL: {_text(error)}", fix="write postgresql://user@host:5432/database"
         ) from None
-    defaults = {name: value for name, value in DEFAULTS.items() if name not in given}
+
+
+def add_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, and for the rest what we take."""
+    has_several = "," in f"{given.get('host', '')}{given.get('hostaddr', '')}"
+    return {**DEFAULTS, **({"connect_timeout": CONNECT_ONE_OF_S} if has_several else {}), **given}
+
+
+def connect(url: str, lock_s: float = LOCK_S, *, hosts: Mapping[str, str] | None = None) -> Session:
+    """A connection that commits each statement unless a transaction is begun, and waits `lock_s` for a lock.
+
+    `hosts` are the parameters that say where to connect to, in place of those in the URL."""
+    params = {**add_defaults(read_url(url)), **(hosts or {}), "client_encoding": "UTF8"}
     try:
-        connection = Session.connect(url, autocommit=True, client_encoding="UTF8", **defaults)
+        connection = Session.connect("", autocommit=True, **params)
     except psycopg.Error as error:
         raise _unreachable(url, error) from error
     try:
         with errors(url):
+            connection.patience_s = SETTLE_S
             connection.execute(SETTINGS)
             connection.execute("SELECT set_config('lock_timeout', %s, false)", [f"{int(lock_s * 1000)}ms"])
             adapt(connection)
+            connection.patience_s = None
     except BaseException:
         connection.close()
         raise
@@ -309,6 +386,11 @@ def translate(url: str, error: psycopg.Error) -> SemelError:
 def is_refusal(error: psycopg.Error) -> bool:
     """The server's word that a statement failed. That a session ends says nothing about what went before."""
     return error.diag.severity_nonlocalized == "ERROR"
+
+
+def is_silence(error: SemelError) -> bool:
+    """Somebody was waited for, and did not answer."""
+    return isinstance(error.__cause__, Silent) or "connection timeout expired" in str(error.__cause__)
 
 
 def is_retryable(error: BaseException | None) -> bool:

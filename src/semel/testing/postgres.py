@@ -10,11 +10,12 @@ import importlib.util
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -96,6 +97,26 @@ class PrivatePostgres:
     def stop(self) -> None:
         """Stop the server as a crash would: nothing is flushed, and the next start recovers from the log."""
         self._end(b"keep\n")
+
+    def hang(self) -> None:
+        """Stop all of its processes where they are. The kernel goes on confirming what they are sent, as with a host
+        whose disk hangs. Call `go_on` before it is stopped."""
+        for pid in self._processes():
+            os.kill(pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        for pid in self._processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def _processes(self) -> Iterator[int]:
+        """The server first: once it is stopped there are no new ones. The others are its children."""
+        server = Path(self._data, "postmaster.pid").read_text().split()[0]
+        yield int(server)
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if stat.read_text().rpartition(")")[2].split()[1] == server:
+                    yield int(stat.parent.name)
 
     def is_well(self) -> bool:
         with psycopg.connect(self.url, connect_timeout=int(scaled(START_TIMEOUT_S))) as connection:

@@ -1,0 +1,107 @@
+"""The connections of one store: which of several hosts is tried first, and how those to a silent one are cut.
+
+A host that is switched off, or frozen, does not refuse a connection: it lets it wait. So the one that was usable last
+is tried first, and one that has fallen silent last.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+from semel.errors import StoreUnavailable
+from semel.stores.postgres_wire import LOCK_S, Session, connect, read_url
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One of the hosts of a URL, as it is written there."""
+
+    host: str
+    hostaddr: str
+    port: str
+
+    def is_of(self, session: Session) -> bool:
+        host, _, port = session.place
+        return (self.host or self.hostaddr) == host and self.port in ("", str(port))
+
+
+class Lines:
+    """Connects to the hosts of `url`, and knows the connections that are open."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._lock = threading.Lock()
+        self._open: WeakSet[Session] = WeakSet()
+        self._hosts = read_hosts(read_url(url))
+        self._usable: Host | None = None
+
+    def connect(self, lock_s: float = LOCK_S) -> Session:
+        hosts = self._hosts
+        try:
+            session = connect(self._url, lock_s, hosts=write_hosts(hosts) if len(hosts) > 1 else None)
+        except StoreUnavailable:
+            self._suspect(hosts)
+            raise
+        with self._lock:
+            self._open.add(session)
+            self._hosts = tuple(sorted(self._hosts, key=lambda host: not host.is_of(session)))
+            self._usable = next(iter(self._hosts), None)
+        return session
+
+    def hang_up(self, silent: Session) -> None:
+        """Cut all connections to the server of this one. Whoever waits for an answer connects anew."""
+        self.put_last(silent)
+        for each in self._sessions():
+            if each.place == silent.place:
+                each.hang_up()
+
+    def hang_up_waiting(self, longer_s: float) -> None:
+        """Cut those that have waited for an answer for so long."""
+        until = time.monotonic() - longer_s
+        for each in self._sessions():
+            if (since := each.waits_since) is not None and since < until:
+                each.hang_up()
+
+    def hang_up_before(self, term: int) -> None:
+        """Cut those that were admitted in an earlier term."""
+        for each in self._sessions():
+            if 0 <= each.term < term:
+                each.hang_up()
+
+    def put_last(self, silent: Session) -> None:
+        """The others are tried before its host."""
+        with self._lock:
+            self._hosts = tuple(sorted(self._hosts, key=lambda host: host.is_of(silent)))
+            self._usable = None
+
+    def _suspect(self, tried: tuple[Host, ...]) -> None:
+        """None could be used. If one of them let us wait, it is most likely the one that was usable until now: it goes
+        last, once, and is the first again when it is usable."""
+        with self._lock:
+            if self._usable is not None and self._usable == tried[0]:
+                self._hosts = (*self._hosts[1:], self._hosts[0])
+                self._usable = None
+
+    def _sessions(self) -> list[Session]:
+        with self._lock:
+            return list(self._open)
+
+
+def read_hosts(given: Mapping[str, Any]) -> tuple[Host, ...]:
+    """Those that a URL names; none when it does not say which port is whose."""
+    names, addresses, ports = (str(given.get(name, "")).split(",") for name in ("host", "hostaddr", "port"))
+    count = max(len(names), len(addresses))
+    columns = [column * count if len(column) == 1 else column for column in (names, addresses, ports)]
+    if any(len(column) != count for column in columns):
+        return ()
+    return tuple(Host(*each) for each in zip(*columns, strict=True))
+
+
+def write_hosts(hosts: tuple[Host, ...]) -> dict[str, str]:
+    columns = {name: [getattr(host, name) for host in hosts] for name in ("host", "hostaddr", "port")}
+    return {name: ",".join(values) for name, values in columns.items() if any(values)}
