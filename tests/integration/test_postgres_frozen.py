@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -169,6 +170,36 @@ def test_sessions_go_on_at_the_new_primary_when_the_old_one_freezes(
         finally:
             on_reach(None)
             pair.primary.go_on()
+
+
+def test_nobody_waits_for_the_old_primary_once_another_one_is_known(pair: Pair, threads: ThreadPoolExecutor) -> None:
+    """One process of the old primary is frozen, the one that was to commit; the others only lose their clients."""
+    with pair.new_database() as url, closing(PostgresStore(url)) as store:
+        append(store, "a")
+        frozen = store._writer_pid
+        assert store._writer is not None
+        store._gate.lines.put_last(store._writer)
+        is_frozen = threading.Event()
+
+        def freeze(point: str) -> None:
+            if point == "commit.applied":
+                os.kill(frozen, signal.SIGSTOP)
+                is_frozen.set()
+
+        on_reach(freeze)
+        try:
+            heard = threads.submit(append, store, "b")
+            assert is_frozen.wait(DEADLINE_S)
+            pair.standby.promote()
+            others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> %s"
+            execute(pair.primary.url, others, urlsplit(url).path[1:], frozen)
+            with pytest.raises(CommitInDoubt) as doubt:
+                heard.result(DEADLINE_S)
+        finally:
+            on_reach(None)
+            os.kill(frozen, signal.SIGCONT)
+        assert in_the_end(lambda: store.resolve(doubt.value.marker)) is None
+        assert in_the_end(lambda: append(store, "c")) == Position(STREAM, 1, 2)
 
 
 # -- without

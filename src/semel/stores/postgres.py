@@ -54,6 +54,7 @@ from semel.stores.postgres_sync import roll_back, transaction, watched
 from semel.stores.postgres_tx import PostgresTx
 from semel.stores.postgres_wire import (
     LOCK_S,
+    SETTLE_S,
     Array,
     Begun,
     Call,
@@ -137,6 +138,7 @@ class PostgresStore:
 
     def _prepare(self, create: bool) -> None:
         with closing(self._gate.lines.connect()) as session, errors(self.url):
+            session.patience_s = LOCK_S + SETTLE_S
             run = Statements(session)
             [(version, encoding, is_standby, is_store)] = run.ask("server")
             if version < SERVER_MIN:
