@@ -178,7 +178,7 @@ def test_nobody_waits_for_the_old_primary_once_another_one_is_known(pair: Pair, 
         append(store, "a")
         frozen = store._writer_pid
         assert store._writer is not None
-        store._gate.lines.put_last(store._writer)
+        store._gate.lines.put_last(store._writer, is_silent=False)
         is_frozen = threading.Event()
 
         def freeze(point: str) -> None:

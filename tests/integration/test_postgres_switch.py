@@ -25,6 +25,7 @@ from semel.kernel.store import Records
 from semel.stores import postgres_members, postgres_switch
 from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
+from semel.stores.postgres_lines import Lines
 from semel.stores.postgres_switch import Switch
 from semel.stores.postgres_wire import Q
 from semel.stores.postgres_witness import Witness
@@ -332,6 +333,7 @@ def test_a_member_that_still_talks_to_the_old_primary_is_silent_here(
         assert ids(moves) == ["a"]
         pair.standby.promote()
         moves._gate.witness.saw(0, 0)
+        moves._gate.lines = Lines(moves.url)  # forget which of the two was usable last
         end_sessions_of(pair, moves)
         assert moves.epoch == 2
 

@@ -90,8 +90,9 @@ class Gate:
                 self._admit(session)
                 session.patience_s = None
         except BaseException as error:
-            if isinstance(error, SemelError) and is_silence(error):
-                self.lines.put_last(session)
+            if isinstance(error, SemelError):
+                # it may be an old primary that has lost its standby to another one
+                self.lines.put_last(session, is_silent=is_silence(error))
             session.close()
             raise
         return session

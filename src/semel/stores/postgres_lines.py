@@ -39,6 +39,7 @@ class Lines:
         self._open: WeakSet[Session] = WeakSet()
         self._hosts = read_hosts(read_url(url))
         self._usable: Host | None = None
+        self._silent: set[Host | None] = set()
 
     def connect(self, lock_s: float = LOCK_S) -> Session:
         hosts = self._hosts
@@ -51,11 +52,12 @@ class Lines:
             self._open.add(session)
             self._hosts = tuple(sorted(self._hosts, key=lambda host: not host.is_of(session)))
             self._usable = next(iter(self._hosts), None)
+            self._silent.discard(self._usable)
         return session
 
     def hang_up(self, silent: Session) -> None:
         """Cut all connections to the server of this one. Whoever waits for an answer connects anew."""
-        self.put_last(silent)
+        self.put_last(silent, is_silent=True)
         for each in self._sessions():
             if each.place == silent.place:
                 each.hang_up()
@@ -73,19 +75,24 @@ class Lines:
             if 0 <= each.term < term:
                 each.hang_up()
 
-    def put_last(self, silent: Session) -> None:
-        """The others are tried before its host."""
+    def put_last(self, session: Session, *, is_silent: bool) -> None:
+        """The others are tried before its host; those that are silent come after all that answer."""
         with self._lock:
-            self._hosts = tuple(sorted(self._hosts, key=lambda host: host.is_of(silent)))
-            self._usable = None
+            for host in [host for host in self._hosts if host.is_of(session)]:
+                self._put_last(host, is_silent=is_silent)
+
+    def _put_last(self, last: Host, *, is_silent: bool) -> None:
+        if is_silent:
+            self._silent.add(last)
+        self._hosts = tuple(sorted(self._hosts, key=lambda host: (host in self._silent, host == last)))
+        self._usable = None
 
     def _suspect(self, tried: tuple[Host, ...]) -> None:
         """None could be used. If one of them let us wait, it is most likely the one that was usable until now: it goes
         last, once, and is the first again when it is usable."""
         with self._lock:
             if self._usable is not None and self._usable == tried[0]:
-                self._hosts = (*self._hosts[1:], self._hosts[0])
-                self._usable = None
+                self._put_last(self._usable, is_silent=True)
 
     def _sessions(self) -> list[Session]:
         with self._lock:

@@ -85,6 +85,19 @@ def test_a_silent_host_goes_last_and_all_connections_to_it_are_cut(network: Netw
     assert network.tried[-1] == "cab"
 
 
+def test_a_host_that_answers_and_cannot_be_used_goes_behind_the_others_but_before_silent_ones(
+    network: Network, lines: Lines
+) -> None:
+    silent: Any = lines.connect()
+    network.usable = {"a"}
+    unusable: Any = lines.connect()
+    lines.hang_up(silent)
+    lines.put_last(unusable, is_silent=False)
+    network.usable = {"a", "c"}
+    lines.connect()
+    assert network.tried[-1] == "cab"
+
+
 def test_connections_of_an_earlier_term_are_cut(network: Network, lines: Lines) -> None:
     old: Any = lines.connect()
     new: Any = lines.connect()
