@@ -413,7 +413,7 @@ def promote_beside(pair: Pair, url: str) -> str:
 def lead_to(url: str, *stores: PostgresStore) -> None:
     """Their next connections lead there. Those that are open stay."""
     for store in stores:
-        store._gate._url = url
+        store._gate.lines = Lines(url)
 
 
 def connect_anew(store: PostgresStore) -> None:
