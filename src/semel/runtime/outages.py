@@ -1,8 +1,8 @@
 """What a process knows of trouble with its store: one line in the log when it begins, with its cause, and one when it
 is over. Whoever meets the store's errors tells them here and writes no line of its own.
 
-An outage is over when something is committed and nobody has met trouble for a while. Where one connection works and
-another does not, it goes on. A process that can use its store no longer (`StoreBroken`) has none that ends.
+An outage is over when something was committed again. A process that can use its store no longer (`StoreBroken`) has
+none that ends.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ from semel.errors import (
 
 log = logging.getLogger(__name__)
 
-QUIET_S = 1.0
-"""For so long nobody may have met trouble before a commit ends an outage."""
-
 
 @dataclass(frozen=True, slots=True)
 class Outage:
@@ -55,7 +52,6 @@ class Outage:
 class Outages:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._met_at = float("-inf")
         self.current: Outage | None = None
         self.count = 0
         """How many there were so far."""
@@ -69,7 +65,6 @@ class Outages:
             return
         if isinstance(error, CommitInDoubt) and isinstance(error.__cause__, StoreBroken):
             error = error.__cause__  # what was in doubt is told by those who asked for it
-        self._met_at = self._clock()
         if self.current is None:
             self.count += 1
             self.current = Outage(error, self._clock())
@@ -81,9 +76,7 @@ class Outages:
 
     def committed(self) -> None:
         """The store has taken something."""
-        if self.current is None or self.current.needs_restart:
-            return
-        if self._clock() - self._met_at >= QUIET_S:
+        if self.current is not None and not self.current.needs_restart:
             lasted_s = self._clock() - self.current.since
             self.current = None
             log.warning("the store is well again, after %.1f s", lasted_s)

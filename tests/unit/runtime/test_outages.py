@@ -47,21 +47,6 @@ def test_one_line_when_it_begins_and_one_when_it_is_over(
     assert outages.count == 2
 
 
-def test_where_some_of_it_works_it_is_one_outage(
-    outages: Outages, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The writer commits while readers get no connection."""
-    for _ in range(5):
-        outages.met(errors.StoreUnavailable("too many clients", fix="fewer"))
-        clock.now += 0.5
-        outages.committed()
-    assert outages.current is not None
-    clock.now += 0.5
-    outages.committed()
-    assert outages.current is None
-    assert len(caplog.messages) == 2
-
-
 def test_what_needs_a_restart_takes_the_place_of_what_does_not_and_never_ends(
     outages: Outages, caplog: pytest.LogCaptureFixture
 ) -> None:
