@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from semel.testing.failover_campaign import BEHIND, CLIENTS, failover
@@ -14,7 +16,7 @@ def test_a_database_that_dies_costs_nobody_a_message_or_a_session_and_one_that_l
     """One death of PostgreSQL, one of its host, and one with commits that no standby has."""
     steps: list[tuple[int, int]] = []
     figures = failover(1, 3, lambda done, total: steps.append((done, total)))
-    assert figures["holds"], figures
+    assert figures["holds"], json.dumps(figures, default=str)
     assert [death["kind"] for death in figures["deaths"]] == ["postgres", "host"]
     assert all(death["resumed"] == CLIENTS for death in figures["deaths"])
     assert figures["sessions_lost"] == 0
