@@ -16,13 +16,13 @@ from semel.stores.open import open_store
 if TYPE_CHECKING:
     from semel.kernel.retry import RetryPolicy
     from semel.kernel.work import Worker, WorkerConfig
-    from semel.pipes.path import Pipe
-    from semel.pubsub.client_events import ClientOptions
-    from semel.runtime.client import WebPubSubClient
-    from semel.runtime.client_sync import SyncWebPubSubClient
-    from semel.runtime.committer import Committer
-    from semel.runtime.perform import Performer
-    from semel.runtime.pipes import PipeNode
+    from semel.pipes.language.path import Pipe
+    from semel.pubsub.client.events import ClientOptions
+    from semel.runtime.client.client import WebPubSubClient
+    from semel.runtime.client.sync import SyncWebPubSubClient
+    from semel.runtime.host.committer import Committer
+    from semel.runtime.host.performer import Performer
+    from semel.runtime.pipes.node import PipeNode
 
 __version__ = "0.1.0"
 
@@ -60,14 +60,14 @@ __all__ = [
 
 # asyncio and the machines are loaded when they are asked for: a command line starts without them
 _LATER = {
-    "ClientOptions": "semel.pubsub.client_events",
-    "Committer": "semel.runtime.committer",
-    "Performer": "semel.runtime.perform",
-    "Pipe": "semel.pipes.path",
-    "PipeNode": "semel.runtime.pipes",
+    "ClientOptions": "semel.pubsub.client.events",
+    "Committer": "semel.runtime.host.committer",
+    "Performer": "semel.runtime.host.performer",
+    "Pipe": "semel.pipes.language.path",
+    "PipeNode": "semel.runtime.pipes.node",
     "RetryPolicy": "semel.kernel.retry",
-    "SyncWebPubSubClient": "semel.runtime.client_sync",
-    "WebPubSubClient": "semel.runtime.client",
+    "SyncWebPubSubClient": "semel.runtime.client.sync",
+    "WebPubSubClient": "semel.runtime.client.client",
     "Worker": "semel.kernel.work",
     "WorkerConfig": "semel.kernel.work",
 }

@@ -212,7 +212,7 @@ class ServerSection(BaseModel):
     @field_validator("endpoints")
     @classmethod
     def _check_endpoints(cls, endpoints: tuple[str, ...]) -> tuple[str, ...]:
-        from semel.pubsub.keys import DEV_KEY, connection_string
+        from semel.auth.keys import DEV_KEY, connection_string
 
         for endpoint in endpoints:
             try:
@@ -234,7 +234,7 @@ class AuthSection(BaseModel):
     @field_validator("primary_key", "secondary_key")
     @classmethod
     def _check_key(cls, key: str | None, info: ValidationInfo) -> str | None:
-        from semel.pubsub.keys import DEV_KEY, AccessKeys
+        from semel.auth.keys import DEV_KEY, AccessKeys
 
         try:
             AccessKeys(key or DEV_KEY) if info.field_name == "primary_key" else AccessKeys(DEV_KEY, key)
@@ -267,7 +267,7 @@ class HandlerSection(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        from semel.pubsub.handlers import event_handler
+        from semel.pubsub.events.handlers import event_handler
 
         try:
             event_handler(self.url, self.system_events, self.user_events, self.auth)
@@ -277,7 +277,7 @@ class HandlerSection(BaseModel):
 
 
 def _hub_name(name: str) -> str:
-    from semel.pubsub.names import check_hub
+    from semel.pubsub.protocol.names import check_hub
 
     try:
         return check_hub(name)

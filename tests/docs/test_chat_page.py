@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.pubsub.keys import DEV_KEY
+from semel.auth.keys import DEV_KEY
 from semel.testing.limits import scaled
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial" / "a-chat-that-loses-nothing.md").read_text()

@@ -21,7 +21,7 @@ from semel.cli.main import run
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, Log, Unit
-from semel.runtime.export import segments
+from semel.runtime.export.exporter import segments
 from semel.stores.open import open_store
 from semel.stores.sqlite import SqliteStore
 from semel.testing.limits import scaled

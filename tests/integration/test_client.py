@@ -16,11 +16,11 @@ from tests.interop.served import Served
 
 from semel import ClientOptions, RetryPolicy, SyncWebPubSubClient, WebPubSubClient
 from semel.errors import AuthError, Forbidden, InputError
-from semel.pubsub.client_data import Message
-from semel.pubsub.client_events import Abandoned, Event, FrameReceived, Online, Recovered, SessionLost, State
-from semel.pubsub.frames import Subprotocol
-from semel.pubsub.messages import Disconnected
-from semel.runtime.client_driver import Driver
+from semel.pubsub.client.data import Message
+from semel.pubsub.client.events import Abandoned, Event, FrameReceived, Online, Recovered, SessionLost, State
+from semel.pubsub.protocol.frames import Subprotocol
+from semel.pubsub.protocol.messages import Disconnected
+from semel.runtime.client.driver import Driver
 from semel.testing.limits import scaled
 
 pytestmark = [pytest.mark.connected, pytest.mark.timeout(120)]

@@ -16,12 +16,12 @@ from tests.interop.served import HUB, KEY, ROLES, Served
 
 from semel import ClientOptions, SyncWebPubSubClient, WebPubSubClient
 from semel.errors import Forbidden, InputError, StreamBroken
-from semel.pubsub.client_data import GroupStateChange
-from semel.pubsub.client_events import Online, Recovered, SessionLost, State
-from semel.pubsub.frames import Subprotocol
-from semel.runtime.client_inbox import IncomingStream
-from semel.runtime.client_streams import OutgoingStream
-from semel.runtime.client_sync_streams import SyncIncomingStream
+from semel.pubsub.client.data import GroupStateChange
+from semel.pubsub.client.events import Online, Recovered, SessionLost, State
+from semel.pubsub.protocol.frames import Subprotocol
+from semel.runtime.client.inbox import IncomingStream
+from semel.runtime.client.streams import OutgoingStream
+from semel.runtime.client.sync_streams import SyncIncomingStream
 from semel.testing.byte_faults import ByteProxy, Fault
 from semel.testing.limits import scaled, wait_until
 

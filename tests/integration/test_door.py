@@ -17,8 +17,8 @@ import pytest
 import websockets.asyncio.client as client
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from semel.pubsub.wire import frame
-from semel.runtime.door import Accept, Door, DoorLimits, Peer, Request, Response, subprotocols
+from semel.pubsub.protocol.wire import frame
+from semel.runtime.server.listener import Accept, Door, DoorLimits, Peer, Request, Response, subprotocols
 from semel.testing.limits import scaled
 
 try:

@@ -22,12 +22,12 @@ from azure.messaging.webpubsubclient.aio import WebPubSubClient
 from azure.messaging.webpubsubclient.models import SendMessageError
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
-from semel.pubsub.handlers import Handlers, event_handler
-from semel.pubsub.hub import HubOptions
-from semel.pubsub.keys import AccessKeys
-from semel.pubsub.tokens import client_token
-from semel.runtime.pubsub import PubSubSettings
-from semel.runtime.server import serving
+from semel.auth.keys import AccessKeys
+from semel.auth.tokens import client_token
+from semel.pubsub.events.handlers import Handlers, event_handler
+from semel.pubsub.hub.machine import HubOptions
+from semel.runtime.server.pubsub import PubSubSettings
+from semel.runtime.server.server import serving
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess

@@ -33,8 +33,8 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import START, Event, Kind, Mark
 from semel.kernel.ops import Append, Log, RecordKind, Trim, Unit
 from semel.kernel.store import Store
-from semel.runtime import export as module
-from semel.runtime.export import (
+from semel.runtime.export import exporter as module
+from semel.runtime.export.exporter import (
     DATASETS,
     Exported,
     ExportOptions,
@@ -720,7 +720,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     store.close()
     program = (
         "import sys; from pathlib import Path; from semel.errors import StoreFull\n"
-        "from semel.runtime.export import *; from semel.stores.sqlite import SqliteStore\n"
+        "from semel.runtime.export.exporter import *; from semel.stores.sqlite import SqliteStore\n"
         "try: export(SqliteStore(sys.argv[1]), Path(sys.argv[2]), 'ledger')\n"
         "except StoreFull as error: print(error.message)\n"
     )

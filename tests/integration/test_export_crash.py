@@ -16,8 +16,8 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import START, Event, Kind, Mark
 from semel.kernel.ops import Append, Unit
 from semel.kernel.store import Store
-from semel.runtime import export as module
-from semel.runtime.export import DATASETS, ExportOptions, dataset_folder, export, segments
+from semel.runtime.export import exporter as module
+from semel.runtime.export.exporter import DATASETS, ExportOptions, dataset_folder, export, segments
 from semel.stores.open import open_store
 from semel.stores.points import POINTS, on_reach
 from semel.testing.limits import scaled

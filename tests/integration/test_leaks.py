@@ -16,14 +16,14 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from semel import errors
+from semel.auth.keys import DEV_KEY, AccessKeys
+from semel.auth.tokens import client_token, service_token
 from semel.errors import SemelError
-from semel.pubsub.handlers import EventHandler, Handlers, SystemEvent
-from semel.pubsub.hub import HubOptions
-from semel.pubsub.keys import DEV_KEY, AccessKeys
-from semel.pubsub.rest_routes import _TABLE
-from semel.pubsub.tokens import client_token, service_token
-from semel.runtime.pubsub import PubSubSettings
-from semel.runtime.server import serving
+from semel.pubsub.events.handlers import EventHandler, Handlers, SystemEvent
+from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.rest.routes import _TABLE
+from semel.runtime.server.pubsub import PubSubSettings
+from semel.runtime.server.server import serving
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import scaled
 

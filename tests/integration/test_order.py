@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import pytest
 
 from semel import ClientOptions, WebPubSubClient
+from semel.auth.keys import DEV_KEY, AccessKeys
+from semel.auth.tokens import client_token
 from semel.errors import StoreBusy
 from semel.kernel.ops import Append, Outcome, RecordKind, Unit
 from semel.kernel.store import Records
-from semel.pubsub.frames import Subprotocol
-from semel.pubsub.keys import DEV_KEY, AccessKeys
-from semel.pubsub.tokens import client_token
-from semel.runtime.pubsub import PubSubSettings
-from semel.runtime.server import serving
+from semel.pubsub.protocol.frames import Subprotocol
+from semel.runtime.server.pubsub import PubSubSettings
+from semel.runtime.server.server import serving
 from semel.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.timeout(120)

@@ -7,24 +7,23 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.integration.test_pipes import Sink, effects, messages, names, node
 
 from semel.errors import ConfigError, InputError
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import RetryPolicy
-from semel.pipes.blocks import reliable_dedup_pipe
-from semel.pipes.channel import Channel, ChannelConfig, Initiator, Spawner, SpawnerConfig
-from semel.pipes.consumer import Consumer, ConsumerConfig
-from semel.pipes.publisher import Publisher, PublisherConfig
-from semel.pipes.storage import StorageConfig, StorageService
-from semel.runtime.pipes import PipeNode
+from semel.pipes.services.channel import Channel, ChannelConfig, Initiator, Spawner, SpawnerConfig
+from semel.pipes.services.consumer import Consumer, ConsumerConfig
+from semel.pipes.services.publisher import Publisher, PublisherConfig
+from semel.pipes.services.storage import StorageConfig, StorageService
+from semel.pipes.workers.blocks import reliable_dedup_pipe
+from semel.runtime.pipes.node import PipeNode
 from semel.runtime.transports.tcp import TcpTransport
 from semel.stores import open_store
 from semel.testing.faults import FaultProxy, Weather
 from semel.testing.limits import scaled
-
-from .test_pipes import Sink, effects, messages, names, node
 
 BAD = Weather(loss=0.2, doubling=0.2, delay=0.2, delay_s=0.01)
 STREAM = "pipe/orders/s"

@@ -17,12 +17,12 @@ from semel.kernel.hop import Confirm, Message
 from semel.kernel.ops import Append
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Records
-from semel.pipes.build import Built, build
-from semel.pipes.notation import parse_path
-from semel.pipes.route import Parcel
-from semel.pipes.stage import Stage
-from semel.runtime.perform import Performer
-from semel.runtime.pipes import PipeNode
+from semel.pipes.language.notation import parse_path
+from semel.pipes.workers.build import Built, build
+from semel.pipes.workers.route import Parcel
+from semel.pipes.workers.stage import Stage
+from semel.runtime.host.performer import Performer
+from semel.runtime.pipes.node import PipeNode
 from semel.runtime.transports.tcp import TcpLimits, TcpTransport
 from semel.stores import open_store
 from semel.stores.memory import MemoryStore

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from semel.auth.keys import AccessKeys
+from semel.auth.tokens import client_token
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Confirm
-from semel.pipes.build import build
-from semel.pipes.notation import parse_path
-from semel.pipes.route import Parcel
-from semel.pubsub.keys import AccessKeys
-from semel.pubsub.tokens import client_token
-from semel.runtime.client import WebPubSubClient
-from semel.runtime.perform import Performer
-from semel.runtime.pipes import PipeNode
+from semel.pipes.language.notation import parse_path
+from semel.pipes.workers.build import build
+from semel.pipes.workers.route import Parcel
+from semel.runtime.client.client import WebPubSubClient
+from semel.runtime.host.performer import Performer
+from semel.runtime.pipes.node import PipeNode
 from semel.runtime.transports.hub import HubLimits, HubTransport
 from semel.stores.memory import MemoryStore
 from semel.testing.byte_faults import ByteProxy, Fault

@@ -24,8 +24,8 @@ from semel.kernel.store import Records
 from semel.stores import postgres_gate, postgres_members
 from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
+from semel.stores.postgres_connection import LOCK_S
 from semel.stores.postgres_members import Membership
-from semel.stores.postgres_wire import LOCK_S
 from semel.testing.postgres import ADMIN, PrivatePostgres
 from semel.testing.postgres_pair import Pair
 

@@ -61,12 +61,12 @@ from semel.kernel.ops import (
 )
 from semel.kernel.position import EPOCH_GAP, Position
 from semel.kernel.store import Records, State
-from semel.runtime.committer import Committer
-from semel.runtime.perform import Performer
+from semel.runtime.host.committer import Committer
+from semel.runtime.host.performer import Performer
 from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
+from semel.stores.postgres_connection import Q, is_refusal
 from semel.stores.postgres_engine import PostgresEngine, TryAgain
-from semel.stores.postgres_wire import Q, is_refusal
 from semel.stores.queries import load_migrations
 from semel.testing.limits import scaled
 from semel.testing.postgres import PrivatePostgres, new_database
@@ -165,7 +165,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Unit
 from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
-from semel.stores.postgres_wire import Q, is_refusal
+from semel.stores.postgres_connection import Q, is_refusal
 
 def wait_for_word(word):
     print(word, flush=True)

@@ -25,9 +25,9 @@ from semel.kernel.store import Records
 from semel.stores import postgres_members, postgres_switch
 from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
+from semel.stores.postgres_connection import Q
 from semel.stores.postgres_lines import Lines
 from semel.stores.postgres_switch import Switch
-from semel.stores.postgres_wire import Q
 from semel.stores.postgres_witness import Witness
 from semel.testing.postgres import ADMIN
 from semel.testing.postgres_pair import Pair, Standby

@@ -26,8 +26,8 @@ from semel.kernel.position import Position
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Record, Records, Store
-from semel.runtime.committer import Committer
-from semel.runtime.perform import Performer
+from semel.runtime.host.committer import Committer
+from semel.runtime.host.performer import Performer
 from semel.runtime.transports.tcp import TcpTransport
 from semel.stores import open_store
 from semel.stores.points import on_reach

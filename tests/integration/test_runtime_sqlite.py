@@ -13,8 +13,8 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Enqueue, Op, Outcome, Unit, WorkRow, WorkState
 from semel.kernel.store import Record, Records
 from semel.kernel.work import Follower, FollowerConfig, Worker, WorkerConfig
-from semel.runtime.committer import Committer
-from semel.runtime.perform import Performer
+from semel.runtime.host.committer import Committer
+from semel.runtime.host.performer import Performer
 from semel.stores.sqlite import SqliteStore
 from semel.testing.limits import scaled, wait_until
 

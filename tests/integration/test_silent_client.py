@@ -14,8 +14,8 @@ from urllib.parse import urlencode
 import pytest
 import websockets.asyncio.client as websocket
 
-from semel.pubsub.keys import AccessKeys
-from semel.pubsub.tokens import client_token
+from semel.auth.keys import AccessKeys
+from semel.auth.tokens import client_token
 from semel.stores.sqlite import SqliteStore
 from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess

@@ -23,10 +23,10 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from semel.pubsub.keys import AccessKeys
-from semel.pubsub.tokens import client_token, service_token
-from semel.runtime.pubsub import PubSubSettings
-from semel.runtime.server import serving as serve
+from semel.auth.keys import AccessKeys
+from semel.auth.tokens import client_token, service_token
+from semel.runtime.server.pubsub import PubSubSettings
+from semel.runtime.server.server import serving as serve
 from semel.stores.sqlite import SqliteStore
 from semel.testing.limits import scaled
 from semel.testing.postgres import PrivatePostgres

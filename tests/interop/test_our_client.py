@@ -13,8 +13,8 @@ from tests.interop.served import ROLES, Served
 
 from semel import WebPubSubClient
 from semel.errors import StreamBroken
-from semel.pubsub.client_data import GroupStateChange
-from semel.runtime.client_inbox import IncomingStream
+from semel.pubsub.client.data import GroupStateChange
+from semel.runtime.client.inbox import IncomingStream
 from semel.testing.limits import scaled
 
 pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(120)]

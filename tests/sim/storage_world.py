@@ -14,9 +14,9 @@ from semel.kernel.hop import Confirm, Message
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Records
-from semel.pipes.consumer import Consumer, ConsumerConfig
-from semel.pipes.publisher import Publisher, PublisherConfig
-from semel.pipes.storage import StorageConfig, StorageService, decode_place
+from semel.pipes.services.consumer import Consumer, ConsumerConfig
+from semel.pipes.services.publisher import Publisher, PublisherConfig
+from semel.pipes.services.storage import StorageConfig, StorageService, decode_place
 from semel.sim.clock import BEGIN_S, Drift
 from semel.sim.database import Database
 from semel.sim.network import Link

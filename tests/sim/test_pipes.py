@@ -7,7 +7,7 @@ import math
 import pytest
 
 from semel.errors import ConfigError, LimitExceeded
-from semel.pipes.notation import parse_path
+from semel.pipes.language.notation import parse_path
 from semel.sim.pipes import HopCounts, Simulated, simulate
 
 

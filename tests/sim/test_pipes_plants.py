@@ -12,9 +12,9 @@ from semel.errors import LimitExceeded
 from semel.kernel.effects import Deliver, Delivered, Effect, Received, Send
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Message
-from semel.pipes.build import APP, build
-from semel.pipes.notation import parse_path
-from semel.pipes.stage import Stage
+from semel.pipes.language.notation import parse_path
+from semel.pipes.workers.build import APP, build
+from semel.pipes.workers.stage import Stage
 from semel.sim.pipes import Simulated, simulate
 from semel.testing.plants import PLANTS, planted
 

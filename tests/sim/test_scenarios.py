@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.sim.story import Process, append, message
 
 from semel.kernel.effects import Resume
 from semel.kernel.envelope import Envelope
@@ -17,8 +18,6 @@ from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Records
 from semel.kernel.work import Follower, FollowerConfig, Worker, WorkerConfig
 from semel.stores.memory import Frame, MemoryStore
-
-from .story import Process, append, message
 
 pytestmark = pytest.mark.sim
 

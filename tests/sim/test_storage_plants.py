@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.sim.storage_world import StorageWorld
 
 from semel.errors import ConfigError
-from semel.pipes.consumer import Consumer
+from semel.pipes.services.consumer import Consumer
 from semel.testing.storage_plants import STORAGE_PLANTS, planted_in_storage
-
-from .storage_world import StorageWorld
 
 SEEDS = 200
 REQUIRED = {

@@ -19,7 +19,7 @@ from tests.spark.shared_session import SharedSession
 from semel.errors import InputError, StoreBusy
 from semel.kernel.ledger import ENDS, Event, Kind
 from semel.kernel.ops import Append, Log, Unit
-from semel.runtime.export import DATASETS, ExportOptions, export
+from semel.runtime.export.exporter import DATASETS, ExportOptions, export
 from semel.spark.audit import compact as compacting
 from semel.spark.audit import expand, figures
 from semel.spark.audit.compact import compact

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.spark.foreign_ledger import ACCEPTED, CONFIRMED, DUPLICATE, FORWARDED, HANDLED, RESENT, SENT, Ledger
 
 from semel.spark.audit.compact import compact
 from semel.spark.audit.result import Audit, Figures, Finding
 from semel.spark.audit.run import Options, audit, prepared
-
-from .foreign_ledger import ACCEPTED, CONFIRMED, DUPLICATE, FORWARDED, HANDLED, RESENT, SENT, Ledger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ import msgspec
 from semel.cli.audit import parse_time
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, Put, Trim
-from semel.runtime.export import export
+from semel.runtime.export.exporter import export
 from semel.spark.audit.follow import FollowOptions, opened
 from semel.spark.audit.result import Audit, Figures, WindowState
 from semel.spark.audit.run import Options, audit

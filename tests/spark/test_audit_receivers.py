@@ -12,9 +12,9 @@ from tests.spark.shared_session import SharedSession
 
 from semel.kernel.ledger import Event, Kind, fold_ids
 from semel.kernel.ops import Append, Fresh, Log, RecordKind
-from semel.pubsub import records
-from semel.pubsub.messages import Data, DataType
-from semel.pubsub.records import NO_TERMS, Terms
+from semel.pubsub.hub import records
+from semel.pubsub.hub.records import NO_TERMS, Terms
+from semel.pubsub.protocol.messages import Data, DataType
 from semel.spark.audit.compact import compact
 from semel.spark.audit.follow import FollowOptions, opened
 from semel.spark.audit.result import Audit, Example, Figures, Finding

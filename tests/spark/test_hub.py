@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from semel.pubsub.client_data import Message
-from semel.pubsub.keys import AccessKeys
-from semel.pubsub.tokens import client_token
-from semel.runtime.client_sync import SyncWebPubSubClient
-from semel.runtime.export import DATASETS, export
+from semel.auth.keys import AccessKeys
+from semel.auth.tokens import client_token
+from semel.pubsub.client.data import Message
+from semel.runtime.client.sync import SyncWebPubSubClient
+from semel.runtime.export.exporter import DATASETS, export
 from semel.spark import runner
 from semel.spark.audit.run import Options, audit
 from semel.spark.pipeline import Input, Pipeline

@@ -20,7 +20,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import START, Kind
 from semel.kernel.ops import Append, Trim, Unit
 from semel.kernel.store import Records, Store
-from semel.runtime.holding import Holder
+from semel.runtime.host.lease_holder import Holder
 from semel.spark import runner
 from semel.spark.audit.result import Figures
 from semel.spark.audit.run import Options, audit

@@ -22,9 +22,9 @@ from semel.config import (
     load_config,
 )
 from semel.errors import ConfigError
-from semel.pubsub.frames import FRAME_BYTES_MAX
-from semel.pubsub.hub import HubOptions
-from semel.runtime.door import DoorLimits
+from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.protocol.frames import FRAME_BYTES_MAX
+from semel.runtime.server.listener import DoorLimits
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from semel.kernel.ledger import START, Kind, Mark
-from semel.runtime.export import (
+from semel.runtime.export.exporter import (
     ID_FILE,
     SEGMENT_ROWS,
     EpochStart,

@@ -33,11 +33,11 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Message
 from semel.kernel.ops import Append, Unit
 from semel.kernel.store import Store
-from semel.pipes.build import Built, build
-from semel.pipes.path import DedupBy, Hop, Options, Path, Point
-from semel.runtime.loop import run as run_loop
-from semel.runtime.perform import Performer
-from semel.runtime.pipes import PipeNode
+from semel.pipes.language.path import DedupBy, Hop, Options, Path, Point
+from semel.pipes.workers.build import Built, build
+from semel.runtime.host.loop import run as run_loop
+from semel.runtime.host.performer import Performer
+from semel.runtime.pipes.node import PipeNode
 from semel.runtime.transports.frames import HEADER_BYTES, decode, encode
 from semel.runtime.transports.tcp import TcpTransport
 from semel.stores import open_store

@@ -33,9 +33,9 @@ from semel.bench.pubsub_load import (
 from semel.bench.pubsub_sides import GROUP, HUB, SUBSCRIBER_PATH, SemelServer
 from semel.kernel.ops import Advance, Unit
 from semel.kernel.position import Position
-from semel.pubsub.frames import Subprotocol
-from semel.pubsub.messages import Data, DataType
-from semel.pubsub.records import NO_TERMS, accepted_event, group_target, message, stream_of
+from semel.pubsub.hub.records import NO_TERMS, accepted_event, group_target, message, stream_of
+from semel.pubsub.protocol.frames import Subprotocol
+from semel.pubsub.protocol.messages import Data, DataType
 from semel.stores import open_store
 
 FILES_SPARE = 500

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from semel.bench.pubsub_load import HOST, READ_BYTES, WAIT_S, Wire
 from semel.errors import PeerUnavailable
-from semel.runtime.loop import run as run_loop
+from semel.runtime.host.loop import run as run_loop
 
 
 def through_nats_py(port: int, subject: str, body_bytes: int, window: int, seconds: float) -> float:

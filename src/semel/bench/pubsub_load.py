@@ -18,7 +18,7 @@ from itertools import repeat
 from typing import Protocol
 
 from semel.errors import PeerUnavailable
-from semel.pubsub.frames import Subprotocol
+from semel.pubsub.protocol.frames import Subprotocol
 
 HOST = "127.0.0.1"
 READ_BYTES = 1 << 18

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from semel.auth.keys import AccessKeys, new_key
+from semel.auth.tokens import client_token
 from semel.bench.pubsub_load import GOODBYE, HOST, open_clients
 from semel.errors import PeerUnavailable
-from semel.pubsub.keys import AccessKeys, new_key
-from semel.pubsub.tokens import client_token
-from semel.pubsub.wire import frame
-from semel.runtime.door import Accept, Door, Peer, Request, Response
+from semel.pubsub.protocol.wire import frame
+from semel.runtime.server.listener import Accept, Door, Peer, Request, Response
 from semel.runtime.transports.websocket import Message
 
 HUB = "bench"

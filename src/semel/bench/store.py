@@ -33,9 +33,9 @@ from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append
 from semel.kernel.store import Store
-from semel.runtime.committer import Committer
-from semel.runtime.loop import run as run_loop
-from semel.runtime.perform import Performer
+from semel.runtime.host.committer import Committer
+from semel.runtime.host.loop import run as run_loop
+from semel.runtime.host.performer import Performer
 
 RAW_BATCH = 100
 SCALES = (1, 10, 100)

@@ -223,7 +223,7 @@ def _check_config(file: Path | None) -> tuple[Check, Config | None]:
 
 def check_spark(config: Config) -> Check:
     """What a session would run with: master, memory, partitions, and whether it starts from a cache."""
-    from semel.spark.machine import this_machine
+    from semel.spark.host import this_machine
     from semel.spark.session import asked_settings, check_master, plan
 
     if find_spec("pyspark") is None:

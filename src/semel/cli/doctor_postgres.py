@@ -44,7 +44,7 @@ def check_postgres(url: str) -> list[Check]:
 
 
 def _look(url: str) -> Server:
-    from semel.stores.postgres_wire import connect, errors
+    from semel.stores.postgres_connection import connect, errors
 
     connection = connect(url)
     try:
@@ -63,7 +63,7 @@ def _look(url: str) -> Server:
 
 def _parameters(url: str) -> dict[str, Any]:
     """Of the URL, with what Semel adds to it."""
-    from semel.stores.postgres_wire import add_defaults, read_url
+    from semel.stores.postgres_connection import add_defaults, read_url
 
     return add_defaults(read_url(url))
 

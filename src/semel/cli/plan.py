@@ -17,9 +17,9 @@ from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from semel.pipes.path import Path
-    from semel.pipes.plan import HopPlan, Plan
-    from semel.pipes.solve import Solution
+    from semel.pipes.language.path import Path
+    from semel.pipes.plan.plan import HopPlan, Plan
+    from semel.pipes.plan.solve import Solution
 
 SIGMAS = 4
 _WIDTH_MAX = 100
@@ -78,8 +78,8 @@ def plan(
       semel plan "A -[loss=.1 | loss=.3]-> B" --simulate 100000 --seed 7
       semel plan orders.path --plot orders.html
     """
-    from semel.pipes.plan import plan as calculate
-    from semel.pipes.solve import solve
+    from semel.pipes.plan.plan import plan as calculate
+    from semel.pipes.plan.solve import solve
 
     terminal: Terminal = context.obj
     if plot is not None:
@@ -110,8 +110,8 @@ def plan(
 
 
 def _read(given: str) -> Path:
-    from semel.pipes.notation import parse_path
-    from semel.pipes.tables import parse_tables
+    from semel.pipes.language.notation import parse_path
+    from semel.pipes.language.tables import parse_tables
 
     if given == "-":
         text = _limited(sys.stdin.buffer.read(_bytes_max()), "stdin")
@@ -143,7 +143,7 @@ def _file_text(file: File) -> str:
 
 def _bytes_max() -> int:
     """Four bytes for every character that a path may have, and one more to notice that there are too many."""
-    from semel.pipes.notation import TEXT_CHARS_MAX
+    from semel.pipes.language.notation import TEXT_CHARS_MAX
 
     return 4 * TEXT_CHARS_MAX + 1
 
@@ -209,7 +209,7 @@ class _Answer:
 
 
 def _plan_view(planned: Plan, width: int) -> list[Any]:
-    from semel.pipes.draw import draw_text
+    from semel.pipes.language.draw import draw_text
 
     first, last = planned.path.first.name, planned.path.last.name
     view: list[Any] = [draw_text(planned.path, width), ""]
@@ -238,8 +238,8 @@ def _wrapped(text: str, width: int, indent: str) -> str:
 
 def _cascades(planned: Plan) -> bool:
     """Under cascade what happens behind a hop makes it send again, and the product rule says nothing."""
-    from semel.pipes.elements import all_options
-    from semel.pipes.path import ConfirmOn
+    from semel.pipes.language.path import ConfirmOn
+    from semel.pipes.plan.elements import all_options
 
     return any(options.confirm is ConfirmOn.CASCADE for options in all_options(planned.path))
 

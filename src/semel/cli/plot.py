@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from semel.errors import ConfigError
 
 if TYPE_CHECKING:
-    from semel.pipes.curves import Curve
-    from semel.pipes.plan import Plan
+    from semel.pipes.plan.curves import Curve
+    from semel.pipes.plan.plan import Plan
 
 ENDINGS = (".png", ".html")
 _PAGE = """<!doctype html>
@@ -59,7 +59,7 @@ def check_plot_file(file: File) -> None:
 
 
 def write_plot(plan: Plan, file: File) -> None:
-    from semel.pipes.curves import over_loss, over_retries
+    from semel.pipes.plan.curves import over_loss, over_retries
 
     curves = [over_retries(plan.path), over_loss(plan.path)]
     try:
@@ -111,7 +111,7 @@ def _svg(curves: list[Curve]) -> str:
 
 
 def _page(plan: Plan, charts: str) -> str:
-    from semel.pipes.draw import draw_svg
+    from semel.pipes.language.draw import draw_svg
 
     rows = []
     for hop in plan.hops:

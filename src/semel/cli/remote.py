@@ -26,9 +26,9 @@ from semel.errors import (
 if TYPE_CHECKING:
     import httpx
 
+    from semel.auth.keys import AccessKeys
     from semel.config import AuthSection, Config
-    from semel.pubsub.keys import AccessKeys
-    from semel.runtime.alone import Running
+    from semel.runtime.server.server_lock import Running
 
 CONNECTION_VARIABLE = "SEMEL_CONNECTION_STRING"
 KEY_VARIABLES = ("SEMEL_ACCESS_KEY", "SEMEL_ACCESS_KEY_SECONDARY")
@@ -67,7 +67,7 @@ CaOption = Annotated[
 
 def find_keys(dev: bool, file: Path | None, auth: AuthSection, *, create: bool = True) -> AccessKeys:
     """--dev and --keys win over the environment, and that over the configuration."""
-    from semel.pubsub.keys import DEV_KEY, AccessKeys
+    from semel.auth.keys import DEV_KEY, AccessKeys
 
     primary, secondary = (os.environ.get(name) or None for name in KEY_VARIABLES)
     if dev:
@@ -88,7 +88,7 @@ def find_keys(dev: bool, file: Path | None, auth: AuthSection, *, create: bool =
 
 
 def _keys_in(file: Path, *, create: bool) -> AccessKeys:
-    from semel.runtime.key_file import load_keys
+    from semel.runtime.server.key_file import load_keys
 
     if not create and not file.exists():
         raise ConfigError(
@@ -122,8 +122,8 @@ def find_server(
 ) -> Place:
     """The command line, else the environment, else the server on the SQLite file of this folder, else what `semel
     serve` would use here."""
-    from semel.pubsub.keys import AccessKeys, parse_connection_string
-    from semel.pubsub.keys import connection_string as checked
+    from semel.auth.keys import AccessKeys, parse_connection_string
+    from semel.auth.keys import connection_string as checked
 
     if dev and (connection_string or endpoint):
         raise ConfigError("--dev is a server of its own, and another one is named", fix="leave out one of the two")
@@ -148,7 +148,7 @@ def find_server(
 
 def _beside(config: Config) -> Running | None:
     """The server on the SQLite file that commands in this folder use."""
-    from semel.runtime.alone import running_on
+    from semel.runtime.server.server_lock import running_on
     from semel.stores.sqlite import path_of
 
     url, _ = config.resolve_store(None)
@@ -226,7 +226,7 @@ class Server:
         """`allowed` is a status that is an answer too, though no success."""
         import httpx
 
-        from semel.pubsub.tokens import service_token
+        from semel.auth.tokens import service_token
 
         url = f"{self._place.endpoint}{path}"
         token = service_token(self._place.keys, url, now=time.time())

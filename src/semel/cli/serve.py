@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from ssl import SSLContext
 
+    from semel.auth.keys import AccessKeys
     from semel.config import Config, HubSection, ServerSection
     from semel.kernel.store import Store
-    from semel.pubsub.handlers import Handlers
-    from semel.pubsub.keys import AccessKeys
-    from semel.runtime.door import DoorLimits
-    from semel.runtime.last_resort import LastResort
-    from semel.runtime.pubsub import PubSubSettings
-    from semel.runtime.server import Listening
+    from semel.pubsub.events.handlers import Handlers
+    from semel.runtime.host.last_resort import LastResort
+    from semel.runtime.server.listener import DoorLimits
+    from semel.runtime.server.pubsub import PubSubSettings
+    from semel.runtime.server.server import Listening
 
 DEV_HOST, DEV_PORT = "127.0.0.1", 8080
 FILES_KEPT = 256
@@ -97,9 +97,9 @@ def serve(
     """
     import uvloop
 
-    from semel.pubsub.keys import connection_string
-    from semel.runtime.alone import Running, alone_with
-    from semel.runtime.last_resort import LastResort
+    from semel.auth.keys import connection_string
+    from semel.runtime.host.last_resort import LastResort
+    from semel.runtime.server.server_lock import Running, alone_with
     from semel.stores.sqlite import path_of
 
     terminal: Terminal = context.obj
@@ -160,7 +160,7 @@ def _is_loopback(host: str) -> bool:
 
 def _tls(server: ServerSection, cert: Path | None, key: Path | None) -> SSLContext | None:
     """A certificate on the command line does not go with the key of another one."""
-    from semel.runtime.server import tls_context
+    from semel.runtime.server.server import tls_context
 
     if cert is None:
         cert, key = server.tls_cert, key or server.tls_key
@@ -173,8 +173,8 @@ def _settings(
     loaded: Config, keys: AccessKeys, endpoints: list[str] | None, recovery: str | None, *, dev: bool = False
 ) -> PubSubSettings:
     """The command line wins over the configuration."""
-    from semel.pubsub.hub import HubOptions
-    from semel.runtime.pubsub import PubSubSettings
+    from semel.pubsub.hub.machine import HubOptions
+    from semel.runtime.server.pubsub import PubSubSettings
 
     pubsub, known = loaded.pubsub, tuple(endpoints or loaded.server.endpoints)
     options = HubOptions(
@@ -202,7 +202,7 @@ def _recovery_s(given: str) -> float:
 
 
 def _handlers(hub: HubSection) -> Handlers:
-    from semel.pubsub.handlers import Handlers, event_handler
+    from semel.pubsub.events.handlers import Handlers, event_handler
 
     found = (event_handler(each.url, each.system_events, each.user_events, each.auth) for each in hub.handler)
     return Handlers(hub.name, tuple(found))
@@ -211,7 +211,7 @@ def _handlers(hub: HubSection) -> Handlers:
 def _limits(server: ServerSection, note: Callable[[str], None]) -> DoorLimits:
     """A connection is an open file, and where there are no more of them it would be closed without a word: so the door
     has to know. Who chose a number that does not fit is told."""
-    from semel.runtime.door import DoorLimits
+    from semel.runtime.server.listener import DoorLimits
 
     connections = _with_files_for(server.connections)
     if connections < server.connections and "connections" in server.model_fields_set:
@@ -250,7 +250,7 @@ async def _serve(
     import asyncio
     import signal
 
-    from semel.runtime.server import serving
+    from semel.runtime.server.server import serving
 
     told, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -273,7 +273,7 @@ def _tell(terminal: Terminal, at: Listening, secret: str | None, url: str) -> No
     """One line of JSON, or a few for people. Whoever started it waits for this."""
     import json
 
-    from semel.runtime.server import THIS_MACHINE
+    from semel.runtime.server.server import THIS_MACHINE
 
     if terminal.json:
         result = {"endpoint": at.endpoint, "connection_string": secret, "store": without_password(url)}

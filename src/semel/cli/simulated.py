@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from semel.pipes.path import Path
-    from semel.pipes.plan import Plan
+    from semel.pipes.language.path import Path
+    from semel.pipes.plan.plan import Plan
     from semel.sim.pipes import Simulated
 
 
@@ -95,7 +95,7 @@ def _spacing_s(planned: Plan) -> float | None:
 
 def _late(path: Path) -> tuple[bool, float]:
     """Whether a timeout in it is shorter than the round trip, and how long a message is on it at the most."""
-    from semel.pipes.elements import inner_paths, stretches
+    from semel.pipes.plan.elements import inner_paths, stretches
 
     late, longest = False, 0.0
     for stretch in stretches(path)[1]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from semel.config import Config
     from semel.kernel.ledger import Entry, Event, Mark
     from semel.kernel.store import Status, Store, StreamInfo, Swept
-    from semel.runtime.export import Exported, ExportOptions, Progress
+    from semel.runtime.export.exporter import Exported, ExportOptions, Progress
 
 SWEEP_ROWS = 5000
 LEDGER_PAGE = 5000
@@ -527,7 +527,7 @@ def export(
 
 
 def _forget(url: str, config: Config, names: tuple[str, ...], wait: str | None) -> Answer:
-    from semel.runtime.export import forget
+    from semel.runtime.export.exporter import forget
 
     with opened(url, config) as found:
         for name in names:
@@ -536,7 +536,7 @@ def _forget(url: str, config: Config, names: tuple[str, ...], wait: str | None) 
 
 
 def _datasets(name: str) -> tuple[str, ...]:
-    from semel.runtime.export import DATASETS
+    from semel.runtime.export.exporter import DATASETS
 
     if name == "all":
         return DATASETS
@@ -546,7 +546,7 @@ def _datasets(name: str) -> tuple[str, ...]:
 
 
 def _export_options(config: Config, wait: str | None, new_epoch: bool) -> ExportOptions:
-    from semel.runtime.export import ExportOptions
+    from semel.runtime.export.exporter import ExportOptions
 
     ledger = config.ledger
     wait_s = parse_duration("--wait", wait) if wait is not None else ledger.lease_s * 1.5
@@ -590,7 +590,7 @@ def _rounds(
 def _export_round(
     store: Store, folder: Path, names: tuple[str, ...], options: ExportOptions, terminal: Terminal
 ) -> list[Exported]:
-    from semel.runtime.export import export
+    from semel.runtime.export.exporter import export
 
     done = []
     entries = store.status().ledger_entries if terminal.shows_progress else 0

@@ -94,8 +94,8 @@ def _known(roles: Mapping[str, str]) -> str:
 
 
 def _for_client(place: Place, hub: str, user: str | None, roles: list[str], groups: list[str], minutes: int) -> Answer:
-    from semel.pubsub.names import check_hub
-    from semel.pubsub.tokens import CLIENT_PATH, client_token
+    from semel.auth.tokens import CLIENT_PATH, client_token
+    from semel.pubsub.protocol.names import check_hub
 
     now = time.time()
     address = f"{place.endpoint}{CLIENT_PATH}{check_hub(hub)}"
@@ -107,7 +107,7 @@ def _for_client(place: Place, hub: str, user: str | None, roles: list[str], grou
 
 
 def _for_service(place: Place, path: str, user: str | None, roles: list[str], minutes: int) -> Answer:
-    from semel.pubsub.tokens import service_token
+    from semel.auth.tokens import service_token
 
     if not path.startswith("/"):
         raise ConfigError(f"{path!r} is no path of the server", fix="begin with a slash, as in /metrics")

@@ -23,13 +23,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from semel.auth.keys import AccessKeys
+from semel.auth.tokens import client_token
 from semel.demo import proof
 from semel.demo.options import HUB, HUB_GROUP, DemoOptions
 from semel.demo.story import Story, note
 from semel.errors import PeerUnavailable
-from semel.pubsub.keys import AccessKeys
-from semel.pubsub.tokens import client_token
-from semel.runtime.export import DATASETS, export
+from semel.runtime.export.exporter import DATASETS, export
 from semel.stores import open_store
 from semel.testing import limits
 from semel.testing.byte_faults import ByteProxy, Fault

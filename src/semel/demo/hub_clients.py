@@ -14,9 +14,9 @@ from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Log, Unit
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Store
-from semel.pubsub.client_data import Message
-from semel.pubsub.client_events import ClientOptions
-from semel.runtime.client import WebPubSubClient
+from semel.pubsub.client.data import Message
+from semel.pubsub.client.events import ClientOptions
+from semel.runtime.client.client import WebPubSubClient
 from semel.stores import open_store
 from semel.testing.children import REPORT_S, main, pause, say
 from semel.testing.limits import scaled

@@ -9,7 +9,7 @@ from semel.demo.options import HOP, INBOX, RECEIVER
 from semel.demo.plants import planted
 from semel.kernel.hop import Order, Receiver, ReceiverConfig
 from semel.kernel.store import Store
-from semel.runtime.perform import Performer
+from semel.runtime.host.performer import Performer
 from semel.stores import open_store
 from semel.testing.children import REPORT_S, join_network, main, pause, say
 

@@ -13,8 +13,8 @@ from semel.kernel.ops import Append
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Store
-from semel.runtime.committer import Committer
-from semel.runtime.perform import Performer
+from semel.runtime.host.committer import Committer
+from semel.runtime.host.performer import Performer
 from semel.stores import open_store
 from semel.testing.children import REPORT_S, join_network, main, pause, say
 

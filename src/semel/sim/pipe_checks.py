@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from semel.errors import ConfigError
-from semel.pipes.build import Built, Route
-from semel.pipes.outlet import OutletConfig
-from semel.pipes.path import ConfirmOn, Path
+from semel.pipes.language.path import ConfirmOn, Path
+from semel.pipes.workers.build import Built, Route
+from semel.pipes.workers.outlet import OutletConfig
 
 
 def check_ends(path: Path, built: Built, handler_fails: float = 0.0) -> None:

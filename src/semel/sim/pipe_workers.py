@@ -25,10 +25,10 @@ from semel.kernel.hop import Ask, Confirm
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Applied, Duplicate, Fresh, Log, Outcome
-from semel.pipes.build import WorkerPlan
-from semel.pipes.durable import DurableStage
-from semel.pipes.path import DedupBy
-from semel.pipes.stage import Stage
+from semel.pipes.language.path import DedupBy
+from semel.pipes.workers.build import WorkerPlan
+from semel.pipes.workers.durable import DurableStage
+from semel.pipes.workers.stage import Stage
 from semel.stores.memory import MemoryStore
 
 Hops = dict[str, "Counter[Kind]"]

@@ -22,8 +22,8 @@ from semel.kernel.effects import Received
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Ask, Confirm
 from semel.kernel.ledger import Kind
-from semel.pipes.build import APP, Built, Route, build
-from semel.pipes.path import Path
+from semel.pipes.language.path import Path
+from semel.pipes.workers.build import APP, Built, Route, build
 from semel.sim.pipe_checks import check_ends
 from semel.sim.pipe_workers import Durable, Hops, Volatile
 

@@ -130,7 +130,7 @@ class PostgresReading:
         from psycopg import ProgrammingError
         from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-        from semel.stores.postgres_wire import DEFAULTS, redact
+        from semel.stores.postgres_connection import DEFAULTS, redact
 
         try:
             given = conninfo_to_dict(self.url)
@@ -157,7 +157,7 @@ class PostgresReading:
     def error(self, error: Exception) -> SemelError:
         from psycopg import OperationalError, errors
 
-        from semel.stores.postgres_wire import translate
+        from semel.stores.postgres_connection import translate
 
         text, state = str(error).partition("Query was:")[0], getattr(error, "sqlstate", None)
         if state == errors.InsufficientPrivilege.sqlstate:

@@ -17,7 +17,7 @@ from typing import Any
 from semel.errors import ConfigError, EpochChanged, StoreError
 from semel.kernel.ledger import Mark
 from semel.kernel.position import EPOCH_GAP
-from semel.runtime.export import mark_text, parse_mark
+from semel.runtime.export.exporter import mark_text, parse_mark
 
 PARTITION_ROWS_MIN = 16_384
 """A range with fewer rows is not worth a second task."""

@@ -37,7 +37,7 @@ from semel.errors import ConfigError, StoreError, StoreUnavailable
 from semel.kernel.ops import Op
 from semel.kernel.store import Store
 from semel.kernel.text import quote_part
-from semel.runtime.files import make_folder, rename_unless_there, sync, write_synced
+from semel.runtime.export.files import make_folder, rename_unless_there, sync, write_synced
 from semel.spark.answers import answered
 from semel.spark.landing import Job, Landing
 from semel.spark.rows import ARROW_TRAVEL

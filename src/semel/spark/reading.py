@@ -32,8 +32,8 @@ from semel.errors import (
 from semel.kernel.ledger import START, Mark
 from semel.kernel.ops import RecordKind
 from semel.kernel.store import State
-from semel.runtime.export import OTHER_TYPE
-from semel.runtime.export import dataset_schema as exported_schema
+from semel.runtime.export.exporter import OTHER_TYPE
+from semel.runtime.export.exporter import dataset_schema as exported_schema
 from semel.spark.engines import do, engine_of, is_driver_error
 from semel.spark.offsets import Bounds, Place, Span, Subject, check_place, cut_at, cut_evenly, parts_of
 from semel.spark.rows import ARROW

@@ -13,8 +13,8 @@ from semel.kernel.ledger import Event, Kind, range_event
 from semel.kernel.ops import Advance, Append, Log, Op, RecordKind, Refused, Stale
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Store, Trimmed
-from semel.pubsub.records import id_identity
-from semel.runtime.holding import commit_unit
+from semel.pubsub.hub.records import id_identity
+from semel.runtime.host.lease_holder import commit_unit
 from semel.spark.landing import output_stream
 
 ROWS_MAX = 1000

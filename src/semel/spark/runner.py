@@ -24,7 +24,7 @@ from semel.errors import HandlerError, PeerUnavailable, SemelError, StaleFence, 
 from semel.kernel.ops import Advance, Put, WorkRow, WorkState
 from semel.kernel.position import Position
 from semel.kernel.store import Store, Trimmed
-from semel.runtime.holding import LEASE_QUEUE, Holder, commit_unit
+from semel.runtime.host.lease_holder import LEASE_QUEUE, Holder, commit_unit
 from semel.spark.failures import first_line, ours_in
 from semel.spark.landing import died_stream
 from semel.spark.nulls import with_headers

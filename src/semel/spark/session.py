@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel import __version__
 from semel.errors import ConfigError, PeerUnavailable
+from semel.spark.host import GIB, Machine, this_machine
 from semel.spark.java import (
     INSTALL,
     Java,
@@ -33,7 +34,6 @@ from semel.spark.java import (
     use_options,
     write_once,
 )
-from semel.spark.machine import GIB, Machine, this_machine
 from semel.spark.python import choose_python
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from semel.kernel.ops import Advance, Conflict, Op, Put, Refused, Stale, WorkSta
 from semel.kernel.position import Position
 from semel.kernel.store import Store
 from semel.kernel.text import check_stream
-from semel.runtime.holding import LEASE_QUEUE, commit_unit
+from semel.runtime.host.lease_holder import LEASE_QUEUE, commit_unit
 from semel.spark import relay
 from semel.spark.answers import answered
 from semel.spark.landing import (

@@ -45,7 +45,7 @@ from pyspark.sql.types import StructType
 
 from semel.errors import ConfigError
 from semel.kernel.ledger import Mark
-from semel.runtime.export import DATASETS
+from semel.runtime.export.exporter import DATASETS
 from semel.spark.engines import SqliteReading
 from semel.spark.offsets import (
     AVAILABLE,

@@ -15,9 +15,9 @@ from semel.kernel.store import Store
 from semel.spark.tables import POSTGRES_TYPES, Lines, Shape, Verdicts, no_key, no_table
 from semel.stores.apply import apply
 from semel.stores.postgres import PostgresStore
+from semel.stores.postgres_connection import Q, Statements, keep_warnings
 from semel.stores.postgres_engine import PostgresEngine, TryAgain
 from semel.stores.postgres_gate import check_settled
-from semel.stores.postgres_wire import Q, Statements, keep_warnings
 
 STAGED = "semel_staged"
 NUMBER = "semel_number"

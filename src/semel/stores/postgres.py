@@ -46,13 +46,7 @@ from semel.kernel.store import (
 from semel.stores import postgres_sync as sync
 from semel.stores.apply import apply
 from semel.stores.points import reach
-from semel.stores.postgres_engine import PostgresEngine, TryAgain, entry_of, index_entry_of, record_of, work_row_of
-from semel.stores.postgres_gate import Gate
-from semel.stores.postgres_listen import Listener
-from semel.stores.postgres_pool import Pool
-from semel.stores.postgres_sync import roll_back, transaction, watched
-from semel.stores.postgres_tx import PostgresTx
-from semel.stores.postgres_wire import (
+from semel.stores.postgres_connection import (
     LOCK_S,
     SETTLE_S,
     Array,
@@ -70,6 +64,12 @@ from semel.stores.postgres_wire import (
     redact,
     texts,
 )
+from semel.stores.postgres_engine import PostgresEngine, TryAgain, entry_of, index_entry_of, record_of, work_row_of
+from semel.stores.postgres_gate import Gate
+from semel.stores.postgres_listen import Listener
+from semel.stores.postgres_pool import Pool
+from semel.stores.postgres_sync import roll_back, transaction, watched
+from semel.stores.postgres_tx import PostgresTx
 from semel.stores.postgres_witness import MARKER_KEEP_US, Commit
 from semel.stores.queries import load_migrations
 from semel.stores.shared import (

@@ -20,7 +20,7 @@ from semel.kernel.ops import Append, Claim, Enqueue, RecordKind, Unit, WorkRow, 
 from semel.kernel.position import Position
 from semel.kernel.store import IndexEntry, Record, State, StreamInfo
 from semel.stores.engine import CursorHead, Move, NewRecord, NewWork, WorkHead
-from semel.stores.postgres_wire import (
+from semel.stores.postgres_connection import (
     Array,
     Begun,
     Call,

@@ -18,12 +18,12 @@ from semel.kernel.ledger import Event, Kind
 from semel.kernel.position import EPOCH_GAP
 from semel.kernel.store import State
 from semel.stores.points import reach
+from semel.stores.postgres_connection import LOCK_S, Session, Statements, errors, is_silence, redact
 from semel.stores.postgres_engine import PostgresEngine
 from semel.stores.postgres_lines import Lines
 from semel.stores.postgres_members import Membership
 from semel.stores.postgres_switch import Switch, drop_silent, find_switch_lsn
 from semel.stores.postgres_sync import WAIT_S, barrier, transaction
-from semel.stores.postgres_wire import LOCK_S, Session, Statements, errors, is_silence, redact
 from semel.stores.postgres_witness import Witness
 from semel.stores.shared import exported_mark, start_of_epoch
 

@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakSet
 
 from semel.errors import StoreUnavailable
-from semel.stores.postgres_wire import LOCK_S, Session, connect, read_url
+from semel.stores.postgres_connection import LOCK_S, Session, connect, read_url
 
 
 @dataclass(frozen=True, slots=True)

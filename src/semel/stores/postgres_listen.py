@@ -13,7 +13,7 @@ from typing import TypeVar
 import psycopg
 
 from semel.errors import SemelError
-from semel.stores.postgres_wire import Session
+from semel.stores.postgres_connection import Session
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ import psycopg
 
 from semel.errors import SemelError, StoreUnavailable
 from semel.stores.points import reach
+from semel.stores.postgres_connection import Session, Silent, Statements, errors, is_silence, texts
 from semel.stores.postgres_lines import Lines
 from semel.stores.postgres_sync import transaction, watched
-from semel.stores.postgres_wire import Session, Silent, Statements, errors, is_silence, texts
 from semel.stores.postgres_witness import Witness
 
 log = logging.getLogger(__name__)

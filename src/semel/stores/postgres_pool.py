@@ -11,7 +11,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from semel.errors import SemelError, StoreUnavailable
-from semel.stores.postgres_wire import Call, Row, Session, Statements, errors, is_broken
+from semel.stores.postgres_connection import Call, Row, Session, Statements, errors, is_broken
 from semel.stores.postgres_witness import Witness
 
 READERS_MAX = 8

@@ -14,9 +14,9 @@ from enum import Enum
 
 from semel.errors import StoreReadOnly, StoreUnavailable
 from semel.stores.points import reach
+from semel.stores.postgres_connection import Session, Statements, errors
 from semel.stores.postgres_members import LEASE_S, Membership
 from semel.stores.postgres_sync import transaction
-from semel.stores.postgres_wire import Session, Statements, errors
 from semel.stores.postgres_witness import Witness
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from semel.errors import StoreUnavailable
-from semel.stores.postgres_wire import Session, Statements, is_broken
+from semel.stores.postgres_connection import Session, Statements, is_broken
 
 log = logging.getLogger(__name__)
 

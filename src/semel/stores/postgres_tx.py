@@ -13,8 +13,8 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from semel.errors import InputError, StoreBusy
 from semel.kernel.ops import Op, Result
 from semel.stores.apply import apply
+from semel.stores.postgres_connection import Statements, errors
 from semel.stores.postgres_engine import PostgresEngine, TryAgain
-from semel.stores.postgres_wire import Statements, errors
 from semel.stores.shared import check_bound, unwrap_bound
 
 

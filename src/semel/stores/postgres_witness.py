@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from semel.errors import StoreUnavailable
-from semel.stores.postgres_wire import Session, Statements, bigints, texts
+from semel.stores.postgres_connection import Session, Statements, bigints, texts
 
 MARKER_KEEP_US = 48 * 3600 * 1_000_000
 

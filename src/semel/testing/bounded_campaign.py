@@ -29,9 +29,9 @@ import websockets.asyncio.client as websocket
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
+from semel.auth.keys import AccessKeys
+from semel.auth.tokens import client_token
 from semel.errors import PeerUnavailable
-from semel.pubsub.keys import AccessKeys
-from semel.pubsub.tokens import client_token
 from semel.testing.lean_client import SUBPROTOCOL, LeanClient
 from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess, resident_bytes

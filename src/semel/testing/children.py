@@ -20,7 +20,7 @@ from typing import Any
 
 from semel.errors import PeerUnavailable, SemelError
 from semel.kernel.retry import RetryPolicy
-from semel.runtime.perform import Performer
+from semel.runtime.host.performer import Performer
 from semel.runtime.transports.tcp import TcpLimits, TcpTransport
 from semel.testing import limits
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from semel.auth.keys import AccessKeys
+from semel.auth.tokens import client_token
 from semel.kernel.ledger import START, Event, Kind
-from semel.pubsub.keys import AccessKeys
-from semel.pubsub.tokens import client_token
 from semel.stores import open_store
 from semel.testing.lean_client import LeanClient
 from semel.testing.serve_process import KEY

@@ -1,7 +1,7 @@
 """A client of `json.reliable.webpubsub.azure.v1` by the letter of the protocol, and no more.
 
-It shares nothing with `semel.pubsub.client` or the server's codecs on purpose: two writings of the same protocol check
-each other. What the protocol asks of a client is here:
+It shares nothing with `semel.pubsub.client.machine` or the server's codecs on purpose: two writings of the same
+protocol check each other. What the protocol asks of a client is here:
 
     connect     take connectionId and reconnectionToken from `connected`
     recover     come back with both in the query, until it works; 1008 means that the session is lost

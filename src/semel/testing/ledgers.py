@@ -20,7 +20,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event, Kind, fold_ids
 from semel.kernel.ops import Append, Fresh, Log, Op, Unit
 from semel.kernel.position import Position
-from semel.runtime.export import DATASETS, ExportOptions, export
+from semel.runtime.export.exporter import DATASETS, ExportOptions, export
 from semel.stores.sqlite import SqliteStore
 
 BEGIN_US = 1_767_225_600_000_000

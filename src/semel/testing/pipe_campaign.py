@@ -23,9 +23,9 @@ from typing import Any
 from semel.errors import PeerUnavailable
 from semel.kernel.ledger import START, Event, Kind
 from semel.kernel.store import Record, Records, Store
-from semel.pipes.build import Built, build
-from semel.pipes.figures import Measured, PathFigures, measure, records_by_place
-from semel.pipes.notation import parse_path
+from semel.pipes.language.notation import parse_path
+from semel.pipes.plan.figures import Measured, PathFigures, measure, records_by_place
+from semel.pipes.workers.build import Built, build
 from semel.stores import open_store
 from semel.testing.children import Child
 from semel.testing.faults import FaultProxy, Weather

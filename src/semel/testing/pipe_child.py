@@ -19,12 +19,12 @@ from semel.kernel.hop import Receiver
 from semel.kernel.ops import Append, Op, WorkRow
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Record, Store
-from semel.pipes.build import Built, WorkerPlan, build
-from semel.pipes.durable import DurableStage
-from semel.pipes.notation import parse_path
-from semel.runtime.hosting import Factory, Handler
-from semel.runtime.perform import Performer
-from semel.runtime.pipes import PipeNode
+from semel.pipes.language.notation import parse_path
+from semel.pipes.workers.build import Built, WorkerPlan, build
+from semel.pipes.workers.durable import DurableStage
+from semel.runtime.host.hosting import Factory, Handler
+from semel.runtime.host.performer import Performer
+from semel.runtime.pipes.node import PipeNode
 from semel.runtime.transports.tcp import TcpTransport
 from semel.stores import open_store
 from semel.testing.children import REPORT_S, main, open_transport, pause, say
@@ -141,7 +141,7 @@ class PlantedNode(PipeNode):
 
 async def work(config: dict[str, Any], ended: asyncio.Event) -> None:
     role = config["role"]
-    logging.getLogger("semel.runtime.perform").setLevel(logging.ERROR)  # planned failures of the handler
+    logging.getLogger("semel.runtime.host.performer").setLevel(logging.ERROR)  # planned failures of the handler
     built = build(parse_path(config["path"], config["name"]), report_s=METERS_S)
     store = open_store(config["store"], node=role)
     try:

@@ -14,10 +14,10 @@ import msgspec
 from semel.kernel.effects import Effect, Send
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Confirm, Message
-from semel.pipes.inlet import Arrival, Inlet
-from semel.pipes.outlet import Outlet
-from semel.pipes.path import ConfirmOn, DedupBy
-from semel.pipes.stage import Stage, _Held
+from semel.pipes.language.path import ConfirmOn, DedupBy
+from semel.pipes.workers.inlet import Arrival, Inlet
+from semel.pipes.workers.outlet import Outlet
+from semel.pipes.workers.stage import Stage, _Held
 from semel.testing.plants import plant
 
 # -- resending

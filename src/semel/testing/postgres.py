@@ -24,7 +24,7 @@ import psycopg
 from psycopg import sql
 
 from semel.errors import StoreUnavailable
-from semel.stores.postgres_wire import redact
+from semel.stores.postgres_connection import redact
 from semel.testing.limits import scaled
 from semel.testing.readable_python import give_to
 

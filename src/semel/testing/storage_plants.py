@@ -18,9 +18,9 @@ from semel.kernel.effects import Effect, Send
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Kind
 from semel.kernel.resend import Transmit
-from semel.pipes.consumer import Consumer
-from semel.pipes.publisher import Publisher, _Entry
-from semel.pipes.storage import SaveIndex
+from semel.pipes.services.consumer import Consumer
+from semel.pipes.services.publisher import Publisher, _Entry
+from semel.pipes.services.storage import SaveIndex
 from semel.testing.plants import Plant, _stand_in
 
 STORAGE_PLANTS: dict[str, Plant] = {}

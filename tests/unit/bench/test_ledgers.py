@@ -11,7 +11,7 @@ import pytest
 
 from semel.bench.ledgers import BEGIN_US, HOPS, PIPELINES, Generated, generate
 from semel.kernel.ledger import Kind
-from semel.runtime.export import dataset_schema
+from semel.runtime.export.exporter import dataset_schema
 from semel.spark.audit.sources import find
 
 EVENTS = 30_000

@@ -9,6 +9,7 @@ import math
 import random
 
 import pytest
+from tests.unit.calculus.simulate import measure
 
 from semel.calculus import (
     Counts,
@@ -37,8 +38,6 @@ from semel.calculus import (
 )
 from semel.kernel.dedup import IdWindow, MonotonicIndex, Passed, StrictIndex
 from semel.kernel.retry import RetryPolicy
-
-from .simulate import measure
 
 LOCAL = Link()
 

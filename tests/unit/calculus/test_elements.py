@@ -7,6 +7,8 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.calculus.every_case import cases
+from tests.unit.calculus.simulate import measure
 
 from semel.calculus import (
     Crash,
@@ -26,9 +28,6 @@ from semel.calculus import (
 from semel.calculus.jet import Jet
 from semel.calculus.values import TwoState, powers
 from semel.errors import ConfigError
-
-from .every_case import cases
-from .simulate import measure
 
 shares = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0])
 links = st.builds(Link, loss=shares, duplicate=shares, confirm_loss=shares, repeats=st.integers(0, 1))

@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.unit.calculus.simulate import measure
 
 from semel.calculus import (
     Crash,
@@ -26,8 +27,6 @@ from semel.calculus import (
     variance,
 )
 from semel.errors import ConfigError
-
-from .simulate import measure
 
 shares = st.floats(0, 1)
 below_one = st.floats(0, 0.95)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.cli.conftest import Semel
 
 from semel.calculus.mode import Counts
 from semel.cli.audit import parse_findings, parse_time
@@ -24,8 +25,6 @@ from semel.spark.audit.chains import Comparison, Point
 from semel.spark.audit.result import Audit, Finding
 from unit.spark.audit import samples
 from unit.spark.audit.samples import audit, cell
-
-from .conftest import Semel
 
 GUIDE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "audit.md").read_text(encoding="utf-8")
 

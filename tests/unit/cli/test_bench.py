@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.unit.cli.conftest import Semel
 
 from semel.bench import pipes
 from semel.bench import pubsub as bench_pubsub
@@ -30,8 +31,6 @@ from semel.bench.spark import (
 from semel.bench.store import Measurement, Options, Result
 from semel.cli.bench import parse_millions, parse_parts, parse_scales
 from semel.errors import ConfigError
-
-from .conftest import Semel
 
 
 @pytest.fixture

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.unit.cli.conftest import Semel
 
 import semel.demo
 from semel.demo import DemoOptions
-
-from .conftest import Semel
 
 
 @pytest.fixture

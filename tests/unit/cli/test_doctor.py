@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.unit.cli.conftest import Ran, Semel
 
 from semel.bench import disk
 from semel.cli import doctor as module
@@ -17,8 +18,6 @@ from semel.config import load_config
 from semel.errors import ConfigError, StoreBusy
 from semel.spark import java as java_module
 from semel.spark.java import Java
-
-from .conftest import Ran, Semel
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semel.cli.doctor_postgres import Server, check_disk, check_standbys, check_url
-from semel.stores.postgres_wire import DEFAULTS
+from semel.stores.postgres_connection import DEFAULTS
 
 SAFE = {
     "fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "synchronous_standby_names": '"pg-1"',

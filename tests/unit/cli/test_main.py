@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import typer
+from tests.unit.cli.conftest import Semel
 
 from semel import __version__, errors
 from semel.cli import doctor
 from semel.cli.main import EXIT_INTERNAL, app, command_name
 from semel.kernel.envelope import from_json, unpack
-
-from .conftest import Semel
 
 ROOT = typer.main.get_command(app)
 COMMANDS = [

@@ -7,19 +7,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.unit.cli.conftest import Semel
 
 from semel.errors import HandlerError
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Put, Unit
 from semel.kernel.store import Store
-from semel.runtime.holding import Holder
+from semel.runtime.host.lease_holder import Holder
 from semel.spark import runner, session
 from semel.spark.landing import died_stream
 from semel.spark.pipeline import Pipeline
 from semel.spark.waiting import Wait, Waits, waits_key
 from semel.stores.open import open_store
-
-from .conftest import Semel
 
 CONFIG = """
 [store]

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.cli.conftest import Semel
 
 from semel.sim import pipes as sim_pipes
-
-from .conftest import Semel
 
 EXAMPLE = "A -[loss=0.1,confirm_loss=0.05,retries=5]-> B -[dedup=id]-> C"
 

@@ -24,7 +24,7 @@ from semel.config import (
     StoreSection,
 )
 from semel.kernel.ledger import Kind
-from semel.runtime.export import DATASETS, dataset_schema
+from semel.runtime.export.exporter import DATASETS, dataset_schema
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
 CLI = (REFERENCE / "cli.md").read_text()
@@ -102,7 +102,7 @@ def test_every_column_and_kind_is_in_the_reference() -> None:
 def test_the_way_to_read_the_export_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     from semel.kernel.ledger import Event, fold_ids
     from semel.kernel.ops import Log, Unit
-    from semel.runtime.export import export
+    from semel.runtime.export.exporter import export
     from semel.stores.memory import MemoryStore
 
     monkeypatch.chdir(tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from semel.auth.keys import DEV_KEY, AccessKeys
 from semel.cli import remote
 from semel.cli.remote import DEV_ENDPOINT, Place, Server, find_keys, find_server
 from semel.config import AuthSection
@@ -22,8 +23,7 @@ from semel.errors import (
     RemoteProtocolError,
     SemelError,
 )
-from semel.pubsub.keys import DEV_KEY, AccessKeys
-from semel.runtime.alone import Running, alone_with
+from semel.runtime.server.server_lock import Running, alone_with
 
 KEY, OTHER = "p" * 32, "s" * 32
 STRING = f"Endpoint=https://s.example/;AccessKey={KEY};Version=1.0;"

@@ -10,13 +10,13 @@ import pytest
 from tests.integration.test_door import CERTIFICATE, PRIVATE_KEY
 from tests.unit.cli.conftest import Semel
 
+from semel.auth.keys import AccessKeys
 from semel.cli.serve import _is_loopback, _limits, _settings, _tls
 from semel.config import ServerSection, load_config
 from semel.errors import ConfigError
-from semel.pubsub.handlers import Handlers, event_handler
-from semel.pubsub.hub import HubOptions
-from semel.pubsub.keys import AccessKeys
-from semel.runtime.door import DoorLimits
+from semel.pubsub.events.handlers import Handlers, event_handler
+from semel.pubsub.hub.machine import HubOptions
+from semel.runtime.server.listener import DoorLimits
 
 KEYS = AccessKeys("k" * 32)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import pytest
+from tests.unit.cli.conftest import Semel
 
 import semel.sim
 from semel.sim import Report, Sweep
 from semel.testing.plants import PLANTS
-
-from .conftest import Semel
 
 
 def report(seed: int, *violations: str, plant: str | None = None) -> Report:

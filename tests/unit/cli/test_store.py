@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.unit.cli.conftest import Semel
 
 from semel.cli import store as module
 from semel.cli.store import first_since
@@ -17,13 +18,11 @@ from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Advance, Append, Claim, Enqueue, Fresh, Log, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Store
-from semel.runtime import export as export_module
-from semel.runtime.export import segments
+from semel.runtime.export import exporter as export_module
+from semel.runtime.export.exporter import segments
 from semel.stores.memory import MemoryStore
 from semel.stores.points import on_reach
 from semel.stores.sqlite import SqliteStore
-
-from .conftest import Semel
 
 URL = "sqlite:///semel.db"
 DAY_US = 86_400_000_000

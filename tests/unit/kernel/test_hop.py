@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.kernel.bench import Bench
 
 from semel.errors import StoreRefused, StoreUnavailable
 from semel.kernel import hop
@@ -21,8 +22,6 @@ from semel.kernel.position import Position
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Records
-
-from .bench import Bench
 
 OUT, IN = "outbox/app", "inbox/app"
 DOWN = StoreUnavailable("gone", fix="wait")

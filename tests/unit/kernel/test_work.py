@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.unit.kernel.bench import Bench
 
 from semel.errors import StoreUnavailable
 from semel.kernel.effects import Commit, CommitFailed, CommitUnknown, Wake
@@ -16,8 +17,6 @@ from semel.kernel.retry import GiveUp, RetryPolicy
 from semel.kernel.store import Records
 from semel.kernel.work import Follower, FollowerConfig, Worker, WorkerConfig
 from semel.stores.memory import MemoryStore
-
-from .bench import Bench
 
 QUEUE, EFFECTS, STREAM = "inbox/orders", "hub/effects", "hub/orders"
 DOWN = StoreUnavailable("gone", fix="wait")

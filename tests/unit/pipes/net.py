@@ -12,8 +12,8 @@ from random import Random
 from typing import Any, Protocol
 
 from semel.kernel.effects import Effect, Event, Machine, Notify, Received, Send
-from semel.pipes.channel import addressed
-from semel.pipes.route import Astray, Parcel, Router, ToNode, ToWorker, arrived_from
+from semel.pipes.services.channel import addressed
+from semel.pipes.workers.route import Astray, Parcel, Router, ToNode, ToWorker, arrived_from
 
 
 class Addressed(Machine, Protocol):

@@ -6,7 +6,7 @@ import math
 
 from hypothesis import strategies as st
 
-from semel.pipes.path import (
+from semel.pipes.language.path import (
     LINK_OPTIONS,
     Branch,
     ConfirmOn,

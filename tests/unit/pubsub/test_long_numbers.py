@@ -7,19 +7,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.unit.pubsub.rest_values import HUB, answered, asked, error
-from tests.unit.pubsub.test_tokens import AUDIENCES, NOW, payload, signed_text
-from tests.unit.pubsub.test_tokens import KEYS as TOKEN_KEYS
+from tests.unit.auth.test_tokens import AUDIENCES, NOW, payload, signed_text
+from tests.unit.auth.test_tokens import KEYS as TOKEN_KEYS
+from tests.unit.pubsub.rest.rest_values import HUB, answered, asked, error
 
+from semel.auth.tokens import read_client_token, read_service_token
 from semel.config import load_config
 from semel.errors import AuthError, ConfigError, FrameError, InputError
 from semel.kernel.envelope import Envelope, from_json, to_json
-from semel.pubsub.client_checks import check_request
-from semel.pubsub.client_data import value_of
-from semel.pubsub.cloudevents import Failed, IncomingResponse, read_connect, read_user_event
-from semel.pubsub.frames import DIGITS_MAX, Subprotocol, check_digits, codec_for
-from semel.pubsub.messages import Data, DataType, Invoke, SendEvent, SendToGroup, StreamData
-from semel.pubsub.tokens import read_client_token, read_service_token
+from semel.pubsub.client.checks import check_request
+from semel.pubsub.client.data import value_of
+from semel.pubsub.events.cloudevents import Failed, IncomingResponse, read_connect, read_user_event
+from semel.pubsub.protocol.frames import DIGITS_MAX, Subprotocol, check_digits, codec_for
+from semel.pubsub.protocol.messages import Data, DataType, Invoke, SendEvent, SendToGroup, StreamData
 
 LONG = "1" * (DIGITS_MAX + 1)
 JSON = codec_for(Subprotocol.JSON_RELIABLE)

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.spark.sinks import events, ids, raw, records, row, told
 
 from semel.errors import InputError, LimitExceeded, StoreError
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob, Envelope
@@ -33,8 +34,6 @@ from semel.spark.landing import (
 )
 from semel.spark.rows import Outcome, Row, rows_of
 from semel.stores.memory import MemoryStore
-
-from .sinks import events, ids, raw, records, row, told
 
 JOB = Job("orders", "q1", 7)
 HOP = "hub/chat>spark/orders"

@@ -10,18 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
+from tests.unit.spark.sinks import SCHEMA, ids, new_store, raw, told
 
 from semel.errors import ConfigError, StaleFence, StoreError, StoreUnavailable
 from semel.kernel.ledger import Kind
 from semel.kernel.store import Store
-from semel.runtime.holding import Holder
+from semel.runtime.host.lease_holder import Holder
 from semel.spark import parquet as module
 from semel.spark.landing import Job
 from semel.spark.parquet import FolderTarget, listed, local_folder
 from semel.spark.sink import SinkOptions
 from semel.spark.staging import Staged, Task
-
-from .sinks import SCHEMA, ids, new_store, raw, told
 
 HOP = "input>spark/orders"
 

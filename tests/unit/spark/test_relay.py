@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.unit.spark.sinks import ids, new_store, records, told
 
 from semel.errors import CommitInDoubt, StaleFence, StoreError
 from semel.kernel.envelope import Envelope
@@ -14,13 +15,11 @@ from semel.kernel.lease import Guard
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Outcome, Trim, Unit
 from semel.kernel.store import Store
-from semel.pubsub.records import id_identity
-from semel.runtime.holding import Holder
+from semel.pubsub.hub.records import id_identity
+from semel.runtime.host.lease_holder import Holder
 from semel.spark.relay import pin, relay, relay_hop
 from semel.stores.bodies import put_body
 from semel.stores.sqlite import SqliteStore
-
-from .sinks import ids, new_store, records, told
 
 HOP = "spark/orders>hub/out"
 

@@ -14,7 +14,7 @@ import pytest
 from semel.errors import EpochChanged, HandlerError, PeerUnavailable, StaleFence, StoreError
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Put, Trim, Unit
-from semel.runtime.holding import Holder
+from semel.runtime.host.lease_holder import Holder
 from semel.spark import runner
 from semel.spark.pipeline import Input, Pipeline
 from semel.stores.memory import MemoryStore

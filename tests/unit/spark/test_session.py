@@ -15,8 +15,8 @@ import pytest
 import semel
 from semel.errors import ConfigError, PeerUnavailable
 from semel.spark import session as module
+from semel.spark.host import GIB, Machine
 from semel.spark.java import Java, start_cache
-from semel.spark.machine import GIB, Machine
 from semel.spark.session import (
     QUICK_CHECKPOINTS,
     asked_settings,

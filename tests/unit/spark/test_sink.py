@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, StructType
+from tests.unit.spark.sinks import SCHEMA, events, ids, options_of, raw, records, row, stage, told
 
 from semel.errors import CommitInDoubt, ConfigError, InputError, StaleFence, StoreUnavailable
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Envelope
@@ -17,7 +18,7 @@ from semel.kernel.ledger import Kind, balance
 from semel.kernel.ops import Append, Outcome, Trim, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Store
-from semel.runtime.holding import Holder
+from semel.runtime.host.lease_holder import Holder
 from semel.spark import sink as module
 from semel.spark.landing import Job, derived_id, read_state
 from semel.spark.rows import Outcome as Fate
@@ -34,8 +35,6 @@ from semel.spark.sink import (
 )
 from semel.spark.staging import Staged, Task
 from semel.stores.open import open_store
-
-from .sinks import SCHEMA, events, ids, options_of, raw, records, row, stage, told
 
 HOP = "hub/chat>spark/orders"
 OUT = "spark/orders"

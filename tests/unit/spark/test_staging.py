@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.unit.spark.sinks import row, stage
 
 from semel.errors import ConfigError, StoreUnavailable
 from semel.spark.landing import Job, SourceRange
 from semel.spark.rows import rows_of
 from semel.spark.staging import Staged, Staging, Task, current_task, filesystem_of, query_of, source_ranges
-
-from .sinks import row, stage
 
 JOB = Job("orders", "q1", 3)
 

@@ -15,12 +15,13 @@ import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
+from tests.unit.spark.sinks import ids, options_of, records, told
 
 from semel.errors import ConfigError, InputError, StaleFence, StoreUnavailable
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX
 from semel.kernel.ledger import Kind
 from semel.kernel.store import Store
-from semel.runtime.holding import Holder
+from semel.runtime.host.lease_holder import Holder
 from semel.spark import tables as module
 from semel.spark.landing import Job, read_state
 from semel.spark.staging import Staged, Task
@@ -29,8 +30,6 @@ from semel.spark.tables_postgres import PostgresDatabase
 from semel.stores.open import open_store
 from semel.stores.sqlite import path_of
 from semel.testing.limits import scaled
-
-from .sinks import ids, options_of, records, told
 
 HOP = "input>spark/orders"
 COLUMNS = pa.schema([("id", pa.string()), ("no", pa.int64()), ("amount", pa.decimal128(10, 2))])

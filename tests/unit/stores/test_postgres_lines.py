@@ -10,8 +10,8 @@ import pytest
 
 from semel.errors import StoreUnavailable
 from semel.stores import postgres_lines
+from semel.stores.postgres_connection import add_defaults, read_url
 from semel.stores.postgres_lines import Lines, read_hosts, write_hosts
-from semel.stores.postgres_wire import add_defaults, read_url
 
 
 class Line:

@@ -11,8 +11,8 @@ import pytest
 
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Unit
-from semel.runtime.alone import Running, alone_with
-from semel.runtime.key_file import load_keys
+from semel.runtime.server.key_file import load_keys
+from semel.runtime.server.server_lock import Running, alone_with
 from semel.stores.private_files import is_open_to_others, make_private, open_private
 from semel.stores.sqlite import SqliteStore
 

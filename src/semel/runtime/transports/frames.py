@@ -19,9 +19,9 @@ import msgspec
 
 from semel.errors import InputError, LimitExceeded, SemelError
 from semel.kernel.hop import Ask, Confirm, Message, Wire
-from semel.pipes.channel import ChannelWire
-from semel.pipes.route import Parcel
-from semel.pipes.storage import StorageWire
+from semel.pipes.services.channel import ChannelWire
+from semel.pipes.services.storage import StorageWire
+from semel.pipes.workers.route import Parcel
 
 VERSION = 1
 NONCE_BYTES = 16

@@ -20,12 +20,12 @@ from typing import Self
 from semel.errors import SemelError
 from semel.kernel.hop import Wire
 from semel.kernel.text import check_id
-from semel.pipes.route import Parcel
-from semel.pubsub.client_data import Message
-from semel.pubsub.client_events import ClientOptions, Interrupted, Online, Recovered, SessionLost, State
-from semel.pubsub.frames import FRAME_BYTES_MAX, Subprotocol
-from semel.runtime.client import WebPubSubClient
-from semel.runtime.client_socket import Url
+from semel.pipes.workers.route import Parcel
+from semel.pubsub.client.data import Message
+from semel.pubsub.client.events import ClientOptions, Interrupted, Online, Recovered, SessionLost, State
+from semel.pubsub.protocol.frames import FRAME_BYTES_MAX, Subprotocol
+from semel.runtime.client.client import WebPubSubClient
+from semel.runtime.client.socket import Url
 from semel.runtime.transports.base import Inbox
 from semel.runtime.transports.frames import FrameBuffer, decode, encode
 

@@ -27,7 +27,7 @@ from semel.kernel.envelope import FRAME_BYTES_MAX
 from semel.kernel.hop import Wire
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.text import check_id
-from semel.pipes.route import Parcel
+from semel.pipes.workers.route import Parcel
 from semel.runtime.transports.base import Inbox
 from semel.runtime.transports.frames import (
     HEADER_BYTES,

@@ -2,7 +2,7 @@
 
 `FrameReader` turns bytes into messages and knows nothing of sockets. `Peer` is one connected client: what came in one
 read is handed over together, and what is written within one tick goes out together. Frames to be sent are made by
-`semel.pubsub.wire`, once for all who get them.
+`semel.pubsub.protocol.wire`, once for all who get them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from http import HTTPStatus
 from typing import Protocol
 
 from semel.errors import FrameError
-from semel.pubsub.messages import CloseCode
-from semel.runtime.http import DoorLimits, Request, Response
+from semel.pubsub.protocol.messages import CloseCode
+from semel.runtime.server.http import DoorLimits, Request, Response
 
 try:
     from websockets.speedups import apply_mask
@@ -364,8 +364,8 @@ class Peer(asyncio.Protocol):
         return self._gathered_bytes + self._transport.get_write_buffer_size()
 
     def write(self, frames: bytes) -> bool:
-        """Whole frames, from `semel.pubsub.wire`; they go out at the end of this tick. False when it is full now, or
-        closing: then frames are dropped."""
+        """Whole frames, from `semel.pubsub.protocol.wire`; they go out at the end of this tick. False when it is
+        full now, or closing: then frames are dropped."""
         if self._is_closing:
             return False
         if not self._gathered:

@@ -25,8 +25,8 @@ import msgspec
 from pyspark.sql import functions as F
 
 from semel.errors import InputError, StoreBusy, StoreError
-from semel.runtime.export import mark_text
-from semel.runtime.files import sync
+from semel.runtime.export.exporter import mark_text
+from semel.runtime.export.files import sync
 from semel.spark.audit import expand, figures, sources
 from semel.spark.audit.figures import Hop
 from semel.spark.audit.sources import Evidence, Part

@@ -32,7 +32,7 @@ from pyspark.sql import functions as F
 
 from semel.errors import ConfigError, StoreBusy, StoreError
 from semel.kernel.ledger import Kind
-from semel.runtime.files import sync
+from semel.runtime.export.files import sync
 from semel.spark.audit import figures, sources
 from semel.spark.audit.chains import Paths
 from semel.spark.audit.figures import Hop

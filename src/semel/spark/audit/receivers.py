@@ -27,7 +27,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from semel.kernel.ledger import Kind
-from semel.pubsub import records as hub
+from semel.pubsub.hub import records as hub
 from semel.spark.audit import expand
 from semel.spark.audit.expand import Ranges
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from semel.errors import ConfigError, NotAStore, StoreError
 from semel.kernel.ledger import START, Mark
-from semel.runtime.export import (
+from semel.runtime.export.exporter import (
     DATASETS,
     ID_FILE,
     EpochStart,

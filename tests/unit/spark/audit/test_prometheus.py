@@ -7,11 +7,11 @@ import stat
 from collections import Counter
 from pathlib import Path
 
+from tests.unit.spark.audit import samples
+from tests.unit.spark.audit.samples import HOSTILE, audit, cell
+
 from semel.spark.audit.prometheus import metrics, write_metrics
 from semel.spark.audit.result import Finding
-
-from . import samples
-from .samples import HOSTILE, audit, cell
 
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\\n]|\\[\\n"])*)"(?:,|\Z)')
 _SAMPLE = re.compile(r"(semel_audit_[a-z_]+)(?:\{(.*)\})? (\S+)\Z")

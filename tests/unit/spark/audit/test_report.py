@@ -11,6 +11,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from tests.unit.spark.audit import samples
+from tests.unit.spark.audit.samples import HOSTILE, MINUTE, START, audit, cell
 
 from semel.errors import ConfigError
 from semel.spark.audit.files import check_place, write_whole
@@ -37,9 +39,6 @@ from semel.spark.audit.report import (
 from semel.spark.audit.report_graph import compact, draw_graph
 from semel.spark.audit.report_html import COURSES_MAX, page, write_report
 from semel.spark.audit.result import Audit, Chain, Example, Figures, Finding, Inside, Latency, WindowState
-
-from . import samples
-from .samples import HOSTILE, MINUTE, START, audit, cell
 
 SAMPLES: dict[str, Callable[[], Audit]] = {
     "good": samples.good,

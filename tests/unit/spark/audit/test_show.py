@@ -8,13 +8,12 @@ from io import StringIO
 
 import pytest
 from rich.console import Console
+from tests.unit.spark.audit import samples
+from tests.unit.spark.audit.samples import HOSTILE, audit, cell
 
 from semel.cli.terminal import Answer, Terminal
 from semel.spark.audit.result import Audit, Figures, Finding
 from semel.spark.audit.show import GROUPS_MAX, HOPS_MAX, IDS_MAX, as_dict, view
-
-from . import samples
-from .samples import HOSTILE, audit, cell
 
 
 @pytest.fixture(autouse=True)

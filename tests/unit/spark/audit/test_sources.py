@@ -11,7 +11,7 @@ import pytest
 from semel.errors import ConfigError, NotAStore, StoreError, StoreUnavailable
 from semel.kernel.ledger import START, Kind, Mark
 from semel.kernel.ops import Append, Put, Trim
-from semel.runtime.export import ID_FILE, Segment, segments
+from semel.runtime.export.exporter import ID_FILE, Segment, segments
 from semel.spark.audit import sources
 from semel.spark.audit.sources import Taken
 from semel.spark.landing import SinkState, SourceRange, state_key

@@ -1,0 +1,1 @@
+"""Who may do what: access keys, tokens, and whether a request carries a good one. Pure."""

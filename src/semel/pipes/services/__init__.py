@@ -1,0 +1,1 @@
+"""Services at the end of pipes: persistent storage with its two clients, and channels."""

@@ -1,0 +1,131 @@
+"""What a hub asks of the one who calls event handlers for it, and hears back.
+
+A hub never calls anybody itself: it tells the peer `HANDLERS`, and a call that may succeed later is made again after a
+while, under the same token and with the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from semel.pubsub.events.cloudevents import TOTAL_S, Client, PendingEvent, Reply, next_try
+from semel.pubsub.events.handlers import EventHandler
+from semel.pubsub.hub.session import Session
+
+if TYPE_CHECKING:
+    from semel.pubsub.hub.machine import Hub
+
+HANDLERS = "handlers"
+"""The peer that is told `CallHandler`, `CancelCall` and `Fetch`."""
+
+
+class CallHandler(msgspec.Struct, frozen=True):
+    """Tell a handler, and answer with `Replied`, which must come within the time."""
+
+    token: str
+    event: PendingEvent
+    handler: EventHandler
+    within_s: float
+
+
+class CancelCall(msgspec.Struct, frozen=True):
+    token: str
+
+
+class Fetch(msgspec.Struct, frozen=True):
+    """Read an event that is too large for its row, and answer with `Fetched`."""
+
+    token: str
+    blob: str
+
+
+class Replied(msgspec.Struct, frozen=True):
+    token: str
+    reply: Reply
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """`stored` None: it cannot be read now."""
+
+    token: str
+    stored: bytes | None
+
+
+Then = Callable[[Reply, float], None]
+"""Hears the last word of a handler."""
+
+
+@dataclass(slots=True)
+class _Call:
+    event: PendingEvent
+    handler: EventHandler
+    began: float
+    then: Then
+    attempt: int = 1
+
+
+class HandlerCalls:
+    """Those under way. Tokens must be unique for ever: a hub that begins anew may hear answers to its former life."""
+
+    def __init__(self, hub: Hub, timers: Timers) -> None:
+        self._hub, self._timers = hub, timers
+        self._calls: dict[str, _Call] = {}
+
+    def begin(self, token: str, event: PendingEvent, handler: EventHandler, now: float, then: Then) -> None:
+        self._calls[token] = _Call(event, handler, now, then)
+        self._ask(token, now)
+
+    def _ask(self, token: str, now: float) -> None:
+        call = self._calls.get(token)
+        if call is not None:
+            within_s = call.began + TOTAL_S - now
+            self._hub.send(HANDLERS, CallHandler(token, call.event, call.handler, within_s))
+
+    def replied(self, message: Replied, now: float) -> None:
+        call = self._calls.get(message.token)
+        if call is None:
+            return
+        again_at = next_try(call.attempt, message.reply, call.began, now)
+        if again_at is None:
+            del self._calls[message.token]
+            call.then(message.reply, now)
+        else:
+            call.attempt += 1
+            self._timers.at(again_at, lambda now: self._ask(message.token, now))
+
+    def cancel(self, token: str) -> None:
+        """Nobody waits for the answer any more."""
+        if self._calls.pop(token, None) is not None:
+            self._hub.send(HANDLERS, CancelCall(token))
+
+
+class Timers:
+    """What is to be done at its time. Nothing is taken back: who is called looks whether there is still a reason."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = count()
+
+    def at(self, at: float, call: Callable[[float], None]) -> None:
+        heappush(self._heap, (at, next(self._numbers), call))
+
+    def next(self) -> float | None:
+        return self._heap[0][0] if self._heap else None
+
+    def run(self, now: float) -> None:
+        while self._heap and self._heap[0][0] <= now:
+            heappop(self._heap)[2](now)
+
+
+def client_of(hub: str, session: Session) -> Client:
+    return Client(hub, session.id, session.user, session.subprotocol, session.state)
+
+
+def micros(now: float) -> int:
+    return round(now * 1e6)

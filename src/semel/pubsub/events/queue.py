@@ -1,0 +1,503 @@
+"""Events on their way to the handlers of a hub: told at least once, and as far as HTTP allows not twice.
+
+    a row       an event is a row of the queue `hub/<hub>/events`, and durable before its handler hears of it: what
+                clients send is a commit of its own, what happens to a connection is in the commit that makes it happen
+    a claim     whoever has claimed the row tells the handler. The rows of one connection are told one after the other,
+                in the order in which they came about
+    an end      what the handler says to the client, the new state of the connection, the ackId and the end of the row
+                are one commit. The client hears the message, and then that its event was taken
+
+A row whose claim has run out was left by a process that died. It is claimed by the node that has the session, or by any
+if there is no session any more: then the handler is told all the same, and nobody hears its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from semel.errors import StoreError
+from semel.kernel.effects import CommitUnknown
+from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob, Envelope
+from semel.kernel.lease import renew_at
+from semel.kernel.ledger import Event as LedgerEvent
+from semel.kernel.ledger import Kind, message_event
+from semel.kernel.ops import (
+    Append,
+    Claim,
+    Claimed,
+    Enqueue,
+    Finish,
+    Fresh,
+    Log,
+    Op,
+    Put,
+    Renew,
+    Result,
+    Stale,
+    WorkRow,
+    WorkState,
+)
+from semel.pubsub.events.cloudevents import (
+    NO_HANDLER,
+    NOT_TAKEN,
+    Answered,
+    Failed,
+    Family,
+    PendingEvent,
+    Reply,
+    connected_event,
+    decode_event,
+    disconnected_event,
+    encode_event,
+    event_id,
+    joined_event,
+    left_event,
+    read_notification,
+    read_user_event,
+    told,
+    user_event,
+)
+from semel.pubsub.events.handler_calls import HANDLERS, Fetch, Fetched, HandlerCalls, Replied, Timers, client_of, micros
+from semel.pubsub.events.handlers import Handlers, SystemEvent
+from semel.pubsub.events.invocations import Invocations
+from semel.pubsub.hub.clients import Clients
+from semel.pubsub.hub.commits import Failure, hint, nothing_more
+from semel.pubsub.hub.records import NO_TERMS, Terms, chunks_of, connection_target, message
+from semel.pubsub.hub.session import Session
+from semel.pubsub.protocol.messages import CloseCode, ErrorName, Fault, SendEvent
+
+if TYPE_CHECKING:
+    from semel.pubsub.hub.machine import Hub
+
+LEASE_S = 15.0
+"""After this time what a dead process had in its hands goes on."""
+SWEEP_S = 5.0
+SWEEP_ROWS = 100
+AGAIN_S = 1.0
+DEAD_KEEP_S = 24 * 3600.0
+FETCHES_MAX = 10
+EVENTS_MAX = 1_000
+EVENTS_BYTES_MAX = 16 * 1024 * 1024
+"""How many may wait for one session, and how much they may bring. One is always taken."""
+
+TOO_MANY = "too many events wait for their handlers"
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A row that is claimed here. The token is what its call goes by."""
+
+    row: WorkRow
+    token: str
+
+    @property
+    def connection(self) -> str:
+        assert self.row.key is not None
+        return self.row.key
+
+
+class _Open(NamedTuple):
+    """An event of a client that waits for its handler."""
+
+    ack_id: int | None
+    size: int
+
+
+class _End(NamedTuple):
+    """Of a row. `again` is what to do if the store does not take it."""
+
+    held: _Held
+    again: Callable[[float], None]
+
+
+class Events:
+    """A part of a hub. Without handlers nothing is told to anybody, and what clients send is refused."""
+
+    def __init__(self, hub: Hub, clients: Clients, handlers: Handlers) -> None:
+        self._hub, self._clients, self._handlers = hub, clients, handlers
+        self.queue = f"{hub.stream}/events"
+        self._timers = Timers()
+        self._calls = HandlerCalls(hub, self._timers)
+        self.invocations = Invocations(hub, self._calls, handlers)
+        self._accepted = LedgerEvent(Kind.ACCEPTED, f"client>{self.queue}")
+        self._repeated = LedgerEvent(Kind.DUPLICATE, f"client>{self.queue}")
+        self._held: dict[str, _Held] = {}
+        self._fetching: dict[str, _Held] = {}
+        self._open: dict[str, dict[str, _Open]] = {}
+        if handlers.handlers:
+            self._timers.at(0.0, self._sweep)
+
+    # -- time
+
+    def next_deadline(self) -> float | None:
+        return self._timers.next()
+
+    def on_timer(self, now: float) -> None:
+        self._timers.run(now)
+
+    # -- what happens to a connection: to be committed with it, and looked after then
+
+    def on_open(self, session: Session, now: float) -> list[Op]:
+        if not self._wants(SystemEvent.CONNECTED):
+            return []
+        return [self._enqueue(connected_event(client_of(self._hub.hub, session), micros(now)))]
+
+    def on_close(self, session: Session, reason: str, now: float) -> list[Op]:
+        """The session is over. What of it is still to be told will be, but nobody waits for an answer."""
+        self.invocations.end(session.id)
+        self._open.pop(session.id, None)
+        if not self._wants(SystemEvent.DISCONNECTED):
+            return []
+        event = disconnected_event(client_of(self._hub.hub, session), self._hub.mint(now), micros(now), reason)
+        return [self._enqueue(event)]
+
+    def on_join(self, session: Session, group: str, now: float) -> list[Op]:
+        if not self._wants(SystemEvent.JOINED):
+            return []
+        return [self._enqueue(joined_event(client_of(self._hub.hub, session), self._hub.mint(now), micros(now), group))]
+
+    def on_leave(self, session: Session, group: str, now: float) -> list[Op]:
+        if not self._wants(SystemEvent.LEFT):
+            return []
+        return [self._enqueue(left_event(client_of(self._hub.hub, session), self._hub.mint(now), micros(now), group))]
+
+    def look(self, connection: str) -> None:
+        """There may be something to tell of this connection."""
+        if connection not in self._held and self._handlers.handlers:
+            self._hub.commit((self._claim(connection),), self._claimed, self._not_claimed)
+
+    def lost(self, connection: str) -> None:
+        """Another node has the session, and will find what is left to tell when our claim has run out."""
+        self._open.pop(connection, None)
+        held = self._held.pop(connection, None)
+        if held is not None:
+            self._calls.cancel(held.token)
+        self.invocations.end(connection)
+
+    def _wants(self, event: SystemEvent) -> bool:
+        return self._handlers.for_system_event(event) is not None
+
+    # -- what clients send
+
+    def send(self, session: Session, request: SendEvent, now: float) -> None:
+        """An ackId that came before must have been looked at."""
+        ack_id = request.ack_id
+        client, id = client_of(self._hub.hub, session), event_id(self._hub.mint(now), ack_id)
+        event = user_event(client, id, micros(now), request.event, request.data, request.metadata, ack_id)
+        if self._handlers.for_user_event(request.event) is None:
+            self._give_up(event, session, NO_HANDLER, now)
+            return
+        mine = self._open.setdefault(session.id, {})
+        size = len(request.data.body)
+        if len(mine) >= EVENTS_MAX or (mine and size + sum(each.size for each in mine.values()) > EVENTS_BYTES_MAX):
+            self._give_up(event, session, TOO_MANY, now)
+            return
+        mine[event.identity] = _Open(ack_id, size)
+        if ack_id is not None:
+            session.waiting[ack_id] = 0
+        self._store(session, event, now)
+
+    def _store(self, session: Session, event: PendingEvent, now: float) -> None:
+        """The row of an event that failed before, or that was left by another process, is opened again. The acks are
+        written only to be refused if another node has the session."""
+        stored = encode_event(event)
+        blob, chunks = None, []
+        if len(stored) > DATA_INLINE_BYTES_MAX:
+            blob = Blob(f"{self.queue}/{self._hub.mint(now)}", len(stored))
+            chunks = chunks_of(blob, stored)
+        enqueue = Enqueue(
+            self.queue, event.identity, self._envelope(event, stored, blob), session.id, replace=True,
+            on_fresh=self._accepted, on_duplicate=self._repeated,
+        )  # fmt: skip
+
+        def failed(failure: Failure) -> None:
+            self._ended(session.id, event.identity)
+            self._hub.complain("hub-commit", failure)
+            self._give_up(event, self._hub.roster.get(session.id), hint(failure), now)
+
+        puts = (session.put_acks(self._hub.hub),)
+        more: tuple[Op, ...] = (*chunks, enqueue, self._claim(session.id))
+        self._hub.commit_for(session, (), puts, self._claimed, failed, more)
+
+    def _envelope(self, event: PendingEvent, stored: bytes, blob: Blob | None = None) -> Envelope:
+        type = f"azure.webpubsub.{event.family}.{event.name}"
+        data = stored if blob is None else b""
+        return Envelope(event.identity, event.client.connection, type, data, time=event.at, blob=blob)
+
+    def _enqueue(self, event: PendingEvent) -> Enqueue:
+        envelope = self._envelope(event, encode_event(event))
+        return Enqueue(self.queue, event.identity, envelope, event.client.connection, on_fresh=self._accepted)
+
+    # -- claims
+
+    def _claim(self, connection: str) -> Claim:
+        return Claim(self.queue, self._hub.node, lease_s=LEASE_S, key=connection)
+
+    def _claimed(self, results: tuple[Result, ...], now: float) -> None:
+        """The last op was a claim."""
+        claimed = results[-1]
+        assert isinstance(claimed, Claimed)
+        for row in claimed.rows:
+            self._take(row, now)
+
+    def _not_claimed(self, failure: Failure, now: float) -> None:
+        self._hub.report("event-claim", failure)
+
+    def _sweep(self, now: float) -> None:
+        """What others have left behind."""
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            self._claimed(results, now)
+            [claimed] = results
+            is_all = isinstance(claimed, Claimed) and len(claimed.rows) < SWEEP_ROWS
+            self._timers.at(now + (SWEEP_S if is_all else AGAIN_S), self._sweep)
+
+        def failed(failure: Failure, now: float) -> None:
+            self._not_claimed(failure, now)
+            self._timers.at(now + SWEEP_S, self._sweep)
+
+        self._hub.commit((Claim(self.queue, self._hub.node, SWEEP_ROWS, LEASE_S),), done, failed)
+
+    def _take(self, row: WorkRow, now: float) -> None:
+        held = self._held.get(row.key or "")
+        if held is not None and held.row.identity == row.identity:
+            # a claim that ran out while its handler was asked, or a client that has asked anew: the same call will do
+            held.row = row
+            return
+        held = _Held(row, f"{row.identity}/{row.fence}")
+        if self._hub.elsewhere.get(held.connection) is not None:
+            self._let_go(held)
+            return
+        self._held[held.connection] = held
+        self._renew_later(held, now)
+        if row.envelope.blob is None:
+            self._begin(held, row.envelope.data, now)
+        else:
+            self._fetching[held.token] = held
+            self._hub.send(HANDLERS, Fetch(held.token, row.envelope.blob.name))
+
+    def _let_go(self, held: _Held) -> None:
+        """The node that has the session will take it."""
+        back = Finish(self.queue, held.row.identity, WorkState.READY, held.row.fence)
+        self._hub.commit((back,), nothing_more, self._not_claimed)
+
+    def _renew_later(self, held: _Held, now: float) -> None:
+        """A timer outlives most events, so it holds no more of them than their names."""
+        connection, token = held.connection, held.token
+        self._timers.at(renew_at(now, LEASE_S), lambda now: self._renew(connection, token, now))
+
+    def _renew(self, connection: str, token: str, now: float) -> None:
+        held = self._held.get(connection)
+        if held is None or held.token != token:
+            return
+        self._renew_later(held, now)
+        renew = Renew(self.queue, held.row.identity, held.row.fence, LEASE_S)
+        self._hub.commit((renew,), nothing_more, lambda failure, now: self._not_renewed(held, failure))
+
+    def _not_renewed(self, held: _Held, failure: Failure) -> None:
+        """Only `Stale` says that the row is not ours any more; the store may just be busy."""
+        if _is_stale(failure):
+            self._forget(held)
+
+    def _forget(self, held: _Held) -> None:
+        """Somebody else has the row. A client that asks again begins anew."""
+        if self._held.get(held.connection) is not held:
+            return
+        del self._held[held.connection]
+        self._calls.cancel(held.token)
+        session, ack_id = self._hub.roster.get(held.connection), self._ended(held.connection, held.row.identity)
+        if session is not None and ack_id is not None:
+            session.waiting.pop(ack_id, None)
+
+    # -- telling
+
+    def hear(self, message: Replied | Fetched, now: float) -> None:
+        if isinstance(message, Replied):
+            self._calls.replied(message, now)
+            return
+        held = self._fetching.pop(message.token, None)
+        if held is not None and self._held.get(held.connection) is held:
+            self._fetched(held, message.stored, now)
+
+    def _fetched(self, held: _Held, stored: bytes | None, now: float) -> None:
+        if stored is not None:
+            self._begin(held, stored, now)
+        elif held.row.attempts < FETCHES_MAX:
+            # the claim runs out by itself
+            del self._held[held.connection]
+        else:
+            self._finish_unreadable(held, "its body cannot be read", now)
+
+    def _begin(self, held: _Held, stored: bytes, now: float) -> None:
+        """The state of the connection is what handlers have last said of it, also since the event was stored."""
+        try:
+            event = decode_event(stored)
+        except StoreError as error:
+            self._finish_unreadable(held, error.message, now)
+            return
+        session = self._hub.roster.get(held.connection)
+        if session is not None:
+            event = msgspec.structs.replace(event, client=client_of(self._hub.hub, session))
+            if event.ack_id is not None:
+                opened = _Open(event.ack_id, len(stored))
+                self._open.setdefault(held.connection, {}).setdefault(event.identity, opened)
+                session.waiting.setdefault(event.ack_id, 0)
+        handler = event.handler(self._handlers)
+        if handler is None:
+            self._answer(held, event, Failed(NO_HANDLER), now)
+            return
+        read = read_user_event if event.family is Family.USER else read_notification
+
+        def then(reply: Reply, now: float) -> None:
+            self._answer(held, event, read(reply), now)
+
+        self._calls.begin(held.token, event, handler, now, then)
+
+    # -- what became of it
+
+    def _answer(self, held: _Held, event: PendingEvent, answer: Answered | Failed, now: float) -> None:
+        """Again and again, until it is in the store or somebody else has the row."""
+        if self._held.get(held.connection) is not held:
+            return
+        end = _End(held, lambda now: self._answer(held, event, answer, now))
+        session = self._hub.roster.get(held.connection)
+        if isinstance(answer, Failed):
+            self._finish_failed(end, event, answer, session, now)
+        elif session is not None and event.family is Family.USER:
+            self._finish_for(end, event, answer, session, now)
+        else:
+            self._finish(end, self._ops(held, WorkState.DONE, Kind.HANDLED), now)
+
+    def _finish_for(self, end: _End, event: PendingEvent, answer: Answered, session: Session, now: float) -> None:
+        appends, chunks = self._message(answer, session, now)
+        puts: list[Put] = []
+        before = session.state
+        if answer.state is not None and answer.state != before:
+            session.state = answer.state
+            puts.append(session.put_row(self._hub.hub, session.row()))
+        if event.ack_id is not None:
+            session.claimed.add(event.ack_id)
+            puts.append(session.put_acks(self._hub.hub))
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            self._let_in_the_next(end.held, results, now)
+            if event.ack_id is not None:
+                ack_ids, first = [event.ack_id], results[0]
+                offset = first.position.offset if isinstance(first, Fresh) else 0
+                self._hub.when_told(offset, lambda: self._clients.taken(session, ack_ids))
+
+        def failed(failure: Failure) -> None:
+            session.state = before
+            self._not_finished(end, failure, now)
+
+        more = (*chunks, *self._ops(end.held, WorkState.DONE, Kind.HANDLED), self._claim(session.id))
+        self._hub.commit_for(session, appends, puts, done, failed, more)
+
+    def _message(self, answer: Answered, session: Session, now: float) -> tuple[list[Append], Sequence[Op]]:
+        """What the handler says to the client, as a record for it alone."""
+        if answer.data is None:
+            return [], ()
+        blob, chunks = self._hub.keep_body(answer.data.body, now)
+        append = message(
+            self._hub.stream, self._hub.mint(now), connection_target(session.id), answer.data,
+            at=micros(now), sender=HANDLERS, user=None, on_fresh=self._hub.accepted, blob=blob,
+            terms=Terms(metadata=answer.metadata) if answer.metadata else NO_TERMS,
+        )  # fmt: skip
+        return [append], chunks
+
+    def _finish_failed(
+        self, end: _End, event: PendingEvent, answer: Failed, session: Session | None, now: float
+    ) -> None:
+        """A client that hears of it may try again. What nobody else knows of is kept for a while."""
+        is_known = session is not None and event.ack_id is not None
+        to, kind = (WorkState.DONE, Kind.DISCARDED) if is_known else (WorkState.DEAD, Kind.DEAD_LETTERED)
+
+        def then(now: float) -> None:
+            self._hub.notify("event-failed", f"{event.name} of {end.held.connection} is given up: {answer.cause}")
+            self._give_up(event, self._hub.roster.get(end.held.connection), NOT_TAKEN, now)
+
+        self._finish(end, self._ops(end.held, to, kind, answer.cause), now, then)
+
+    def _finish_unreadable(self, held: _Held, cause: str, now: float) -> None:
+        if self._held.get(held.connection) is not held:
+            return
+        self._hub.notify("event-unreadable", f"{held.row.identity}: {cause}")
+        end = _End(held, lambda now: self._finish_unreadable(held, cause, now))
+        opened = self._open.get(held.connection, {}).get(held.row.identity)
+        ack_id = opened.ack_id if opened is not None else None
+
+        def then(now: float) -> None:
+            session = self._hub.roster.get(held.connection)
+            if session is not None and ack_id is not None:
+                self._clients.refuse(session, [ack_id], Fault(ErrorName.INTERNAL, NOT_TAKEN))
+
+        self._finish(end, self._ops(held, WorkState.DEAD, Kind.DEAD_LETTERED, cause), now, then)
+
+    def _finish(
+        self, end: _End, ops: Sequence[Op], now: float, then: Callable[[float], None] = lambda now: None
+    ) -> None:
+        """Nothing changes for the session. If it is here, nothing may stay in doubt: its client may be waiting."""
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            self._let_in_the_next(end.held, results, now)
+            then(now)
+
+        def failed(failure: Failure) -> None:
+            self._not_finished(end, failure, now)
+
+        session = self._hub.roster.get(end.held.connection)
+        ops = (*ops, self._claim(end.held.connection))
+        if session is not None:
+            self._hub.commit_for(session, (), (), done, failed, ops)
+        else:
+            self._hub.commit(ops, done, lambda failure, now: failed(failure))
+
+    def _ops(self, held: _Held, to: WorkState, kind: Kind, cause: str | None = None) -> tuple[Finish, Log]:
+        row = held.row
+        keep_s = DEAD_KEEP_S if to is WorkState.DEAD else 0.0
+        event = message_event(kind, f"{self.queue}>handler", "", row.envelope, attempt=row.attempts, cause=cause)
+        return Finish(self.queue, row.identity, to, row.fence, keep_s=keep_s, cause=cause), Log(event)
+
+    def _let_in_the_next(self, held: _Held, results: tuple[Result, ...], now: float) -> None:
+        """With the end of a row the next one of its connection was claimed."""
+        if self._held.get(held.connection) is held:
+            del self._held[held.connection]
+        self._ended(held.connection, held.row.identity)
+        self._claimed(results, now)
+
+    def _not_finished(self, end: _End, failure: Failure, now: float) -> None:
+        """In doubt a second try finds out: then the row is not ours any more."""
+        if _is_stale(failure):
+            self._forget(end.held)
+        else:
+            self._hub.report("event-end", failure)
+            self._timers.at(now + AGAIN_S, end.again)
+
+    def _ended(self, connection: str, identity: str) -> int | None:
+        """Returns its ackId, if it has one."""
+        mine = self._open.get(connection, {})
+        opened = mine.pop(identity, None)
+        if not mine:
+            self._open.pop(connection, None)
+        return opened.ack_id if opened is not None else None
+
+    def _give_up(self, event: PendingEvent, session: Session | None, why: str, now: float) -> None:
+        """Say so to the client, as far as it listens."""
+        if session is None or event.family is not Family.USER:
+            return
+        match told(event, why):
+            case Fault() as fault:
+                assert event.ack_id is not None
+                self._clients.refuse(session, [event.ack_id], fault)
+            case CloseCode() as code:
+                self._hub.shut(session, code, why)
+                self._hub.sessions.close(session, Kind.CANCELLED, why, now)
+
+
+def _is_stale(failure: Failure) -> bool:
+    results = () if isinstance(failure, CommitUnknown) else failure.results
+    return any(isinstance(result, Stale) for result in results)

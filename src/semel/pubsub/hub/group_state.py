@@ -1,0 +1,325 @@
+"""Group state: what connections say of themselves in a group, for all who watch it.
+
+    set       a connection says something, or takes it back; also when it leaves the group, and when it ends
+    watch     a client hears of all there is, and from then on of every change
+
+A change is a record in the hub's stream, so every node knows all states. What a session has said and what it watches is
+in its row, so both survive whatever the session survives.
+
+Updates are not sent again: who comes back with a new socket, or could not take them for a while, gets a snapshot.
+Microsoft's clients keep what an update has told them although a snapshot leaves it out, so what was taken back lately
+is said again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
+
+from semel.kernel.envelope import Envelope
+from semel.kernel.ops import Append, RecordKind, Result
+from semel.pubsub.hub.clients import Clients, forbidden
+from semel.pubsub.hub.commits import Failure
+from semel.pubsub.hub.records import group_target
+from semel.pubsub.hub.session import OwnState, Session
+from semel.pubsub.protocol.frames import codec_for
+from semel.pubsub.protocol.messages import (
+    CONTENT_TYPES,
+    DataType,
+    ErrorName,
+    Fault,
+    GroupStateItem,
+    GroupStateSnapshot,
+    GroupStateUpdate,
+    SetGroupState,
+    SubscribeGroupState,
+    UnsubscribeGroupState,
+)
+from semel.pubsub.protocol.permissions import Permission
+from semel.pubsub.protocol.wire import frame
+
+if TYPE_CHECKING:
+    from semel.pubsub.hub.machine import Hub
+
+KEYS_MAX = 64
+KEY_CHARS_MAX = 256
+STATE_CHARS_MAX = 4 * 1024
+STATES_CHARS_MAX = 32 * 1024
+"""Of one state, and of all that a session has, with the names of their groups: they are in one row."""
+WATCHES_MAX = 100
+CLEARED_MAX = 10_000
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class _Cleared(NamedTuple):
+    at: float
+    group: str
+    item: GroupStateItem
+
+
+class GroupStates:
+    def __init__(self, hub: Hub, clients: Clients) -> None:
+        self._hub, self._clients = hub, clients
+        self._groups: dict[str, dict[str, GroupStateItem]] = {}
+        self._connections: dict[str, dict[str, GroupStateItem]] = {}
+        self._clocks: dict[str, int] = {}
+        self._watchers: dict[str, dict[str, Session]] = {}
+        self._watching: dict[str, Session] = {}
+        self._missed: set[str] = set()
+        self._not_shown: dict[tuple[str, str], Session] = {}
+        self._cleared: deque[_Cleared] = deque()
+
+    @property
+    def watched(self) -> int:
+        """How many groups somebody here watches."""
+        return len(self._watchers)
+
+    # -- what clients say
+
+    def set(self, session: Session, request: SetGroupState, now: float) -> None:
+        """It need not be a member: who may join a group may say something there, and then join."""
+        group, state = request.group, request.state
+        if self._clients.is_repeated(session, request.ack_id):
+            return
+        fault = self._refusal(session, group) or _excess(session, group, state)
+        if fault is not None:
+            self._clients.ack(session, request.ack_id, fault)
+            return
+        if state is None and group not in session.states:
+            self._commit(session, request.ack_id)
+            return
+        at = self._next_time(session, now)
+        own = OwnState(state, at) if state is not None else None
+        _put(session.states, group, own)
+        record = self._record(session, group, state, at, now)
+        self._commit(session, request.ack_id, lambda now: _put(session.states_stored, group, own), record)
+
+    def watch(self, session: Session, request: SubscribeGroupState) -> None:
+        """Also asked again: it then gets another snapshot."""
+        group = request.group
+        if self._clients.is_repeated(session, request.ack_id):
+            return
+        fault = self._refusal(session, group)
+        if fault is None and group not in session.watches and len(session.watches) >= WATCHES_MAX:
+            fault = Fault(ErrorName.BAD_REQUEST, f"a connection can watch the state of {WATCHES_MAX} groups")
+        if fault is not None:
+            self._clients.ack(session, request.ack_id, fault)
+            return
+        session.watches[group] = None
+
+        def then(now: float) -> None:
+            session.watches_stored[group] = None
+            self._begin(session, group, now)
+
+        self._commit(session, request.ack_id, then)
+
+    def unwatch(self, session: Session, request: UnsubscribeGroupState) -> None:
+        group = request.group
+        if self._clients.is_repeated(session, request.ack_id):
+            return
+        session.watches.pop(group, None)
+        _discard(self._watchers, group, session.id)
+        self._commit(session, request.ack_id, lambda now: session.watches_stored.pop(group, None))
+
+    def _refusal(self, session: Session, group: str) -> Fault | None:
+        allowed = session.may(Permission.JOIN_LEAVE_GROUP, group)
+        return None if allowed else forbidden("see or change the state of", group)
+
+    def _next_time(self, session: Session, now: float) -> int:
+        """Milliseconds, later than all that was said of this connection before. One is left free, for its leaving the
+        group in between, which may be on its way."""
+        last = max((own.updated_at for own in session.states.values()), default=0)
+        at = max(round(now * 1000), last + 2, self._clocks.get(session.id, 0) + 2)
+        self._clocks[session.id] = at
+        return at
+
+    def _record(self, session: Session, group: str, state: dict[str, str] | None, at: int, now: float) -> Append:
+        envelope = Envelope(
+            self._hub.mint(now), session.id, data=_encode(state) if state is not None else b"", time=at * 1000,
+            subject=session.user, datacontenttype=CONTENT_TYPES[DataType.JSON],
+        )  # fmt: skip
+        return Append(self._hub.stream, envelope, kind=RecordKind.STATE, target=group_target(group))
+
+    def _commit(
+        self,
+        session: Session,
+        ack_id: int | None,
+        then: Callable[[float], object] | None = None,
+        record: Append | None = None,
+    ) -> None:
+        """The ackId, with the row of the session if something is new in it: `then` is called when that is durable."""
+        ack_ids = [ack_id] if ack_id is not None else []
+        puts = [session.put_row(self._hub.hub, session.row())] if then is not None else []
+        if ack_id is not None:
+            session.claimed.add(ack_id)
+            puts.append(session.put_acks(self._hub.hub))
+        if not puts:
+            return
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            self._clients.taken(session, ack_ids)
+            if then is not None:
+                then(now)
+
+        def failed(failure: Failure) -> None:
+            self._rewatch(session)
+            self._clients.not_taken(session, ack_ids, failure)
+
+        self._hub.commit_for(session, [record] if record is not None else [], puts, done, failed)
+
+    # -- what the stream says
+
+    def fold(self, offset: int, append: Append, now: float) -> None:
+        envelope = append.envelope
+        state = _decode(envelope.data) if envelope.data else None
+        at = (envelope.time or 0) // 1000
+        self._change(append.target[2:], envelope.source, envelope.subject, state, at, now)
+
+    def on_leave(self, connection: str, group: str, now: float) -> None:
+        known = self._connections.get(connection, {}).get(group)
+        if known is not None:
+            self._change(group, connection, known.user_id, None, known.updated_at + 1, now)
+
+    def on_close(self, connection: str, now: float) -> None:
+        for group, known in list(self._connections.get(connection, {}).items()):
+            self._change(group, connection, known.user_id, None, known.updated_at + 1, now)
+        watcher = self._watching.pop(connection, None)
+        for group in watcher.watches if watcher is not None else ():
+            _discard(self._watchers, group, connection)
+        self._clocks.pop(connection, None)
+        self._missed.discard(connection)
+
+    def load(self, session: Session) -> None:
+        """What a session that was read from the store has said, wherever it is."""
+        for group, own in session.states.items():
+            self._keep(group, GroupStateItem(session.id, own.updated_at, session.user, own.state))
+
+    def _change(
+        self, group: str, connection: str, user: str | None, state: dict[str, str] | None, at: int, now: float
+    ) -> None:
+        known = self._connections.get(connection, {}).get(group)
+        if known is not None and known.updated_at >= at:
+            return
+        item = GroupStateItem(connection, at, user, state)
+        if state is None:
+            self._drop(group, item, now)
+        else:
+            self._keep(group, item)
+        self._tell_watchers(group, item)
+
+    def _keep(self, group: str, item: GroupStateItem) -> None:
+        self._groups.setdefault(group, {})[item.connection_id] = item
+        self._connections.setdefault(item.connection_id, {})[group] = item
+        self._clocks[item.connection_id] = max(self._clocks.get(item.connection_id, 0), item.updated_at)
+
+    def _drop(self, group: str, item: GroupStateItem, now: float) -> None:
+        _discard(self._groups, group, item.connection_id)
+        _discard(self._connections, item.connection_id, group)
+        cleared = self._cleared
+        cleared.append(_Cleared(now, group, item))
+        while len(cleared) > CLEARED_MAX or cleared[0].at + self._hub.options.recovery_s < now:
+            cleared.popleft()
+
+    # -- what watchers hear
+
+    def _tell_watchers(self, group: str, item: GroupStateItem) -> None:
+        """One frame for all who speak the same. Who is not here any more is forgotten, who has no room hears later."""
+        frames: dict[str, bytes] = {}
+        response = GroupStateUpdate(group, (item,))
+        for session in list(self._watchers.get(group, {}).values()):
+            if self._hub.roster.get(session.id) is not session:
+                _discard(self._watchers, group, session.id)
+            elif session.is_stalled:
+                self._missed.add(session.id)
+            elif session.peer is not None:
+                if session.subprotocol not in frames:
+                    frames[session.subprotocol] = frame(codec_for(session.subprotocol).encode(response) or b"")
+                self._hub.outgoing.say(session.peer, frames[session.subprotocol])
+
+    def resumed(self, session: Session, now: float) -> None:
+        """It has a new socket, and may have missed something."""
+        self._missed.discard(session.id)
+        for group in session.watches:
+            self._begin(session, group, now)
+
+    def has_room(self, session: Session, now: float) -> None:
+        """Its socket takes more again."""
+        if session.id in self._missed:
+            self.resumed(session, now)
+
+    def _begin(self, session: Session, group: str, now: float) -> None:
+        """With all that was said before, on whichever node. If that cannot be read, it comes as soon as it can be."""
+
+        def begin(now: float) -> None:
+            if group in session.watches and self._hub.roster.get(session.id) is session:
+                self._watch(session, group)
+                self._send_snapshot(session, group)
+
+        def failed(why: str) -> None:
+            self._not_shown[session.id, group] = session
+
+        self._hub.current.when(begin, failed, now)
+
+    def show_missed(self, now: float) -> None:
+        """The stream can be read again. What was read just now may be too old for them: they ask for themselves."""
+        not_shown, self._not_shown = self._not_shown, {}
+        for (_, group), session in not_shown.items():
+            self._begin(session, group, now)
+
+    def _rewatch(self, session: Session) -> None:
+        for group in session.watches:
+            self._watch(session, group)
+
+    def _watch(self, session: Session, group: str) -> None:
+        self._watchers.setdefault(group, {})[session.id] = session
+        self._watching[session.id] = session
+
+    def _send_snapshot(self, session: Session, group: str) -> None:
+        known = self._groups.get(group, {})
+        self._hub.tell(session, GroupStateSnapshot(group, tuple(known.values())))
+        gone = {each.item.connection_id: each.item for each in self._cleared if each.group == group}
+        items = tuple(item for connection, item in gone.items() if connection not in known)
+        if items:
+            self._hub.tell(session, GroupStateUpdate(group, items))
+
+
+def _excess(session: Session, group: str, state: dict[str, str] | None) -> Fault | None:
+    """What is too much about a state, if anything."""
+    if state is None:
+        return None
+    if len(state) > KEYS_MAX or any(len(key) > KEY_CHARS_MAX for key in state):
+        return Fault(ErrorName.BAD_REQUEST, f"a state has up to {KEYS_MAX} keys of up to {KEY_CHARS_MAX} characters")
+    if _size(state) > STATE_CHARS_MAX:
+        return Fault(ErrorName.BAD_REQUEST, f"a state has up to {STATE_CHARS_MAX} characters")
+    others = sum(len(name) + _size(own.state) for name, own in session.states.items() if name != group)
+    if others + len(group) + _size(state) > STATES_CHARS_MAX:
+        reason = f"the states of a connection, with the names of their groups, have up to {STATES_CHARS_MAX} characters"
+        return Fault(ErrorName.BAD_REQUEST, reason)
+    return None
+
+
+def _size(state: dict[str, str]) -> int:
+    return sum(len(key) + len(value) for key, value in state.items())
+
+
+T = TypeVar("T")
+
+
+def _put(index: dict[str, T], key: str, value: T | None) -> None:
+    if value is None:
+        index.pop(key, None)
+    else:
+        index[key] = value
+
+
+def _discard(index: dict[str, dict[str, T]], outer: str, inner: str) -> None:
+    found = index.get(outer)
+    if found is not None:
+        found.pop(inner, None)
+        if not found:
+            del index[outer]

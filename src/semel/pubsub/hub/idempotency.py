@@ -1,0 +1,103 @@
+"""Calls with an idempotency key. The first counts, another like it is done already, one with other content is refused.
+
+A key is a row of the store, written in the commit of the message that it stands for, so two calls at once on two nodes
+cannot both be the first. It is forgotten after a day, long after the message itself may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from semel.kernel.effects import LoadAll, Loaded, LoadedAll, LoadFailed
+from semel.kernel.ledger import Event, Kind
+from semel.kernel.ops import Log, Put
+from semel.pubsub.hub.calls import Answer, Outcome, Publish
+from semel.pubsub.hub.commits import Failure, nothing_more
+
+if TYPE_CHECKING:
+    from semel.pubsub.hub.machine import Hub
+
+KEEP_S = 24 * 3600.0
+CLEAN_S = 600.0
+PAGE = 1000
+
+
+class KeyRow(msgspec.Struct, frozen=True, array_like=True):
+    """`digest` of what was said under the key, `id` of the message, `at` in seconds."""
+
+    digest: bytes
+    id: str
+    at: float
+
+
+def terms_of(call: Publish) -> tuple[object, ...]:
+    """What of a call is compared, besides to whom and what."""
+    return sorted(call.excluded), call.filter, call.ttl_s, sorted((call.metadata or {}).items())
+
+
+class Keys:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._at: float | None = None
+
+    def start(self, now: float) -> None:
+        """Also those of before are forgotten, whether or not another comes."""
+        self._at = now + CLEAN_S
+
+    def put(self, key: str, digest: bytes, id: str, now: float) -> Put:
+        """To be committed with the message. It is refused if the key was used."""
+        return Put(self._name(key), msgspec.msgpack.encode(KeyRow(digest, id, now)), 0)
+
+    def compare(self, key: str, digest: bytes, answer: Callable[[Answer], None]) -> None:
+        """With what was said under the key before."""
+        self._hub.load(self._name(key), lambda found, now: answer(self._compared(found, digest)))
+
+    def _name(self, key: str) -> str:
+        return f"{self._prefix}{sha256(key.encode()).hexdigest()}"
+
+    @property
+    def _prefix(self) -> str:
+        return f"hub/{self._hub.hub}/key/"
+
+    def _compared(self, found: Loaded | LoadedAll | LoadFailed, digest: bytes) -> Answer:
+        if not isinstance(found, Loaded) or found.state is None:
+            return Answer(Outcome.FAILED, "the key cannot be looked up now; ask again")
+        row = msgspec.msgpack.decode(found.state.value, type=KeyRow)
+        if row.digest != digest:
+            return Answer(Outcome.CONFLICT, "this key was used for another message; give each message its own")
+        told = Event(Kind.DUPLICATE, self._hub.repeated.hop, message=row.id)
+        self._hub.commit((Log(told),), nothing_more, self._not_written)
+        return Answer(repeated=True)
+
+    def _not_written(self, failure: Failure, now: float) -> None:
+        self._hub.report("hub-key", failure)
+
+    # -- forgetting
+
+    def next_deadline(self) -> float | None:
+        return self._at
+
+    def on_timer(self, now: float) -> None:
+        if self._at is not None and self._at <= now:
+            self._at = now + CLEAN_S
+            self._clean("")
+
+    def _clean(self, after: str) -> None:
+        self._hub.load_all(LoadAll(self._prefix, after, PAGE), self._forget)
+
+    def _forget(self, found: Loaded | LoadedAll | LoadFailed, now: float) -> None:
+        if not isinstance(found, LoadedAll):
+            return
+        old = [
+            Put(key, None, state.version)
+            for key, state in found.states
+            if msgspec.msgpack.decode(state.value, type=KeyRow).at + KEEP_S <= now
+        ]
+        for put in old:
+            self._hub.commit((put,), nothing_more, lambda failure, now: None)
+        if len(found.states) == PAGE:
+            self._clean(found.states[-1][0])

@@ -1,0 +1,297 @@
+"""What is asked here of sessions that other nodes have.
+
+A session belongs to one node, and only that one writes for it. So an order goes into the stream, where every node reads
+it. Where it stands decides whom it is for: those who came before it, on whichever node they are. Each node carries it
+out for the sessions that it has, and says so in the stream. If no other node has one of them, none has to be ordered:
+then those count who had come up to where the stream was read.
+
+A session may move before the node that had it comes to the order, or that node may be dead. Whoever gave the order
+follows the sessions that it is for: one that opens elsewhere is ordered for again, one that has ended is not waited
+for. Who asked hears when it is done for all, or that one did not answer in time: then it may have happened or not, and
+asking again does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from semel.errors import InputError
+from semel.kernel.ops import Append, RecordKind, Result
+from semel.pubsub.hub.calls import Answer, CloseConnections, Grant, JoinMembers, Outcome, RemoveMembers, Revoke
+from semel.pubsub.hub.commits import Failure, hint
+from semel.pubsub.hub.records import order, ordered, reply
+from semel.pubsub.hub.roster import SOMEWHERE
+from semel.pubsub.hub.service import DONE, MOVING, NOT_FOUND, Gathered, Reply, Scope, scope_at, summed_up
+
+if TYPE_CHECKING:
+    from semel.pubsub.hub.machine import Hub
+
+ANSWER_S = 20.0
+"""Longer than it takes to notice that a node is dead, and to take its sessions over."""
+AGAIN_S = 0.25
+"""Between two attempts to reach those who have moved. The first comes at once: mostly it is known by then where they
+are."""
+ONLY_MAX = 500
+"""So many names of sessions fit into one order, however long they are."""
+
+Command = CloseConnections | JoinMembers | RemoveMembers | Grant | Revoke
+_KINDS: dict[str, type[Command]] = {
+    kind.__name__: kind for kind in (CloseConnections, JoinMembers, RemoveMembers, Grant, Revoke)
+}
+
+
+class _Said(msgspec.Struct, frozen=True, array_like=True):
+    """`only`: of those whom the command is for these, which were there when it was decided; None: all."""
+
+    name: str
+    command: msgspec.Raw
+    only: frozenset[str] | None = None
+
+
+def encode_command(command: Command, only: frozenset[str] | None = None) -> bytes:
+    return msgspec.msgpack.encode(_Said(type(command).__name__, msgspec.Raw(msgspec.msgpack.encode(command)), only))
+
+
+def decode_command(body: bytes) -> tuple[Command, frozenset[str] | None] | None:
+    """None if a newer node asks for what is not known here."""
+    try:
+        said = msgspec.msgpack.decode(body, type=_Said)
+        kind = _KINDS.get(said.name)
+        return None if kind is None else (msgspec.msgpack.decode(said.command, type=kind), said.only)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _split(only: frozenset[str]) -> list[frozenset[str]]:
+    names = sorted(only)
+    return [frozenset(names[at : at + ONLY_MAX]) for at in range(0, len(names), ONLY_MAX)]
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A command from its beginning to its answer. `again_at`: not before then for those who have moved."""
+
+    command: Command
+    until: float
+    answer: Reply
+    answers: Gathered = field(init=False)
+    again_at: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """One attempt, for all sessions or for some that moved in the one before. `had` are the sessions of each node that
+    has to answer, `moved` those for which it has to be tried again."""
+
+    run: _Run
+    only: frozenset[str] | None
+    answers: Gathered = field(init=False)
+    had: dict[str, set[str]] = field(default_factory=dict)
+    moved: set[str] = field(default_factory=set)
+
+
+class Orders:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._runs: dict[_Run, None] = {}
+        self._given: dict[str, _Part] = {}
+        self._again: dict[_Run, set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._runs) + len(self._given) + len(self._again)
+
+    # -- who gives them
+
+    def carry_out(self, command: Command, now: float, answer: Reply) -> None:
+        """This node is current. One that is alone has all sessions."""
+        if not self._hub.options.is_shared:
+            self._hub.service.obey(command, Scope(), now, lambda told, moved: answer(summed_up(told, moved)))
+            return
+        run = _Run(command, now + ANSWER_S, answer)
+        run.answers = Gathered(1, partial(self._finish, run))
+        self._runs[run] = None
+        self._begin(run, None, now)
+
+    def _finish(self, run: _Run, answer: Answer) -> None:
+        if run in self._runs:
+            del self._runs[run]
+            run.answer(answer)
+
+    def _begin(self, run: _Run, only: frozenset[str] | None, now: float) -> None:
+        """Of one that is somewhere, nobody knows yet whom to order: it is looked for here, and then again."""
+        nodes = {each.node for each in self._hub.service.elsewhere_of(run.command, only)} - {SOMEWHERE}
+        if not nodes:
+            self._do_here(self._part(run, only), self._hub.tail.offset + 1, now)
+            return
+        parts = [None] if only is None else _split(only)
+        for _ in parts[1:]:
+            run.answers.expect_one_more()
+        for some in parts:
+            self._give(self._part(run, some), nodes, now)
+
+    def _part(self, run: _Run, only: frozenset[str] | None) -> _Part:
+        part = _Part(run, only)
+        part.answers = Gathered(1, partial(self._has_ended, part))
+        return part
+
+    def _has_ended(self, part: _Part, answer: Answer) -> None:
+        run = part.run
+        if part.moved and answer.outcome is not Outcome.FAILED:
+            if run not in self._again:
+                run.answers.expect_one_more()
+            self._again.setdefault(run, set()).update(part.moved)
+        run.answers.hear(answer)
+
+    def go_on(self, now: float) -> None:
+        """With those who have moved, as soon as it is known where they are, until the time is over."""
+        for run in [run for run in self._again if run.again_at <= now]:
+            only = frozenset(self._again.pop(run))
+            run.again_at = now + AGAIN_S
+            if run in self._runs:
+                self._hub.current.when(partial(self._begin, run, only), partial(self._cannot, run), now)
+
+    def _cannot(self, run: _Run, why: str) -> None:
+        run.answers.hear(Answer(Outcome.FAILED, why))
+
+    def _do_here(self, part: _Part, before: int, now: float) -> None:
+        scope = scope_at(part.run.command, before, part.only)
+        self._hub.service.obey(part.run.command, scope, now, partial(self._done_here, part))
+
+    def _done_here(self, part: _Part, answer: Answer, moved: Set[str]) -> None:
+        part.moved |= moved
+        part.answers.hear(answer)
+
+    def _give(self, part: _Part, nodes: Iterable[str], now: float) -> None:
+        hub = self._hub
+        try:
+            body = encode_command(part.run.command, part.only)
+            record = order(hub.stream, hub.node, sorted(nodes), body, round(now * 1e6), hub.mint(now))
+        except InputError as error:
+            part.answers.hear(Answer(Outcome.REFUSED, error.message))
+            return
+        id = record.envelope.id
+        self._given[id] = part
+
+        def failed(failure: Failure, now: float) -> None:
+            if self._given.pop(id, None) is not None:
+                hub.complain("hub-commit", failure)
+                part.answers.hear(Answer(Outcome.FAILED, hint(failure)))
+
+        hub.commit((record,), lambda results, now: hub.take_own((record,), results, now), failed)
+
+    def _stands(self, id: str, offset: int, now: float) -> None:
+        """Up to its place it is known here who has which session."""
+        part = self._given.get(id)
+        if part is None:
+            return
+        for each in self._hub.service.elsewhere_of(part.run.command, part.only):
+            if each.node != SOMEWHERE:
+                part.had.setdefault(each.node, set()).add(each.id)
+        for _ in part.had:
+            part.answers.expect_one_more()
+        self._do_here(part, offset, now)
+        self._forget_done()
+
+    # -- what becomes of them
+
+    def has_moved(self, connection: str, node: str) -> None:
+        """The stream says that it is there from now on. The node that had it may not have come to the order, or never
+        will."""
+        for part in self._parts_with(connection):
+            if connection not in part.had.get(node, ()):
+                part.moved.add(connection)
+                self._gone(part, connection, NOT_FOUND)
+
+    def has_ended(self, connection: str) -> None:
+        """Nothing can be done for it any more: that it is closed, by whomever, is all that may have been asked for."""
+        for part in self._parts_with(connection):
+            self._gone(part, connection, DONE if isinstance(part.run.command, CloseConnections) else NOT_FOUND)
+
+    def _parts_with(self, connection: str) -> list[_Part]:
+        return [part for part in self._given.values() if any(connection in had for had in part.had.values())]
+
+    def _gone(self, part: _Part, connection: str, answer: Answer) -> None:
+        for node, had in list(part.had.items()):
+            had.discard(connection)
+            if not had:
+                self._answered(part, node, answer)
+
+    def _answered(self, part: _Part, node: str, answer: Answer) -> None:
+        had = part.had.pop(node)
+        if answer == MOVING:
+            part.moved |= had
+            answer = NOT_FOUND
+        part.answers.hear(answer)
+        self._forget_done()
+
+    def _forget_done(self) -> None:
+        """Orders for which nobody has to answer any more, and those that were given up."""
+        for id, part in list(self._given.items()):
+            if part.answers.is_over or part.run not in self._runs:
+                del self._given[id]
+
+    def _hear_reply(self, append: Append) -> None:
+        part = self._given.get(append.envelope.subject or "")
+        if part is not None and append.envelope.source in part.had:
+            outcome, message = msgspec.msgpack.decode(append.envelope.data, type=tuple[str, str])
+            self._answered(part, append.envelope.source, Answer(Outcome(outcome), message))
+
+    def abandon(self, reason: str) -> None:
+        """The hub begins anew, and will not hear of them."""
+        for run in list(self._runs):
+            self._finish(run, Answer(Outcome.FAILED, reason))
+        self._given.clear()
+        self._again.clear()
+
+    def next_deadline(self) -> float | None:
+        times = [run.until for run in self._runs] + [run.again_at for run in self._again]
+        return min(times, default=None)
+
+    def on_timer(self, now: float) -> None:
+        for run in [run for run in self._runs if run.until <= now]:
+            silent = sorted({node for part in self._given.values() if part.run is run for node in part.had})
+            for node in silent:
+                self._hub.notify("order", f"the node {node} did not answer in time")
+            told = "a node did not answer in time" if silent else "it could not be done in time"
+            self._finish(run, Answer(Outcome.FAILED, f"{told}; ask again"))
+        self._forget_done()
+
+    # -- who obeys them
+
+    def hear(self, append: Append, offset: int, now: float) -> None:
+        if append.kind is RecordKind.REPLY:
+            self._hear_reply(append)
+        elif append.envelope.source == self._hub.node:
+            self._stands(append.envelope.id, offset, now)
+        elif offset > self._hub.head:  # before this node began it had nobody
+            self._obey(append, offset, now)
+
+    def _obey(self, append: Append, offset: int, now: float) -> None:
+        """If it is named, it is waited for. If not, it may have got a session since the order was made."""
+        said, is_named = decode_command(append.envelope.data), self._hub.node in ordered(append.envelope)
+        if said is None:
+            if is_named:
+                self._reply(append.envelope.id, Answer(Outcome.REFUSED, "the node does not know this order"), now)
+            return
+        command, only = said
+        if is_named or self._hub.service.may_have(command, only):
+            id = append.envelope.id
+            scope = scope_at(command, offset, only)
+            self._hub.service.obey(
+                command, scope, now, lambda answer, moved: self._reply(id, summed_up(answer, moved), now)
+            )
+
+    def _reply(self, order_id: str, answer: Answer, now: float) -> None:
+        hub = self._hub
+        body = msgspec.msgpack.encode((answer.outcome.value, answer.message))
+        record = reply(hub.stream, hub.node, order_id, body, round(now * 1e6), hub.mint(now))
+
+        def done(results: tuple[Result, ...], now: float) -> None:
+            hub.take_own((record,), results, now)
+
+        hub.commit((record,), done, lambda failure, now: hub.report("order", failure))

@@ -1,0 +1,146 @@
+"""Who is there: the sessions of a hub by id, by user and by group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from semel.pubsub.hub.records import TO_CONNECTION, TO_GROUP, TO_USER
+from semel.pubsub.hub.session import Session
+from semel.pubsub.protocol.filters import Connection
+
+
+class Member(Protocol):
+    """`groups` says since which offset it is in each."""
+
+    id: str
+    user: str | None
+    groups: dict[str, int]
+
+
+SOMEWHERE = ""
+
+
+class Elsewhere:
+    """A session that another node has, as far as one must know of it here. The node is `SOMEWHERE` if we were refused
+    to write for the session, and have not come to the record that says who has it."""
+
+    __slots__ = ("groups", "id", "node", "user")
+
+    def __init__(self, id: str, user: str | None, node: str, groups: dict[str, int]) -> None:
+        self.id, self.user, self.node, self.groups = id, user, node, groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    connection_id: str
+    user_id: str | None
+    protocol: str | None
+    groups: Collection[str]
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Roster(Generic[M]):
+    def __init__(self) -> None:
+        self.sessions: dict[str, M] = {}
+        self.users: dict[str, dict[str, M]] = {}
+        self.groups: dict[str, dict[str, M]] = {}
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+    def __iter__(self) -> Iterator[M]:
+        return iter(self.sessions.values())
+
+    def get(self, connection: str) -> M | None:
+        return self.sessions.get(connection)
+
+    def add(self, session: M) -> None:
+        """With the groups that it is in."""
+        self.sessions[session.id] = session
+        if session.user is not None:
+            self.users.setdefault(session.user, {})[session.id] = session
+        for group in session.groups:
+            self.groups.setdefault(group, {})[session.id] = session
+
+    def remove(self, session: M) -> None:
+        """If it is this one that is there: it may have been lost, and have come back as another."""
+        if self.sessions.get(session.id) is not session:
+            return
+        del self.sessions[session.id]
+        if session.user is not None:
+            _discard(self.users, session.user, session.id)
+        for group in session.groups:
+            _discard(self.groups, group, session.id)
+
+    def join(self, session: M, group: str, offset: int) -> None:
+        """From this record on. Who is in already stays in since then."""
+        if session.groups.setdefault(group, offset) == offset:
+            self.groups.setdefault(group, {})[session.id] = session
+
+    def leave(self, session: M, group: str, offset: int) -> None:
+        since = session.groups.get(group)
+        if since is not None and since <= offset:
+            del session.groups[group]
+            _discard(self.groups, group, session.id)
+
+
+class Here(Roster[Session]):
+    """The sessions that this node has, and to which of them a record is due."""
+
+    def receivers(self, target: str, offset: int) -> Iterable[Session]:
+        """To whom a record with this target is due, at its place in the stream."""
+        if target.startswith(TO_GROUP):
+            return self.members(target[2:], offset)
+        if target.startswith(TO_USER):
+            found: Iterable[Session] = self.users.get(target[2:], {}).values()
+        elif target.startswith(TO_CONNECTION):
+            session = self.sessions.get(target[2:])
+            found = (session,) if session is not None else ()
+        else:
+            found = self.sessions.values()
+        return [session for session in found if session.start < offset]
+
+    def members(self, group: str, offset: int) -> list[Session]:
+        members = self.groups.get(group, {}).values()
+        return [session for session in members if session.groups[group] < offset]
+
+    def seen(self, session: Session, offset: int) -> Connection:
+        """As a filter sees it, at this place in the stream."""
+        return session
+
+
+class Past(Here):
+    """As it was when they were added, with the stays in groups that have ended, which count for records of their
+    time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stays: dict[str, list[tuple[Session, int, float]]] = {}
+        self._stays_of: dict[str, list[tuple[str, int, float]]] = {}
+
+    def add(self, session: Session) -> None:
+        super().add(session)
+        stays = [(group, since, math.inf) for group, since in session.groups_decided.items()] + session.left
+        self._stays_of[session.id] = stays
+        for group, since, until in stays:
+            self._stays.setdefault(group, []).append((session, since, until))
+
+    def members(self, group: str, offset: int) -> list[Session]:
+        return [session for session, since, until in self._stays.get(group, ()) if since < offset < until]
+
+    def seen(self, session: Session, offset: int) -> Connection:
+        groups = {group for group, since, until in self._stays_of[session.id] if since < offset < until}
+        return _Seen(session.connection_id, session.user_id, session.protocol, groups)
+
+
+def _discard(index: dict[str, dict[str, M]], key: str, connection: str) -> None:
+    found = index.get(key)
+    if found is not None:
+        found.pop(connection, None)
+        if not found:
+            del index[key]

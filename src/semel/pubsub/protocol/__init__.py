@@ -1,0 +1,1 @@
+"""Azure Web PubSub on the wire: handshake, frames, names, permissions and filters."""

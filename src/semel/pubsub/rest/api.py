@@ -1,0 +1,214 @@
+"""The REST API, as Azure Web PubSub has it: from a request to a call on a hub, and from the answer to a response.
+
+    Rest.begin(request, now)    a response at once, or `Asked`
+    Asked.hub, Asked.call       what the runtime carries out
+    Asked.respond(answer)       the response
+
+A request is looked at from the outside in: its size, its address, who makes it, and only then what it says. Whatever is
+in it, the outcome is one of the two, never an exception.
+
+On top of the service's own there are two headers for the four operations that send. With `Idempotency-Key` a request
+may be repeated, by a library or by hand, and sends once: a repetition is answered with `Idempotent-Replayed`.
+`X-Semel-Message-Id` gives the message its id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from urllib.parse import urlsplit
+
+from semel.auth.authority import authorize
+from semel.auth.keys import AccessKeys, connection_string
+from semel.errors import ConfigError, FrameError, InputError
+from semel.pubsub.hub.calls import Answer, Call, Outcome
+from semel.pubsub.protocol.frames import FRAME_BYTES_MAX
+from semel.pubsub.protocol.names import check_hub
+from semel.pubsub.rest.http import JSON, Headers, HttpError, Query, bad_request, origin_of, split_path
+from semel.pubsub.rest.http import HttpRequest as HttpRequest
+from semel.pubsub.rest.http import HttpResponse as HttpResponse
+from semel.pubsub.rest.routes import Operation, Parts, Route, find_route
+
+VERSIONS = ("2021-10-01", "2022-11-01", "2023-07-01", "2024-01-01", "2024-12-01")
+
+HEALTH = ["api", "health"]
+HEALTH_METHODS = ("GET", "HEAD")
+CLIENTS = "client"
+
+_REPEATED = ("idempotent-replayed", "true")
+"""On the answer to a request whose key was used before: nothing was sent for it."""
+_SERVER = re.compile(r"[ -~]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class RestSettings:
+    """`endpoints` are other addresses under which callers know this server, such as `https://events.example.com` of a
+    reverse proxy: tokens may be for them. Links and tokens that are made here carry the one with the request's host,
+    else the first; without any they carry the address of the request."""
+
+    keys: AccessKeys
+    endpoints: tuple[str, ...] = ()
+    body_bytes_max: int = FRAME_BYTES_MAX
+    headers_max: int = 100
+    target_chars_max: int = 64 * 1024
+    retry_after_s: int = 1
+    server: str = "Semel"
+
+    def __post_init__(self) -> None:
+        for endpoint in self.endpoints:
+            connection_string(endpoint, self.keys.primary)
+        if not _SERVER.match(self.server):
+            raise ConfigError("the name of the server cannot stand in a header", fix="use plain ASCII")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`hub` is in the one spelling of its name. `respond` makes the response out of the hub's answer."""
+
+    hub: str
+    call: Call
+    respond: Callable[[Answer], HttpResponse]
+
+
+class Rest:
+    def __init__(self, settings: RestSettings) -> None:
+        self._settings = settings
+        self._endpoints = tuple(endpoint.rstrip("/") for endpoint in settings.endpoints)
+        self._by_host = {urlsplit(endpoint).netloc.lower(): endpoint for endpoint in reversed(self._endpoints)}
+        self._headers: Headers = (("cache-control", "no-store"), ("api-supported-versions", ", ".join(VERSIONS)))
+        if settings.server:
+            self._headers = (("server", settings.server), *self._headers)
+
+    def begin(self, request: HttpRequest, now: float) -> HttpResponse | Asked:
+        try:
+            return self._begin(request, now)
+        except HttpError as error:
+            return self._error(request, error)
+        except (InputError, FrameError) as error:
+            return self._error(request, bad_request(error.message, fix=error.fix))
+
+    def _begin(self, request: HttpRequest, now: float) -> HttpResponse | Asked:
+        self._check_size(request)
+        segments = split_path(request.path)
+        if segments == HEALTH:
+            _check_method(request.method, HEALTH_METHODS)
+            return HttpResponse(200, self._headers)
+        route = find_route(segments)
+        if route is None:
+            raise _nothing_at(segments)
+        _check_method(request.method, route.operations)
+        operation = route.operations[request.method]
+        authorize(request, self._settings.keys, self._endpoints, now, only_reads=operation.only_reads)
+        return self._ask(operation, self._parts(request, route, now))
+
+    def _parts(self, request: HttpRequest, route: Route, now: float) -> Parts:
+        query = Query(request.query)
+        version = _version(query)
+        hub = check_hub(route.hub)
+        return Parts(hub, route.names, query, request, version, self._endpoint(request), self._settings.keys, now)
+
+    def _ask(self, operation: Operation, parts: Parts) -> HttpResponse | Asked:
+        if operation.call is None:
+            return self._done(operation, parts, Answer())
+        call = operation.call(parts)
+        return Asked(parts.hub, call, partial(self._respond, operation, parts))
+
+    # -- who asks, and from where
+
+    def _check_size(self, request: HttpRequest) -> None:
+        settings = self._settings
+        if len(request.path) + len(request.query) > settings.target_chars_max:
+            raise HttpError(
+                414, "Error.UriTooLong", "the address is too long", fix=f"use up to {settings.target_chars_max:,} bytes"
+            )
+        if len(request.headers) > settings.headers_max:
+            raise HttpError(
+                431, "Error.HeadersTooLarge", "there are too many headers", fix=f"send up to {settings.headers_max}"
+            )
+        if len(request.body) > settings.body_bytes_max:
+            raise HttpError(
+                413,
+                "Error.PayloadTooLarge",
+                "the body is too large",
+                fix=f"send up to {settings.body_bytes_max:,} bytes",
+            )
+
+    def _endpoint(self, request: HttpRequest) -> str:
+        """Where the maker of the request knows this server."""
+        if not self._endpoints:
+            return origin_of(request)
+        return self._by_host.get(request.host.lower(), self._endpoints[0])
+
+    # -- what comes of it
+
+    def _respond(self, operation: Operation, parts: Parts, answer: Answer) -> HttpResponse:
+        error = self._error_in(operation, parts, answer)
+        return self._done(operation, parts, answer) if error is None else self._error(parts.request, error)
+
+    def _error_in(self, operation: Operation, parts: Parts, answer: Answer) -> HttpError | None:
+        match answer.outcome:
+            case Outcome.DONE:
+                return None
+            case Outcome.NOT_FOUND:
+                return None if operation.missing is None else _missing(operation.missing, parts.names)
+            case Outcome.CONFLICT:
+                return HttpError(409, operation.conflict, answer.message or "this does not fit what was said before")
+            case Outcome.REFUSED:
+                return bad_request(answer.message or "the hub refuses this")
+            case Outcome.FAILED:
+                return self._failed(answer.message)
+
+    def _done(self, operation: Operation, parts: Parts, answer: Answer) -> HttpResponse:
+        if operation.body is None:
+            return HttpResponse(operation.done, (_REPEATED, *self._headers) if answer.repeated else self._headers)
+        body = operation.body(parts, answer)
+        return HttpResponse(operation.done, (("content-type", JSON), *self._headers), body)
+
+    def _failed(self, message: str) -> HttpError:
+        again = (("retry-after", str(self._settings.retry_after_s)),)
+        message = message or "the store could not do it"
+        return HttpError(503, "Error.ServiceUnavailable", message, fix="try again", target="Service", headers=again)
+
+    def _error(self, request: HttpRequest, error: HttpError) -> HttpResponse:
+        headers = (*error.headers, ("x-ms-error-code", error.name), *self._headers)
+        if request.method == "HEAD":
+            return HttpResponse(error.status, headers)
+        return HttpResponse(error.status, (("content-type", JSON), *headers), error.body())
+
+
+def _nothing_at(segments: list[str]) -> HttpError:
+    if segments[0] == CLIENTS:
+        return bad_request("clients connect here, by WebSocket", fix="ask to upgrade the connection to websocket")
+    return HttpError(404, "Error.NotFound", "there is nothing at this address", fix="check the path and its spelling")
+
+
+def _check_method(method: str, allowed: tuple[str, ...] | dict[str, Operation]) -> None:
+    if method not in allowed:
+        names = ", ".join(sorted(allowed))
+        raise HttpError(
+            405,
+            "Error.MethodNotAllowed",
+            "this address knows no such method",
+            fix=f"use {names}",
+            headers=(("allow", names),),
+        )
+
+
+def _version(query: Query) -> str:
+    """As the service does it: whoever names none gets the latest."""
+    version = query.one("api-version")
+    if version is None:
+        return VERSIONS[-1]
+    if version not in VERSIONS:
+        raise bad_request("this api-version is not known here", fix=f"use {VERSIONS[-1]}", target="api-version")
+    return version
+
+
+def _missing(name: str, names: list[str]) -> HttpError:
+    """`name` is like Error.Connection.NotExisted. Of the `names` in an address a connection is the last, and a user or
+    group that can be missing the first."""
+    target = name.split(".")[1]
+    missing = names[-1] if target == "Connection" else names[0]
+    return HttpError(404, name, f"{target} `{missing}` is not found.", target=target)

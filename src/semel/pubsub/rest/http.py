@@ -1,0 +1,212 @@
+"""HTTP as plain values: a request, a response, and reading the parts of a request without trusting any of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
+
+import msgspec
+
+from semel.kernel.text import clean_cause
+from semel.pubsub.protocol.frames import check_digits, json_body
+from semel.pubsub.protocol.messages import CONTENT_TYPES, Data, DataType
+
+Headers = tuple[tuple[str, str], ...]
+
+JSON = CONTENT_TYPES[DataType.JSON]
+BAD_REQUEST = "Error.BadRequest"
+FIELDS_MAX = 4096
+INT_MAX = 2**31 - 1
+
+_PATH = re.compile(r"/[!-~]*\Z")
+_QUERY = re.compile(r"[!-~]*\Z")
+_BROKEN_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_NUMBER = re.compile(r"[0-9]{1,10}\Z")
+_BEARER = re.compile(r"bearer +(\S+) *\Z", re.IGNORECASE)
+_HOST = re.compile(r"(?:[A-Za-z0-9._~-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?\Z")
+
+# by the names that are used for them; not all that Python knows, some of which are no encodings of text
+_CHARSETS = {
+    "utf-8": "utf-8", "utf8": "utf-8", "us-ascii": "ascii", "ascii": "ascii", "iso-8859-1": "latin-1",
+    "latin1": "latin-1", "windows-1252": "cp1252", "utf-16": "utf-16", "utf-16le": "utf-16-le", "utf-16be": "utf-16-be",
+}  # fmt: skip
+_SENDABLE = {CONTENT_TYPES[kind]: kind for kind in (DataType.JSON, DataType.TEXT, DataType.BINARY)}
+
+
+class HttpRequest(msgspec.Struct, frozen=True):
+    """`path` and `query` as they came, with every %. `headers` have their names in small letters, and one that came
+    more than once has its values joined by ", ". `host` is the header of that name, or what a trusted proxy says."""
+
+    method: str
+    path: str
+    query: str = ""
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+    scheme: str = "http"
+    host: str = ""
+
+
+class HttpResponse(msgspec.Struct, frozen=True):
+    """Whoever writes it adds the length, the date and what concerns the connection."""
+
+    status: int
+    headers: Headers = ()
+    body: bytes = b""
+
+
+class HttpError(Exception):
+    """A request that is answered with an error. It never leaves the part that answers requests. `name` is for machines,
+    `target` says what is wrong."""
+
+    def __init__(
+        self, status: int, name: str, message: str, *, fix: str = "", target: str = "Request", headers: Headers = ()
+    ) -> None:
+        super().__init__(message)
+        self.message, self.fix = message, fix
+        self.status = status
+        self.name = name
+        self.target = target
+        self.headers = headers
+
+    def body(self) -> bytes:
+        message = clean_cause(f"{self.message}; {self.fix}" if self.fix else self.message)
+        return msgspec.json.encode({"code": self.name, "message": message, "target": self.target})
+
+
+def bad_request(message: str, *, fix: str = "", target: str = "Request") -> HttpError:
+    return HttpError(400, BAD_REQUEST, message, fix=fix, target=target)
+
+
+# -- the address
+
+
+def origin_of(request: HttpRequest) -> str:
+    """The scheme and the host, which decide for whom a token may be: nothing else can be written into them.
+
+    With a path in the host the token of a mere client would open the REST API.
+    """
+    origin = f"{request.scheme}://{request.host}"
+    try:
+        if request.scheme in ("http", "https") and _HOST.match(request.host) and urlsplit(origin).hostname:
+            return origin
+    except ValueError:
+        pass
+    raise bad_request("the host is malformed", fix="send the address of this server as Host", target="Host")
+
+
+def bearer_of(request: HttpRequest) -> str | None:
+    """The token in the header `Authorization`."""
+    found = _BEARER.match(request.headers.get("authorization", ""))
+    return found[1] if found is not None else None
+
+
+def split_path(path: str) -> list[str]:
+    """What stands between the slashes, without %: a slash that was written as %2F is part of a name.
+
+    Names `.` and `..` are refused however they are written. A proxy may take them for steps in a folder, and a message
+    for one group would go to everybody.
+    """
+    if not _PATH.match(path) or "?" in path or "#" in path:
+        raise bad_request("the path is malformed", fix="begin with / and write all but plain ASCII as %XX")
+    if _BROKEN_ESCAPE.search(path):
+        raise bad_request("the path has a % that begins no %XX", fix="write % itself as %25")
+    try:
+        segments = [unquote_to_bytes(segment).decode() for segment in path[1:].split("/")]
+    except UnicodeDecodeError:
+        raise bad_request("the path is not UTF-8", fix="encode names as UTF-8 before writing them as %XX") from None
+    if any(segment in (".", "..") for segment in segments):
+        raise bad_request("the path has a name that is . or ..", fix="use another name")
+    return segments
+
+
+class Query:
+    """What stands after the question mark. Where one value is meant, a second one is a mistake. Names may be written in
+    any case, as with the service."""
+
+    def __init__(self, text: str) -> None:
+        if not _QUERY.match(text) or "#" in text:
+            raise bad_request("the query is malformed", fix="write all but plain ASCII as %XX")
+        try:
+            fields = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX)
+        except UnicodeDecodeError:
+            raise bad_request(
+                "the query is not UTF-8", fix="encode values as UTF-8 before writing them as %XX"
+            ) from None
+        except ValueError:
+            raise bad_request("the query has too many parts", fix=f"use up to {FIELDS_MAX}") from None
+        self._fields: dict[str, list[str]] = {}
+        for name, value in fields:
+            self._fields.setdefault(name.lower(), []).append(value)
+
+    def all(self, name: str) -> list[str]:
+        """Every value that is not empty."""
+        return [value for value in self._fields.get(name.lower(), ()) if value]
+
+    def one(self, name: str) -> str | None:
+        values = self._fields.get(name.lower(), [None])
+        if len(values) > 1:
+            raise bad_request(f"the query has {name} more than once", fix="keep one of them", target=name)
+        return values[0]
+
+    def number(self, name: str, least: int, most: int) -> int | None:
+        text = self.one(name)
+        if text is None:
+            return None
+        if not _NUMBER.match(text) or not least <= int(text) <= most:
+            raise bad_request(f"{name} is out of range", fix=f"use a whole number from {least} to {most}", target=name)
+        return int(text)
+
+
+# -- the body
+
+
+def read_data(request: HttpRequest) -> Data:
+    """The body as what is sent. It may be empty, unless it is to be JSON. Without a type it is bytes."""
+    media, codec = _content_type(request.headers)
+    kind = _SENDABLE.get(media) if media else DataType.BINARY
+    if kind is None:
+        raise _unsupported(f"the content type is none of {', '.join(_SENDABLE)}", "send one of them as Content-Type")
+    if kind is DataType.BINARY:
+        return Data(kind, request.body)
+    text = _text(request.body, codec)
+    if kind is DataType.TEXT:
+        return Data(kind, text.encode())
+    body = json_body(text)
+    check_digits(body)
+    return Data(kind, body)
+
+
+def read_json(request: HttpRequest) -> str:
+    media, codec = _content_type(request.headers)
+    if media != JSON:
+        raise _unsupported("the content type is not that of JSON", f"send it as Content-Type: {JSON}")
+    return _text(request.body, codec)
+
+
+def _content_type(headers: Mapping[str, str]) -> tuple[str, str]:
+    """Small letters, and the codec for the text."""
+    if headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
+        raise _unsupported("the body is compressed", "send it without Content-Encoding")
+    media, *parameters = headers.get("content-type", "").split(";")
+    charset = "utf-8"
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset":
+            charset = re.sub(r'\A"(.*)"\Z', r"\1", value.strip()).lower()
+    if charset not in _CHARSETS:
+        raise _unsupported("the charset is not known here", "send text in UTF-8")
+    return media.strip().lower(), _CHARSETS[charset]
+
+
+def _unsupported(message: str, fix: str) -> HttpError:
+    return HttpError(415, "Error.UnsupportedMediaType", message, fix=fix, target="Content-Type")
+
+
+def _text(body: bytes, codec: str) -> str:
+    try:
+        return body.decode(codec)
+    except UnicodeDecodeError:
+        raise bad_request(
+            "the body is not text in the charset of its content type", fix="send UTF-8, or application/octet-stream"
+        ) from None

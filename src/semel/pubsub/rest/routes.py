@@ -1,0 +1,357 @@
+"""The operations of the REST API: under which address, what they ask of a hub, and how its answer is told.
+
+Below `/api/hubs/{hub}` words and names take turns, `/groups/{group}/connections/{connection}`, so the words and the
+number of names tell which operation is meant, and no name can be taken for a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from semel.auth.keys import AccessKeys
+from semel.auth.tokens import CLIENT_PATH, USER_CHARS_MAX, client_token
+from semel.errors import InputError
+from semel.kernel.text import check_id, check_text
+from semel.pubsub.hub.calls import (
+    Answer,
+    Call,
+    Check,
+    CloseConnections,
+    Connection,
+    Everybody,
+    Find,
+    Grant,
+    Group,
+    JoinMembers,
+    ListMembers,
+    Publish,
+    Receivers,
+    RemoveMembers,
+    Revoke,
+    User,
+)
+from semel.pubsub.protocol.filters import parse
+from semel.pubsub.protocol.frames import check_depth
+from semel.pubsub.protocol.messages import Metadata
+from semel.pubsub.protocol.names import TTL_S_MAX, check_group, check_metadata
+from semel.pubsub.protocol.permissions import Permission
+from semel.pubsub.rest.http import INT_MAX, HttpError, HttpRequest, Query, bad_request, read_data, read_json
+from semel.pubsub.rest.paging import Page, asked_page, page_body
+
+REASON_CHARS_MAX = 1024
+KEY_HEADER = "idempotency-key"
+ID_HEADER = "x-semel-message-id"
+METADATA_PREFIX = "x-webpubsub-metadata-"
+
+# what clients of the service look for; that some are called information or warning is its way, not ours
+NO_CONNECTION = "Error.Connection.NotExisted"
+NO_USER = "Warning.User.NotExisted"
+NO_PERMISSION = "Info.Connection.NotExisted"
+TOO_MANY = "Error.Connection.Conflict"
+
+_KEY = re.compile(r"[!-~]{1,255}\Z")
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """A request that may be made: `names` are those in its path after the hub, `endpoint` is where its maker knows us.
+
+    The names have not been looked at yet.
+    """
+
+    hub: str
+    names: list[str]
+    query: Query
+    request: HttpRequest
+    version: str
+    endpoint: str
+    keys: AccessKeys
+    now: float
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """`call` None: no hub is asked. `missing` is the error for `NOT_FOUND`; without one that is as good as done.
+    `conflict` is the error for `CONFLICT`."""
+
+    call: Callable[[Parts], Call] | None
+    done: int
+    missing: str | None = None
+    only_reads: bool = False
+    body: Callable[[Parts, Answer], bytes] | None = None
+    conflict: str = "Error.Conflict"
+
+
+class Route(msgspec.Struct, frozen=True):
+    hub: str
+    names: list[str]
+    operations: dict[str, Operation]
+
+
+def find_route(segments: list[str]) -> Route | None:
+    if segments[:2] != ["api", "hubs"] or not all(segments):
+        return None
+    operations = OPERATIONS.get((tuple(segments[3::2]), len(segments[4::2])))
+    return None if operations is None else Route(segments[2], segments[4::2], operations)
+
+
+# -- whom it is about
+
+
+def _everybody(parts: Parts) -> Everybody:
+    return Everybody()
+
+
+def _group(parts: Parts) -> Group:
+    return Group(check_group(parts.names[0]))
+
+
+def _user(parts: Parts) -> User:
+    return User(check_text("the user", parts.names[0], chars_max=USER_CHARS_MAX))
+
+
+def _connection(parts: Parts) -> Connection:
+    return Connection(check_id("the connection", parts.names[0]))
+
+
+def _second_group(parts: Parts) -> tuple[str, ...]:
+    return (check_group(parts.names[1]),)
+
+
+def _second_connection(parts: Parts) -> str:
+    return check_id("the connection", parts.names[1])
+
+
+def _excluded(parts: Parts) -> tuple[str, ...]:
+    return tuple(check_id("an excluded connection", name) for name in parts.query.all("excluded"))
+
+
+def _filter(text: str | None) -> str | None:
+    """The message of a bad filter is the service's own, to the letter."""
+    if not text:
+        return None
+    try:
+        return parse(text).text
+    except InputError as error:
+        raise bad_request(error.message) from None
+
+
+# -- sending
+
+
+def _send(to: Callable[[Parts], Receivers]) -> Callable[[Parts], Call]:
+    def publish(parts: Parts) -> Publish:
+        return Publish(
+            to=to(parts),
+            excluded=_excluded(parts),
+            filter=_filter(parts.query.one("filter")),
+            ttl_s=parts.query.number("messageTtlSeconds", 0, TTL_S_MAX) or None,
+            metadata=_metadata(parts.request),
+            key=_key(parts.request),
+            id=_id(parts.request),
+            data=read_data(parts.request),
+        )
+
+    return publish
+
+
+def _metadata(request: HttpRequest) -> Metadata | None:
+    found = {
+        name.removeprefix(METADATA_PREFIX): value.strip()
+        for name, value in request.headers.items()
+        if name.startswith(METADATA_PREFIX)
+    }
+    return check_metadata(found) if found else None
+
+
+def _key(request: HttpRequest) -> str | None:
+    key = request.headers.get(KEY_HEADER)
+    if key is not None and not _KEY.match(key):
+        raise bad_request(
+            "the Idempotency-Key is malformed",
+            fix="use 1 to 255 letters, digits and signs of ASCII",
+            target="Idempotency-Key",
+        )
+    return key
+
+
+def _id(request: HttpRequest) -> str | None:
+    id = request.headers.get(ID_HEADER)
+    return None if id is None else check_id("the X-Semel-Message-Id", id)
+
+
+# -- closing and looking
+
+
+def _close(to: Callable[[Parts], Receivers]) -> Callable[[Parts], Call]:
+    def close(parts: Parts) -> CloseConnections:
+        reason = parts.query.one("reason") or ""
+        check_text("the reason", reason, chars_max=REASON_CHARS_MAX, empty=True)
+        return CloseConnections(to(parts), _excluded(parts), reason)
+
+    return close
+
+
+def _find(who: Callable[[Parts], Group | User | Connection]) -> Callable[[Parts], Call]:
+    return lambda parts: Find(who(parts))
+
+
+def _page(parts: Parts, group: str) -> Page:
+    return asked_page(parts.query, parts.keys, parts.hub, group)
+
+
+def _list(parts: Parts) -> ListMembers:
+    group = _group(parts).name
+    page = _page(parts, group)
+    return ListMembers(group, page.after, page.limit)
+
+
+def _members(parts: Parts, answer: Answer) -> bytes:
+    group = _group(parts).name
+    address = f"{parts.endpoint}{parts.request.path}"
+    return page_body(_page(parts, group), answer, address, parts.version, parts.keys, parts.hub, group)
+
+
+# -- groups
+
+
+def _join_connection(parts: Parts) -> JoinMembers:
+    return JoinMembers(Connection(_second_connection(parts)), (_group(parts).name,))
+
+
+def _remove_connection(parts: Parts) -> RemoveMembers:
+    return RemoveMembers(Connection(_second_connection(parts)), (_group(parts).name,))
+
+
+def _join_user(parts: Parts) -> JoinMembers:
+    return JoinMembers(_user(parts), _second_group(parts))
+
+
+def _remove_user(parts: Parts) -> RemoveMembers:
+    return RemoveMembers(_user(parts), _second_group(parts))
+
+
+def _remove_from_all(who: Callable[[Parts], Connection | User]) -> Callable[[Parts], Call]:
+    return lambda parts: RemoveMembers(who(parts), None)
+
+
+class _Groups(msgspec.Struct):
+    groups: list[str]
+    filter: str | None = None
+
+
+def _groups(parts: Parts) -> tuple[tuple[str, ...], str | None]:
+    text = read_json(parts.request)
+    check_depth(text)
+    try:
+        said = msgspec.json.decode(text, type=_Groups)
+    except msgspec.DecodeError as error:
+        raise bad_request(f"the body is malformed: {error}", fix='send {"groups":[...],"filter":"..."}') from None
+    if not said.groups:
+        raise bad_request("the body names no group", fix='send {"groups":[...],"filter":"..."}')
+    return tuple(dict.fromkeys(map(check_group, said.groups))), _filter(said.filter)
+
+
+def _join_many(parts: Parts) -> JoinMembers:
+    return JoinMembers(Everybody(), *_groups(parts))
+
+
+def _remove_many(parts: Parts) -> RemoveMembers:
+    return RemoveMembers(Everybody(), *_groups(parts))
+
+
+# -- permissions
+
+# .NET clients may write the number of their enumeration
+_PERMISSIONS = {permission.lower(): permission for permission in Permission} | {
+    "1": Permission.SEND_TO_GROUP,
+    "2": Permission.JOIN_LEAVE_GROUP,
+}
+
+
+def _permit(kind: type[Grant | Revoke | Check]) -> Callable[[Parts], Call]:
+    def permit(parts: Parts) -> Grant | Revoke | Check:
+        permission = _PERMISSIONS.get(parts.names[0].lower())
+        if permission is None:
+            raise bad_request("there is no such permission", fix=f"use {' or '.join(Permission)}", target="permission")
+        group = parts.query.one("targetName")
+        return kind(_second_connection(parts), permission, None if group is None else check_group(group))
+
+    return permit
+
+
+# -- tokens for clients
+
+
+def _token(parts: Parts, answer: Answer) -> bytes:
+    _check_client_type(parts.query.one("clientType") or "Default")
+    token = client_token(
+        parts.keys,
+        f"{parts.endpoint}{CLIENT_PATH}{parts.hub}",
+        now=parts.now,
+        lifetime_s=60 * (parts.query.number("minutesToExpire", 1, INT_MAX) or 60),
+        user_id=parts.query.one("userId") or None,
+        roles=parts.query.all("role"),
+        groups=[check_group(group) for group in parts.query.all("group")],
+    )
+    return msgspec.json.encode({"token": token})
+
+
+def _check_client_type(name: str) -> None:
+    if name.lower() in ("mqtt", "socketio"):
+        raise HttpError(
+            501, "NotImplemented", f"this server speaks no {name}", fix="use clientType Default", target="clientType"
+        )
+    if name.lower() != "default":
+        raise bad_request("there is no such clientType", fix="use Default, or leave it out", target="clientType")
+
+
+# -- all of them
+
+_TABLE = (
+    ("POST", "/:send", Operation(_send(_everybody), 202)),
+    ("POST", "/groups/{group}/:send", Operation(_send(_group), 202)),
+    ("POST", "/users/{user}/:send", Operation(_send(_user), 202)),
+    ("POST", "/connections/{connection}/:send", Operation(_send(_connection), 202)),
+    ("POST", "/:generateToken", Operation(None, 200, body=_token)),
+    ("POST", "/:closeConnections", Operation(_close(_everybody), 204)),
+    ("POST", "/groups/{group}/:closeConnections", Operation(_close(_group), 204)),
+    ("POST", "/users/{user}/:closeConnections", Operation(_close(_user), 204)),
+    ("DELETE", "/connections/{connection}", Operation(_close(_connection), 204)),
+    ("HEAD", "/connections/{connection}", Operation(_find(_connection), 200, "Warning.Connection.NotExisted", True)),
+    ("HEAD", "/groups/{group}", Operation(_find(_group), 200, "Warning.Group.NotExisted", True)),
+    ("HEAD", "/users/{user}", Operation(_find(_user), 200, NO_USER, True)),
+    ("PUT", "/groups/{group}/connections/{connection}", Operation(_join_connection, 200, NO_CONNECTION)),
+    ("DELETE", "/groups/{group}/connections/{connection}", Operation(_remove_connection, 204)),
+    ("GET", "/groups/{group}/connections", Operation(_list, 200, only_reads=True, body=_members)),
+    ("DELETE", "/connections/{connection}/groups", Operation(_remove_from_all(_connection), 204)),
+    ("PUT", "/users/{user}/groups/{group}", Operation(_join_user, 200, NO_USER)),
+    ("DELETE", "/users/{user}/groups/{group}", Operation(_remove_user, 204)),
+    ("DELETE", "/users/{user}/groups", Operation(_remove_from_all(_user), 204)),
+    (
+        "PUT",
+        "/permissions/{permission}/connections/{connection}",
+        Operation(_permit(Grant), 200, NO_PERMISSION, conflict=TOO_MANY),
+    ),
+    (
+        "DELETE",
+        "/permissions/{permission}/connections/{connection}",
+        Operation(_permit(Revoke), 204, conflict=TOO_MANY),
+    ),
+    ("HEAD", "/permissions/{permission}/connections/{connection}", Operation(_permit(Check), 200, NO_PERMISSION, True)),
+    ("POST", "/:addToGroups", Operation(_join_many, 200)),
+    ("POST", "/:removeFromGroups", Operation(_remove_many, 200)),
+)
+
+
+def _by_shape() -> dict[tuple[tuple[str, ...], int], dict[str, Operation]]:
+    shapes: dict[tuple[tuple[str, ...], int], dict[str, Operation]] = {}
+    for method, pattern, operation in _TABLE:
+        words, names = pattern.split("/")[1::2], pattern.split("/")[2::2]
+        shapes.setdefault((tuple(words), len(names)), {})[method] = operation
+    return shapes
+
+
+OPERATIONS = _by_shape()
+"""By the words and the number of names after the hub, and by method."""

@@ -1,0 +1,1 @@
+"""The client library: WebPubSubClient over real sockets, with its outbox."""

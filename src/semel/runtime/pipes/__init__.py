@@ -1,0 +1,1 @@
+"""Pipe nodes: the workers of paths in a process, and the links between processes."""

@@ -1,0 +1,506 @@
+"""The pub/sub server: hubs behind a door.
+
+    door        WebSocket and HTTP on one port (`runtime.server.listener`)
+    operating   health, metrics, and what operators ask (`runtime.server.operating`)
+    handshake   who comes in, and to which hub (`pubsub.protocol.handshake`)
+    hubs        one machine for each, on the performer (`pubsub.hub.machine`)
+    rest        calls become calls on a hub (`pubsub.rest.api`)
+
+A hub begins when the first one asks for it, from what the store holds of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+from semel.auth.keys import AccessKeys
+from semel.errors import FrameError, LimitExceeded, SemelError, StoreError, StoreUnavailable
+from semel.kernel.store import Store
+from semel.pubsub.events import cloudevents
+from semel.pubsub.events.abuse import host_of
+from semel.pubsub.events.cloudevents import Allowed, Client, Failed, connect_event, read_connect
+from semel.pubsub.events.handler_calls import HANDLERS
+from semel.pubsub.events.handlers import Handlers, SystemEvent
+from semel.pubsub.hub.calls import Answer, Call, Outcome
+from semel.pubsub.hub.commits import outward
+from semel.pubsub.hub.loading import announced_hubs, known_hubs, load_hub
+from semel.pubsub.hub.machine import Hub, HubOptions
+from semel.pubsub.hub.records import stream_of
+from semel.pubsub.hub.sockets import Anew, Frames, Gone, Open, Resume, Room, Shut, Stalled, Write
+from semel.pubsub.protocol.frames import Codec, codec_for
+from semel.pubsub.protocol.handshake import Handshake, Mode, Newcomer, Refused, Returning, TurnedAway
+from semel.pubsub.protocol.messages import CloseCode, Ping, SendToGroup, SequenceAck, StreamData, StreamEnd
+from semel.pubsub.protocol.messages import Request as ClientRequest
+from semel.pubsub.rest.api import HttpRequest, HttpResponse, Rest, RestSettings
+from semel.runtime.host.performer import Performer
+from semel.runtime.host.store_watch import StoreWatch
+from semel.runtime.server.listener import Accept, Peer, Request, Response, subprotocols
+from semel.runtime.server.metrics import Metrics, Traffic
+from semel.runtime.server.operating import Operating
+from semel.runtime.transports.base import Inbox
+from semel.runtime.transports.websocket import Message
+
+if TYPE_CHECKING:
+    from semel.runtime.server.webhooks import Webhooks
+
+log = logging.getLogger(__name__)
+
+HUBS_MAX = 1_000
+DEFAULT_ORIGIN = "localhost"
+CONNECT_S = 25.0
+"""How long an event handler may take to let a client in: a little less than a client may be kept waiting."""
+CALL_S = 30.0
+RETRY_AFTER_S = 1
+COMMITS_MAX = 64
+"""How many requests that are commits of their own a hub hears at once."""
+_TOGETHER = frozenset({SendToGroup, SequenceAck, Ping, StreamData, StreamEnd})
+"""Requests that are not: what comes in a row of them is committed together, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class PubSubSettings:
+    """`endpoints` are other addresses under which people know this server. `node` is its name in the store."""
+
+    keys: AccessKeys
+    endpoints: tuple[str, ...] = ()
+    node: str = "local"
+    hub: HubOptions = field(default_factory=HubOptions)
+    open_metrics: bool = False
+    """Whether /metrics is for everybody."""
+    handlers: Mapping[str, Handlers] = field(default_factory=dict)
+    """The event handlers, by hub."""
+    origin: str = ""
+    """The host by which event handlers know this server. Empty: that of its first endpoint."""
+
+    @property
+    def webhook_origin(self) -> str:
+        first = self.endpoints[0] if self.endpoints else ""
+        return self.origin or host_of(urlsplit(first).netloc) or DEFAULT_ORIGIN
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A socket that was let in. `told` is the first that its hub hears of it, None if it hears nothing. `waiting` is
+    what the hub hears when the store has room."""
+
+    link: HubLink | None
+    told: Open | Resume | None
+    codec: Codec | None
+    mode: Mode | None = None
+    farewell: str = ""
+    name: str = ""
+    waiting: deque[Frames | Gone] = field(default_factory=deque)
+
+    @property
+    def read(self) -> Callable[[Message], ClientRequest]:
+        """What a frame means."""
+        if self.mode is not None:
+            return self.mode.read
+        assert self.codec is not None
+        return self.codec.decode
+
+
+class HubLink:
+    """What one hub has to do with: its sockets and those who call it."""
+
+    def __init__(self, name: str, webhooks: Webhooks | None = None) -> None:
+        self.name, self.webhooks = name, webhooks
+        self.sockets: dict[str, Peer] = {}
+        self.frames_in = self.frames_out = 0
+        self._calls: dict[str, asyncio.Future[Answer]] = {}
+        self._count = 0
+        self._has_begun = False
+        self._inbox: Inbox | None = None
+
+    def bind(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def tell(self, peer: str, told: object) -> None:
+        assert self._inbox is not None
+        self._inbox.received(self, peer, told)
+
+    def enter(self, peer: Peer) -> str:
+        self._count += 1
+        name = f"socket-{self._count}"
+        self.sockets[name] = peer
+        return name
+
+    async def call(self, call: Call) -> Answer:
+        self._count += 1
+        name = f"call-{self._count}"
+        future = self._calls[name] = asyncio.get_running_loop().create_future()
+        try:
+            self.tell(name, call)
+            async with asyncio.timeout(CALL_S):
+                return await future
+        except TimeoutError:
+            return Answer(Outcome.FAILED, "the hub did not answer in time")
+        finally:
+            del self._calls[name]
+
+    # -- what the performer asks of a transport
+
+    def send(self, peer: str, message: Any) -> bool:
+        if isinstance(message, Answer):
+            future = self._calls.get(peer)
+            if future is not None and not future.done():
+                future.set_result(message)
+            return True
+        if isinstance(message, Write):
+            self._write(message)
+            return True
+        if isinstance(message, Anew):
+            self._begin_anew()
+            return True
+        if peer == HANDLERS:
+            assert self.webhooks is not None
+            self.webhooks.hear(message, lambda told: self.tell(HANDLERS, told))
+            return True
+        socket = self.sockets.get(peer)
+        if socket is None:
+            return True
+        if isinstance(message, Shut):
+            socket.close(message.code, message.reason)
+        return True
+
+    def _write(self, message: Write) -> None:
+        self.frames_out += message.frames
+        for peers, frames in message.writes:
+            for peer in peers:
+                socket = self.sockets.get(peer)
+                if socket is not None and not socket.write(frames) and not socket.is_closing:
+                    self.tell(peer, Stalled())
+
+    def _begin_anew(self) -> None:
+        """The first time nobody can have known another hub: whoever is here already came for this one."""
+        has_begun, self._has_begun = self._has_begun, True
+        if not has_begun:
+            return
+        for future in self._calls.values():
+            if not future.done():
+                future.set_result(Answer(Outcome.FAILED, "the hub began anew; ask again"))
+        for socket in self.sockets.values():
+            if not socket.is_closing:
+                socket.close(CloseCode.INTERNAL, "the hub began anew")
+
+    def flush(self) -> None:
+        """Sockets gather what is written to them in a tick by themselves."""
+
+    def pause(self) -> None:
+        for socket in self.sockets.values():
+            socket.hold()
+
+    async def close(self) -> None:
+        for future in self._calls.values():
+            if not future.done():
+                future.set_result(Answer(Outcome.FAILED, "the server is stopping"))
+        if self.webhooks is not None:
+            await self.webhooks.close()
+
+
+class PubSub:
+    """A `DoorService`. The performer and the store belong to the caller."""
+
+    def __init__(
+        self,
+        performer: Performer,
+        settings: PubSubSettings,
+        *,
+        clock: Callable[[], float] = time.time,
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        if performer.store.url.startswith("postgresql:"):
+            settings = replace(settings, hub=replace(settings.hub, is_shared=True))
+        self._performer, self._settings = performer, settings
+        self._clock, self._random = clock, random
+        self._handshake = Handshake(settings.keys, random, settings.endpoints)
+        self._rest = Rest(RestSettings(settings.keys, settings.endpoints))
+        self._links: dict[str, asyncio.Task[HubLink]] = {}
+        self._held: list[Peer] = []
+        self._has_begun = False
+        performer.on_room(self._release)
+        self.watch = StoreWatch(performer)
+        self._outages = performer.outages
+        self.metrics = Metrics(settings.node, self._traffic, performer.commit_times, performer.outages)
+        performer.observe(self.metrics.observe)
+        self.operating = Operating(
+            performer.store, self.metrics, settings.keys, settings.endpoints, self._call, lambda: self._links,
+            self.watch, open_metrics=settings.open_metrics, clock=clock,
+        )  # fmt: skip
+        # what is left to tell to handlers goes on, whether or not somebody comes
+        for name in settings.handlers:
+            self._begin_soon(name)
+
+    async def begin_known(self) -> None:
+        """The hubs that the store knows, whether or not somebody comes: their sessions wait, and time runs. The first
+        time each is looked for; from then on there can be no more than other nodes announce."""
+        find = announced_hubs if self._has_begun else known_hubs
+        for name in (*self._settings.handlers, *await asyncio.to_thread(lambda: list(find(self._performer.store)))):
+            await self.hub(name)
+        self._has_begun = True
+
+    async def hub(self, name: str) -> HubLink:
+        """The hub of this name, which begins now if it has not yet."""
+        if name not in self._links:
+            if len(self._links) >= HUBS_MAX:
+                raise LimitExceeded(f"there are {HUBS_MAX:,} hubs already", fix="use fewer hubs, and groups in them")
+            self._begin_soon(name)
+        return await asyncio.shield(self._links[name])
+
+    def _begin_soon(self, name: str) -> None:
+        """One that could not begin is forgotten, and begins when it is asked for again."""
+
+        def begun(task: asyncio.Task[HubLink]) -> None:
+            if task.cancelled() or task.exception() is not None:
+                self._links.pop(name, None)
+
+        self._links[name] = asyncio.create_task(self._begin(name))
+        self._links[name].add_done_callback(begun)
+
+    async def _reachable(self, name: str) -> HubLink:
+        """The hub, in an outage only if it is there. Nobody is kept waiting for a store that does not answer."""
+        outage = self._outages.current
+        if outage is not None and (outage.needs_restart or not self._is_there(name)):
+            raise StoreUnavailable("the store is in trouble", fix="see what the log says of it")
+        return await self.hub(name)
+
+    def _is_there(self, name: str) -> bool:
+        task = self._links.get(name)
+        return task is not None and task.done() and self._performer.machine(stream_of(name)) is not None
+
+    async def _begin(self, name: str) -> HubLink:
+        if name in self._settings.handlers:
+            # the HTTP client takes its time to load: others are served meanwhile, and not everybody has event handlers
+            await asyncio.to_thread(import_module, "semel.runtime.server.webhooks")
+        link = HubLink(name, self._webhooks(name))
+        settings, random = self._settings, self._random
+
+        def factory(store: Store) -> Any:
+            return load_hub(store, name, settings.node, random, settings.hub, settings.handlers.get(name))
+
+        await self._performer.host(factory, transport=link)
+        self._performer.attach(link)
+        return link
+
+    def _webhooks(self, hub: str) -> Webhooks | None:
+        if hub not in self._settings.handlers:
+            return None
+        from semel.runtime.server.webhooks import Webhooks
+
+        store = self._performer.store
+
+        async def read_body(name: str) -> bytes:
+            try:
+                return await asyncio.to_thread(lambda: b"".join(store.body(name)))
+            except StoreError as error:
+                self._outages.met(error, f"{hub}: an event cannot be read")
+                raise
+
+        return Webhooks(hub, self._settings.keys, self._settings.webhook_origin, read_body)
+
+    # -- HTTP
+
+    async def handle(self, request: Request) -> Response:
+        respond = self.operating.respond if self.operating.is_asked(request.path) else self._respond
+        try:
+            response = await respond(_http_request(request))
+        except StoreError as error:
+            return self._unavailable(error)
+        self.metrics.responded(response.status)
+        return _response(response)
+
+    def _unavailable(self, error: SemelError) -> Response:
+        self._outages.met(error, "somebody was not answered")
+        self.metrics.responded(HTTPStatus.SERVICE_UNAVAILABLE)
+        message = error.message if isinstance(error, LimitExceeded) else outward(error)
+        headers = {"content-type": "text/plain; charset=utf-8", "retry-after": str(RETRY_AFTER_S)}
+        return Response(HTTPStatus.SERVICE_UNAVAILABLE, headers, f"{message}\n".encode())
+
+    async def _respond(self, request: HttpRequest) -> HttpResponse:
+        asked = self._rest.begin(request, self._clock())
+        if isinstance(asked, HttpResponse):
+            return asked
+        return asked.respond(await self._call(asked.hub, asked.call))
+
+    async def _call(self, hub: str, call: Call) -> Answer:
+        try:
+            async with asyncio.timeout(CALL_S):
+                link = await self._reachable(hub)
+            return await link.call(call)
+        except TimeoutError:
+            return Answer(Outcome.FAILED, outward(None))
+        except LimitExceeded as error:
+            return Answer(Outcome.FAILED, error.message)
+        except SemelError as error:
+            self._outages.met(error, f"{hub}: the hub cannot begin")
+            return Answer(Outcome.FAILED, outward(error))
+
+    def _traffic(self) -> Iterator[Traffic]:
+        for task in self._links.values():
+            if task.done() and not task.cancelled() and task.exception() is None:
+                link = task.result()
+                hub = self._performer.machine(stream_of(link.name))
+                known = hub if isinstance(hub, Hub) else None
+                sent, failed = (0, 0) if link.webhooks is None else (link.webhooks.requests, link.webhooks.failures)
+                yield Traffic(link.name, known, len(link.sockets), link.frames_in, link.frames_out, sent, failed)
+
+    # -- WebSocket
+
+    async def upgrade(self, request: Request) -> Accept | Response:
+        try:
+            return await self._upgrade(request)
+        except (StoreError, LimitExceeded) as error:
+            return self._unavailable(error)
+
+    async def _upgrade(self, request: Request) -> Accept | Response:
+        admission = self._handshake.admit(_http_request(request), subprotocols(request), self._clock())
+        if isinstance(admission, Newcomer):
+            admission = await self._ask_handler(admission, request)
+        match admission:
+            case Refused(status=status, message=message):
+                log.info("a client is refused with %d: %s", status, " ".join(message.split()))
+                return Response(status, {"content-type": "text/plain; charset=utf-8"}, f"{message}\n".encode())
+            case TurnedAway(subprotocol=subprotocol, reason=reason):
+                log.info("a client may not come back: %s", reason)
+                return Accept(subprotocol, _Guest(None, None, None, farewell=reason))
+            case Returning(hub=hub, subprotocol=subprotocol, known=known) as back:
+                resume = Resume(back.connection, back.token, back.in_order)
+                guest = _Guest(await self._reachable(hub), resume, _codec(known))
+                return Accept(subprotocol, guest)
+            case Newcomer(hub=hub, subprotocol=subprotocol, opening=opening, mode=mode):
+                return Accept(subprotocol, _Guest(await self._reachable(hub), opening, _codec(subprotocol), mode))
+
+    async def _ask_handler(self, newcomer: Newcomer, request: Request) -> Newcomer | Refused:
+        """Whether it may come in, if an event handler wants to decide that. Nothing of it is kept: a client that hears
+        no answer comes again."""
+        handlers = self._settings.handlers.get(newcomer.hub)
+        handler = handlers.for_system_event(SystemEvent.CONNECT) if handlers is not None else None
+        webhooks = (await self._reachable(newcomer.hub)).webhooks
+        if handler is None or webhooks is None:
+            return newcomer
+        asked, offered = _http_request(request), subprotocols(request)
+        opening = newcomer.opening
+        event = connect_event(
+            Client(newcomer.hub, opening.connection, opening.user),  # in which subprotocol is for the handler to say
+            round(self._clock() * 1e6),
+            claims=newcomer.claims.claims,
+            query=parse_qsl(request.query, keep_blank_values=True),
+            headers=request.headers.items(),
+            subprotocols=offered,
+        )
+        match read_connect(await webhooks.ask(event, handler, CONNECT_S), offered):
+            case Allowed() as allowed:
+                return self._handshake.let_in(newcomer, allowed, asked, self._clock())
+            case cloudevents.Refused(status=status, message=message):
+                return Refused(status, message)
+            case Failed(cause=cause):
+                log.warning("%s: a client is not let in: %s", newcomer.hub, cause)
+                return Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the event handler could not decide")
+
+    def on_open(self, peer: Peer) -> None:
+        guest = _guest(peer)
+        if guest.link is None:
+            peer.close(CloseCode.POLICY, guest.farewell)
+            return
+        guest.name = guest.link.enter(peer)
+        guest.link.tell(guest.name, guest.told)
+
+    def on_frames(self, peer: Peer, messages: list[Message]) -> None:
+        guest = _guest(peer)
+        if guest.link is None:
+            return
+        guest.link.frames_in += len(messages)
+        requests: list[ClientRequest] = []
+        try:
+            requests.extend(map(guest.read, messages))
+        except FrameError as error:
+            self._tell(peer, guest, requests)
+            peer.close(error.close_code, error.reason)
+            return
+        self._tell(peer, guest, requests)
+
+    def _tell(self, peer: Peer, guest: _Guest, requests: Sequence[ClientRequest]) -> None:
+        is_waiting = bool(guest.waiting)
+        guest.waiting.extend(map(Frames, _parts(requests)))
+        if not is_waiting and not self._goes_on(guest):
+            peer.hold()
+            self._held.append(peer)
+
+    def _goes_on(self, guest: _Guest) -> bool:
+        """Tell the hub what waits, as far as the store has room; whether it has now. A few bytes can ask for commits of
+        many megabytes, since each writes the whole row of its session."""
+        assert guest.link is not None
+        while guest.waiting and not self._performer.is_full:
+            guest.link.tell(guest.name, guest.waiting.popleft())
+        return not self._performer.is_full
+
+    def _release(self) -> None:
+        """The store was slower than the clients. Those who waited may go on."""
+        if self._held and not self._performer.is_full:
+            held, self._held = self._held, []
+            for peer in held:
+                if self._goes_on(_guest(peer)):
+                    peer.release()
+                else:
+                    self._held.append(peer)
+
+    def on_room(self, peer: Peer) -> None:
+        peer.release()
+        guest = _guest(peer)
+        if guest.link is not None:
+            guest.link.tell(guest.name, Room())
+
+    def on_stalled(self, peer: Peer) -> None:
+        """The hub sends no more messages to who is full. Answers it still gets, so it may ask for no more of them."""
+        peer.hold()
+
+    def on_closed(self, peer: Peer, code: int | None, reason: str) -> None:
+        guest = _guest(peer)
+        if guest.link is not None:
+            guest.link.sockets.pop(guest.name, None)
+            if guest.waiting:
+                guest.waiting.append(Gone(code, reason))
+            else:
+                guest.link.tell(guest.name, Gone(code, reason))
+
+
+def _guest(peer: Peer) -> _Guest:
+    assert isinstance(peer.key, _Guest)
+    return peer.key
+
+
+def _parts(requests: Sequence[ClientRequest]) -> Iterator[Sequence[ClientRequest]]:
+    """In each as many as may be committed before somebody looks whether the store has room."""
+    begin = commits = 0
+    if len(requests) > COMMITS_MAX:
+        for at, request in enumerate(requests):
+            if type(request) not in _TOGETHER:
+                commits += 1
+                if commits > COMMITS_MAX:
+                    yield requests[begin:at]
+                    begin, commits = at, 1
+    yield requests[begin:]
+
+
+def _codec(subprotocol: str | None) -> Codec | None:
+    return codec_for(subprotocol) if subprotocol is not None else None  # type: ignore[return-value]
+
+
+def _http_request(request: Request) -> HttpRequest:
+    return HttpRequest(
+        request.method, request.path, request.query, request.headers, request.body, request.scheme, request.host
+    )
+
+
+def _response(response: HttpResponse) -> Response:
+    return Response(response.status, dict(response.headers), response.body)

@@ -1,0 +1,242 @@
+"""Calls the event handlers of one hub over HTTP.
+
+A handler is asked first whether it wants events of this server (`pubsub.events.abuse`); those who come meanwhile wait
+for the answer. A call never raises: what goes wrong is a `Reply` as well. Only what the configuration names is called,
+and nothing that a response says leads elsewhere: no redirect, no proxy of the environment. Cookies are kept for each
+connection on its own (`webhook_cookies`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
+
+import httpx
+
+from semel import __version__
+from semel.auth.keys import AccessKeys
+from semel.errors import SemelError
+from semel.pubsub.events.abuse import GET, OPTIONS, TIMEOUT_S, UNKNOWN, Standing, Verdict, judge, validation_request
+from semel.pubsub.events.cloudevents import (
+    FOLLOW_REDIRECTS,
+    RESPONSE_BYTES_MAX,
+    SHARE_COOKIES,
+    TRUST_ENVIRONMENT,
+    Family,
+    IncomingResponse,
+    NotAllowed,
+    OutgoingRequest,
+    PendingEvent,
+    Reply,
+    Unreachable,
+    next_try,
+    request_for,
+)
+from semel.pubsub.events.handler_calls import CallHandler, CancelCall, Fetch, Fetched, Replied
+from semel.pubsub.events.handlers import EventHandler, SystemEvent
+from semel.runtime.server.webhook_cookies import Cookies
+from semel.runtime.server.webhook_room import Room
+
+log = logging.getLogger(__name__)
+
+CALLS_MAX = 100
+CALLS_PER_CONNECTION = 10
+"""How many calls to one handler may be under way, and how many of them for one connection. More wait, and their time
+runs."""
+CONNECT_S = 10.0
+KEEP_ALIVE_S = 30.0
+
+ReadBody = Callable[[str], Awaitable[bytes]]
+
+
+class Webhooks:
+    """`origin` is the host by which handlers know this server. `read_body` reads a large event out of the store."""
+
+    def __init__(
+        self,
+        hub: str,
+        keys: AccessKeys,
+        origin: str,
+        read_body: ReadBody,
+        *,
+        clock: Callable[[], float] = time.time,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.hub = hub
+        self.requests = self.failures = self.questions = 0
+        """Requests that were sent with events, those of them that were not answered with 2xx, and questions whether
+        events are wanted."""
+        self._keys, self._origin, self._read_body, self._clock = keys, origin, read_body, clock
+        self._http = httpx.AsyncClient(
+            follow_redirects=FOLLOW_REDIRECTS,
+            trust_env=TRUST_ENVIRONMENT,
+            cookies=None if SHARE_COOKIES else CookieJar(DefaultCookiePolicy(allowed_domains=())),
+            headers={"user-agent": f"semel/{__version__}"},
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=KEEP_ALIVE_S),
+            transport=transport,
+        )
+        self._cookies = Cookies()
+        self._rooms: dict[str, Room] = {}
+        self._standings: dict[str, tuple[Standing, Verdict | None]] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_closed = False
+
+    async def close(self) -> None:
+        """Calls that are under way are given up. Their events are told again after the next start."""
+        self._is_closed = True
+        tasks = [*self._tasks.values(), *self._asking.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._http.aclose()
+
+    # -- what a hub asks
+
+    def hear(self, message: CallHandler | CancelCall | Fetch, tell: Callable[[Replied | Fetched], None]) -> None:
+        if self._is_closed:
+            return
+        match message:
+            case CallHandler(token=token, event=event, handler=handler, within_s=within_s):
+                self._begin(token, self._reply(token, event, handler, within_s, tell))
+            case Fetch(token=token, blob=blob):
+                self._begin(token, self._fetch(token, blob, tell))
+            case CancelCall(token=token):
+                task = self._tasks.pop(token, None)
+                if task is not None:
+                    task.cancel()
+
+    def _begin(self, token: str, work: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks[token] = asyncio.create_task(work)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if self._tasks.get(token) is task:
+                del self._tasks[token]
+
+        task.add_done_callback(ended)
+
+    async def _reply(
+        self, token: str, event: PendingEvent, handler: EventHandler, within_s: float, tell: Callable[[Replied], None]
+    ) -> None:
+        try:
+            reply = await self.call(event, handler, within_s)
+        except Exception as error:
+            # the hub waits for an answer, whatever it is
+            log.exception("%s: an event handler could not be called", self.hub)
+            reply = Unreachable(f"the call failed: {type(error).__name__}")
+        tell(Replied(token, reply))
+
+    async def _fetch(self, token: str, blob: str, tell: Callable[[Fetched], None]) -> None:
+        try:
+            stored: bytes | None = await self._read_body(blob)
+        except SemelError:
+            # whoever read it has said why
+            stored = None
+        tell(Fetched(token, stored))
+
+    # -- calls
+
+    async def ask(self, event: PendingEvent, handler: EventHandler, within_s: float) -> Reply:
+        """Call, and again where that may help, as long as there is time."""
+        began = self._clock()
+        attempt = 1
+        while True:
+            reply = await self.call(event, handler, began + within_s - self._clock())
+            again_at = next_try(attempt, reply, began, self._clock())
+            if again_at is None or again_at >= began + within_s:
+                return reply
+            await asyncio.sleep(again_at - self._clock())
+            attempt += 1
+
+    async def call(self, event: PendingEvent, handler: EventHandler, within_s: float) -> Reply:
+        room = self._rooms.setdefault(handler.url, Room(CALLS_MAX, CALLS_PER_CONNECTION))
+        try:
+            async with asyncio.timeout(within_s), room.place(event.client.connection):
+                refusal = await self._refusal(handler)
+                if refusal is not None:
+                    return refusal
+                self.requests += 1
+                request = request_for(event, handler, self._keys, self._origin, self._clock())
+                reply = await self._exchange(request, event.client.connection)
+        except TimeoutError:
+            reply = Unreachable("it did not answer in time", is_late=True)
+        if isinstance(reply, Unreachable) or not 200 <= reply.status < 300:
+            self.failures += 1
+        elif event.name == SystemEvent.DISCONNECTED and event.family is Family.SYSTEM:
+            self._cookies.forget(event.client.connection)
+        return reply
+
+    async def _exchange(
+        self, request: OutgoingRequest, connection: str | None = None
+    ) -> IncomingResponse | Unreachable:
+        """With the cookies of the connection, if it is about one."""
+        try:
+            asked = self._http.build_request(
+                request.method, request.url, headers=list(request.headers), content=request.body
+            )
+            if connection is not None:
+                self._cookies.add_to(asked, connection)
+            response = await self._http.send(asked, stream=True)
+            try:
+                body = await _bounded(response)
+            finally:
+                await response.aclose()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return Unreachable(f"{type(error).__name__}: {error}")
+        if connection is not None:
+            self._cookies.keep(response, connection)
+        return IncomingResponse(response.status_code, tuple(response.headers.multi_items()), body)
+
+    # -- whether it wants events at all
+
+    async def _refusal(self, handler: EventHandler) -> NotAllowed | Unreachable | None:
+        url, now = handler.url, self._clock()
+        standing, _ = self._standings.get(url, (UNKNOWN, None))
+        if standing.is_due(now) and url not in self._asking:
+            self._asking[url] = asyncio.create_task(self._question(handler))
+        if standing.is_allowed(now):
+            return None
+        if url in self._asking:
+            await asyncio.shield(self._asking[url])
+        standing, verdict = self._standings.get(url, (UNKNOWN, None))
+        if standing.is_allowed(self._clock()):
+            return None
+        if verdict is Verdict.NO:
+            return NotAllowed()
+        return Unreachable("it does not answer whether it wants events")
+
+    async def _question(self, handler: EventHandler) -> None:
+        try:
+            verdict = await self._verdict(handler, OPTIONS)
+            if verdict is Verdict.ASK_WITH_GET:
+                verdict = await self._verdict(handler, GET)
+            standing, _ = self._standings.get(handler.url, (UNKNOWN, None))
+            self._standings[handler.url] = standing.after(verdict, self._clock()), verdict
+        finally:
+            del self._asking[handler.url]
+        if verdict is not Verdict.YES:
+            log.warning("%s: may events be sent to %r? The answer is %s", self.hub, handler, verdict.value)
+
+    async def _verdict(self, handler: EventHandler, method: str) -> Verdict:
+        self.questions += 1
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                reply = await self._exchange(validation_request(handler, self.hub, self._origin, method))
+        except TimeoutError:
+            reply = Unreachable("it did not answer in time", is_late=True)
+        return judge(reply, self._origin, method)
+
+
+async def _bounded(response: httpx.Response) -> bytes:
+    """One byte more than allowed tells that it is too large; the rest is not read."""
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > RESPONSE_BYTES_MAX:
+            break
+    return bytes(body[: RESPONSE_BYTES_MAX + 1])

@@ -1,0 +1,57 @@
+"""Whether the maker of a request may do what it asks for."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.pubsub.rest.rest_values import HOST, KEYS, NOW, request
+
+from semel.auth.authority import authorize
+from semel.auth.keys import AccessKeys
+from semel.auth.tokens import service_token
+from semel.pubsub.rest.http import HttpError, HttpRequest
+
+
+@pytest.mark.parametrize(
+    ("roles", "reads", "changes"),
+    [
+        ((), True, True),
+        (("semel.operate",), True, True),
+        (("semel.read",), True, False),
+        (("semel.read", "semel.operate"), True, True),
+        (("semel.receive:x",), False, False),
+        (("SEMEL.READ",), False, False),
+        (("read",), False, False),
+        (("anything else",), False, False),
+        (("webpubsub.sendToGroup",), False, False),
+        (("anything else", "semel.read"), True, False),
+    ],
+)
+def test_what_a_role_allows(roles: tuple[str, ...], reads: bool, changes: bool) -> None:
+    for only_reads, allowed in ((True, reads), (False, changes)):
+        asked = request("GET", "/x", roles=roles)
+        if allowed:
+            authorize(asked, KEYS, (), NOW, only_reads=only_reads)
+            continue
+        with pytest.raises(HttpError) as caught:
+            authorize(asked, KEYS, (), NOW, only_reads=only_reads)
+        assert caught.value.status == 403
+        assert caught.value.fix.endswith("semel.read" if only_reads else "semel.operate")
+
+
+def test_who_has_no_key_is_told_so() -> None:
+    strange = service_token(AccessKeys("o" * 32), f"http://{HOST}/x", now=NOW)
+    late = service_token(KEYS, f"http://{HOST}/x", now=NOW - 1000)
+    elsewhere = service_token(KEYS, f"http://{HOST}/y", now=NOW)
+    for header in ("", "Basic x", f"Bearer {strange}", f"Bearer {late}", f"Bearer {elsewhere}"):
+        with pytest.raises(HttpError) as caught:
+            authorize(
+                HttpRequest("GET", "/x", headers={"authorization": header}, host=HOST), KEYS, (), NOW, only_reads=True
+            )
+        assert (caught.value.status, caught.value.headers) == (401, (("www-authenticate", "Bearer"),))
+
+
+def test_a_host_with_a_path_in_it_opens_nothing() -> None:
+    """The token of a client would be one for operators."""
+    with pytest.raises(HttpError) as caught:
+        authorize(request("GET", "/x", host=f"{HOST}/client/hubs"), KEYS, (), NOW, only_reads=True)
+    assert caught.value.status == 400

@@ -1,0 +1,73 @@
+"""The end of a hub's stream, as one node follows it."""
+
+from __future__ import annotations
+
+from semel.kernel.effects import Read, ReadDone
+from semel.kernel.envelope import Blob, Envelope
+from semel.kernel.ops import Append, Fresh, RecordKind
+from semel.kernel.position import Position
+from semel.kernel.store import Record
+from semel.pubsub.hub.tail import READ_ROWS, Tail
+
+Told = tuple[int, list[str]]
+
+
+class Following:
+    """A tail, and what it told: together or one by one."""
+
+    def __init__(self) -> None:
+        self.together: list[Told] = []
+        self.alone: list[int] = []
+        self.asked: list[Read] = []
+        self.tail = Tail(
+            Position("hub/h", 1, 0),
+            lambda offset, append, body, now: self.alone.append(offset),
+            lambda first, appends, now: self.together.append((first, [append.envelope.id for append in appends])),
+            lambda offset: None,
+            self.asked.append,
+        )
+
+    def read(self, *records: Record) -> None:
+        self.tail.read_on()
+        self.tail.heard(ReadDone("hub/h", records, self.asked[-1].after, READ_ROWS), 0.0)
+
+
+def record(offset: int, kind: RecordKind = RecordKind.MESSAGE, blob: Blob | None = None) -> Record:
+    envelope = Envelope(f"m{offset}", blob=blob)
+    body = b"large" if blob is not None else None
+    return Record(Position("hub/h", 1, offset), envelope, 0, kind, "g/a", None, body)
+
+
+def test_messages_of_others_are_told_together() -> None:
+    following = Following()
+    following.read(record(1), record(2), record(3))
+    assert following.together == [(1, ["m1", "m2", "m3"])]
+    assert following.tail.offset == 3
+
+
+def test_who_joins_between_two_messages_divides_them() -> None:
+    following = Following()
+    following.read(record(1), record(2, RecordKind.JOIN), record(3), record(4))
+    assert following.together == [(1, ["m1"]), (3, ["m3", "m4"])]
+    assert following.alone == [2]
+
+
+def test_a_gap_divides_them() -> None:
+    """A new epoch leaves one."""
+    following = Following()
+    following.read(record(1), record(2), record(1000), record(1001))
+    assert following.together == [(1, ["m1", "m2"]), (1000, ["m1000", "m1001"])]
+
+
+def test_a_large_body_is_told_alone() -> None:
+    following = Following()
+    following.read(record(1), record(2, blob=Blob("b", 5)), record(3))
+    assert (following.together, following.alone) == ([(1, ["m1"]), (3, ["m3"])], [2])
+
+
+def test_what_was_told_is_not_told_again() -> None:
+    following = Following()
+    own = Append("hub/h", Envelope("m1"), target="g/a")
+    following.tail.take_own([own], [Fresh(Position("hub/h", 1, 1))], 0.0)
+    following.read(record(1), record(2))
+    assert following.together == [(1, ["m1"]), (2, ["m2"])]

@@ -1,0 +1,336 @@
+"""What operators ask of a server: health, metrics, lists, and messages as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from semel.auth.keys import DEV_KEY, AccessKeys
+from semel.auth.tokens import service_token
+from semel.errors import (
+    CommitInDoubt,
+    StoreBroken,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreGone,
+    StoreInRecovery,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from semel.kernel.envelope import Blob, Envelope
+from semel.kernel.ops import Append, Outcome, Put, PutBlob, RecordKind, Trim, Unit
+from semel.kernel.position import Position
+from semel.pubsub.hub.calls import Group, Publish
+from semel.pubsub.protocol.messages import Data, DataType
+from semel.runtime.host import store_watch
+from semel.runtime.host.performer import Performer
+from semel.runtime.server import operating
+from semel.runtime.server.listener import Request
+from semel.runtime.server.operating import read_page
+from semel.runtime.server.pubsub import PubSub, PubSubSettings
+from semel.stores.memory import MemoryStore
+from semel.testing.limits import scaled
+
+KEYS = AccessKeys(DEV_KEY)
+HOST = "127.0.0.1:8080"
+HUBS = "/v1/pubsub/hubs"
+MESSAGES = f"{HUBS}/chat/messages"
+
+
+class Store(MemoryStore):
+    """One that can be away, or take its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_away = False
+        self.trouble: StoreError = StoreUnavailable("no store at /secret")
+        self.answers = threading.Event()
+        self.answers.set()
+        self.looks = 0
+        self.is_watched = asyncio.Event()
+
+    def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        self.is_watched.set()
+        return super().listen(wake)
+
+    def check(self) -> None:
+        self.looks += 1
+        self.answers.wait(scaled(30))
+        if self.is_away:
+            raise self.trouble
+
+    def commit(self, units: Sequence[Unit]) -> list[Outcome]:
+        if self.is_away:
+            raise self.trouble
+        return super().commit(units)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+async def service(store: Store) -> AsyncIterator[PubSub]:
+    async with Performer(store) as performer:
+        yield PubSub(performer, PubSubSettings(KEYS))
+
+
+async def ask(
+    service: PubSub, path: str, query: str = "", *, token: bool = True, roles: tuple[str, ...] = (), method: str = "GET"
+) -> tuple[int, Any]:
+    made = service_token(KEYS, f"http://{HOST}{path}", now=time.time(), roles=roles)
+    headers = {"authorization": f"Bearer {made}"} if token else {}
+    response = await service.handle(Request(method, path, query, headers, host=HOST))
+    is_json = response.headers.get("content-type") == "application/json"
+    return response.status, msgspec.json.decode(response.body) if is_json else response.body.decode()
+
+
+def append(store: MemoryStore, *bodies: str, target: str = "g/news", kind: RecordKind = RecordKind.MESSAGE) -> None:
+    for body in bodies:
+        envelope = Envelope(body, data=body.encode(), datacontenttype="text/plain")
+        store.commit([Unit((Append("hub/chat", envelope, kind=kind, target=target),))])
+
+
+# -- health
+
+
+async def is_ready_again(service: PubSub) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if (await ask(service, "/readyz", token=False))[0] == 200:
+                return
+            await asyncio.sleep(0)
+
+
+async def test_health_is_open_to_all(service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_watch, "KEEP_S", 0.0)
+    assert await ask(service, "/healthz", token=False) == (200, "ok\n")
+    assert await ask(service, "/readyz", token=False) == (200, "ready\n")
+    assert (await ask(service, "/readyz", token=False, method="POST"))[0] == 405
+    store.is_away = True
+    status, words = await ask(service, "/readyz", token=False)
+    assert status == 503
+    assert "does not answer" in words
+    assert "secret" not in words
+    status, words = await ask(service, "/healthz", token=False)
+    assert status == 200
+    assert "does not answer" in words
+    store.is_away = False
+    await is_ready_again(service)
+    assert await ask(service, "/healthz", token=False) == (200, "ok\n")
+    await service.watch._performer.close()
+    assert store.state("trial/local") is None
+    service.operating.stop()
+    assert await ask(service, "/readyz", token=False) == (503, "the server is stopping\n")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (StoreFull("no space left for /secret"), "no space left"),
+        (StoreBusy("/secret is locked"), "another program holds the lock"),
+        (StoreInRecovery("secret is in recovery"), "in recovery"),
+        (StoreReadOnly("/secret may not be written"), "may not be written"),
+        (CommitInDoubt("secret broke", marker="m"), "what became of a commit"),
+    ],
+)
+async def test_what_is_wrong_is_said_until_it_is_over(
+    service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch, trouble: StoreError, words: str
+) -> None:
+    monkeypatch.setattr(store_watch, "KEEP_S", 0.0)
+    store.trouble, store.is_away = trouble, True
+    status, said = await ask(service, "/readyz", token=False)
+    assert status == 503
+    assert words in said
+    assert "by itself" in said
+    assert "secret" not in said
+    assert (await ask(service, "/healthz", token=False))[0] == 200
+    store.is_away = False
+    await is_ready_again(service)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words", "health"),
+    [
+        (StoreBroken("an I/O error struck /secret"), "I/O error", 503),
+        (StoreGone("/secret is gone"), "removed or replaced", 200),
+    ],
+)
+async def test_a_store_that_needs_a_restart_is_never_ready_again(
+    service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch, trouble: StoreError, words: str, health: int
+) -> None:
+    monkeypatch.setattr(store_watch, "KEEP_S", 0.0)
+    store.trouble, store.is_away = trouble, True
+    for path, expected in (("/readyz", 503), ("/healthz", health)):
+        status, said = await ask(service, path, token=False)
+        assert status == expected
+        assert words in said
+        assert "restart" in said
+        assert "secret" not in said
+    store.is_away = False
+    assert (await ask(service, "/readyz", token=False))[0] == 503
+    assert (await ask(service, "/healthz", token=False))[0] == health
+
+
+async def test_a_store_that_hangs_is_asked_once(service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_watch, "SLOW_S", 0.01)
+    before = store.looks
+    store.answers.clear()
+    for _ in range(5):
+        assert (await ask(service, "/readyz"))[0] == 503
+    assert store.looks == before + 1
+    store.answers.set()
+
+
+async def test_the_store_is_spared_however_often_one_asks(service: PubSub, store: Store) -> None:
+    before = store.looks
+    for _ in range(20):
+        assert (await ask(service, "/readyz"))[0] == 200
+    assert store.looks == before + 1
+
+
+async def test_a_commit_that_takes_too_long_is_trouble_until_it_is_made(
+    service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_watch, "SLOW_S", 0.0)
+    gate = threading.Event()
+    commit = store.commit
+    monkeypatch.setattr(store, "commit", lambda units: gate.wait(30) and commit(units))
+    performer = service.watch._performer
+    performer.submit((Put("x", b"1"),), None, lambda _: None)
+    async with asyncio.timeout(30):
+        while performer.outages.current is None:
+            await asyncio.sleep(0.001)
+            service.watch.look()
+    assert (await ask(service, "/readyz"))[0] == 503
+    gate.set()
+    monkeypatch.setattr(store_watch, "SLOW_S", 30.0)
+    await is_ready_again(service)
+
+
+# -- metrics
+
+
+async def test_metrics_are_for_who_may_read(service: PubSub, store: Store) -> None:
+    assert (await ask(service, "/metrics", token=False))[0] == 401
+    assert (await ask(service, "/metrics", roles=("semel.send:x",)))[0] == 403
+    status, text = await ask(service, "/metrics", roles=("semel.read",))
+    assert status == 200
+    assert "semel_hubs 0.0\n" in text
+    assert 'semel_http_responses_total{status="401"} 1.0\n' in text
+    async with Performer(store) as performer:
+        shown = PubSub(performer, PubSubSettings(KEYS, open_metrics=True))
+        assert (await ask(shown, "/metrics", token=False))[0] == 200
+
+
+# -- lists
+
+
+async def test_hubs_that_are_stored_and_hubs_that_are_used(service: PubSub, store: Store) -> None:
+    rows = (Put("hub/chat/session/a", b"x"), Put("hub/chat0/acks/b", b"x"), Put("hub/chat.x/acks/c", b"x"))
+    store.commit([Unit(rows), Unit((Put("hub/chat/session/a", None),))])
+    await service.hub("used")
+    status, found = await ask(service, HUBS)
+    assert status == 200
+    here = {"connected": 0, "waiting": 0, "elsewhere": 0, "groups": 0}
+    assert {"name": "used", "here": here} in found["hubs"]
+    assert {hub["name"] for hub in found["hubs"]} == {"used", "chat0", "chat.x"}
+    assert (await ask(service, f"{HUBS}/used/groups")) == (200, {"groups": [], "next": None})
+    assert (await ask(service, f"{HUBS}/used/nothing"))[0] == 404
+
+
+async def test_who_looks_makes_no_hub(service: PubSub, store: Store) -> None:
+    store.commit([Unit((Put("hub/chat/session/a", b"x"), Put("hubs/news", b"x")))])
+    for sort in ("connections", "groups"):
+        assert await ask(service, f"{HUBS}/caht/{sort}", roles=("semel.read",)) == (200, {sort: [], "next": None})
+        assert await ask(service, f"{HUBS}/cha/{sort}") == (200, {sort: [], "next": None})
+    assert {hub["name"] for hub in (await ask(service, HUBS))[1]["hubs"]} == {"chat"}
+    assert await ask(service, f"{HUBS}/news/groups") == (200, {"groups": [], "next": None})
+    assert {hub["name"] for hub in (await ask(service, HUBS))[1]["hubs"]} == {"chat", "news"}
+
+
+async def test_a_store_that_is_away_is_not_an_empty_hub(
+    service: PubSub, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*args: object) -> bool:
+        raise StoreUnavailable("not there")
+
+    monkeypatch.setattr(operating, "is_known", away)
+    assert (await ask(service, f"{HUBS}/chat/groups"))[0] == 503
+
+
+# -- messages
+
+
+async def test_messages_are_told_as_they_come(service: PubSub, store: Store) -> None:
+    chat = await service.hub("chat")
+    _, found = await ask(service, MESSAGES)
+    assert found["messages"] == []
+    store.is_watched.clear()
+    waiting = asyncio.create_task(ask(service, MESSAGES, f"after={found['after']}&wait=30"))
+    await store.is_watched.wait()
+    await chat.call(Publish(Group("news"), Data(DataType.TEXT, b"hello")))
+    async with asyncio.timeout(scaled(30)):
+        _, page = await waiting
+    assert [message["data"] for message in page["messages"]] == ["hello"]
+    assert service.operating._changes._watching == set()
+
+
+async def test_whoever_waits_is_answered_when_the_time_is_up_or_the_server_stops(service: PubSub, store: Store) -> None:
+    _, found = await ask(service, MESSAGES)
+    _, page = await ask(service, MESSAGES, f"after={found['after']}&wait=1")
+    assert (page["messages"], page["after"]) == ([], found["after"])
+    store.is_watched.clear()
+    waiting = asyncio.create_task(ask(service, MESSAGES, f"after={found['after']}&wait=30"))
+    await store.is_watched.wait()
+    service.operating.stop()
+    async with asyncio.timeout(scaled(30)):
+        assert (await waiting)[1]["messages"] == []
+
+
+async def test_what_is_stored_can_be_read_from_its_start(service: PubSub, store: Store) -> None:
+    append(store, "a", "b", "c")
+    _, page = await ask(service, MESSAGES, "after=start&limit=2")
+    assert [message["data"] for message in page["messages"]] == ["a", "b"]
+    _, rest = await ask(service, MESSAGES, f"after={page['after']}")
+    assert [message["data"] for message in rest["messages"]] == ["c"]
+    store.commit([Unit((Trim("hub/chat", 3),))])
+    _, late = await ask(service, MESSAGES, "after=1:0")
+    assert (late["messages"], late["missed"]) == ([], 2)
+    _, left = await ask(service, MESSAGES, "after=start")
+    assert [message["data"] for message in left["messages"]] == ["c"]
+    assert (await ask(service, MESSAGES, "after=7:1"))[0] == 410
+
+
+def test_a_page_passes_over_what_is_no_message_and_for_others(store: Store) -> None:
+    append(store, "a", "b", target="g/sport")
+    append(store, "x", kind=RecordKind.JOIN)
+    append(store, "c", "d")
+    begin = Position("hub/chat", store.epoch, 0)
+    page = read_page(store, begin, "g/news", 1)
+    assert ([record.envelope.id for record in page.records], page.after.offset) == (["c"], 4)
+    page = read_page(store, begin, "g/music", 10)
+    assert (list(page.records), page.after.offset, page.missed) == ([], 5, 0)
+    assert len(read_page(store, begin, None, 10).records) == 4
+
+
+def test_a_page_ends_when_it_is_large_enough(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operating, "PAGE_BYTES_MAX", 5)
+    blob = Blob("b1", 6)
+    large = Append("hub/chat", Envelope("large", blob=blob), target="g/news")
+    store.commit([Unit((PutBlob("b1", 0, b"abc"), PutBlob("b1", 1, b"def"), large))])
+    append(store, "1234", "5", "6")
+    begin = Position("hub/chat", store.epoch, 0)
+    pages = []
+    while (page := read_page(store, begin, None, 10)).records:
+        pages.append([record.body or record.envelope.data for record in page.records])
+        begin = page.after
+    assert pages == [[b"abcdef"], [b"1234", b"5"], [b"6"]]

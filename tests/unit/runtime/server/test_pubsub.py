@@ -1,0 +1,169 @@
+"""What the server does between the door and its hubs."""
+
+from __future__ import annotations
+
+import asyncio
+from unittest.mock import Mock, patch
+
+import msgspec
+import pytest
+
+from semel.auth.keys import DEV_KEY, AccessKeys
+from semel.kernel.ops import Put, Unit
+from semel.pubsub.hub.calls import Find, Group, Outcome
+from semel.pubsub.hub.floors import floor_key
+from semel.pubsub.hub.machine import Hub
+from semel.pubsub.hub.nodes import announcement_key
+from semel.pubsub.hub.sockets import ALL, Anew, Gone
+from semel.pubsub.protocol.frames import Subprotocol, codec_for
+from semel.pubsub.protocol.messages import CloseCode
+from semel.runtime.host.commit_times import CommitTimes
+from semel.runtime.host.outages import Outages
+from semel.runtime.host.performer import Performer
+from semel.runtime.server import pubsub
+from semel.runtime.server.pubsub import HubLink, PubSub, PubSubSettings, _Guest
+from semel.runtime.transports.websocket import Peer
+from semel.stores.memory import MemoryStore
+from semel.testing.limits import scaled
+
+
+async def test_who_takes_nothing_may_ask_for_nothing_until_it_does() -> None:
+    performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes(), outages=Outages())
+    service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+    peer = Mock(spec=Peer, key=_Guest(None, None, None))
+    service.on_stalled(peer)
+    peer.hold.assert_called_once_with()
+    peer.release.assert_not_called()
+    service.on_room(peer)
+    peer.release.assert_called_once_with()
+
+
+class FullAfter:
+    """A store that has room for so many tellings."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.heard: list[object] = []
+
+    def tell(self, peer: str, told: object) -> None:
+        self.room -= 1
+        self.heard.append(told)
+
+
+def asking_much(room: int) -> tuple[PubSub, FullAfter, Mock]:
+    """Somebody who leaves 200 groups in one read: four parts."""
+    store = FullAfter(room)
+    performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes(), outages=Outages())
+    type(performer).is_full = property(lambda _: store.room <= 0)
+    service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+    link = Mock(spec=HubLink, frames_in=0, sockets={}, tell=store.tell)
+    peer = Mock(spec=Peer, key=_Guest(link, None, codec_for(Subprotocol.JSON)))  # type: ignore[arg-type]
+    service.on_frames(peer, [f'{{"type":"leaveGroup","group":"{number}"}}' for number in range(200)])
+    return service, store, peer
+
+
+async def test_who_asks_for_much_is_heard_as_far_as_the_store_has_room() -> None:
+    service, store, peer = asking_much(room=2)
+    assert len(store.heard) == 2
+    peer.hold.assert_called_once_with()
+    service.on_frames(peer, ['{"type":"leaveGroup","group":"200"}'])
+    store.room = 1
+    service._release()
+    assert len(store.heard) == 3
+    peer.release.assert_not_called()
+    store.room = 10
+    service._release()
+    peer.release.assert_called_once_with()
+    groups = [request.group for told in store.heard for request in told.requests]  # type: ignore[attr-defined]
+    assert groups == [str(number) for number in range(201)]
+    assert max(len(told.requests) for told in store.heard) == 64  # type: ignore[attr-defined]
+
+
+async def test_who_goes_while_its_requests_wait_is_gone_after_them() -> None:
+    service, store, peer = asking_much(room=1)
+    service.on_closed(peer, 1000, "")
+    assert not any(isinstance(told, Gone) for told in store.heard)
+    store.room = 10
+    service._release()
+    assert store.heard[-1] == Gone(1000)
+    assert len(store.heard) == 5
+
+
+async def test_publishes_in_a_row_are_not_cut() -> None:
+    service, store, peer = asking_much(room=10)
+    store.heard.clear()
+    service.on_frames(peer, ['{"type":"sendToGroup","group":"g","dataType":"text","data":"x"}'] * 1000)
+    assert [len(told.requests) for told in store.heard] == [1000]  # type: ignore[attr-defined]
+
+
+async def test_a_call_that_nobody_answers_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pubsub, "CALL_S", 0.01)
+    link = HubLink("chat")
+    link.bind(Mock())
+    answer = await link.call(Find(Group("g")))
+    assert answer.outcome is Outcome.FAILED
+    assert link._calls == {}
+
+
+async def test_hubs_begin_once_each_and_answer() -> None:
+    async with Performer(MemoryStore()) as performer:
+        service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+        chat = await service.hub("chat")
+        assert await service.hub("chat") is chat
+        assert await service.hub("other") is not chat
+        assert (await chat.call(Find(Group("g")))).outcome is Outcome.NOT_FOUND
+
+
+async def test_hubs_of_the_store_begin_and_then_those_that_others_announce() -> None:
+    store = MemoryStore()
+    store.commit([Unit((Put(floor_key("old", "node"), msgspec.msgpack.encode(0)),))])
+    async with Performer(store) as performer:
+        service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+        await service.begin_known()
+        assert set(service._links) == {"old"}
+        store.commit([Unit((Put(announcement_key("new"), b""),))])
+        await service.begin_known()
+        assert set(service._links) == {"old", "new"}
+
+
+async def test_looking_for_hubs_that_others_have_begun_is_one_look() -> None:
+    """However many there are: a server does it every few seconds."""
+    store = MemoryStore()
+    announced = tuple(Put(announcement_key(f"hub{number}"), b"") for number in range(20))
+    store.commit([Unit(announced)])
+    async with Performer(store) as performer:
+        service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+        for _ in range(2):
+            await service.begin_known()
+        assert len(service._links) == 20
+        with patch.object(store, "states", wraps=store.states) as states:
+            await service.begin_known()
+        assert states.call_count == 1
+
+
+async def test_a_hub_that_begins_anew_lets_nobody_wait_for_the_one_before() -> None:
+    """Whatever stopped it: sockets of which it knows nothing are closed, calls are answered."""
+    async with Performer(MemoryStore()) as performer:
+        service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+        link = await service.hub("chat")
+        peer = Mock(spec=Peer, is_closing=False)
+        link.enter(peer)
+        machine = performer.machine("hub/chat")
+        assert isinstance(machine, Hub)
+        machine.service = None  # type: ignore[assignment]
+        async with asyncio.timeout(scaled(30)):
+            answer = await link.call(Find(Group("g")))
+        assert answer.outcome is Outcome.FAILED
+        peer.close.assert_called_once()
+        assert peer.close.call_args.args[0] is CloseCode.INTERNAL
+        assert (await link.call(Find(Group("g")))).outcome is Outcome.NOT_FOUND
+
+
+async def test_who_comes_while_the_hub_begins_is_not_sent_away() -> None:
+    link = HubLink("chat")
+    peer = Mock(spec=Peer, is_closing=False)
+    link.enter(peer)
+    link.send(ALL, Anew())
+    peer.close.assert_not_called()
+    link.send(ALL, Anew())
+    peer.close.assert_called_once()
