@@ -105,7 +105,7 @@ def test_every_metric_and_topic_is_documented() -> None:
 
 
 def test_every_topic_that_a_hub_reports_is_known() -> None:
-    sources = (ROOT / "src" / "semel" / "pubsub").glob("*.py")
+    sources = (ROOT / "src" / "semel" / "pubsub").rglob("*.py")
     reported = {
         topic
         for source in sources
