@@ -73,10 +73,10 @@ class Endings:
         session = self.sessions.get(connection)
         return session is not None and self._ends[session].is_under_way
 
-    def taken(self, connection: str) -> None:
-        """The stream says that another node has it."""
+    def taken(self, connection: str, offset: int) -> None:
+        """The stream says that another node has it, from there on."""
         session = self.sessions.get(connection)
-        if session is not None:
+        if session is not None and offset > session.here_since:
             self._ends[session].is_taken = True
 
     def ask(self, session: Session, now: float, then: Then) -> None:

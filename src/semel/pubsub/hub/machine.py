@@ -574,10 +574,11 @@ class Hub:
         if number is not None:
             self.group_states.show_missed(now)
 
-    def _skip(self, offset: int) -> None:
+    def _skip(self, offset: int, is_first: bool) -> None:
         """What stands before is gone. What the rows were read after is known from them, and a node that is alone knows
-        all that there was; but if it has sessions, they may have needed it."""
-        if len(self.roster) or (self._nodes is not None and offset > self.head + 1):
+        all that there was; but if it has sessions, they may have needed it. And what was told so far may be older than
+        the rows: what is gone would have led from there to what they say."""
+        if len(self.roster) or (self._nodes is not None and (not is_first or offset > self.head + 1)):
             self.notify("hub-read", f"records before {offset} are gone that sessions may have needed")
             self.begin_anew("messages are missing here")
 
@@ -600,7 +601,7 @@ class Hub:
                 (self.roster.join if kind is RecordKind.JOIN else self.roster.leave)(session, group, offset)
             return
         other = self.elsewhere.get(connection)
-        if other is not None:
+        if other is not None and offset > other.since:
             (self.elsewhere.join if kind is RecordKind.JOIN else self.elsewhere.leave)(other, group, offset)
 
     def _opened(self, append: Append, offset: int) -> None:
@@ -608,7 +609,8 @@ class Hub:
         envelope = append.envelope
         node, groups = opened_on(envelope)
         known = self.elsewhere.get(envelope.source)
-        if known is not None:
+        is_old = known is not None and offset <= known.since
+        if known is not None and not is_old:
             self.elsewhere.remove(known)
         session = self.roster.get(envelope.source)
         if session is not None and session.came is not None:
@@ -616,10 +618,10 @@ class Hub:
         self.orders.has_moved(envelope.source, node)
         if node == self.node:
             return
-        self.endings.taken(envelope.source)
+        self.endings.taken(envelope.source, offset)
         if session is not None and offset > session.opened:
             self.sessions.lose(session)
-        if session is None or offset > session.opened:
+        if not is_old and (session is None or offset > session.opened):
             before = known or session
             if groups is None:
                 groups = tuple(before.groups) if before is not None else ()

@@ -25,12 +25,13 @@ SOMEWHERE = ""
 
 class Elsewhere:
     """A session that another node has, as far as one must know of it here. The node is `SOMEWHERE` if we were refused
-    to write for the session, and have not come to the record that says who has it."""
+    to write for the session, and have not come to the record that says who has it. That stands after `since`, where it
+    came here: records up to there are older than what is known."""
 
-    __slots__ = ("groups", "id", "node", "user")
+    __slots__ = ("groups", "id", "node", "since", "user")
 
-    def __init__(self, id: str, user: str | None, node: str, groups: dict[str, int]) -> None:
-        self.id, self.user, self.node, self.groups = id, user, node, groups
+    def __init__(self, id: str, user: str | None, node: str, groups: dict[str, int], since: int = 0) -> None:
+        self.id, self.user, self.node, self.groups, self.since = id, user, node, groups, since
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,9 @@ class Roster(Generic[M]):
         return self.sessions.get(connection)
 
     def add(self, session: M) -> None:
-        """With the groups that it is in."""
+        """With the groups that it is in, instead of what was known of it before."""
+        if (before := self.sessions.get(session.id)) is not None:
+            self.remove(before)
         self.sessions[session.id] = session
         if session.user is not None:
             self.users.setdefault(session.user, {})[session.id] = session

@@ -203,6 +203,11 @@ class Session:
         self._may: dict[tuple[Permission, str], bool] = {}
 
     @property
+    def here_since(self) -> int:
+        """Where the stream says so, whether it has been read up to there or not."""
+        return max(self.opened, self.came or 0)
+
+    @property
     def connection_id(self) -> str:
         return self.id
 

@@ -236,7 +236,8 @@ class Sessions:
         """Another node has it, and the end of the stream says which. A node that is alone has nobody to lose a session
         to: then it was a hub before this one, whose commits came so late."""
         if self._hub.options.is_shared:
-            self._hub.elsewhere.add(Elsewhere(session.id, session.user, SOMEWHERE, dict(session.groups)))
+            groups = dict(session.groups)
+            self._hub.elsewhere.add(Elsewhere(session.id, session.user, SOMEWHERE, groups, session.here_since))
             self._missed.add(session.id)
             self._hub.current.when(lambda now: self._look_for(session.id), lambda why: None, now)
         else:

@@ -45,22 +45,27 @@ def nobody_asks(number: int | None, now: float) -> None:
     """Whoever follows a stream only to hand it on."""
 
 
+Skip = Callable[[int, bool], None]
+"""Before this record something is gone that was not told; and whether nothing was told before that."""
+
+
 class Tail:
-    """`offset` is the last record that was told. `skip` hears before which record something is gone that was not. So
-    many rows are read at once. The reads are numbered: `_reads` is the last that has begun."""
+    """`offset` is the last record that was told; after `_begin` they are told without a gap. So many rows are read at
+    once. The reads are numbered: `_reads` is the last that has begun."""
 
     def __init__(
         self,
         at: Position,
         tell: Tell,
         tell_all: TellAll,
-        skip: Callable[[int], None],
+        skip: Skip,
         ask: Callable[[Read], None],
         rows: int = READ_ROWS,
         at_end: AtEnd = nobody_asks,
     ) -> None:
         self.stream, self.epoch, self.offset, self.rows = at.stream, at.epoch, at.offset, rows
         self._tell, self._tell_all, self._skip, self._ask = tell, tell_all, skip, ask
+        self._begin = at.offset
         self._ahead: dict[int, Append] = {}
         self._bodies: dict[str, bytes] = {}
         self._asked = Asking[tuple[int, int], Callable[[Found, float], None]](lambda asked: self._ask_after(*asked))
@@ -144,8 +149,9 @@ class Tail:
         self._is_reading = False
         if isinstance(found, ReadTrimmed):
             if found.first.offset - 1 > self.offset:
-                self.offset = found.first.offset - 1
-                self._skip(found.first.offset)
+                is_first = self.offset == self._begin
+                self._begin = self.offset = found.first.offset - 1
+                self._skip(found.first.offset, is_first)
             self.read_on()
         elif isinstance(found, ReadFailed):
             self._at_end(None, now)

@@ -98,7 +98,7 @@ def test_a_read_that_failed_is_made_again_though_nobody_wakes_it(one: World, two
 def test_of_two_reads_from_one_place_each_gets_its_own_answer() -> None:
     """The first may have looked before that was there for which the second asks."""
     asked: list[Read] = []
-    tail = Tail(Position("s", 0, 0), lambda *told: None, lambda *told: None, lambda offset: None, asked.append)
+    tail = Tail(Position("s", 0, 0), lambda *told: None, lambda *told: None, lambda *skipped: None, asked.append)
     found: list[str] = []
     tail.read_after(0, lambda records, now: found.append("first"))
     tail.read_after(0, lambda records, now: found.append("second"))

@@ -23,7 +23,7 @@ class Following:
             Position("hub/h", 1, 0),
             lambda offset, append, body, now: self.alone.append(offset),
             lambda first, appends, now: self.together.append((first, [append.envelope.id for append in appends])),
-            lambda offset: None,
+            lambda *skipped: None,
             self.asked.append,
         )
 
