@@ -31,8 +31,9 @@ from semel.errors import (
 )
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import START, Event, Kind, Mark
-from semel.kernel.ops import Append, Log, RecordKind, Trim, Unit
+from semel.kernel.ops import Append, Log, Trim, Unit
 from semel.kernel.store import Store
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.runtime.export import exporter as module
 from semel.runtime.export.exporter import (
     DATASETS,

@@ -12,8 +12,9 @@ from semel import ClientOptions, WebPubSubClient
 from semel.auth.keys import DEV_KEY, AccessKeys
 from semel.auth.tokens import client_token
 from semel.errors import StoreBusy
-from semel.kernel.ops import Append, Outcome, RecordKind, Unit
+from semel.kernel.ops import Append, Outcome, Unit
 from semel.kernel.store import Records
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.runtime.server.pubsub import PubSubSettings
 from semel.runtime.server.server import serving
@@ -35,7 +36,7 @@ class Moody(MemoryStore):
 
     def commit(self, units: Sequence[Unit]) -> list[Outcome]:
         appends = [op for unit in units for op in unit.ops if isinstance(op, Append)]
-        if any(op.kind is RecordKind.MESSAGE for op in appends):
+        if any(op.kind == RecordKind.MESSAGE for op in appends):
             time.sleep(0.01)
             self.asked += 1
             if self.asked in (1, 3):
@@ -58,5 +59,5 @@ async def test_what_was_refused_is_published_before_what_was_sent_behind_it(subp
     assert store.asked > 1
     found = store.read("hub/chat", None, 10_000)
     assert isinstance(found, Records)
-    published = [int(record.envelope.data) for record in found.records if record.kind is RecordKind.MESSAGE]
+    published = [int(record.envelope.data) for record in found.records if record.kind == RecordKind.MESSAGE]
     assert published == list(range(COUNT))

@@ -11,8 +11,9 @@ import pytest
 from tests.spark.shared_session import SharedSession
 
 from semel.kernel.ledger import Event, Kind, fold_ids
-from semel.kernel.ops import Append, Fresh, Log, RecordKind
+from semel.kernel.ops import Append, Fresh, Log
 from semel.pubsub.hub import records
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import NO_TERMS, Terms
 from semel.pubsub.protocol.messages import Data, DataType
 from semel.spark.audit.compact import compact

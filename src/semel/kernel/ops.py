@@ -18,18 +18,9 @@ from semel.kernel.lease import Guard
 from semel.kernel.ledger import Event
 from semel.kernel.position import Position
 
-
-class RecordKind(IntEnum):
-    """What a stream record is. Numbers are stored: they never change meaning."""
-
-    MESSAGE = 0
-    JOIN = 1
-    LEAVE = 2
-    OPEN = 3
-    CLOSE = 4
-    STATE = 5
-    ORDER = 6
-    REPLY = 7
+MESSAGE = 0
+"""The kind of a record that is a message. The kernel knows no other: what the rest mean is up to the protocol that
+writes them, and stores keep the number as it is."""
 
 
 class WorkState(IntEnum):
@@ -64,7 +55,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     stream: str
     envelope: Envelope
     identity: str | None = None
-    kind: RecordKind = RecordKind.MESSAGE
+    kind: int = MESSAGE
     target: str = ""
     on_fresh: Event | tuple[Event, ...] | None = None
     on_duplicate: Event | None = None

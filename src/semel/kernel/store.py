@@ -37,7 +37,7 @@ import msgspec
 
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Entry, Mark
-from semel.kernel.ops import Op, Outcome, RecordKind, Result, Unit, WorkRow
+from semel.kernel.ops import MESSAGE, Op, Outcome, Result, Unit, WorkRow
 from semel.kernel.position import Position
 
 BLOB_CHUNK_BYTES = 256 * 1024
@@ -57,7 +57,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     position: Position
     envelope: Envelope
     at: int
-    kind: RecordKind = RecordKind.MESSAGE
+    kind: int = MESSAGE
     target: str = ""
     identity: str | None = None
     body: bytes | None = None

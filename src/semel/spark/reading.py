@@ -30,9 +30,9 @@ from semel.errors import (
     SchemaTooNew,
 )
 from semel.kernel.ledger import START, Mark
-from semel.kernel.ops import RecordKind
+from semel.kernel.ops import MESSAGE
 from semel.kernel.store import State
-from semel.runtime.export.exporter import OTHER_TYPE
+from semel.runtime.export.exporter import OTHER_TYPE, TYPE_NAMES
 from semel.runtime.export.exporter import dataset_schema as exported_schema
 from semel.spark.engines import do, engine_of, is_driver_error
 from semel.spark.offsets import Bounds, Place, Span, Subject, check_place, cut_at, cut_evenly, parts_of
@@ -53,7 +53,7 @@ _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 # -- what can be read
 
-_TYPE_NAMES = " ".join(f"WHEN {kind.value} THEN '{kind.name.lower()}'" for kind in RecordKind)
+_TYPE_CASES = " ".join(f"WHEN {kind} THEN '{name}'" for kind, name in TYPE_NAMES.items())
 _TABLES = {
     "stream": "semel_record r",
     "ledger": "semel_ledger r",
@@ -64,7 +64,7 @@ _EXPRESSIONS = {
     "ledger": {"session": "coalesce(r.session, r.message)"},
     "index": {
         "stream": "s.name",
-        "type": f"CASE r.kind {_TYPE_NAMES} ELSE '{OTHER_TYPE}' END",
+        "type": f"CASE r.kind {_TYPE_CASES} ELSE '{OTHER_TYPE}' END",
         "message": "r.id",
         "session": "coalesce(r.session, r.id)",
         "bytes": "r.size",
@@ -402,7 +402,7 @@ class Reading:
     def _filtered(self, place: Place, conditions: Sequence[Condition]) -> Rows:
         rows = self._rows(place.subject, place.span)
         if place.subject.stream is not None:
-            rows = rows.where(f"r.kind = {RecordKind.MESSAGE.value}")
+            rows = rows.where(f"r.kind = {MESSAGE}")
         elif place.subject.dataset == "index" and self.engine.has_xid:
             rows = rows.where("NOT r.hollow")
         for condition in conditions:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from semel.errors import StaleFence, StoreBusy, StoreError
 from semel.kernel.lease import Guard
 from semel.kernel.ledger import Event, Kind, range_event
-from semel.kernel.ops import Advance, Append, Log, Op, RecordKind, Refused, Stale
+from semel.kernel.ops import MESSAGE, Advance, Append, Log, Op, Refused, Stale
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Store, Trimmed
 from semel.pubsub.hub.records import id_identity
@@ -77,7 +77,7 @@ def _ops(
 ) -> list[Op]:
     """All that one transaction does: what was sent, what was accepted, and how far it went."""
     hop = relay_hop(pipeline, to)
-    messages = [record for record in records if record.kind is RecordKind.MESSAGE]
+    messages = [record for record in records if record.kind == MESSAGE]
     accepted, duplicate = Event(Kind.ACCEPTED, hop, pipeline), Event(Kind.DUPLICATE, hop, pipeline)
     offset = at.offset if at is not None else 0
     ops: list[Op] = [Advance(hop, records[-1].position, expected=offset, guard=guard)]

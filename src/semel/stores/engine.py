@@ -14,7 +14,7 @@ import msgspec
 
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event
-from semel.kernel.ops import Claim, RecordKind, WorkRow, WorkState
+from semel.kernel.ops import Claim, WorkRow, WorkState
 from semel.kernel.position import Position
 from semel.kernel.store import StreamInfo
 
@@ -74,7 +74,7 @@ class NewRecord(msgspec.Struct, frozen=True, gc=False):
     stream: str
     offset: int
     identity: str | None
-    kind: RecordKind
+    kind: int
     target: str
     envelope: Envelope
     digest: bytes | None = None

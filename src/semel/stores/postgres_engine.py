@@ -16,7 +16,7 @@ from psycopg import RawCursor
 from semel.errors import StoreRefused
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Entry, Event, Kind, Mark
-from semel.kernel.ops import Append, Claim, Enqueue, RecordKind, Unit, WorkRow, WorkState
+from semel.kernel.ops import Append, Claim, Enqueue, Unit, WorkRow, WorkState
 from semel.kernel.position import Position
 from semel.kernel.store import IndexEntry, Record, State, StreamInfo
 from semel.stores.engine import CursorHead, Move, NewRecord, NewWork, WorkHead
@@ -646,7 +646,7 @@ def _claimed(row: WorkRow, fence: int, owner: str, due: int) -> WorkRow:
 
 def record_of(stream: str, epoch: int, row: Row) -> Record:
     offset, identity, kind, target, at, *envelope = row
-    return Record(Position(stream, epoch, offset), envelope_of(envelope), at, RecordKind(kind), target, identity)
+    return Record(Position(stream, epoch, offset), envelope_of(envelope), at, kind, target, identity)
 
 
 def entry_of(row: Row) -> Entry:
@@ -657,5 +657,5 @@ def entry_of(row: Row) -> Entry:
 def index_entry_of(row: Row) -> IndexEntry:
     xid, seq, stream, epoch, offset, identity, kind, target, at, size, *attributes = row
     envelope = envelope_of((*attributes, None, None, size))
-    record = Record(Position(stream, epoch, offset), envelope, at, RecordKind(kind), target, identity)
+    record = Record(Position(stream, epoch, offset), envelope, at, kind, target, identity)
     return IndexEntry(Mark(xid, seq), record, size)

@@ -10,7 +10,7 @@ import msgspec
 
 from semel.errors import StoreRefused
 from semel.kernel.ledger import Entry, Event, Kind, Mark
-from semel.kernel.ops import Claim, RecordKind, WorkRow, WorkState
+from semel.kernel.ops import Claim, WorkRow, WorkState
 from semel.kernel.position import Position
 from semel.kernel.store import IndexEntry, Record, State, StreamInfo
 from semel.stores.engine import CursorHead, Move, NewRecord, NewWork, WorkHead
@@ -325,13 +325,13 @@ def entry_of(row: Sequence[Any]) -> Entry:
 
 def record_of(stream: str, epoch: int, row: Sequence[Any]) -> Record:
     _, offset, identity, kind, target, at, *envelope = row
-    return Record(Position(stream, epoch, offset), envelope_of(envelope), at, RecordKind(kind), target, identity)
+    return Record(Position(stream, epoch, offset), envelope_of(envelope), at, kind, target, identity)
 
 
 def index_entry_of(row: Sequence[Any]) -> IndexEntry:
     seq, stream, epoch, offset, identity, kind, target, at, size, *attributes = row
     envelope = envelope_of((*attributes, None, None, size))
-    record = Record(Position(stream, epoch, offset), envelope, at, RecordKind(kind), target, identity)
+    record = Record(Position(stream, epoch, offset), envelope, at, kind, target, identity)
     return IndexEntry(Mark(0, seq), record, size)
 
 

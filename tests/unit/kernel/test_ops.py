@@ -1,19 +1,10 @@
 from __future__ import annotations
 
-from semel.kernel.ops import OPEN_STATES, RecordKind, WorkState
+from semel.kernel.ops import MESSAGE, OPEN_STATES, WorkState
 
 
 def test_numbers_that_are_stored_never_change() -> None:
-    assert {kind.name: kind.value for kind in RecordKind} == {
-        "MESSAGE": 0,
-        "JOIN": 1,
-        "LEAVE": 2,
-        "OPEN": 3,
-        "CLOSE": 4,
-        "STATE": 5,
-        "ORDER": 6,
-        "REPLY": 7,
-    }
+    assert MESSAGE == 0
     assert {state.name: state.value for state in WorkState} == {
         "READY": 0,
         "SCHEDULED": 1,

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from semel.kernel.effects import ReadFailed, ReadTrimmed
-from semel.kernel.ops import RecordKind
 from semel.kernel.store import Record
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import of_record
 from semel.pubsub.hub.roster import Past
 from semel.pubsub.hub.runs import Run
@@ -117,7 +117,7 @@ class CatchUp:
     def _take(self, reading: _Pass, records: Iterable[Record], now: float) -> None:
         for record in records:
             reading.at = record.position.offset
-            if record.kind is not RecordKind.MESSAGE:
+            if record.kind != RecordKind.MESSAGE:
                 continue
             if record.envelope.blob is not None and record.body is None:
                 self._hub.notify("hub-body", f"the body of {record.envelope.id} is gone")

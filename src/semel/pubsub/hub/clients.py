@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, cast
 from semel.errors import InputError
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Append, Duplicate, Put, RecordKind, Result
+from semel.kernel.ops import Append, Duplicate, Put, Result
 from semel.pubsub.hub.commits import Failure, hint
 from semel.pubsub.hub.in_order import REFUSED
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import (
     MESSAGE_ID,
     NO_TERMS,
@@ -325,10 +326,10 @@ class Clients:
         if self.is_repeated(session, ack_id):
             return
         if not session.may(Permission.JOIN_LEAVE_GROUP, group):
-            self.ack(session, ack_id, forbidden("join" if kind is RecordKind.JOIN else "leave", group))
+            self.ack(session, ack_id, forbidden("join" if kind == RecordKind.JOIN else "leave", group))
             return
         ack_ids = [ack_id] if ack_id is not None else []
-        is_join = kind is RecordKind.JOIN
+        is_join = kind == RecordKind.JOIN
         if session.is_settled(group, is_join):
             puts = (session.put_row(self._hub.hub, session.row()),) if session.owes_row else ()
             if ack_ids or puts:

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from semel.kernel.envelope import Envelope
-from semel.kernel.ops import Append, RecordKind, Result
+from semel.kernel.ops import Append, Result
 from semel.pubsub.hub.clients import Clients, forbidden
 from semel.pubsub.hub.commits import Failure
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import group_target
 from semel.pubsub.hub.session import OwnState, Session
 from semel.pubsub.protocol.frames import codec_for

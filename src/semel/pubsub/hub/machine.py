@@ -54,7 +54,7 @@ from semel.kernel.effects import (
 from semel.kernel.envelope import Blob, mint_id
 from semel.kernel.lease import Guard
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Append, Fresh, Op, Put, PutBlob, RecordKind, Result
+from semel.kernel.ops import Append, Fresh, Op, Put, PutBlob, Result
 from semel.kernel.position import Position
 from semel.kernel.text import clean_cause
 from semel.pubsub.events.handler_calls import Fetched, Replied
@@ -77,6 +77,7 @@ from semel.pubsub.hub.left_out import LeftOut
 from semel.pubsub.hub.nodes import Nodes
 from semel.pubsub.hub.orders import Orders
 from semel.pubsub.hub.outgoing import Outgoing
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import (
     accepted_event,
     membership,
@@ -506,11 +507,11 @@ class Hub:
         def done(results: tuple[Result, ...], now: float) -> None:
             joined = results[0]
             assert isinstance(joined, Fresh)
-            session.decide_group(group, joined.position.offset, kind is RecordKind.JOIN, self.tail.offset)
+            session.decide_group(group, joined.position.offset, kind == RecordKind.JOIN, self.tail.offset)
             then((session.put_row(self.hub, session.row()),))
             self.events.look(session.id)
 
-        if kind is RecordKind.JOIN:
+        if kind == RecordKind.JOIN:
             session.groups_wanted.add(group)
             more = self.events.on_join(session, group, now)
         else:
@@ -547,23 +548,23 @@ class Hub:
 
     def _tell(self, offset: int, append: Append, body: bytes | None, now: float) -> None:
         kind = append.kind
-        if kind is RecordKind.MESSAGE:
+        if kind == RecordKind.MESSAGE:
             if append.envelope.blob is not None and body is None:
                 self.notify("hub-body", f"the body of {append.envelope.id} is gone")
             else:
                 self.delivery.fan_out(Run(offset, (append,), body), now)
-        elif kind is RecordKind.JOIN or kind is RecordKind.LEAVE:
+        elif kind == RecordKind.JOIN or kind == RecordKind.LEAVE:
             self._change_member(kind, append, offset)
-            if kind is RecordKind.LEAVE:
+            if kind == RecordKind.LEAVE:
                 self.group_states.on_leave(append.envelope.source, append.target[2:], now)
-        elif kind is RecordKind.OPEN:
+        elif kind == RecordKind.OPEN:
             self._opened(append, offset)
-        elif kind is RecordKind.CLOSE:
+        elif kind == RecordKind.CLOSE:
             self._closed(append.envelope.source)
             self.group_states.on_close(append.envelope.source, now)
-        elif kind is RecordKind.STATE:
+        elif kind == RecordKind.STATE:
             self.group_states.fold(offset, append, now)
-        elif kind is RecordKind.ORDER or kind is RecordKind.REPLY:
+        elif kind == RecordKind.ORDER or kind == RecordKind.REPLY:
             self.orders.hear(append, offset, now)
         while self._told and self._told[0][0] <= offset:
             heappop(self._told)[2]()
@@ -592,17 +593,17 @@ class Hub:
         while self._told and self._told[0][0] < first + len(appends):
             heappop(self._told)[2]()
 
-    def _change_member(self, kind: RecordKind, append: Append, offset: int) -> None:
+    def _change_member(self, kind: int, append: Append, offset: int) -> None:
         """What another node said of a session before it came here is in its row; what is not had not been promised."""
         group, connection = append.target[2:], append.envelope.source
         session = self.roster.get(connection)
         if session is not None:
             if offset > session.opened:
-                (self.roster.join if kind is RecordKind.JOIN else self.roster.leave)(session, group, offset)
+                (self.roster.join if kind == RecordKind.JOIN else self.roster.leave)(session, group, offset)
             return
         other = self.elsewhere.get(connection)
         if other is not None and offset > other.since:
-            (self.elsewhere.join if kind is RecordKind.JOIN else self.elsewhere.leave)(other, group, offset)
+            (self.elsewhere.join if kind == RecordKind.JOIN else self.elsewhere.leave)(other, group, offset)
 
     def _opened(self, append: Append, offset: int) -> None:
         """Whoever wrote this has the session. One that is here and was opened by others has been taken over."""

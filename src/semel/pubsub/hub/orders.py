@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from semel.errors import InputError
-from semel.kernel.ops import Append, RecordKind, Result
+from semel.kernel.ops import Append, Result
 from semel.pubsub.hub.calls import Answer, CloseConnections, Grant, JoinMembers, Outcome, RemoveMembers, Revoke
 from semel.pubsub.hub.commits import Failure, hint
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import order, ordered, reply
 from semel.pubsub.hub.roster import SOMEWHERE
 from semel.pubsub.hub.service import DONE, MOVING, NOT_FOUND, Gathered, Reply, Scope, scope_at, summed_up
@@ -264,7 +265,7 @@ class Orders:
     # -- who obeys them
 
     def hear(self, append: Append, offset: int, now: float) -> None:
-        if append.kind is RecordKind.REPLY:
+        if append.kind == RecordKind.REPLY:
             self._hear_reply(append)
         elif append.envelope.source == self._hub.node:
             self._stands(append.envelope.id, offset, now)

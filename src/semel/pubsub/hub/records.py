@@ -27,9 +27,10 @@ import msgspec
 
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob, Envelope
 from semel.kernel.ledger import Event, Kind
-from semel.kernel.ops import Append, PutBlob, RecordKind
+from semel.kernel.ops import MESSAGE, Append, PutBlob
 from semel.kernel.store import BLOB_CHUNK_BYTES, Record
 from semel.kernel.text import ID_CHARS_MAX, stream_name
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.protocol.frames import FrameError, check_digits, json_body
 from semel.pubsub.protocol.messages import CONTENT_TYPES, Data, DataType, Metadata, StreamPart
 
@@ -163,15 +164,12 @@ def message(
     )
 
 
-_MESSAGE = RecordKind.MESSAGE
-
-
 def plain_message(
     stream: str, id: str, target: str, data: Data, at: int, sender: str, user: str | None, fresh: Event, repeated: Event
 ) -> Append:
     """By far the most frequent one: to a group, without terms, with its body in the row."""
     envelope = Envelope(id, sender, "message", data.body, None, None, at, user, CONTENT_TYPES[data.type])
-    return Append(stream, envelope, None, _MESSAGE, target, fresh, repeated)
+    return Append(stream, envelope, None, MESSAGE, target, fresh, repeated)
 
 
 def _headers(terms: Terms) -> dict[str, str]:
@@ -273,7 +271,7 @@ def of_record(record: Record) -> Append:
     """A record that was read, in the form in which it was written. Others than hubs write messages too, a Spark query
     for one: data that is not what it says would break every subscriber that gets it, so it becomes binary."""
     envelope = record.envelope
-    if record.kind is _MESSAGE:
+    if record.kind == MESSAGE:
         body = record.body if record.body is not None else envelope.data
         if not _is_sound(kind_of(envelope), body):
             envelope = msgspec.structs.replace(envelope, datacontenttype=CONTENT_TYPES[DataType.BINARY])

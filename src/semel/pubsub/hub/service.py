@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from semel.errors import InputError, LimitExceeded, StoreError
 from semel.kernel.effects import Loaded, LoadedAll, LoadFailed
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Append, Put, PutBlob, RecordKind, Result
+from semel.kernel.ops import Append, Put, PutBlob, Result
 from semel.pubsub.hub.calls import (
     Answer,
     Call,
@@ -39,6 +39,7 @@ from semel.pubsub.hub.commits import Failure, hint, is_conflict
 from semel.pubsub.hub.idempotency import terms_of
 from semel.pubsub.hub.left_out import UNREADABLE
 from semel.pubsub.hub.overview import overview
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import (
     EVERYBODY,
     NO_TERMS,

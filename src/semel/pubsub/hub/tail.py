@@ -12,10 +12,11 @@ from itertools import groupby
 
 from semel.kernel.effects import Read, ReadDone, ReadFailed, ReadTrimmed
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob
-from semel.kernel.ops import Append, Fresh, PutBlob, RecordKind, Result
+from semel.kernel.ops import Append, Fresh, PutBlob, Result
 from semel.kernel.position import Position
 from semel.kernel.store import Record
 from semel.pubsub.hub.asking import Asking
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import chunks_of, of_record
 
 READ_ROWS = 2000
@@ -32,7 +33,7 @@ TellAll = Callable[[int, Sequence[Append], float], None]
 def _in_a_row(numbered: tuple[int, Record]) -> tuple[bool, int]:
     """The same for messages that can be told together: with their bodies in the rows, and no gap between them."""
     number, record = numbered
-    return record.kind is RecordKind.MESSAGE and record.envelope.blob is None, record.position.offset - number
+    return record.kind == RecordKind.MESSAGE and record.envelope.blob is None, record.position.offset - number
 
 
 Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
@@ -101,7 +102,7 @@ class Tail:
             return False
         if type(last) is not Fresh or last.position.offset != self.offset + len(appends):
             return False
-        return all(append.kind is RecordKind.MESSAGE and append.envelope.blob is None for append in appends)
+        return all(append.kind == RecordKind.MESSAGE and append.envelope.blob is None for append in appends)
 
     def _tell_run(self, first: int, appends: Sequence[Append], now: float) -> None:
         self.offset = first + len(appends) - 1

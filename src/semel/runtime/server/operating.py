@@ -20,7 +20,7 @@ from semel.auth.authority import authorize
 from semel.auth.keys import AccessKeys
 from semel.errors import SemelError, StoreUnavailable
 from semel.kernel.envelope import Blob
-from semel.kernel.ops import RecordKind
+from semel.kernel.ops import MESSAGE
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Store, Trimmed
 from semel.pubsub.hub.calls import Answer, Call, HubInfo, Outcome, Summarize
@@ -210,7 +210,7 @@ def read_page(store: Store, after: Position, target: str | None, limit: int) -> 
     records: list[Record] = []
     size = 0
     for record in found.records:
-        if record.kind is RecordKind.MESSAGE and target in (None, record.target):
+        if record.kind == MESSAGE and target in (None, record.target):
             blob = record.envelope.blob
             size += len(record.envelope.data) if blob is None else blob.size
             if records and size > PAGE_BYTES_MAX:

@@ -8,7 +8,7 @@ import pytest
 from semel.errors import LocalProtocolError, StoreRefused
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event, Kind, fold_ids
-from semel.kernel.ops import Advance, Append, Applied, Enqueue, Log, Put, RecordKind, Trim, Unit
+from semel.kernel.ops import Advance, Append, Applied, Enqueue, Log, Put, Trim, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Store
 from semel.testing.contract.base import (
@@ -169,12 +169,12 @@ class IndexSuite(StoreSuite):
 
     def test_an_entry_describes_its_record(self, store: Store) -> None:
         envelope = Envelope(id="m", source="s", type="t", session="k", index=4, data=b"12345", subject="x", time=5)
-        op = Append(STREAM, envelope, identity="i", kind=RecordKind.LEAVE, target="group")
+        op = Append(STREAM, envelope, identity="i", kind=17, target="group")
         position = Position(STREAM, store.epoch, 1)
         commit(store, op)
         entry = index_entries(store)[0]
         assert entry.size == 5
-        assert (entry.record.position, entry.record.kind, entry.record.target) == (position, RecordKind.LEAVE, "group")
+        assert (entry.record.position, entry.record.kind, entry.record.target) == (position, 17, "group")
         found = entry.record.envelope
         assert (found.id, found.type, found.session, found.index) == ("m", "t", "k", 4)
 

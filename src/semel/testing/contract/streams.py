@@ -12,7 +12,7 @@ import pytest
 from semel.errors import EpochChanged, InputError
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event, Kind, Mark
-from semel.kernel.ops import Advance, Advanced, Append, Applied, Claim, Duplicate, Fresh, Put, RecordKind, Trim, Unit
+from semel.kernel.ops import Advance, Advanced, Append, Applied, Claim, Duplicate, Fresh, Put, Trim, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Records, Store, Trimmed
 from semel.testing.contract.base import (
@@ -121,10 +121,10 @@ class AppendSuite(StoreSuite):
             datacontenttype="application/json",
             headers={"x": "", "ключ": "\n\t🙂"},
         )
-        commit(store, Append(STREAM, envelope, identity="id", kind=RecordKind.JOIN, target="group/1"))
+        commit(store, Append(STREAM, envelope, identity="id", kind=17, target="group/1"))
         record = _records(store)[0]
         assert record.envelope == envelope
-        assert (record.kind, record.target, record.identity) == (RecordKind.JOIN, "group/1", "id")
+        assert (record.kind, record.target, record.identity) == (17, "group/1", "id")
 
     def test_a_record_carries_the_time_of_its_commit(self, store: Store, time: Time) -> None:
         before = time.now()

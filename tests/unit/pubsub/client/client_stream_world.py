@@ -12,7 +12,6 @@ from tests.unit.pubsub.client.client_world import STREAM, Actor, ClientWorld, We
 from tests.unit.pubsub.hub.world import text
 
 from semel.errors import RequestInDoubt, SemelError, StreamBroken
-from semel.kernel.ops import RecordKind
 from semel.pubsub.client.events import (
     Ask,
     BeginStream,
@@ -32,6 +31,7 @@ from semel.pubsub.client.events import (
     WritePart,
 )
 from semel.pubsub.client.inbound import Began, Came, Ended, Inbound
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import terms_of
 from semel.pubsub.protocol.messages import (
     ErrorName,
@@ -209,7 +209,7 @@ class StreamWorld(ClientWorld):
         """What the hub has of each stream, after this offset."""
         found: dict[str, list[tuple[StreamPart, str]]] = defaultdict(list)
         for record in self.store.read(STREAM, None, 1_000_000).records:  # type: ignore[union-attr]
-            part = terms_of(record.envelope).stream if record.kind is RecordKind.MESSAGE else None
+            part = terms_of(record.envelope).stream if record.kind == RecordKind.MESSAGE else None
             if part is not None and record.position.offset > after:
                 found[part.stream_id].append((part, record.envelope.data.decode()))
         return found

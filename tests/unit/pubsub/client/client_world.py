@@ -19,7 +19,6 @@ from tests.unit.pubsub.hub.world import EVERYTHING, HUB, World, frames_of, text
 from semel.errors import PeerUnavailable, StoreBusy
 from semel.kernel.effects import Send
 from semel.kernel.group import Group
-from semel.kernel.ops import RecordKind
 from semel.pubsub.client.events import (
     Ask,
     ClientOptions,
@@ -51,6 +50,7 @@ from semel.pubsub.client.events import (
 from semel.pubsub.client.machine import Client, Phase
 from semel.pubsub.hub.calls import CloseConnections, Connection
 from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.sockets import Gone, Open, Resume, Shut
 from semel.pubsub.protocol.frames import Codec, Frame, Subprotocol, codec_for
 from semel.pubsub.protocol.messages import JoinGroup, SendToGroup, SequenceAck
@@ -454,7 +454,7 @@ class ClientWorld(World):
         return [
             (record.position.offset, record.target[2:], record.envelope.data.decode())
             for record in found.records  # type: ignore[union-attr]
-            if record.kind is RecordKind.MESSAGE
+            if record.kind == RecordKind.MESSAGE
         ]
 
 

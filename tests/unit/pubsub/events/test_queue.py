@@ -13,7 +13,7 @@ from semel.kernel.effects import Send
 from semel.kernel.envelope import Envelope
 from semel.kernel.interpreter import Interpreter
 from semel.kernel.ledger import START, Kind
-from semel.kernel.ops import Enqueue, RecordKind, Unit, WorkState
+from semel.kernel.ops import Enqueue, Unit, WorkState
 from semel.pubsub.events import queue as events_module
 from semel.pubsub.events.cloudevents import (
     Client,
@@ -32,6 +32,7 @@ from semel.pubsub.events.queue import DEAD_KEEP_S, FETCHES_MAX, LEASE_S, SWEEP_S
 from semel.pubsub.hub.calls import CloseConnections, Connection, JoinMembers
 from semel.pubsub.hub.loading import load_hub
 from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.sockets import Gone, Shut
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
@@ -765,5 +766,5 @@ def test_whatever_happens_each_event_is_answered_once(steps: list[str]) -> None:
             scene.event(ack_id, peer=peer)
     assert heard == set(range(asked))
     found = scene.store.read(f"hub/{HUB}").records  # type: ignore[union-attr]
-    answers = sorted(record.envelope.data.decode() for record in found if record.kind is RecordKind.MESSAGE)
+    answers = sorted(record.envelope.data.decode() for record in found if record.kind == RecordKind.MESSAGE)
     assert answers == sorted(f"ack-{number}" for number in range(asked))

@@ -17,7 +17,7 @@ from semel.kernel.group import Group
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ledger import START, Kind, fold_ids
 from semel.kernel.ledger import Event as LedgerEvent
-from semel.kernel.ops import Append, Applied, Fresh, RecordKind
+from semel.kernel.ops import Append, Applied, Fresh
 from semel.pubsub.hub.calls import (
     Answer,
     Call,
@@ -31,6 +31,7 @@ from semel.pubsub.hub.calls import (
 from semel.pubsub.hub.calls import Group as ToGroup
 from semel.pubsub.hub.floors import read_floor
 from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.session import SessionRow, read_session, session_key
 from semel.pubsub.hub.sockets import Anew, Shut
 from semel.pubsub.protocol.messages import (
@@ -91,7 +92,7 @@ class Node(World):
                 for op, result in zip(unit.ops, outcome.results, strict=True):
                     if not isinstance(op, Append) or not isinstance(result, Fresh):
                         continue
-                    if op.kind is RecordKind.MESSAGE:
+                    if op.kind == RecordKind.MESSAGE:
                         self.storm.written(op, result.position.offset)
                     else:
                         self.storm.recorded(op, result.position.offset)

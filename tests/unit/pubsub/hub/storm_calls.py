@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tests.unit.pubsub.hub.storm import EXTRA, HUB, OPTIONS, Caller, Client, Node, Storm
 
-from semel.kernel.ops import Append, RecordKind
+from semel.kernel.ops import Append
 from semel.pubsub.hub.calls import (
     Answer,
     Call,
@@ -23,6 +23,7 @@ from semel.pubsub.hub.calls import (
     User,
 )
 from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import group_target
 
 USER = "visitors"
@@ -154,9 +155,9 @@ class Calls(Storm):
         self.caller: Asker = Asker(self)
 
     def recorded(self, op: Append, offset: int) -> None:
-        if op.kind is RecordKind.OPEN:
+        if op.kind == RecordKind.OPEN:
             self.opened.setdefault(op.envelope.source, offset)
-        elif op.kind is RecordKind.LEAVE and op.target == group_target(EXTRA):
+        elif op.kind == RecordKind.LEAVE and op.target == group_target(EXTRA):
             self.left[op.envelope.source] = offset
 
     def there(self) -> set[str]:

@@ -8,9 +8,10 @@ from tests.unit.pubsub.hub.storm import GROUPS, OPTIONS, Caller, Node, Storm
 
 from semel.kernel.ledger import START, fold_ids
 from semel.kernel.ledger import Event as LedgerEvent
-from semel.kernel.ops import Append, RecordKind
+from semel.kernel.ops import Append
 from semel.pubsub.hub import records
 from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.sockets import Open
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import CloseCode, GroupMessage, SequenceAck
@@ -59,10 +60,10 @@ class Ends(Storm):
 
     def recorded(self, op: Append, offset: int) -> None:
         envelope = op.envelope
-        if op.kind is RecordKind.OPEN:
+        if op.kind == RecordKind.OPEN:
             groups = msgspec.json.decode(envelope.headers.get(records.GROUPS, "[]"), type=list[str])
             self.begins.setdefault(envelope.source, (int(envelope.headers[records.START]), groups))
-        elif op.kind is RecordKind.CLOSE:
+        elif op.kind == RecordKind.CLOSE:
             self.ends[envelope.source] = int(envelope.headers[records.END])
 
     def unaccounted(self) -> list[str]:

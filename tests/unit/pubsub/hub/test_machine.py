@@ -13,7 +13,7 @@ from semel.kernel.effects import Read
 from semel.kernel.envelope import Envelope
 from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START, Kind
-from semel.kernel.ops import Append, Put, RecordKind, Trim, Unit
+from semel.kernel.ops import Append, Put, Trim, Unit
 from semel.pubsub.hub.calls import (
     Answer,
     Check,
@@ -32,6 +32,7 @@ from semel.pubsub.hub.calls import (
     User,
 )
 from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import NO_TERMS, group_target, message
 from semel.pubsub.hub.session import GROUPS_CHARS_MAX, AcksRow, acks_key, read_session, session_key
 from semel.pubsub.hub.sockets import Room, Shut, Stalled
@@ -87,7 +88,7 @@ def acks(world: World, peer: str) -> list[Ack]:
 
 def published(world: World) -> list[str]:
     found = world.store.read(STREAM)
-    return [record.envelope.data.decode() for record in found.records if record.kind is RecordKind.MESSAGE]  # type: ignore[union-attr]
+    return [record.envelope.data.decode() for record in found.records if record.kind == RecordKind.MESSAGE]  # type: ignore[union-attr]
 
 
 def told(world: World, kind: Kind) -> list[tuple[str, int]]:

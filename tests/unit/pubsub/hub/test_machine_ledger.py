@@ -10,10 +10,10 @@ from tests.unit.pubsub.hub.world import HUB, SlowWorld, World, text
 
 from semel.errors import StoreUnavailable
 from semel.kernel.ledger import START, Kind, hash_id
-from semel.kernel.ops import RecordKind
 from semel.kernel.store import Records, Trimmed
 from semel.pubsub.hub.calls import CloseConnections, Connection
 from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import END
 from semel.pubsub.hub.session import session_key
 from semel.pubsub.protocol.messages import CloseCode, GroupMessage, LeaveGroup, SendToGroup
@@ -208,7 +208,7 @@ def end_of(world: World, connection: str) -> int:
     [end] = [
         record.envelope.headers[END]
         for record in found.records
-        if record.kind is RecordKind.CLOSE and record.envelope.source == connection
+        if record.kind == RecordKind.CLOSE and record.envelope.source == connection
     ]
     return int(end)
 

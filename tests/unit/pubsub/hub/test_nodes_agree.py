@@ -11,7 +11,7 @@ from tests.unit.pubsub.hub.world import HUB, SlowWorld, World
 from semel.errors import StoreUnavailable
 from semel.kernel.effects import Load, LoadAll
 from semel.kernel.interpreter import Seat
-from semel.kernel.ops import Put, RecordKind, Unit
+from semel.kernel.ops import Put, Unit
 from semel.pubsub.hub.calls import (
     Answer,
     Call,
@@ -36,6 +36,7 @@ from semel.pubsub.hub.calls import (
     User,
 )
 from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.service import DONE
 from semel.pubsub.hub.session import read_session, session_key
 from semel.pubsub.protocol.frames import Subprotocol

@@ -9,7 +9,7 @@ from semel.errors import StoreUnavailable
 from semel.kernel.effects import CommitFailed, LoadAll, Read, ReadDone
 from semel.kernel.group import Group
 from semel.kernel.interpreter import Seat
-from semel.kernel.ops import RecordKind, Trim, Unit
+from semel.kernel.ops import Trim, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Records, Trimmed
 from semel.pubsub.hub.calls import (
@@ -26,6 +26,7 @@ from semel.pubsub.hub.calls import (
 )
 from semel.pubsub.hub.floors import floor_key, read_floor
 from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import ordered
 from semel.pubsub.hub.service import MOVING
 from semel.pubsub.hub.session import read_session, session_key
@@ -506,7 +507,7 @@ def test_an_order_is_for_all_who_came_before_it_whichever_nodes_it_names(one: Wo
     assert [answer.outcome for answer in one.take("later")] == [Outcome.DONE]  # type: ignore[union-attr]
     found = [member.connection for member in one.call(ListMembers("h")).members]
     assert found == [ALICE, "before", "before too", BOB]
-    orders = [record for record in records(one) if record.kind is RecordKind.ORDER]
+    orders = [record for record in records(one) if record.kind == RecordKind.ORDER]
     assert [ordered(record.envelope) for record in orders] == [(two.hub.node,)]
 
 
@@ -525,7 +526,7 @@ def test_an_order_follows_a_session_that_its_node_has_lost_and_does_not_know_to_
         one.nodes.append(world)
         world.interpreter.wake(is_own=False)
     assert [answer.outcome for answer in one.take("later")] == [Outcome.DONE]  # type: ignore[union-attr]
-    replies = [record.envelope for record in records(one) if record.kind is RecordKind.REPLY]
+    replies = [record.envelope for record in records(one) if record.kind == RecordKind.REPLY]
     assert [(reply.source, MOVING.message.encode() in reply.data) for reply in replies] == [
         (two.hub.node, True), (three.hub.node, False),
     ]  # fmt: skip

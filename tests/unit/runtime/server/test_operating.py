@@ -25,9 +25,10 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.kernel.envelope import Blob, Envelope
-from semel.kernel.ops import Append, Outcome, Put, PutBlob, RecordKind, Trim, Unit
+from semel.kernel.ops import Append, Outcome, Put, PutBlob, Trim, Unit
 from semel.kernel.position import Position
 from semel.pubsub.hub.calls import Group, Publish
+from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.protocol.messages import Data, DataType
 from semel.runtime.host import store_watch
 from semel.runtime.host.performer import Performer
