@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.integration.test_door import CERTIFICATE, PRIVATE_KEY
+from tests.integration.test_listener import CERTIFICATE, PRIVATE_KEY
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol

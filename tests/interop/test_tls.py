@@ -11,7 +11,7 @@ from azure.core.exceptions import ServiceRequestError
 from azure.messaging.webpubsubclient import WebPubSubClient
 from azure.messaging.webpubsubclient.models import OpenClientError
 from azure.messaging.webpubsubservice import WebPubSubServiceClient
-from tests.integration.test_door import CERTIFICATE, PRIVATE_KEY
+from tests.integration.test_listener import CERTIFICATE, PRIVATE_KEY
 from tests.interop.javascript import JavaScriptError, Node
 from tests.interop.javascript_clients import ONCE, Client, Service
 from tests.interop.served import HUB, KEY, ROLES, Served, shared_server

@@ -24,7 +24,7 @@ from semel.config import (
 from semel.errors import ConfigError
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.protocol.frames import FRAME_BYTES_MAX
-from semel.runtime.server.listener import DoorLimits
+from semel.runtime.server.limits import ListenerLimits
 
 
 @pytest.fixture(autouse=True)
@@ -287,12 +287,15 @@ HANDLER = '[[pubsub.hub.handler]]\nurl = "https://app.example/{event}"\n'
 def test_the_server_is_read_with_its_defaults() -> None:
     """They are what the parts themselves have as defaults."""
     config = load_config()
-    door, hub = DoorLimits(), HubOptions()
+    listener, hub = ListenerLimits(), HubOptions()
     server, pubsub = config.server, config.pubsub
     assert (server.host, server.port, server.banner, server.metrics) == ("127.0.0.1", 8080, True, "role")
-    assert (server.connections, server.connections_per_address) == (door.connections, door.connections_per_address)
-    assert (server.connection_rate, server.request_rate) == (door.connection_rate, door.request_rate)
-    assert server.frame_bytes == door.frame_bytes == FRAME_BYTES_MAX
+    assert (server.connections, server.connections_per_address) == (
+        listener.connections,
+        listener.connections_per_address,
+    )
+    assert (server.connection_rate, server.request_rate) == (listener.connection_rate, listener.request_rate)
+    assert server.frame_bytes == listener.frame_bytes == FRAME_BYTES_MAX
     assert (pubsub.recovery_s, pubsub.hub) == (hub.recovery_s, ())
     assert (pubsub.backlog_count, pubsub.backlog_bytes) == (hub.backlog_count, hub.backlog_bytes)
     assert pubsub.backlog_age_s == hub.backlog_age_s

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from semel.auth.keys import AccessKeys
 from semel.auth.tokens import ROLE_OPERATE, ROLE_READ, read_service_token, service_audiences
 from semel.errors import AuthError
-from semel.pubsub.rest.http import HttpError, HttpRequest, bearer_of, origin_of
+from semel.http import HttpError, HttpRequest, bearer_of, origin_of
 
 
 def authorize(

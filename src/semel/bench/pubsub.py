@@ -3,10 +3,10 @@
 Parts, of which any may be asked for:
 
 * publish: durable acknowledged messages through `semel serve` on SQLite, with and without a subscriber, beside a bare
-  echo of the same payload by picows and by Semel's own door;
+  echo of the same payload by picows and by Semel's own listener;
 * postgres: the same on PostgreSQL;
 * peers: NATS JetStream, RabbitMQ and Mosquitto, by their own Python clients and with ready-made packets;
-* fanout: one publisher and a thousand subscribers, beside a bare broadcast by the same door;
+* fanout: one publisher and a thousand subscribers, beside a bare broadcast by the same listener;
 * idle: memory of ten thousand connections that say nothing;
 * recover: a thousand sessions come back after kill -9, and get what they missed;
 * growth: the rate with 1x, 10x and 100x messages stored.
@@ -32,7 +32,15 @@ from rich.table import Table
 from semel.bench import pubsub_crowd as crowd
 from semel.bench import pubsub_peers as peers
 from semel.bench.pubsub_load import HOST, Publisher, Sized, drive, masked, open_socket, send_frames
-from semel.bench.pubsub_sides import GROUP, SemelServer, Serve, bare_server, door_batched, door_one_by_one, picows
+from semel.bench.pubsub_sides import (
+    GROUP,
+    SemelServer,
+    Serve,
+    bare_server,
+    listener_batched,
+    listener_one_by_one,
+    picows,
+)
 
 PARTS = ("publish", "postgres", "peers", "fanout", "idle", "recover", "growth")
 RATE_MAX = 150_000
@@ -48,8 +56,8 @@ RECOVER_S_WANTED = 10.0
 KEEPS_WANTED = 0.7
 
 PICOWS = "bare echo: picows"
-DOOR_SINGLE = "bare echo: Semel's door, one write for each"
-DOOR = "bare echo: Semel's door"
+LISTENER_SINGLE = "bare echo: Semel's listener, one write for each"
+LISTENER = "bare echo: Semel's listener"
 SQLITE = "SQLite, one subscriber"
 SQLITE_ALONE = "SQLite, no subscriber"
 POSTGRES = "PostgreSQL, one subscriber"
@@ -206,7 +214,7 @@ class _Bench:
     def _publish_sides(self, stack: ExitStack, folder: Path) -> dict[str, tuple[str, peers.Measure]]:
         store_url = f"sqlite:///{folder}/semel.db"
         server = stack.enter_context(SemelServer(store_url, folder))
-        bare: dict[str, Serve] = {PICOWS: picows, DOOR_SINGLE: door_one_by_one, DOOR: door_batched}
+        bare: dict[str, Serve] = {PICOWS: picows, LISTENER_SINGLE: listener_one_by_one, LISTENER: listener_batched}
         ports = {name: stack.enter_context(bare_server(serve)) for name, serve in bare.items()}
         return {
             **{name: ("publish", partial(self._echo, port)) for name, port in ports.items()},
@@ -280,7 +288,7 @@ class _Bench:
         options = self._options
         size = (options.subscribers, options.body_bytes, options.fan_window, options.seconds)
         hub, bare = [], []
-        with bare_server(door_batched) as port, SemelServer(f"sqlite:///{folder}/semel.db", folder) as server:
+        with bare_server(listener_batched) as port, SemelServer(f"sqlite:///{folder}/semel.db", folder) as server:
             for _ in range(options.rounds):
                 bare.append(crowd.broadcast(port, *size))
                 step()

@@ -95,7 +95,7 @@ def fan_out(server: SemelServer, members: int, body_bytes: int, window: int, sec
 
 
 def broadcast(port: int, members: int, body_bytes: int, window: int, seconds: float) -> FanOut:
-    """The same frames from a bare door."""
+    """The same frames from a bare listener."""
     head = f'{{"type":"message","from":"group","group":"{GROUP}","dataType":"text","data":"'
     frame = masked(f'{head}{"x" * body_bytes}","sequenceId":{FIRST_ID}}}'.encode())
     block = frame * _messages(seconds, members)

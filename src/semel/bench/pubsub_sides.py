@@ -22,9 +22,10 @@ from semel.auth.keys import AccessKeys, new_key
 from semel.auth.tokens import client_token
 from semel.bench.pubsub_load import GOODBYE, HOST, open_clients
 from semel.errors import PeerUnavailable
+from semel.http import HttpRequest, HttpResponse
 from semel.pubsub.protocol.wire import frame
-from semel.runtime.server.listener import Accept, Door, Peer, Request, Response
-from semel.runtime.transports.websocket import Message
+from semel.runtime.server.listener import Listener
+from semel.runtime.transports.websocket import Accept, Message, Peer
 
 HUB = "bench"
 GROUP = "all"
@@ -39,16 +40,17 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class _Bare:
-    """A door with nobody behind it. What a client says goes to the subscribers, or back to itself if there are none."""
+    """A listener with no service behind it. What a client says goes to the subscribers, or back to itself if there
+    are none."""
 
     def __init__(self, is_batched: bool) -> None:
         self._is_batched = is_batched
         self._subscribers: list[Peer] = []
 
-    async def handle(self, request: Request) -> Response:
-        return Response(404)
+    async def handle(self, request: HttpRequest) -> HttpResponse:
+        return HttpResponse(404)
 
-    async def upgrade(self, request: Request) -> Accept | Response:
+    async def upgrade(self, request: HttpRequest) -> Accept | HttpResponse:
         return Accept(None, request.path)
 
     def on_open(self, peer: Peer) -> None:
@@ -74,19 +76,19 @@ class _Bare:
             self._subscribers.remove(peer)
 
 
-async def _serve_door(parent: Connection, is_batched: bool) -> None:
-    door = Door(_Bare(is_batched))
-    parent.send(await door.listen(HOST))
+async def _serve_listener(parent: Connection, is_batched: bool) -> None:
+    listener = Listener(_Bare(is_batched))
+    parent.send(await listener.listen(HOST))
     await _until_closed(parent)
-    await door.stop()
+    await listener.stop()
 
 
-async def door_one_by_one(parent: Connection) -> None:
-    await _serve_door(parent, is_batched=False)
+async def listener_one_by_one(parent: Connection) -> None:
+    await _serve_listener(parent, is_batched=False)
 
 
-async def door_batched(parent: Connection) -> None:
-    await _serve_door(parent, is_batched=True)
+async def listener_batched(parent: Connection) -> None:
+    await _serve_listener(parent, is_batched=True)
 
 
 async def picows(parent: Connection) -> None:

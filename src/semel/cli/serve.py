@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from semel.kernel.store import Store
     from semel.pubsub.events.handlers import Handlers
     from semel.runtime.host.last_resort import LastResort
-    from semel.runtime.server.listener import DoorLimits
+    from semel.runtime.server.limits import ListenerLimits
     from semel.runtime.server.pubsub import PubSubSettings
     from semel.runtime.server.server import Listening
 
@@ -208,15 +208,15 @@ def _handlers(hub: HubSection) -> Handlers:
     return Handlers(hub.name, tuple(found))
 
 
-def _limits(server: ServerSection, note: Callable[[str], None]) -> DoorLimits:
-    """A connection is an open file, and where there are no more of them it would be closed without a word: so the door
-    has to know. Who chose a number that does not fit is told."""
-    from semel.runtime.server.listener import DoorLimits
+def _limits(server: ServerSection, note: Callable[[str], None]) -> ListenerLimits:
+    """A connection is an open file, and where there are no more of them it would be closed without an answer: so the
+    listener has to know. Who chose a number that does not fit is told."""
+    from semel.runtime.server.limits import ListenerLimits
 
     connections = _with_files_for(server.connections)
     if connections < server.connections and "connections" in server.model_fields_set:
         note(f"this process may open so few files that {connections:,} connections are the most: raise ulimit -n")
-    return DoorLimits(
+    return ListenerLimits(
         connections=connections,
         connections_per_address=server.connections_per_address,
         connection_rate=server.connection_rate,
@@ -242,7 +242,7 @@ async def _serve(
     settings: PubSubSettings,
     at: tuple[str, int],
     tls: SSLContext | None,
-    limits: DoorLimits,
+    limits: ListenerLimits,
     ready: Callable[[Listening], None],
     last_resort: LastResort,
 ) -> None:

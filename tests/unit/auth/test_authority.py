@@ -8,7 +8,7 @@ from tests.unit.pubsub.rest.rest_values import HOST, KEYS, NOW, request
 from semel.auth.authority import authorize
 from semel.auth.keys import AccessKeys
 from semel.auth.tokens import service_token
-from semel.pubsub.rest.http import HttpError, HttpRequest
+from semel.http import HttpError, HttpRequest
 
 
 @pytest.mark.parametrize(

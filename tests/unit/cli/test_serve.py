@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.integration.test_door import CERTIFICATE, PRIVATE_KEY
+from tests.integration.test_listener import CERTIFICATE, PRIVATE_KEY
 from tests.unit.cli.conftest import Semel
 
 from semel.auth.keys import AccessKeys
@@ -16,7 +16,7 @@ from semel.config import ServerSection, load_config
 from semel.errors import ConfigError
 from semel.pubsub.events.handlers import Handlers, event_handler
 from semel.pubsub.hub.machine import HubOptions
-from semel.runtime.server.listener import DoorLimits
+from semel.runtime.server.limits import ListenerLimits
 
 KEYS = AccessKeys("k" * 32)
 
@@ -90,7 +90,7 @@ def test_the_command_line_wins_over_the_configuration(tmp_path: Path) -> None:
             ),
         )
     }
-    assert _limits(config.server, pytest.fail) == DoorLimits(connections=5)
+    assert _limits(config.server, pytest.fail) == ListenerLimits(connections=5)
     given = _settings(config, KEYS, ["https://b.example"], "2m")
     assert (given.endpoints, given.hub.recovery_s) == (("https://b.example",), 120.0)
 

@@ -28,12 +28,13 @@ import msgspec
 from semel.auth.keys import AccessKeys
 from semel.auth.tokens import ITEMS_MAX, ROLE_CHARS_MAX, USER_CHARS_MAX, ClientClaims, service_token
 from semel.errors import FrameError, InputError, LimitExceeded, StoreError
+from semel.http import Headers, HttpError
 from semel.kernel.text import check_text, clean_cause
 from semel.pubsub.events.handlers import Auth, EventHandler, Handlers, SystemEvent
 from semel.pubsub.protocol.frames import check_depth, subprotocol_of
 from semel.pubsub.protocol.messages import CONTENT_TYPES, CloseCode, Data, DataType, ErrorName, Fault, Metadata
 from semel.pubsub.protocol.names import check_group, check_metadata
-from semel.pubsub.rest.http import Headers, HttpError, HttpRequest, read_data
+from semel.pubsub.rest.data import read_data
 from semel.pubsub.rest.routes import METADATA_PREFIX
 
 FOLLOW_REDIRECTS = False
@@ -432,7 +433,7 @@ def _data(response: IncomingResponse, metadata: Metadata | None) -> Data | None:
         from semel.pubsub.protocol.frames_protobuf import check_any
 
         return Data(DataType.PROTOBUF, check_any(response.body))
-    return read_data(HttpRequest("POST", "/", headers=headers, body=response.body))
+    return read_data(headers, response.body)
 
 
 class _Answer(msgspec.Struct, rename="camel"):

@@ -25,13 +25,13 @@ from semel.auth.tokens import (
     reconnection_token,
 )
 from semel.errors import AuthError, InputError
+from semel.http import HttpError, HttpRequest, Query, bearer_of, origin_of, split_path
 from semel.pubsub.events.cloudevents import Allowed
 from semel.pubsub.hub.sockets import Open
 from semel.pubsub.protocol.frames import RELIABLE, Frame, subprotocol_of
 from semel.pubsub.protocol.messages import Data, DataType, Request, SendEvent, SendToGroup
 from semel.pubsub.protocol.names import check_group, check_hub, is_subprotocol
 from semel.pubsub.protocol.permissions import Permissions
-from semel.pubsub.rest.http import HttpError, HttpRequest, Query, bearer_of, origin_of, split_path
 
 MESSAGE_EVENT = "message"
 IN_ORDER = "semel_in_order"

@@ -27,16 +27,7 @@ from semel.auth.authority import authorize
 from semel.auth.keys import AccessKeys
 from semel.auth.tokens import USER_CHARS_MAX
 from semel.errors import EpochChanged, InputError, SemelError
-from semel.kernel.position import OFFSET_MAX, Position
-from semel.kernel.store import Record
-from semel.kernel.text import check_text
-from semel.pubsub.hub.calls import Answer, Everybody, Group, HubInfo, ListConnections, ListGroups, Outcome, User
-from semel.pubsub.hub.commits import outward
-from semel.pubsub.hub.records import data_of, group_target, stream_of, terms_of
-from semel.pubsub.protocol.messages import Data, DataType, Metadata, StreamPart
-from semel.pubsub.protocol.names import GROUP_CHARS_MAX, check_group, check_hub
-from semel.pubsub.rest.api import Asked
-from semel.pubsub.rest.http import (
+from semel.http import (
     JSON,
     Headers,
     HttpError,
@@ -46,6 +37,15 @@ from semel.pubsub.rest.http import (
     bad_request,
     split_path,
 )
+from semel.kernel.position import OFFSET_MAX, Position
+from semel.kernel.store import Record
+from semel.kernel.text import check_text
+from semel.pubsub.hub.calls import Answer, Everybody, Group, HubInfo, ListConnections, ListGroups, Outcome, User
+from semel.pubsub.hub.commits import outward
+from semel.pubsub.hub.records import data_of, group_target, stream_of, terms_of
+from semel.pubsub.protocol.messages import Data, DataType, Metadata, StreamPart
+from semel.pubsub.protocol.names import GROUP_CHARS_MAX, check_group, check_hub
+from semel.pubsub.rest.api import Asked
 
 PREFIX = "/v1/"
 PAGE_MAX = 1_000

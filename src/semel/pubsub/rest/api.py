@@ -23,12 +23,10 @@ from urllib.parse import urlsplit
 from semel.auth.authority import authorize
 from semel.auth.keys import AccessKeys, connection_string
 from semel.errors import ConfigError, FrameError, InputError
+from semel.http import JSON, Headers, HttpError, HttpRequest, HttpResponse, Query, bad_request, origin_of, split_path
 from semel.pubsub.hub.calls import Answer, Call, Outcome
 from semel.pubsub.protocol.frames import FRAME_BYTES_MAX
 from semel.pubsub.protocol.names import check_hub
-from semel.pubsub.rest.http import JSON, Headers, HttpError, Query, bad_request, origin_of, split_path
-from semel.pubsub.rest.http import HttpRequest as HttpRequest
-from semel.pubsub.rest.http import HttpResponse as HttpResponse
 from semel.pubsub.rest.routes import Operation, Parts, Route, find_route
 
 VERSIONS = ("2021-10-01", "2022-11-01", "2023-07-01", "2024-01-01", "2024-12-01")

@@ -16,8 +16,8 @@ from urllib.parse import urlencode
 import msgspec
 
 from semel.auth.keys import AccessKeys
+from semel.http import INT_MAX, HttpError, Query, bad_request
 from semel.pubsub.hub.calls import Answer
-from semel.pubsub.rest.http import INT_MAX, HttpError, Query, bad_request
 
 PAGE_MAX = 200
 

@@ -14,6 +14,7 @@ import msgspec
 from semel.auth.keys import AccessKeys
 from semel.auth.tokens import CLIENT_PATH, USER_CHARS_MAX, client_token
 from semel.errors import InputError
+from semel.http import INT_MAX, HttpError, HttpRequest, Query, bad_request, read_json
 from semel.kernel.text import check_id, check_text
 from semel.pubsub.hub.calls import (
     Answer,
@@ -38,7 +39,7 @@ from semel.pubsub.protocol.frames import check_depth
 from semel.pubsub.protocol.messages import Metadata
 from semel.pubsub.protocol.names import TTL_S_MAX, check_group, check_metadata
 from semel.pubsub.protocol.permissions import Permission
-from semel.pubsub.rest.http import INT_MAX, HttpError, HttpRequest, Query, bad_request, read_data, read_json
+from semel.pubsub.rest.data import read_data
 from semel.pubsub.rest.paging import Page, asked_page, page_body
 
 REASON_CHARS_MAX = 1024
@@ -150,7 +151,7 @@ def _send(to: Callable[[Parts], Receivers]) -> Callable[[Parts], Call]:
             metadata=_metadata(parts.request),
             key=_key(parts.request),
             id=_id(parts.request),
-            data=read_data(parts.request),
+            data=read_data(parts.request.headers, parts.request.body),
         )
 
     return publish

@@ -1,4 +1,4 @@
-"""The door of a server: WebSocket and HTTP on one port, with or without TLS.
+"""The listener of a server: WebSocket and HTTP on one port, with or without TLS.
 
 Every connection begins as HTTP. A request to upgrade on one of `socket_paths` becomes a WebSocket when the service
 accepts it; everything else is a call with an answer.
@@ -19,7 +19,9 @@ from http import HTTPStatus
 from typing import Protocol
 
 from semel.errors import ConfigError, LocalProtocolError
-from semel.runtime.server.http import DoorLimits, HttpConnection, Request, Response
+from semel.http import HttpRequest, HttpResponse, text_response
+from semel.runtime.server.connection import HttpConnection
+from semel.runtime.server.limits import ListenerLimits
 from semel.runtime.server.rates import Rate, is_loopback, source_of
 from semel.runtime.transports.websocket import (
     Accept,
@@ -30,8 +32,6 @@ from semel.runtime.transports.websocket import (
     subprotocols,
 )
 
-__all__ = ["Accept", "Door", "DoorLimits", "DoorService", "Peer", "Request", "Response", "subprotocols"]
-
 log = logging.getLogger(__name__)
 
 SWEEP_SLICE = 1_000
@@ -39,30 +39,30 @@ BACKLOG = 2_048
 WARN_S = 10.0
 
 
-class DoorService(SocketService, Protocol):
-    """Who lives behind the door."""
+class ListenerService(SocketService, Protocol):
+    """Who lives behind the listener."""
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: HttpRequest) -> HttpResponse:
         """Answer a call. What it raises becomes a 500."""
         ...
 
-    async def upgrade(self, request: Request) -> Accept | Response:
+    async def upgrade(self, request: HttpRequest) -> Accept | HttpResponse:
         """Let a WebSocket in, or say why not. Meanwhile nothing is read from it; after `upgrade_s` it is refused."""
         ...
 
 
-class Door:
+class Listener:
     def __init__(
         self,
-        service: DoorService,
+        service: ListenerService,
         *,
-        limits: DoorLimits | None = None,
+        limits: ListenerLimits | None = None,
         tls: ssl.SSLContext | None = None,
         socket_paths: tuple[str, ...] = ("/client/", "/clients/"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self.limits = limits or DoorLimits()
+        self.limits = limits or ListenerLimits()
         self.sockets: SocketService = service
         self.scheme = "http" if tls is None else "https"
         self.is_stopping = False
@@ -91,7 +91,7 @@ class Door:
         return len(self._connections)
 
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Open the door; returns the port, which the system chooses when `port` is 0."""
+        """Open the listener; returns the port, which the system chooses when `port` is 0."""
         self._loop = asyncio.get_running_loop()
         tls_wait_s = None if self._tls is None else self.limits.head_s
         try:
@@ -133,16 +133,16 @@ class Door:
 
     # -- what connections ask
 
-    def enter(self, connection: HttpConnection) -> Response | None:
+    def enter(self, connection: HttpConnection) -> HttpResponse | None:
         self._count(connection)
         if self.is_stopping or len(self._connections) > self.limits.connections:
-            return Response(HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "1"}, b"no more connections now\n")
+            return _try_again(HTTPStatus.SERVICE_UNAVAILABLE, "no more connections now")
         source = source_of(connection.address)
         if self._addresses[source] > self.limits.connections_per_address:
-            return Response(HTTPStatus.TOO_MANY_REQUESTS, {"retry-after": "1"}, b"too many connections from here\n")
+            return _try_again(HTTPStatus.TOO_MANY_REQUESTS, "too many connections from here")
         return self._too_often(self._connection_rate, source, "connections")
 
-    def _too_often(self, rate: Rate, source: str, what: str) -> Response | None:
+    def _too_often(self, rate: Rate, source: str, what: str) -> HttpResponse | None:
         """A refusal, if it comes too fast from there."""
         if is_loopback(source):
             return None
@@ -150,8 +150,7 @@ class Door:
         if not wait_s:
             return None
         self._warn(source, what)
-        headers = {"retry-after": str(math.ceil(wait_s)), "content-type": "text/plain; charset=utf-8"}
-        return Response(HTTPStatus.TOO_MANY_REQUESTS, headers, f"too many {what} in this time\n".encode())
+        return _try_again(HTTPStatus.TOO_MANY_REQUESTS, f"too many {what} in this time", math.ceil(wait_s))
 
     def _warn(self, source: str, what: str) -> None:
         """A flood of requests is none of words in the log."""
@@ -186,15 +185,15 @@ class Door:
     def drop(self, size: int) -> None:
         self._bodies_bytes -= size
 
-    def is_socket(self, request: Request) -> bool:
+    def is_socket(self, request: HttpRequest) -> bool:
         upgrade = request.headers.get("upgrade", "").lower()
         return upgrade == "websocket" and f"{request.path}/".startswith(self._socket_paths)
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: HttpRequest) -> HttpResponse:
         refusal = self._too_often(self._request_rate, source_of(request.address), "requests")
         return refusal if refusal is not None else await self._service.handle(request)
 
-    async def upgrade(self, request: Request, connection: HttpConnection) -> Response | None:
+    async def upgrade(self, request: HttpRequest, connection: HttpConnection) -> HttpResponse | None:
         refusal = self._too_often(self._request_rate, source_of(request.address), "requests") or check_upgrade(request)
         if refusal is not None:
             return refusal
@@ -202,15 +201,15 @@ class Door:
             async with asyncio.timeout(self.limits.upgrade_s):
                 answer = await self._service.upgrade(request)
         except TimeoutError:
-            return Response(HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "1"}, b"no answer in time\n")
-        if isinstance(answer, Response):
+            return _try_again(HTTPStatus.SERVICE_UNAVAILABLE, "no answer in time")
+        if isinstance(answer, HttpResponse):
             return answer
         if self.is_stopping or connection.is_gone:
-            return Response(HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "1"}, b"the server is stopping\n")
+            return _try_again(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping")
         self._open(request, answer, connection)
         return None
 
-    def _open(self, request: Request, accept: Accept, connection: HttpConnection) -> None:
+    def _open(self, request: HttpRequest, accept: Accept, connection: HttpConnection) -> None:
         if accept.subprotocol is not None and accept.subprotocol not in subprotocols(request):
             raise LocalProtocolError(
                 f"{accept.subprotocol} was not offered", fix="choose one of `subprotocols(request)`"
@@ -247,6 +246,10 @@ class Door:
                     connection.abort()
                 if number % SWEEP_SLICE == 0:
                     await asyncio.sleep(0)
+
+
+def _try_again(status: HTTPStatus, text: str, after_s: int = 1) -> HttpResponse:
+    return text_response(status, text, ("retry-after", str(after_s)))
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:

@@ -19,6 +19,7 @@ import msgspec
 from semel.auth.authority import authorize
 from semel.auth.keys import AccessKeys
 from semel.errors import SemelError, StoreUnavailable
+from semel.http import HttpError, HttpRequest, HttpResponse
 from semel.kernel.envelope import Blob
 from semel.kernel.ops import MESSAGE
 from semel.kernel.position import Position
@@ -27,8 +28,7 @@ from semel.pubsub.hub.calls import Answer, Call, HubInfo, Outcome, Summarize
 from semel.pubsub.hub.commits import outward
 from semel.pubsub.hub.loading import is_known, known_hubs
 from semel.pubsub.rest.admin import PREFIX, Admin, HubRow, HubsAsked, MessagesAsked, Page, error_response
-from semel.pubsub.rest.api import Asked, HttpRequest, HttpResponse
-from semel.pubsub.rest.http import HttpError
+from semel.pubsub.rest.api import Asked
 from semel.runtime.host.outages import in_public, is_readable
 from semel.runtime.host.store_watch import StoreWatch
 from semel.runtime.host.threads import hand_over

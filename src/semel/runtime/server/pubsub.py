@@ -1,6 +1,6 @@
-"""The pub/sub server: hubs behind a door.
+"""The pub/sub server: hubs behind a listener.
 
-    door        WebSocket and HTTP on one port (`runtime.server.listener`)
+    listener    WebSocket and HTTP on one port (`runtime.server.listener`)
     operating   health, metrics, and what operators ask (`runtime.server.operating`)
     handshake   who comes in, and to which hub (`pubsub.protocol.handshake`)
     hubs        one machine for each, on the performer (`pubsub.hub.machine`)
@@ -25,6 +25,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from semel.auth.keys import AccessKeys
 from semel.errors import FrameError, LimitExceeded, SemelError, StoreError, StoreUnavailable
+from semel.http import HttpRequest, HttpResponse, text_response
 from semel.kernel.store import Store
 from semel.pubsub.events import cloudevents
 from semel.pubsub.events.abuse import host_of
@@ -41,14 +42,13 @@ from semel.pubsub.protocol.frames import Codec, codec_for
 from semel.pubsub.protocol.handshake import Handshake, Mode, Newcomer, Refused, Returning, TurnedAway
 from semel.pubsub.protocol.messages import CloseCode, Ping, SendToGroup, SequenceAck, StreamData, StreamEnd
 from semel.pubsub.protocol.messages import Request as ClientRequest
-from semel.pubsub.rest.api import HttpRequest, HttpResponse, Rest, RestSettings
+from semel.pubsub.rest.api import Rest, RestSettings
 from semel.runtime.host.performer import Performer
 from semel.runtime.host.store_watch import StoreWatch
-from semel.runtime.server.listener import Accept, Peer, Request, Response, subprotocols
 from semel.runtime.server.metrics import Metrics, Traffic
 from semel.runtime.server.operating import Operating
 from semel.runtime.transports.base import Inbox
-from semel.runtime.transports.websocket import Message
+from semel.runtime.transports.websocket import Accept, Message, Peer, subprotocols
 
 if TYPE_CHECKING:
     from semel.runtime.server.webhooks import Webhooks
@@ -209,7 +209,7 @@ class HubLink:
 
 
 class PubSub:
-    """A `DoorService`. The performer and the store belong to the caller."""
+    """A `ListenerService`. The performer and the store belong to the caller."""
 
     def __init__(
         self,
@@ -310,21 +310,20 @@ class PubSub:
 
     # -- HTTP
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: HttpRequest) -> HttpResponse:
         respond = self.operating.respond if self.operating.is_asked(request.path) else self._respond
         try:
-            response = await respond(_http_request(request))
+            response = await respond(request)
         except StoreError as error:
             return self._unavailable(error)
         self.metrics.responded(response.status)
-        return _response(response)
+        return response
 
-    def _unavailable(self, error: SemelError) -> Response:
+    def _unavailable(self, error: SemelError) -> HttpResponse:
         self._outages.met(error, "somebody was not answered")
         self.metrics.responded(HTTPStatus.SERVICE_UNAVAILABLE)
         message = error.message if isinstance(error, LimitExceeded) else outward(error)
-        headers = {"content-type": "text/plain; charset=utf-8", "retry-after": str(RETRY_AFTER_S)}
-        return Response(HTTPStatus.SERVICE_UNAVAILABLE, headers, f"{message}\n".encode())
+        return text_response(HTTPStatus.SERVICE_UNAVAILABLE, message, ("retry-after", str(RETRY_AFTER_S)))
 
     async def _respond(self, request: HttpRequest) -> HttpResponse:
         asked = self._rest.begin(request, self._clock())
@@ -356,20 +355,20 @@ class PubSub:
 
     # -- WebSocket
 
-    async def upgrade(self, request: Request) -> Accept | Response:
+    async def upgrade(self, request: HttpRequest) -> Accept | HttpResponse:
         try:
             return await self._upgrade(request)
         except (StoreError, LimitExceeded) as error:
             return self._unavailable(error)
 
-    async def _upgrade(self, request: Request) -> Accept | Response:
-        admission = self._handshake.admit(_http_request(request), subprotocols(request), self._clock())
+    async def _upgrade(self, request: HttpRequest) -> Accept | HttpResponse:
+        admission = self._handshake.admit(request, subprotocols(request), self._clock())
         if isinstance(admission, Newcomer):
             admission = await self._ask_handler(admission, request)
         match admission:
             case Refused(status=status, message=message):
                 log.info("a client is refused with %d: %s", status, " ".join(message.split()))
-                return Response(status, {"content-type": "text/plain; charset=utf-8"}, f"{message}\n".encode())
+                return text_response(status, message)
             case TurnedAway(subprotocol=subprotocol, reason=reason):
                 log.info("a client may not come back: %s", reason)
                 return Accept(subprotocol, _Guest(None, None, None, farewell=reason))
@@ -380,7 +379,7 @@ class PubSub:
             case Newcomer(hub=hub, subprotocol=subprotocol, opening=opening, mode=mode):
                 return Accept(subprotocol, _Guest(await self._reachable(hub), opening, _codec(subprotocol), mode))
 
-    async def _ask_handler(self, newcomer: Newcomer, request: Request) -> Newcomer | Refused:
+    async def _ask_handler(self, newcomer: Newcomer, request: HttpRequest) -> Newcomer | Refused:
         """Whether it may come in, if an event handler wants to decide that. Nothing of it is kept: a client that hears
         no answer comes again."""
         handlers = self._settings.handlers.get(newcomer.hub)
@@ -388,8 +387,7 @@ class PubSub:
         webhooks = (await self._reachable(newcomer.hub)).webhooks
         if handler is None or webhooks is None:
             return newcomer
-        asked, offered = _http_request(request), subprotocols(request)
-        opening = newcomer.opening
+        offered, opening = subprotocols(request), newcomer.opening
         event = connect_event(
             Client(newcomer.hub, opening.connection, opening.user),  # in which subprotocol is for the handler to say
             round(self._clock() * 1e6),
@@ -400,7 +398,7 @@ class PubSub:
         )
         match read_connect(await webhooks.ask(event, handler, CONNECT_S), offered):
             case Allowed() as allowed:
-                return self._handshake.let_in(newcomer, allowed, asked, self._clock())
+                return self._handshake.let_in(newcomer, allowed, request, self._clock())
             case cloudevents.Refused(status=status, message=message):
                 return Refused(status, message)
             case Failed(cause=cause):
@@ -494,13 +492,3 @@ def _parts(requests: Sequence[ClientRequest]) -> Iterator[Sequence[ClientRequest
 
 def _codec(subprotocol: str | None) -> Codec | None:
     return codec_for(subprotocol) if subprotocol is not None else None  # type: ignore[return-value]
-
-
-def _http_request(request: Request) -> HttpRequest:
-    return HttpRequest(
-        request.method, request.path, request.query, request.headers, request.body, request.scheme, request.host
-    )
-
-
-def _response(response: HttpResponse) -> Response:
-    return Response(response.status, dict(response.headers), response.body)

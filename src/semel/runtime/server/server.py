@@ -1,4 +1,4 @@
-"""A server process: a store, the performer, and the pub/sub service behind its door."""
+"""A server process: a store, the performer, and the pub/sub service behind its listener."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from semel.runtime.host.outages import Outages
 from semel.runtime.host.performer import Performer
 from semel.runtime.host.store_watch import SLOW_S
 from semel.runtime.host.sweeper import Sweeper
-from semel.runtime.server.listener import Door, DoorLimits
+from semel.runtime.server.limits import ListenerLimits
+from semel.runtime.server.listener import Listener
 from semel.runtime.server.pubsub import PubSub, PubSubSettings
 
 SWEEP_S = 5.0
 SWEEP_ROWS = 1000
 BEGIN_S = 5.0
 CLOSE_S = 3.0
-"""How long what was taken may take to be finished, after the door is closed."""
+"""How long what was taken may take to be finished, after the listener is closed."""
 STUCK_STOP_S = 1.0
 """How long calls under way are waited for when the store does not answer."""
 
@@ -52,7 +53,7 @@ async def serving(
     host: str = "127.0.0.1",
     port: int = 8080,
     tls: ssl.SSLContext | None = None,
-    limits: DoorLimits | None = None,
+    limits: ListenerLimits | None = None,
 ) -> AsyncIterator[Listening]:
     """Serve for as long as the block lasts. At the end clients are told to come back (1001), and what was taken is
     finished. That takes less than 10 seconds, whatever the store does. Raises a `StoreError` at the end if it did not
@@ -61,15 +62,15 @@ async def serving(
     outages = performer.outages
     try:
         service = PubSub(performer, _known_by(host, settings))
-        door = Door(service, limits=limits, tls=tls)
+        listener = Listener(service, limits=limits, tls=tls)
         async with sweeping(store, outages), _meanwhile(service.watch.run()):
             try:
                 async with beginning(service, outages):
-                    yield Listening(host, await door.listen(host, port), door.scheme)
+                    yield Listening(host, await listener.listen(host, port), listener.scheme)
             finally:
                 service.operating.stop()
                 is_stuck = outages.current is not None or performer.under_way_s() > SLOW_S
-                await door.stop(STUCK_STOP_S if is_stuck else door.limits.stop_s)
+                await listener.stop(STUCK_STOP_S if is_stuck else listener.limits.stop_s)
                 await service.watch.look_again(STUCK_STOP_S)
     finally:
         await performer.close(CLOSE_S)

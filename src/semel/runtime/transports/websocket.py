@@ -17,8 +17,9 @@ from http import HTTPStatus
 from typing import Protocol
 
 from semel.errors import FrameError
+from semel.http import HttpRequest, HttpResponse, text_response
 from semel.pubsub.protocol.messages import CloseCode
-from semel.runtime.server.http import DoorLimits, Request, Response
+from semel.runtime.server.limits import ListenerLimits
 
 try:
     from websockets.speedups import apply_mask
@@ -208,20 +209,20 @@ class Accept:
     key: object = None
 
 
-def subprotocols(request: Request) -> tuple[str, ...]:
+def subprotocols(request: HttpRequest) -> tuple[str, ...]:
     """What the client offers to speak, in the order of its liking."""
     offered = request.headers.get("sec-websocket-protocol", "").split(",")
     return tuple(name for name in (name.strip() for name in offered) if name)
 
 
-def check_upgrade(request: Request) -> Response | None:
+def check_upgrade(request: HttpRequest) -> HttpResponse | None:
     """What is wrong with a request for a WebSocket, if anything. What follows it is taken for frames, so a body that is
     only announced is as wrong as one that is there: a proxy may count it."""
     if request.method != "GET" or request.body or _announces_body(request):
         return _bad("a WebSocket begins with a GET without a body")
     if request.headers.get("sec-websocket-version") != "13":
-        return Response(
-            HTTPStatus.UPGRADE_REQUIRED, {"sec-websocket-version": "13"}, b"WebSocket version 13 it must be\n"
+        return text_response(
+            HTTPStatus.UPGRADE_REQUIRED, "WebSocket version 13 it must be", ("sec-websocket-version", "13")
         )
     try:
         nonce = b64decode(request.headers.get("sec-websocket-key", ""), validate=True)
@@ -232,15 +233,15 @@ def check_upgrade(request: Request) -> Response | None:
     return None
 
 
-def _announces_body(request: Request) -> bool:
+def _announces_body(request: HttpRequest) -> bool:
     return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
 
 
-def _bad(text: str) -> Response:
-    return Response(HTTPStatus.BAD_REQUEST, {"content-type": "text/plain; charset=utf-8"}, f"{text}\n".encode())
+def _bad(text: str) -> HttpResponse:
+    return text_response(HTTPStatus.BAD_REQUEST, text)
 
 
-def accept_head(request: Request, subprotocol: str | None) -> bytes:
+def accept_head(request: HttpRequest, subprotocol: str | None) -> bytes:
     proof = b64encode(sha1(request.headers["sec-websocket-key"].encode() + _GUID).digest())
     lines = [
         b"HTTP/1.1 101 Switching Protocols",
@@ -285,7 +286,7 @@ class SocketService(Protocol):
 class SocketHost(Protocol):
     """What a peer asks of the server that it belongs to."""
 
-    limits: DoorLimits
+    limits: ListenerLimits
     sockets: SocketService
 
     def gather(self, peer: Peer) -> None:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from semel.auth.keys import AccessKeys
 from semel.auth.tokens import client_token
+from semel.http import HttpRequest
 from semel.pubsub.events.cloudevents import Allowed
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.handshake import Admission, Handshake, Mode, Newcomer, Refused, Returning, TurnedAway
 from semel.pubsub.protocol.messages import Data, DataType, SendEvent, SendToGroup
 from semel.pubsub.protocol.permissions import Permission
-from semel.pubsub.rest.http import HttpRequest
 
 NOW = 1_800_000_000.0
 KEYS = AccessKeys("p" * 32, "s" * 32)

@@ -8,6 +8,7 @@ import msgspec
 
 from semel.auth.keys import DEV_KEY, AccessKeys
 from semel.auth.tokens import service_token
+from semel.http import HttpRequest, HttpResponse
 from semel.pubsub.hub.calls import (
     Answer,
     Call,
@@ -30,7 +31,7 @@ from semel.pubsub.hub.calls import (
 )
 from semel.pubsub.protocol.filters import parse
 from semel.pubsub.protocol.permissions import Permissions
-from semel.pubsub.rest.api import Asked, HttpRequest, HttpResponse, Rest, RestSettings
+from semel.pubsub.rest.api import Asked, Rest, RestSettings
 
 NOW = 1_800_000_000.0
 KEYS = AccessKeys(DEV_KEY)

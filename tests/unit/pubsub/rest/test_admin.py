@@ -14,6 +14,7 @@ from tests.unit.pubsub.rest.rest_values import HOST, KEYS, NOW, request
 from semel.auth.keys import AccessKeys
 from semel.auth.tokens import client_token, service_token
 from semel.errors import EpochChanged, StoreUnavailable
+from semel.http import HttpRequest, HttpResponse
 from semel.kernel.envelope import Envelope
 from semel.kernel.position import Position
 from semel.kernel.store import Record
@@ -33,7 +34,7 @@ from semel.pubsub.hub.calls import (
 from semel.pubsub.hub.records import EVERYBODY, Terms, accepted_event, message
 from semel.pubsub.protocol.messages import Data, DataType
 from semel.pubsub.rest.admin import Admin, HubRow, HubsAsked, MessagesAsked, Page
-from semel.pubsub.rest.api import Asked, HttpRequest, HttpResponse
+from semel.pubsub.rest.api import Asked
 
 ADMIN = Admin(KEYS)
 HUBS = "/v1/pubsub/hubs"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.unit.pubsub.rest.rest_values import HOST, HUB, KEYS, REST, Client, FakeHub, answered, asked, error
 
 from semel.auth.keys import AccessKeys
+from semel.http import HttpError
 from semel.pubsub.hub.calls import ListMembers
 from semel.pubsub.rest.api import Rest, RestSettings
-from semel.pubsub.rest.http import HttpError
 from semel.pubsub.rest.paging import page_token, read_token
 
 GROUP = f"{HUB}/groups/room%2F1/connections"

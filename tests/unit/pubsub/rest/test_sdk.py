@@ -25,9 +25,10 @@ from urllib3 import HTTPResponse as RawResponse
 
 from semel.auth.keys import AccessKeys, ConnectionString
 from semel.auth.tokens import read_client_token, service_token
+from semel.http import HttpRequest
 from semel.pubsub.hub.calls import Answer, Connection, Everybody, Group, Outcome, Publish, User
 from semel.pubsub.protocol.messages import Data, DataType
-from semel.pubsub.rest.api import Asked, HttpRequest, Rest, RestSettings
+from semel.pubsub.rest.api import Asked, Rest, RestSettings
 
 ENDPOINT = "http://localhost:8080"
 SECURE = "https://localhost:8080"

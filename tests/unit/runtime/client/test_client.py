@@ -12,7 +12,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from tests.integration.test_door import CERTIFICATE, PRIVATE_KEY
+from tests.integration.test_listener import CERTIFICATE, PRIVATE_KEY
 from tests.unit.runtime.client.client_hub import TOKEN, WAIT_S, FakeHub, Line
 from websockets.exceptions import ConnectionClosed
 

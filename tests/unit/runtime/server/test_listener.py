@@ -12,11 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.errors import ConfigError
+from semel.http import HttpRequest, HttpResponse
 from semel.pubsub.protocol.messages import CloseCode
 from semel.pubsub.protocol.wire import frame
-from semel.runtime.server.http import HttpConnection
-from semel.runtime.server.listener import Accept, Door, DoorLimits, Peer, Request, Response, subprotocols
-from semel.runtime.transports.websocket import NO_CODE, Close, FrameReader, check_upgrade, close_frame
+from semel.runtime.server.connection import HttpConnection
+from semel.runtime.server.limits import ListenerLimits
+from semel.runtime.server.listener import Listener
+from semel.runtime.transports.websocket import (
+    NO_CODE,
+    Accept,
+    Close,
+    FrameReader,
+    Peer,
+    check_upgrade,
+    close_frame,
+    subprotocols,
+)
 
 LIMIT = 1024
 
@@ -184,7 +195,7 @@ class TestShakingHands:
     GOOD = {"sec-websocket-version": "13", "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ=="}  # noqa: RUF012
 
     def test_a_good_request_has_nothing_wrong(self) -> None:
-        assert check_upgrade(Request("GET", "/client/", headers=self.GOOD)) is None
+        assert check_upgrade(HttpRequest("GET", "/client/", headers=self.GOOD)) is None
 
     @pytest.mark.parametrize(
         ("changes", "status"),
@@ -198,18 +209,21 @@ class TestShakingHands:
         ],
     )
     def test_a_bad_one_is_told_what_is_wrong(self, changes: dict[str, str], status: int) -> None:
-        refusal = check_upgrade(Request("GET", "/client/", headers=self.GOOD | changes))
+        refusal = check_upgrade(HttpRequest("GET", "/client/", headers=self.GOOD | changes))
         assert refusal is not None
         assert refusal.status == status
         assert refusal.body
 
     def test_only_a_get_without_a_body_will_do(self) -> None:
-        for request in (Request("POST", "/", headers=self.GOOD), Request("GET", "/", headers=self.GOOD, body=b"x")):
+        for request in (
+            HttpRequest("POST", "/", headers=self.GOOD),
+            HttpRequest("GET", "/", headers=self.GOOD, body=b"x"),
+        ):
             assert check_upgrade(request) is not None
 
     @pytest.mark.parametrize(("header", "names"), [("", ()), ("a", ("a",)), (" a ,, b,a", ("a", "b", "a")), (",", ())])
     def test_subprotocols_keep_their_order(self, header: str, names: tuple[str, ...]) -> None:
-        assert subprotocols(Request("GET", "/", headers={"sec-websocket-protocol": header})) == names
+        assert subprotocols(HttpRequest("GET", "/", headers={"sec-websocket-protocol": header})) == names
 
 
 class TestLimits:
@@ -225,7 +239,7 @@ class TestLimits:
     )
     def test_limits_that_contradict_each_other_are_refused(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ConfigError):
-            DoorLimits(**wrong)
+            ListenerLimits(**wrong)
 
 
 class Guest:
@@ -233,13 +247,13 @@ class Guest:
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
-        self.requests: list[Request] = []
+        self.requests: list[HttpRequest] = []
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: HttpRequest) -> HttpResponse:
         self.requests.append(request)
-        return Response(200, {}, request.path.encode())
+        return HttpResponse(200, (), request.path.encode())
 
-    async def upgrade(self, request: Request) -> Accept | Response:
+    async def upgrade(self, request: HttpRequest) -> Accept | HttpResponse:
         return Accept()
 
     def on_open(self, peer: Peer) -> None:
@@ -303,16 +317,16 @@ class Line(asyncio.Transport):
         self.is_aborted = True
 
 
-def connected(**limits: Any) -> tuple[Peer, Line, Guest, Door]:
+def connected(**limits: Any) -> tuple[Peer, Line, Guest, Listener]:
     guest, line = Guest(), Line()
-    door = Door(guest, limits=DoorLimits(**limits))
-    door._loop = asyncio.get_running_loop()
-    connection = HttpConnection(door)
+    listener = Listener(guest, limits=ListenerLimits(**limits))
+    listener._loop = asyncio.get_running_loop()
+    connection = HttpConnection(listener)
     connection.connection_made(line)
-    peer = Peer(door, line, Accept(key="a"), connection.address)
-    door._count(peer)
+    peer = Peer(listener, line, Accept(key="a"), connection.address)
+    listener._count(peer)
     peer.begin(connection.hand_over(peer))
-    return peer, line, guest, door
+    return peer, line, guest, listener
 
 
 def now() -> float:
@@ -470,7 +484,7 @@ class TestPeer:
         assert guest.heard == [("open",)]
 
     async def test_an_aborted_peer_is_quiet(self) -> None:
-        peer, line, guest, door = connected()
+        peer, line, guest, listener = connected()
         peer.write(b"x")
         peer.abort("no use")
         await asyncio.sleep(0)
@@ -478,8 +492,8 @@ class TestPeer:
         assert line.written == []
         peer.connection_lost(None)
         assert guest.heard[-1] == ("closed", None, "no use")
-        assert door.connections == 0
-        assert door.peers == []
+        assert listener.connections == 0
+        assert listener.peers == []
 
     async def test_a_service_that_fails_closes_that_peer_only(self, caplog: pytest.LogCaptureFixture) -> None:
         peer, line, guest, _ = connected()
@@ -493,13 +507,13 @@ class TestPeer:
         assert "a bug" in caplog.text
 
 
-def http(**limits: Any) -> tuple[HttpConnection, Line, Guest, Door]:
+def http(**limits: Any) -> tuple[HttpConnection, Line, Guest, Listener]:
     guest, line = Guest(), Line()
-    door = Door(guest, limits=DoorLimits(**limits))
-    door._loop = asyncio.get_running_loop()
-    connection = HttpConnection(door)
+    listener = Listener(guest, limits=ListenerLimits(**limits))
+    listener._loop = asyncio.get_running_loop()
+    connection = HttpConnection(listener)
     connection.connection_made(line)
-    return connection, line, guest, door
+    return connection, line, guest, listener
 
 
 async def settle(connection: HttpConnection) -> None:
@@ -566,7 +580,7 @@ class TestHttp:
         await settle(connection)
         headers = {"host": "h:80", "x-a": "1, 2", "cookie": "a=1; b=2", "content-length": "2"}
         assert guest.requests == [
-            Request("PUT", "/api/hubs/a%2Fb/:send", "x=%20&y", headers, b"hi", "http", "h:80", "192.0.2.1")
+            HttpRequest("PUT", "/api/hubs/a%2Fb/:send", "x=%20&y", headers, b"hi", "http", "h:80", "192.0.2.1")
         ]
 
     @pytest.mark.parametrize(
@@ -589,8 +603,8 @@ class TestHttp:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         clock = [1000.0]
-        connection, line, guest, door = http(request_rate=0.2)
-        door._clock = lambda: clock[0]
+        connection, line, guest, listener = http(request_rate=0.2)
+        listener._clock = lambda: clock[0]
         one = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
         upgrade = one.replace(b"GET /", b"GET /client/hubs/a").replace(
             b"\r\n\r\n", b"\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n"
@@ -609,12 +623,12 @@ class TestHttp:
 
     async def test_connections_that_come_too_fast_are_refused_and_those_of_this_machine_are_not(self) -> None:
         guest = Guest()
-        door = Door(guest, limits=DoorLimits(connection_rate=0.1))
+        listener = Listener(guest, limits=ListenerLimits(connection_rate=0.1))
 
         def come(address: str) -> list[int]:
             line = Line()
             line._extra["peername"] = (address, 1)  # type: ignore[attr-defined]
-            HttpConnection(door).connection_made(line)
+            HttpConnection(listener).connection_made(line)
             return statuses(line)
 
         assert [come("192.0.2.1") for _ in range(3)] == [[], [429], [429]]
@@ -665,11 +679,11 @@ class TestHttp:
 
     async def test_the_bodies_of_all_who_are_not_answered_yet_have_a_limit(self) -> None:
         head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 60\r\n\r\n"
-        first, _, guest, door = http(body_bytes=100, bodies_bytes=100)
+        first, _, guest, listener = http(body_bytes=100, bodies_bytes=100)
         first.data_received(head + bytes(59))
 
         def another() -> tuple[HttpConnection, Line]:
-            connection, line = HttpConnection(door), Line()
+            connection, line = HttpConnection(listener), Line()
             connection.connection_made(line)
             connection.data_received(head + bytes(60))
             return connection, line
@@ -686,7 +700,7 @@ class TestHttp:
         fourth, _ = another()
         fourth.connection_lost(None)
         await settle(fourth)
-        assert door._bodies_bytes == 0
+        assert listener._bodies_bytes == 0
 
     async def test_trailers_are_not_headers(self) -> None:
         connection, _, guest, _ = http()
@@ -697,27 +711,27 @@ class TestHttp:
         assert [dict(request.headers) for request in guest.requests] == [{"host": "a", "transfer-encoding": "chunked"}]
 
     async def test_a_call_whose_client_has_gone_counts_until_it_is_done(self) -> None:
-        connection, line, guest, door = http()
+        connection, line, guest, listener = http()
         gate = asyncio.Event()
 
-        async def handle(request: Request) -> Response:
+        async def handle(request: HttpRequest) -> HttpResponse:
             await gate.wait()
-            return Response()
+            return HttpResponse()
 
         guest.handle = handle  # type: ignore[method-assign]
         connection.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2)
         await asyncio.sleep(0)
         connection.connection_lost(None)
-        assert door.connections == 1
+        assert listener.connections == 1
         gate.set()
         await settle(connection)
-        assert (door.connections, line.written) == (0, [])
+        assert (listener.connections, line.written) == (0, [])
 
     async def test_who_has_gone_before_it_was_let_in_is_never_opened(self) -> None:
-        connection, _, guest, door = http()
+        connection, _, guest, listener = http()
         gate = asyncio.Event()
 
-        async def upgrade(request: Request) -> Accept | Response:
+        async def upgrade(request: HttpRequest) -> Accept | HttpResponse:
             await gate.wait()
             return Accept()
 
@@ -730,15 +744,20 @@ class TestHttp:
         connection.connection_lost(None)
         gate.set()
         await settle(connection)
-        assert (guest.heard, door.connections) == ([], 0)
+        assert (guest.heard, listener.connections) == ([], 0)
 
     async def test_a_bad_answer_is_a_500_and_the_connection_goes_on(self, caplog: pytest.LogCaptureFixture) -> None:
         connection, line, guest, _ = http()
         answers = iter(
-            [Response(200, {"a": "x\r\ny: z"}), Response(99), Response(200, {"b ": "x"}), Response(204, {}, b"x")]
+            [
+                HttpResponse(200, (("a", "x\r\ny: z"),)),
+                HttpResponse(99),
+                HttpResponse(200, (("b ", "x"),)),
+                HttpResponse(204, (), b"x"),
+            ]
         )
 
-        async def handle(request: Request) -> Response:
+        async def handle(request: HttpRequest) -> HttpResponse:
             return next(answers)
 
         guest.handle = handle  # type: ignore[method-assign]
@@ -755,4 +774,4 @@ async def test_a_port_that_is_taken_is_a_config_error() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigError, match="cannot listen"):
-            await Door(Guest()).listen(port=taken.getsockname()[1])
+            await Listener(Guest()).listen(port=taken.getsockname()[1])

@@ -24,6 +24,7 @@ from semel.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
+from semel.http import HttpRequest
 from semel.kernel.envelope import Blob, Envelope
 from semel.kernel.ops import Append, Outcome, Put, PutBlob, Trim, Unit
 from semel.kernel.position import Position
@@ -33,7 +34,6 @@ from semel.pubsub.protocol.messages import Data, DataType
 from semel.runtime.host import store_watch
 from semel.runtime.host.performer import Performer
 from semel.runtime.server import operating
-from semel.runtime.server.listener import Request
 from semel.runtime.server.operating import read_page
 from semel.runtime.server.pubsub import PubSub, PubSubSettings
 from semel.stores.memory import MemoryStore
@@ -89,8 +89,8 @@ async def ask(
 ) -> tuple[int, Any]:
     made = service_token(KEYS, f"http://{HOST}{path}", now=time.time(), roles=roles)
     headers = {"authorization": f"Bearer {made}"} if token else {}
-    response = await service.handle(Request(method, path, query, headers, host=HOST))
-    is_json = response.headers.get("content-type") == "application/json"
+    response = await service.handle(HttpRequest(method, path, query, headers, host=HOST))
+    is_json = ("content-type", "application/json") in response.headers
     return response.status, msgspec.json.decode(response.body) if is_json else response.body.decode()
 
 

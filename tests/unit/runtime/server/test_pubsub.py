@@ -1,4 +1,4 @@
-"""What the server does between the door and its hubs."""
+"""What the server does between the listener and its hubs."""
 
 from __future__ import annotations
 

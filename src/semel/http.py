@@ -1,4 +1,5 @@
-"""HTTP as plain values: a request, a response, and reading the parts of a request without trusting any of them."""
+"""HTTP as plain values, for every part that is served: a request, a response, an error, and the reading of a request's
+parts without trusting any of them."""
 
 from __future__ import annotations
 
@@ -9,12 +10,11 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 import msgspec
 
 from semel.kernel.text import clean_cause
-from semel.pubsub.protocol.frames import check_digits, json_body
-from semel.pubsub.protocol.messages import CONTENT_TYPES, Data, DataType
 
 Headers = tuple[tuple[str, str], ...]
 
-JSON = CONTENT_TYPES[DataType.JSON]
+JSON = "application/json"
+PLAIN_TEXT = "text/plain; charset=utf-8"
 BAD_REQUEST = "Error.BadRequest"
 FIELDS_MAX = 4096
 INT_MAX = 2**31 - 1
@@ -31,12 +31,12 @@ _CHARSETS = {
     "utf-8": "utf-8", "utf8": "utf-8", "us-ascii": "ascii", "ascii": "ascii", "iso-8859-1": "latin-1",
     "latin1": "latin-1", "windows-1252": "cp1252", "utf-16": "utf-16", "utf-16le": "utf-16-le", "utf-16be": "utf-16-be",
 }  # fmt: skip
-_SENDABLE = {CONTENT_TYPES[kind]: kind for kind in (DataType.JSON, DataType.TEXT, DataType.BINARY)}
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
     """`path` and `query` as they came, with every %. `headers` have their names in small letters, and one that came
-    more than once has its values joined by ", ". `host` is the header of that name, or what a trusted proxy says."""
+    more than once has its values joined by ", ". `host` is the header of that name, or what a trusted proxy says.
+    `address` is that of the socket's other end."""
 
     method: str
     path: str
@@ -45,14 +45,20 @@ class HttpRequest(msgspec.Struct, frozen=True):
     body: bytes = b""
     scheme: str = "http"
     host: str = ""
+    address: str = ""
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
     """Whoever writes it adds the length, the date and what concerns the connection."""
 
-    status: int
+    status: int = 200
     headers: Headers = ()
     body: bytes = b""
+
+
+def text_response(status: int, text: str, *headers: tuple[str, str]) -> HttpResponse:
+    """One line for people to read."""
+    return HttpResponse(status, (("content-type", PLAIN_TEXT), *headers), f"{text}\n".encode())
 
 
 class HttpError(Exception):
@@ -161,33 +167,17 @@ class Query:
 # -- the body
 
 
-def read_data(request: HttpRequest) -> Data:
-    """The body as what is sent. It may be empty, unless it is to be JSON. Without a type it is bytes."""
-    media, codec = _content_type(request.headers)
-    kind = _SENDABLE.get(media) if media else DataType.BINARY
-    if kind is None:
-        raise _unsupported(f"the content type is none of {', '.join(_SENDABLE)}", "send one of them as Content-Type")
-    if kind is DataType.BINARY:
-        return Data(kind, request.body)
-    text = _text(request.body, codec)
-    if kind is DataType.TEXT:
-        return Data(kind, text.encode())
-    body = json_body(text)
-    check_digits(body)
-    return Data(kind, body)
-
-
 def read_json(request: HttpRequest) -> str:
-    media, codec = _content_type(request.headers)
+    media, codec = content_type_of(request.headers)
     if media != JSON:
-        raise _unsupported("the content type is not that of JSON", f"send it as Content-Type: {JSON}")
-    return _text(request.body, codec)
+        raise unsupported("the content type is not that of JSON", f"send it as Content-Type: {JSON}")
+    return text_of(request.body, codec)
 
 
-def _content_type(headers: Mapping[str, str]) -> tuple[str, str]:
-    """Small letters, and the codec for the text."""
+def content_type_of(headers: Mapping[str, str]) -> tuple[str, str]:
+    """The media type in small letters, and the codec of its text."""
     if headers.get("content-encoding", "identity").strip().lower() not in ("identity", ""):
-        raise _unsupported("the body is compressed", "send it without Content-Encoding")
+        raise unsupported("the body is compressed", "send it without Content-Encoding")
     media, *parameters = headers.get("content-type", "").split(";")
     charset = "utf-8"
     for parameter in parameters:
@@ -195,15 +185,15 @@ def _content_type(headers: Mapping[str, str]) -> tuple[str, str]:
         if name.strip().lower() == "charset":
             charset = re.sub(r'\A"(.*)"\Z', r"\1", value.strip()).lower()
     if charset not in _CHARSETS:
-        raise _unsupported("the charset is not known here", "send text in UTF-8")
+        raise unsupported("the charset is not known here", "send text in UTF-8")
     return media.strip().lower(), _CHARSETS[charset]
 
 
-def _unsupported(message: str, fix: str) -> HttpError:
+def unsupported(message: str, fix: str) -> HttpError:
     return HttpError(415, "Error.UnsupportedMediaType", message, fix=fix, target="Content-Type")
 
 
-def _text(body: bytes, codec: str) -> str:
+def text_of(body: bytes, codec: str) -> str:
     try:
         return body.decode(codec)
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The door with real sockets, on both event loops: real clients, and clients that mean no good."""
+"""The listener with real sockets, on both event loops: real clients, and clients that mean no good."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ import pytest
 import websockets.asyncio.client as client
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from semel.http import HttpRequest, HttpResponse
 from semel.pubsub.protocol.wire import frame
-from semel.runtime.server.listener import Accept, Door, DoorLimits, Peer, Request, Response, subprotocols
+from semel.runtime.server.limits import ListenerLimits
+from semel.runtime.server.listener import Listener
+from semel.runtime.transports.websocket import Accept, Peer, subprotocols
 from semel.testing.limits import scaled
 
 try:
@@ -60,17 +63,17 @@ class Guest:
         self.asked = asyncio.Event()
         self.echoes = True
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: HttpRequest) -> HttpResponse:
         self._note("call", request.method, request.path)
         if request.path == "/slow":
             await self.gate.wait()
         if request.path == "/fail":
             raise RuntimeError("a bug")
         if request.path.startswith("/status/"):
-            return Response(int(request.path[8:]), {"x-a": "b"}, b"words")
-        return Response(200, {"content-type": "text/plain"}, request.body or request.path.encode())
+            return HttpResponse(int(request.path[8:]), (("x-a", "b"),), b"words")
+        return HttpResponse(200, (("content-type", "text/plain"),), request.body or request.path.encode())
 
-    async def upgrade(self, request: Request) -> Accept | Response:
+    async def upgrade(self, request: HttpRequest) -> Accept | HttpResponse:
         self.asked.set()
         kind = request.path.rsplit("/", 1)[-1]
         if kind == "slow":
@@ -78,7 +81,7 @@ class Guest:
         if kind == "fail":
             raise RuntimeError("a bug")
         if kind.isdecimal():
-            return Response(int(kind), {"x-reason": "no"}, f"refused {kind}".encode())
+            return HttpResponse(int(kind), (("x-reason", "no"),), f"refused {kind}".encode())
         if kind == "wrong":
             return Accept("never offered")
         offered = subprotocols(request)
@@ -116,16 +119,18 @@ class Guest:
 
 
 @asynccontextmanager
-async def open_door(*, tls: ssl.SSLContext | None = None, **limits: Any) -> AsyncIterator[tuple[Guest, Door, int]]:
+async def open_listener(
+    *, tls: ssl.SSLContext | None = None, **limits: Any
+) -> AsyncIterator[tuple[Guest, Listener, int]]:
     guest = Guest()
-    door = Door(guest, limits=DoorLimits(**({"stop_s": 1.0, "sweep_s": 0.01} | limits)), tls=tls)
-    port = await door.listen()
+    listener = Listener(guest, limits=ListenerLimits(**({"stop_s": 1.0, "sweep_s": 0.01} | limits)), tls=tls)
+    port = await listener.listen()
     try:
-        yield guest, door, port
+        yield guest, listener, port
     finally:
         guest.gate.set()
-        await door.stop()
-    assert door.connections == 0
+        await listener.stop()
+    assert listener.connections == 0
     assert len(guest.all("open")) == len(guest.all("closed"))
 
 
@@ -196,7 +201,7 @@ def reset(writer: asyncio.StreamWriter) -> None:
 
 @on_each_loop
 async def test_a_client_connects_speaks_and_leaves() -> None:
-    async with open_door() as (guest, _, port):
+    async with open_listener() as (guest, _, port):
         async with client.connect(f"ws://127.0.0.1:{port}/client/hubs/a?me", subprotocols=["b", "c"]) as ws:  # type: ignore[list-item]
             assert ws.subprotocol == "b"
             await ws.send("text é")
@@ -211,7 +216,7 @@ async def test_a_client_connects_speaks_and_leaves() -> None:
 
 @on_each_loop
 async def test_a_large_message_goes_there_and_back_and_a_larger_one_does_not() -> None:
-    async with open_door(frame_bytes=1 << 20) as (guest, _, port):
+    async with open_listener(frame_bytes=1 << 20) as (guest, _, port):
         async with client.connect(f"ws://127.0.0.1:{port}/client/hubs/a", max_size=None, compression=None) as ws:
             await ws.send(bytes(1 << 20))
             assert await ws.recv() == bytes(1 << 20)
@@ -225,7 +230,7 @@ async def test_a_large_message_goes_there_and_back_and_a_larger_one_does_not() -
 
 @on_each_loop
 async def test_the_server_closes_after_what_it_has_written() -> None:
-    async with open_door() as (guest, _, port):
+    async with open_listener() as (guest, _, port):
         async with client.connect(f"ws://127.0.0.1:{port}/client/hubs/a") as ws:
             await guest.until(lambda: guest.peers)
             guest.peers[0].write(frame("one") + frame("two"))
@@ -243,7 +248,7 @@ async def aiter_all(ws: client.ClientConnection) -> AsyncIterator[str | bytes]:
 
 @on_each_loop
 async def test_many_clients_at_once() -> None:
-    async with open_door() as (_, door, port):
+    async with open_listener() as (_, listener, port):
 
         async def talk(number: int) -> None:
             async with client.connect(f"ws://127.0.0.1:{port}/client/hubs/a") as ws:
@@ -252,7 +257,7 @@ async def test_many_clients_at_once() -> None:
                 assert [await ws.recv() for _ in range(20)] == [f"{number} {turn}" for turn in range(20)]
 
         await asyncio.gather(*(talk(number) for number in range(50)))
-        assert door.limits.connections > 50
+        assert listener.limits.connections > 50
 
 
 # -- the handshake
@@ -261,7 +266,7 @@ async def test_many_clients_at_once() -> None:
 @pytest.mark.parametrize("status", [400, 401, 404, 500])
 @on_each_loop
 async def test_a_refusal_reaches_the_client_with_its_body(status: int) -> None:
-    async with open_door() as (guest, _, port):
+    async with open_listener() as (guest, _, port):
         with pytest.raises(InvalidStatus) as caught:
             await client.connect(f"ws://127.0.0.1:{port}/client/hubs/{status}")
         response = caught.value.response
@@ -273,7 +278,7 @@ async def test_a_refusal_reaches_the_client_with_its_body(status: int) -> None:
 @pytest.mark.parametrize("kind", ["fail", "wrong"])
 @on_each_loop
 async def test_a_service_that_fails_is_a_500(kind: str) -> None:
-    async with open_door() as (_, _, port):
+    async with open_listener() as (_, _, port):
         with pytest.raises(InvalidStatus) as caught:
             await client.connect(f"ws://127.0.0.1:{port}/client/hubs/{kind}")
         assert caught.value.response.status_code == 500
@@ -294,7 +299,7 @@ async def test_a_service_that_fails_is_a_500(kind: str) -> None:
 )
 @on_each_loop
 async def test_a_handshake_that_is_not_one(change: tuple[bytes, bytes], status: int) -> None:
-    async with open_door() as (guest, _, port), dial(port) as (reader, writer):
+    async with open_listener() as (guest, _, port), dial(port) as (reader, writer):
         writer.write(UPGRADE.replace(*change) + b"\r\n" + masked(0x81, b"not read"))
         code, headers, _ = await answer(reader)
         assert (code, headers["connection"]) == (status, "close")
@@ -304,7 +309,7 @@ async def test_a_handshake_that_is_not_one(change: tuple[bytes, bytes], status: 
 
 @on_each_loop
 async def test_nothing_is_read_while_the_service_thinks_and_nothing_is_lost() -> None:
-    async with open_door() as (guest, _, port), dial(port) as (reader, writer):
+    async with open_listener() as (guest, _, port), dial(port) as (reader, writer):
         texts = [f"{number:05}" for number in range(20_000)]
         writer.write(UPGRADE.replace(b"hubs/a", b"hubs/slow") + b"\r\n")
         await guest.asked.wait()
@@ -319,32 +324,32 @@ async def test_nothing_is_read_while_the_service_thinks_and_nothing_is_lost() ->
 async def test_a_frame_that_comes_with_the_handshake_is_heard_after_the_opening() -> None:
     early = [bytes((number,)) * 10_000 for number in range(5)]
     extra = b"".join(masked(0x82, message) for message in early)
-    async with open_door() as (guest, _, port), dial_socket(port, extra) as (reader, _):
+    async with open_listener() as (guest, _, port), dial_socket(port, extra) as (reader, _):
         assert [(await server_frame(reader))[1] for _ in early] == early
         assert guest.heard[0][0] == "open"
 
 
 @on_each_loop
 async def test_a_service_that_takes_too_long_is_a_503() -> None:
-    async with open_door(upgrade_s=0.02) as (_, _, port), dial(port) as (reader, writer):
+    async with open_listener(upgrade_s=0.02) as (_, _, port), dial(port) as (reader, writer):
         writer.write(UPGRADE.replace(b"hubs/a", b"hubs/slow") + b"\r\n")
         assert (await answer(reader))[0] == 503
 
 
 @on_each_loop
 async def test_a_client_that_goes_during_the_handshake_leaves_nothing_behind() -> None:
-    async with open_door() as (guest, door, port), dial(port) as (_, writer):
+    async with open_listener() as (guest, listener, port), dial(port) as (_, writer):
         writer.write(UPGRADE.replace(b"hubs/a", b"hubs/slow") + b"\r\n")
         await guest.asked.wait()
         reset(writer)
         guest.gate.set()
-        await door._empty.wait()
+        await listener._empty.wait()
         assert len(guest.all("open")) == len(guest.all("closed"))
 
 
 @on_each_loop
 async def test_a_websocket_may_follow_calls_on_the_same_connection() -> None:
-    async with open_door() as (_, _, port), dial(port) as (reader, writer):
+    async with open_listener() as (_, _, port), dial(port) as (reader, writer):
         writer.write(GET + GET + UPGRADE + b"\r\n" + masked(0x81, b"hi"))
         assert [(await answer(reader))[0] for _ in range(2)] == [200, 200]
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
@@ -370,7 +375,7 @@ async def test_a_websocket_may_follow_calls_on_the_same_connection() -> None:
 )
 @on_each_loop
 async def test_a_broken_frame_is_answered_with_its_code_though_more_is_on_its_way(data: bytes, code: int) -> None:
-    async with open_door() as (guest, _, port), dial_socket(port) as (reader, writer):
+    async with open_listener() as (guest, _, port), dial_socket(port) as (reader, writer):
         writer.write(masked(0x81, b"good") + data + bytes(300_000))
         assert await server_frame(reader) == (0x81, b"good")
         assert await close_code(reader) == code
@@ -381,7 +386,7 @@ async def test_a_broken_frame_is_answered_with_its_code_though_more_is_on_its_wa
 
 @on_each_loop
 async def test_control_frames_may_come_between_the_parts_of_a_message() -> None:
-    async with open_door() as (_, _, port), dial_socket(port) as (reader, writer):
+    async with open_listener() as (_, _, port), dial_socket(port) as (reader, writer):
         for part in (masked(0x01, b"on"), masked(0x89, b"p"), masked(0x00, b"e "), masked(0x8A), masked(0x80, b"two")):
             writer.write(part)
         assert {await server_frame(reader), await server_frame(reader)} == {(0x8A, b"p"), (0x81, b"one two")}
@@ -389,7 +394,7 @@ async def test_control_frames_may_come_between_the_parts_of_a_message() -> None:
 
 @on_each_loop
 async def test_one_byte_at_a_time_is_slow_but_right() -> None:
-    async with open_door() as (_, _, port), dial_socket(port) as (reader, writer):
+    async with open_listener() as (_, _, port), dial_socket(port) as (reader, writer):
         for byte in masked(0x81, b"patience"):
             writer.write(bytes((byte,)))
             await writer.drain()
@@ -401,7 +406,7 @@ async def test_one_byte_at_a_time_is_slow_but_right() -> None:
 )
 @on_each_loop
 async def test_the_code_of_a_close_frame_is_heard_and_given_back(payload: bytes, code: int) -> None:
-    async with open_door() as (guest, _, port), dial_socket(port) as (reader, writer):
+    async with open_listener() as (guest, _, port), dial_socket(port) as (reader, writer):
         writer.write(masked(0x88, payload))
         assert await server_frame(reader) == (0x88, payload)
         assert await reader.read() == b""
@@ -411,7 +416,7 @@ async def test_the_code_of_a_close_frame_is_heard_and_given_back(payload: bytes,
 @pytest.mark.parametrize("how", ["reset", "half"])
 @on_each_loop
 async def test_a_connection_that_ends_without_a_word_is_closed_without_a_code(how: str) -> None:
-    async with open_door() as (guest, _, port), dial_socket(port) as (reader, writer):
+    async with open_listener() as (guest, _, port), dial_socket(port) as (reader, writer):
         if how == "reset":
             reset(writer)
         else:
@@ -425,7 +430,7 @@ async def test_a_connection_that_ends_without_a_word_is_closed_without_a_code(ho
 
 @on_each_loop
 async def test_a_silent_peer_is_pinged_and_then_given_up() -> None:
-    async with open_door(ping_s=0.05, dead_s=0.3) as (guest, _, port), dial_socket(port) as (reader, _):
+    async with open_listener(ping_s=0.05, dead_s=0.3) as (guest, _, port), dial_socket(port) as (reader, _):
         assert await server_frame(reader) == (0x89, b"")
         await guest.until(lambda: guest.all("closed") == [None])
 
@@ -433,7 +438,7 @@ async def test_a_silent_peer_is_pinged_and_then_given_up() -> None:
 @on_each_loop
 async def test_a_client_that_answers_pings_stays() -> None:
     async with (
-        open_door(ping_s=scaled(0.02), dead_s=scaled(0.4)) as (guest, _, port),
+        open_listener(ping_s=scaled(0.02), dead_s=scaled(0.4)) as (guest, _, port),
         dial_socket(port) as (reader, writer),
     ):
         for _ in range(30):
@@ -445,7 +450,7 @@ async def test_a_client_that_answers_pings_stays() -> None:
 @on_each_loop
 async def test_a_slow_reader_is_full_then_stalled_and_has_room_when_it_reads() -> None:
     limits = {"full_bytes": 64 * 1024, "room_bytes": 16 * 1024, "stalled_bytes": 1024 * 1024}
-    async with open_door(**limits) as (guest, _, port), dial_socket(port) as (reader, _):
+    async with open_listener(**limits) as (guest, _, port), dial_socket(port) as (reader, _):
         await guest.until(lambda: guest.peers)
         peer, sent = guest.peers[0], 0
         block = frame(bytes(64 * 1024))
@@ -465,7 +470,7 @@ async def test_a_slow_reader_is_full_then_stalled_and_has_room_when_it_reads() -
 @on_each_loop
 async def test_a_stalled_peer_can_be_aborted_and_one_that_closes_is_cut_off() -> None:
     limits = {"full_bytes": 64 * 1024, "room_bytes": 16 * 1024, "stalled_bytes": 1024 * 1024, "close_s": 0.1}
-    async with open_door(**limits) as (guest, _, port), dial_socket(port), dial_socket(port):
+    async with open_listener(**limits) as (guest, _, port), dial_socket(port), dial_socket(port):
         await guest.until(lambda: len(guest.peers) == 2)
         while len(guest.all("stalled")) < 2:
             for peer in guest.peers:
@@ -478,7 +483,7 @@ async def test_a_stalled_peer_can_be_aborted_and_one_that_closes_is_cut_off() ->
 
 @on_each_loop
 async def test_a_peer_that_is_held_waits_in_the_socket() -> None:
-    async with open_door() as (guest, _, port), dial_socket(port) as (reader, writer):
+    async with open_listener() as (guest, _, port), dial_socket(port) as (reader, writer):
         await guest.until(lambda: guest.peers)
         guest.peers[0].hold()
         writer.write(masked(0x81, b"later"))
@@ -495,7 +500,7 @@ async def test_a_peer_that_is_held_waits_in_the_socket() -> None:
 
 @on_each_loop
 async def test_calls_are_answered_in_order_on_one_connection() -> None:
-    async with open_door() as (_, _, port), dial(port) as (reader, writer):
+    async with open_listener() as (_, _, port), dial(port) as (reader, writer):
         paths = [f"/{number}" for number in range(3000)]
         writer.write(b"".join(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode() for path in paths))
         assert [(await answer(reader))[2].decode() for _ in paths] == paths
@@ -503,7 +508,7 @@ async def test_calls_are_answered_in_order_on_one_connection() -> None:
 
 @on_each_loop
 async def test_a_connection_stays_after_errors_of_the_service() -> None:
-    async with open_door() as (_, _, port), dial(port) as (reader, writer):
+    async with open_listener() as (_, _, port), dial(port) as (reader, writer):
         for path, status in [("/fail", 500), ("/status/404", 404), ("/status/204", 204), ("/fail", 500), ("/", 200)]:
             writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
             code, headers, body = await answer(reader)
@@ -514,7 +519,7 @@ async def test_a_connection_stays_after_errors_of_the_service() -> None:
 
 @on_each_loop
 async def test_head_has_the_length_and_not_the_body() -> None:
-    async with open_door() as (_, _, port), dial(port) as (reader, writer):
+    async with open_listener() as (_, _, port), dial(port) as (reader, writer):
         writer.write(b"HEAD /four HTTP/1.1\r\nHost: a\r\n\r\nOPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n")
         status, headers, _ = await answer(reader, has_body=False)
         assert (status, headers["content-length"]) == (200, "5")
@@ -523,7 +528,7 @@ async def test_head_has_the_length_and_not_the_body() -> None:
 
 @on_each_loop
 async def test_bodies_in_chunks_with_trailers_and_after_a_question() -> None:
-    async with open_door() as (_, _, port), dial(port) as (reader, writer):
+    async with open_listener() as (_, _, port), dial(port) as (reader, writer):
         writer.write(
             b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
             b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nX-T: 1\r\n\r\n"
@@ -561,7 +566,10 @@ async def test_bodies_in_chunks_with_trailers_and_after_a_question() -> None:
 )
 @on_each_loop
 async def test_what_is_wrong_or_too_much_is_said_and_the_connection_ends(data: bytes, status: int) -> None:
-    async with open_door(head_bytes=32 * 1024, body_bytes=50_000) as (guest, _, port), dial(port) as (reader, writer):
+    async with (
+        open_listener(head_bytes=32 * 1024, body_bytes=50_000) as (guest, _, port),
+        dial(port) as (reader, writer),
+    ):
         writer.write(data)
         code, headers, _ = await answer(reader)
         assert (code, headers["connection"]) == (status, "close")
@@ -571,7 +579,7 @@ async def test_what_is_wrong_or_too_much_is_said_and_the_connection_ends(data: b
 
 @on_each_loop
 async def test_good_requests_before_a_bad_one_are_answered_first() -> None:
-    async with open_door() as (_, _, port), dial(port) as (reader, writer):
+    async with open_listener() as (_, _, port), dial(port) as (reader, writer):
         writer.write(GET + GET + b"NONSENSE\r\n\r\n" + GET)
         assert [(await answer(reader))[0] for _ in range(3)] == [200, 200, 400]
         assert await reader.read() == b""
@@ -580,7 +588,7 @@ async def test_good_requests_before_a_bad_one_are_answered_first() -> None:
 @pytest.mark.parametrize("data", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n1"])
 @on_each_loop
 async def test_who_sends_slowly_is_not_waited_for(data: bytes) -> None:
-    async with open_door(head_s=0.1, body_s=0.1) as (_, _, port), dial(port) as (reader, writer):
+    async with open_listener(head_s=0.1, body_s=0.1) as (_, _, port), dial(port) as (reader, writer):
         writer.write(data)
         if data:
             assert (await answer(reader))[0] == 408
@@ -589,7 +597,7 @@ async def test_who_sends_slowly_is_not_waited_for(data: bytes) -> None:
 
 @on_each_loop
 async def test_a_head_that_comes_byte_by_byte_has_no_more_time_than_another() -> None:
-    async with open_door(head_s=0.2) as (_, _, port), dial(port) as (reader, writer):
+    async with open_listener(head_s=0.2) as (_, _, port), dial(port) as (reader, writer):
         reply = asyncio.ensure_future(answer(reader))
         for byte in b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000:
             if reply.done():
@@ -601,7 +609,7 @@ async def test_a_head_that_comes_byte_by_byte_has_no_more_time_than_another() ->
 
 @on_each_loop
 async def test_an_idle_connection_is_closed() -> None:
-    async with open_door(idle_s=0.05) as (_, _, port), dial(port) as (reader, writer):
+    async with open_listener(idle_s=0.05) as (_, _, port), dial(port) as (reader, writer):
         writer.write(GET)
         await answer(reader)
         assert await reader.read() == b""
@@ -609,7 +617,7 @@ async def test_an_idle_connection_is_closed() -> None:
 
 @on_each_loop
 async def test_old_clients_and_those_that_want_to_leave() -> None:
-    async with open_door() as (_, _, port):
+    async with open_listener() as (_, _, port):
         for head, goes_on in [
             (b"GET / HTTP/1.0\r\n\r\n", False),
             (b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", True),
@@ -625,7 +633,7 @@ async def test_old_clients_and_those_that_want_to_leave() -> None:
 
 @on_each_loop
 async def test_who_has_ended_its_half_still_gets_its_answers() -> None:
-    async with open_door() as (guest, _, port), dial(port) as (reader, writer):
+    async with open_listener() as (guest, _, port), dial(port) as (reader, writer):
         writer.write(GET + GET.replace(b"/x", b"/slow"))
         writer.write_eof()
         assert (await answer(reader))[0] == 200
@@ -637,17 +645,17 @@ async def test_who_has_ended_its_half_still_gets_its_answers() -> None:
 
 @on_each_loop
 async def test_a_call_whose_client_has_gone_is_finished_all_the_same() -> None:
-    async with open_door() as (guest, door, port), dial(port) as (_, writer):
+    async with open_listener() as (guest, listener, port), dial(port) as (_, writer):
         writer.write(GET.replace(b"/x", b"/slow"))
         await guest.until(lambda: guest.all("call"))
         reset(writer)
         async with dial(port) as (reader, other):
             other.write(GET)
             await answer(reader)
-        assert door.connections >= 1
+        assert listener.connections >= 1
         guest.gate.set()
-        await door.stop()
-        assert door.connections == 0
+        await listener.stop()
+        assert listener.connections == 0
 
 
 # -- limits on connections, and stopping
@@ -656,7 +664,7 @@ async def test_a_call_whose_client_has_gone_is_finished_all_the_same() -> None:
 @on_each_loop
 async def test_too_many_connections_are_told_so() -> None:
     async with (
-        open_door(connections=2) as (_, _, port),
+        open_listener(connections=2) as (_, _, port),
         dial_socket(port),
         dial_socket(port),
         dial(port) as (reader, _),
@@ -667,19 +675,19 @@ async def test_too_many_connections_are_told_so() -> None:
 
 @on_each_loop
 async def test_too_many_connections_from_one_address_are_told_so_until_one_leaves() -> None:
-    async with open_door(connections_per_address=1) as (guest, door, port):
+    async with open_listener(connections_per_address=1) as (guest, listener, port):
         async with dial_socket(port), dial(port) as (reader, _):
             assert (await answer(reader))[0] == 429
         await guest.until(lambda: guest.all("closed"))
-        await door._empty.wait()
+        await listener._empty.wait()
         async with dial_socket(port):
-            assert door.connections == 1
+            assert listener.connections == 1
 
 
 @on_each_loop
 async def test_stopping_closes_sockets_with_1001_and_finishes_calls() -> None:
     async with (
-        open_door(stop_s=60.0, close_s=60.0) as (guest, door, port),
+        open_listener(stop_s=60.0, close_s=60.0) as (guest, listener, port),
         client.connect(f"ws://127.0.0.1:{port}/client/hubs/a") as ws,
         dial(port) as (idle, idle_writer),
         dial(port) as (half, half_writer),
@@ -691,7 +699,7 @@ async def test_stopping_closes_sockets_with_1001_and_finishes_calls() -> None:
         await answer(half)
         busy_writer.write(GET.replace(b"/x", b"/slow") + GET)
         await guest.until(lambda: "/slow" in [heard[-1] for heard in guest.heard])
-        stopping = asyncio.ensure_future(door.stop())
+        stopping = asyncio.ensure_future(listener.stop())
         with pytest.raises(ConnectionClosed):
             await ws.recv()
         assert ws.close_code == 1001
@@ -711,10 +719,10 @@ async def test_stopping_closes_sockets_with_1001_and_finishes_calls() -> None:
 
 @on_each_loop
 async def test_who_is_let_in_while_the_server_stops_is_told_to_come_again() -> None:
-    async with open_door(stop_s=60.0) as (guest, door, port), dial(port) as (reader, writer):
+    async with open_listener(stop_s=60.0) as (guest, listener, port), dial(port) as (reader, writer):
         writer.write(UPGRADE.replace(b"hubs/a", b"hubs/slow") + b"\r\n")
         await guest.asked.wait()
-        stopping = asyncio.ensure_future(door.stop())
+        stopping = asyncio.ensure_future(listener.stop())
         await asyncio.sleep(0)
         guest.gate.set()
         status, headers, _ = await answer(reader)
@@ -727,14 +735,14 @@ async def test_who_is_let_in_while_the_server_stops_is_told_to_come_again() -> N
 @on_each_loop
 async def test_stopping_waits_no_longer_than_it_should() -> None:
     async with (
-        open_door(stop_s=0.05, close_s=5.0) as (guest, door, port),
+        open_listener(stop_s=0.05, close_s=5.0) as (guest, listener, port),
         dial_socket(port) as (reader, _),
         dial(port) as (_, writer),
     ):
         writer.write(GET.replace(b"/x", b"/slow"))
         await guest.until(lambda: guest.all("call"))
-        await door.stop()
-        assert door.connections == 0
+        await listener.stop()
+        assert listener.connections == 0
         assert await close_code(reader) == 1001
 
 
@@ -774,7 +782,7 @@ def tls(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 @on_each_loop
 async def test_all_of_it_over_tls(tls: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     server_tls, client_tls = tls
-    async with open_door(tls=server_tls) as (guest, _, port):
+    async with open_listener(tls=server_tls) as (guest, _, port):
         async with client.connect(f"wss://localhost:{port}/client/hubs/a", ssl=client_tls) as ws:
             await ws.send("hi")
             assert await ws.recv() == "hi"

@@ -11,8 +11,7 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Protocol
@@ -20,8 +19,9 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from semel.errors import ConfigError, LocalProtocolError
-from semel.pubsub.protocol.frames import FRAME_BYTES_MAX
+from semel.errors import LocalProtocolError
+from semel.http import HttpRequest, HttpResponse, text_response
+from semel.runtime.server.limits import ListenerLimits
 
 log = logging.getLogger(__name__)
 
@@ -35,83 +35,8 @@ _OURS = {"content-length", "transfer-encoding", "connection", "date"}
 
 
 @dataclass(frozen=True, slots=True)
-class DoorLimits:
-    """What one server allows. Behind a proxy all connections come from one address: raise `connections_per_address`,
-    and `connection_rate` and `request_rate`, or make them 0, which is no limit.
-
-    The rates are connections and requests in a second from one address; what ten seconds allow may come at once. They
-    are not for who is on this machine.
-
-    `bodies_bytes` is for all requests together that are not answered yet: nobody knows who they are before they are
-    whole.
-
-    A WebSocket is full above `full_bytes` that it has not taken, has room again below `room_bytes`, and is reported as
-    stalled above `stalled_bytes`. It is pinged when nothing came for `ping_s` and given up after `dead_s`; also when
-    it is full and takes less than `room_bytes` in that time. Times are looked at every `sweep_s`.
-    """
-
-    connections: int = 100_000
-    connections_per_address: int = 20_000
-    connection_rate: float = 1_000.0
-    request_rate: float = 5_000.0
-    head_bytes: int = 32 * 1024
-    headers: int = 100
-    body_bytes: int = 2 * 1024 * 1024
-    bodies_bytes: int = 256 * 1024 * 1024
-    head_s: float = 10.0
-    body_s: float = 60.0
-    idle_s: float = 75.0
-    upgrade_s: float = 30.0
-    frame_bytes: int = FRAME_BYTES_MAX
-    full_bytes: int = 1024 * 1024
-    room_bytes: int = 256 * 1024
-    stalled_bytes: int = 16 * 1024 * 1024
-    ping_s: float = 20.0
-    dead_s: float = 60.0
-    close_s: float = 5.0
-    stop_s: float = 5.0
-    sweep_s: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            least_is_zero = name in ("connection_rate", "request_rate")
-            if not (getattr(self, name) > 0 or (least_is_zero and getattr(self, name) == 0)):
-                raise ConfigError(f"{name} is {getattr(self, name)}", fix=f"give {name} a positive number")
-        if not self.room_bytes <= self.full_bytes <= self.stalled_bytes:
-            raise ConfigError(
-                "a socket must be full before it is stalled", fix="room_bytes <= full_bytes <= stalled_bytes"
-            )
-        if self.ping_s >= self.dead_s:
-            raise ConfigError("a peer is given up before it is pinged", fix="make ping_s smaller than dead_s")
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """`path` is still percent-encoded and `query` is as it came, without the `?`. The names in `headers` are in lower
-    case; a header that came several times is one, with commas. `address` is that of the socket's other end."""
-
-    method: str
-    path: str
-    query: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    scheme: str = "http"
-    host: str = ""
-    address: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """Content-Length, Date and Connection are added on the way out."""
-
-    status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
 class _Call:
-    request: Request
+    request: HttpRequest
     version: str
     keep_alive: bool
     is_socket: bool
@@ -120,13 +45,13 @@ class _Call:
 class HttpHost(Protocol):
     """What a connection asks of the server that it belongs to."""
 
-    limits: DoorLimits
+    limits: ListenerLimits
     scheme: str
 
     @property
     def is_stopping(self) -> bool: ...
 
-    def enter(self, connection: HttpConnection) -> Response | None:
+    def enter(self, connection: HttpConnection) -> HttpResponse | None:
         """A response is a refusal: the connection says it and closes."""
         ...
 
@@ -138,13 +63,13 @@ class HttpHost(Protocol):
 
     def drop(self, size: int) -> None: ...
 
-    def is_socket(self, request: Request) -> bool:
+    def is_socket(self, request: HttpRequest) -> bool:
         """Whether an upgrade to WebSocket is meant for us. What is not is answered as plain HTTP."""
         ...
 
-    async def handle(self, request: Request) -> Response: ...
+    async def handle(self, request: HttpRequest) -> HttpResponse: ...
 
-    async def upgrade(self, request: Request, connection: HttpConnection) -> Response | None:
+    async def upgrade(self, request: HttpRequest, connection: HttpConnection) -> HttpResponse | None:
         """None: the connection is a WebSocket now and belongs to somebody else."""
         ...
 
@@ -165,7 +90,7 @@ class HttpConnection(asyncio.Protocol):
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._deadline = self._loop.time() + self._limits.head_s
-        self._farewell: Response | None = None
+        self._farewell: HttpResponse | None = None
         """What remains to be said before the connection is closed, once all requests before it are answered."""
         self.is_gone = False
         self.kept_bytes = 0
@@ -339,7 +264,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         path, query = _split(self._target.decode("latin-1"))
-        request = Request(
+        request = HttpRequest(
             method=self._parser.get_method().decode("latin-1"),
             path=path,
             query=query,
@@ -403,7 +328,7 @@ class HttpConnection(asyncio.Protocol):
         self.kept_bytes -= size
         self._host.drop(size)
 
-    async def _answer(self, call: _Call) -> Response | None:
+    async def _answer(self, call: _Call) -> HttpResponse | None:
         """None: it is a WebSocket now."""
         request = call.request
         try:
@@ -424,7 +349,7 @@ class HttpConnection(asyncio.Protocol):
             self._deadline = self._loop.time() + self._limits.close_s
             self.transport.close()
 
-    def _end(self, farewell: Response | None) -> None:
+    def _end(self, farewell: HttpResponse | None) -> None:
         """Answer what is under way, say farewell, and close. Closing at once with bytes unread would reset the
         connection, and that may take the last answer away; so we end our half and let the other end its own."""
         self._is_deaf = True
@@ -443,7 +368,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()
 
 
-_NOBODY = _Call(Request("", ""), version="1.1", keep_alive=False, is_socket=False)
+_NOBODY = _Call(HttpRequest("", ""), version="1.1", keep_alive=False, is_socket=False)
 
 
 def _split(target: str) -> tuple[str, str]:
@@ -455,25 +380,25 @@ def _split(target: str) -> tuple[str, str]:
     return parts.path or "/", parts.query
 
 
-def _plain(status: HTTPStatus) -> Response:
-    return Response(status, {"content-type": "text/plain; charset=utf-8"}, f"{status.phrase}\n".encode())
+def _plain(status: HTTPStatus) -> HttpResponse:
+    return text_response(status, status.phrase)
 
 
-def _check(response: Response) -> None:
+def _check(response: HttpResponse) -> None:
     if not 200 <= response.status <= 599:
         raise LocalProtocolError(f"status {response.status} is no answer", fix="answer with 200 to 599")
-    for name, value in response.headers.items():
+    for name, value in response.headers:
         if not _NAME.fullmatch(name) or _UNSAFE.search(value):
             raise LocalProtocolError(f"header {name!r} cannot be sent", fix="take line ends out of names and values")
 
 
-def _encode(response: Response, call: _Call, *, keep_alive: bool) -> bytes:
+def _encode(response: HttpResponse, call: _Call, *, keep_alive: bool) -> bytes:
     try:
         phrase = HTTPStatus(response.status).phrase
     except ValueError:
         phrase = ""
     lines = [f"HTTP/1.1 {response.status} {phrase}", f"date: {_date()}"]
-    lines += [f"{name}: {value}" for name, value in response.headers.items() if name.lower() not in _OURS]
+    lines += [f"{name}: {value}" for name, value in response.headers if name.lower() not in _OURS]
     has_body = response.status >= 200 and response.status not in (204, 304)
     if has_body:
         lines.append(f"content-length: {len(response.body)}")
