@@ -61,6 +61,15 @@ class LoadAll(msgspec.Struct, frozen=True):
         return store.states(self.prefix, self.after, self.limit)
 
 
+class LoadHead(msgspec.Struct, frozen=True):
+    """Hand over where a stream ends."""
+
+    stream: str
+
+    def of(self, store: Store) -> Position:
+        return store.head(self.stream)
+
+
 class Send(msgspec.Struct, frozen=True, gc=False):
     """Put a message on the wire to `peer`. Nothing is promised about its arrival."""
 
@@ -101,7 +110,7 @@ class Close(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-Effect = Commit | Read | Load | LoadAll | Send | SetTimer | CancelTimer | Deliver | Notify | Close
+Effect = Commit | Read | Load | LoadAll | LoadHead | Send | SetTimer | CancelTimer | Deliver | Notify | Close
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
@@ -160,8 +169,12 @@ class LoadedAll(msgspec.Struct, frozen=True):
     states: Sequence[tuple[str, State]]
 
 
+class LoadedHead(msgspec.Struct, frozen=True):
+    head: Position
+
+
 class LoadFailed(msgspec.Struct, frozen=True):
-    """`key` is that of a `Load`, or the prefix of a `LoadAll`."""
+    """`key` is that of a `Load`, the prefix of a `LoadAll`, or the stream of a `LoadHead`."""
 
     key: str
     error: SemelError
@@ -227,6 +240,7 @@ Event = (
     | ReadFailed
     | Loaded
     | LoadedAll
+    | LoadedHead
     | LoadFailed
     | Received
     | Connected

@@ -24,7 +24,9 @@ from semel.kernel.effects import (
     LoadAll,
     Loaded,
     LoadedAll,
+    LoadedHead,
     LoadFailed,
+    LoadHead,
     Machine,
     Notify,
     Read,
@@ -38,6 +40,7 @@ from semel.kernel.effects import (
 )
 from semel.kernel.group import CommitQueue, Completion, Group, GroupLimits
 from semel.kernel.ops import Outcome
+from semel.kernel.position import Position
 from semel.kernel.store import Records, State, Trimmed
 
 
@@ -66,7 +69,7 @@ class Driver(Protocol):
         """Then report read_done or read_failed."""
         ...
 
-    def load(self, seat: Seat, effect: Load | LoadAll) -> None:
+    def load(self, seat: Seat, effect: Load | LoadAll | LoadHead) -> None:
         """Ask `effect.of(store)`, then report load_done or load_failed."""
         ...
 
@@ -186,16 +189,26 @@ class Interpreter:
         seat.asked.pop(effect, None)
         self.feed(seat, ReadFailed(effect.stream, error, effect.after, effect.limit))
 
-    def load_done(self, seat: Seat, effect: Load | LoadAll, found: State | Sequence[tuple[str, State]] | None) -> None:
-        if isinstance(effect, Load):
+    def load_done(
+        self,
+        seat: Seat,
+        effect: Load | LoadAll | LoadHead,
+        found: State | Sequence[tuple[str, State]] | Position | None,
+    ) -> None:
+        if isinstance(effect, LoadHead):
+            assert isinstance(found, Position)
+            self.feed(seat, LoadedHead(found))
+        elif isinstance(effect, Load):
             assert found is None or isinstance(found, State)
             self.feed(seat, Loaded(effect.key, found))
         else:
             assert isinstance(found, Sequence)
             self.feed(seat, LoadedAll(effect, found))
 
-    def load_failed(self, seat: Seat, effect: Load | LoadAll, error: SemelError) -> None:
-        self.feed(seat, LoadFailed(effect.key if isinstance(effect, Load) else effect.prefix, error))
+    def load_failed(self, seat: Seat, effect: Load | LoadAll | LoadHead, error: SemelError) -> None:
+        match effect:
+            case Load(key=key) | LoadAll(prefix=key) | LoadHead(stream=key):
+                self.feed(seat, LoadFailed(key, error))
 
     # -- performing
 
@@ -236,7 +249,7 @@ class Interpreter:
                 self._driver.send(seat, effect)
             case Read():
                 self._read(seat, effect)
-            case Load() | LoadAll():
+            case Load() | LoadAll() | LoadHead():
                 self._driver.load(seat, effect)
             case Deliver():
                 self._driver.deliver(seat, effect)

@@ -18,6 +18,7 @@ from semel.kernel.effects import (
     Event,
     Load,
     LoadAll,
+    LoadHead,
     Machine,
     Notify,
     Read,
@@ -214,7 +215,7 @@ class Node:
             lambda found: self._report(seat, effect, found, self.interpreter.read_done, self.interpreter.read_failed),
         )
 
-    def load(self, seat: Seat, effect: Load | LoadAll) -> None:
+    def load(self, seat: Seat, effect: Load | LoadAll | LoadHead) -> None:
         self.database.ask(
             self,
             effect.of,
@@ -227,7 +228,7 @@ class Node:
     def _report(
         self,
         seat: Seat,
-        effect: Read | Load | LoadAll,
+        effect: Read | Load | LoadAll | LoadHead,
         found: Any,
         done: Callable[..., None],
         failed: Callable[..., None],

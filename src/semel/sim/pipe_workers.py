@@ -15,6 +15,7 @@ from semel.kernel.effects import (
     Event,
     Load,
     LoadAll,
+    LoadHead,
     Notify,
     Read,
     Send,
@@ -180,7 +181,7 @@ class Durable:
         found = self._store.read(effect.stream, effect.after, effect.limit)
         self._reports.append(lambda: self._interpreter.read_done(seat, effect, found))
 
-    def load(self, seat: Seat, effect: Load | LoadAll) -> None:
+    def load(self, seat: Seat, effect: Load | LoadAll | LoadHead) -> None:
         state = effect.of(self._store)
         self._reports.append(lambda: self._interpreter.load_done(seat, effect, state))
 

@@ -23,6 +23,7 @@ UNREADABLE = "the store cannot be read now; ask again"
 class _Asked:
     """One of the two calls is made, once. `read`: the first that is not too early for it."""
 
+    number: int
     read: int
     until: float
     then: Callable[[float], None]
@@ -30,11 +31,17 @@ class _Asked:
 
 
 class Current:
-    """Those who wait, in the order in which they asked. Nobody stays after an answer, whatever becomes of the read."""
+    """Those who wait, in the order in which they asked. Nobody stays after an answer, whatever becomes of the read.
+
+    A node that is far behind may not come to the end of a stream that keeps moving. So it asks where the end is:
+    `_looking_for` is the last question for which it does, `_ends` what was found for which question."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._asked: deque[_Asked] = deque()
+        self._count = 0
+        self._looking_for: int | None = None
+        self._ends: deque[tuple[int, int]] = deque()
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -44,15 +51,39 @@ class Current:
         if not self._hub.options.is_shared:
             then(now)
             return
-        self._asked.append(_Asked(self._hub.tail.read_to_end(), now + READ_S, then, failed))
+        self._count += 1
+        self._asked.append(_Asked(self._count, self._hub.tail.read_to_end(), now + READ_S, then, failed))
 
     def has_read(self, number: int | None, now: float) -> None:
-        """The tail has come to the end of the stream with this read, or cannot read it (None)."""
+        """The tail has come to the end of the stream with this read, or has more to read (0), or cannot (None)."""
         if number is None:
             self.abandon(UNREADABLE)
             return
         while self._asked and self._asked[0].read <= number:
             self._asked.popleft().then(now)
+        self._answer_passed(now)
+        if not number:
+            self._look_for_end()
+
+    def _look_for_end(self) -> None:
+        known = self._ends[-1][0] if self._ends else 0
+        if self._looking_for is None and self._asked and self._asked[-1].number > known:
+            self._looking_for = self._asked[-1].number
+            self._hub.look_for_end()
+
+    def found_end(self, offset: int | None, now: float) -> None:
+        """It is there, or cannot be found out: then it is asked for again after the next page."""
+        last, self._looking_for = self._looking_for, None
+        if last is not None and offset is not None:
+            self._ends.append((last, offset))
+            self._answer_passed(now)
+
+    def _answer_passed(self, now: float) -> None:
+        """Whose question came when the stream ended where it has been read by now, or before that."""
+        while self._ends and self._ends[0][1] <= self._hub.tail.offset:
+            last, _ = self._ends.popleft()
+            while self._asked and self._asked[0].number <= last:
+                self._asked.popleft().then(now)
 
     def abandon(self, why: str) -> None:
         """The hub begins anew, and will not hear of them. Who asks again at once waits for another read."""

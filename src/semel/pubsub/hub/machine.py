@@ -42,7 +42,9 @@ from semel.kernel.effects import (
     LoadAll,
     Loaded,
     LoadedAll,
+    LoadedHead,
     LoadFailed,
+    LoadHead,
     Notify,
     ReadDone,
     ReadFailed,
@@ -234,6 +236,10 @@ class Hub:
             case Loaded(key=key) | LoadedAll(asked=key):
                 for tell in self._loads.answered(key):
                     tell(event, now)
+            case LoadedHead(head=head):
+                self.current.found_end(head.offset if head.epoch == self.epoch else None, now)
+            case LoadFailed(key=self.stream):
+                self.current.found_end(None, now)
             case LoadFailed(key=key):
                 failed = [asked for asked in self._loads if key == (asked if isinstance(asked, str) else asked.prefix)]
                 for tell in [tell for asked in failed for tell in self._loads.answered(asked)]:
@@ -319,6 +325,10 @@ class Hub:
     def load_all(self, asked: LoadAll, tell: Callable[[Loaded | LoadedAll | LoadFailed, float], None]) -> None:
         """If one of several for the same prefix fails, all hear that."""
         self._loads.ask(asked, tell)
+
+    def look_for_end(self) -> None:
+        """Of the stream. `current` hears of it."""
+        self._effects.append(LoadHead(self.stream))
 
     def _ask(self, asked: str | LoadAll) -> None:
         self._effects.append(Load(asked) if isinstance(asked, str) else asked)
@@ -570,9 +580,9 @@ class Hub:
             heappop(self._told)[2]()
 
     def _at_end(self, number: int | None, now: float) -> None:
-        """Of the stream, as it stood when this read began; or it cannot be read (None)."""
+        """Of the stream, as it stood when this read began; or not yet (0), or it cannot be read (None)."""
         self.current.has_read(number, now)
-        if number is not None:
+        if number:
             self.group_states.show_missed(now)
 
     def _skip(self, offset: int, is_first: bool) -> None:

@@ -39,7 +39,8 @@ def _in_a_row(numbered: tuple[int, Record]) -> tuple[bool, int]:
 Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
 
 AtEnd = Callable[[int | None, float], None]
-"""Hears which read has come to the end of the stream, and the time. None: it cannot be read now."""
+"""Hears which read has come to the end of the stream, and the time. 0: none yet, there is more. None: it cannot be read
+now."""
 
 
 def nobody_asks(number: int | None, now: float) -> None:
@@ -163,8 +164,7 @@ class Tail:
         """Who asks while they are told waits for another read, which begins then."""
         number = self._reads
         self._tell_records(records, now)
-        if len(records) < self.rows:
-            self._at_end(number, now)
+        self._at_end(number if len(records) < self.rows else 0, now)
 
     def _tell_records(self, records: Sequence[Record], now: float) -> None:
         """What a read gives follows on what is known, also where a new epoch has left a gap in the numbers."""

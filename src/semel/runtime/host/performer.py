@@ -32,6 +32,7 @@ from semel.kernel.effects import (
     Event,
     Load,
     LoadAll,
+    LoadHead,
     Machine,
     Notify,
     Read,
@@ -393,7 +394,7 @@ class Performer:
             partial(self._failed, self._interpreter.read_failed, seat, effect),
         )
 
-    def load(self, seat: Seat, effect: Load | LoadAll) -> None:
+    def load(self, seat: Seat, effect: Load | LoadAll | LoadHead) -> None:
         self._readers.submit(
             partial(effect.of, self.store),
             partial(self._heard, self._interpreter.load_done, seat, effect),
@@ -401,13 +402,17 @@ class Performer:
         )
 
     def _heard(
-        self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Load | LoadAll, answer: Any
+        self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Load | LoadAll | LoadHead, answer: Any
     ) -> None:
         tell(seat, effect, answer)
         self._touch()
 
     def _failed(
-        self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Load | LoadAll, error: SemelError
+        self,
+        tell: Callable[[Seat, Any, Any], None],
+        seat: Seat,
+        effect: Read | Load | LoadAll | LoadHead,
+        error: SemelError,
     ) -> None:
         self.outages.met(error)
         self._heard(tell, seat, effect, error)

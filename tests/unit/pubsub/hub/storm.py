@@ -12,7 +12,7 @@ from functools import partial
 from tests.unit.pubsub.hub.world import HUB, World, text
 
 from semel.errors import StoreUnavailable
-from semel.kernel.effects import Load, LoadAll, Read, Send
+from semel.kernel.effects import Load, LoadAll, LoadHead, Read, Send
 from semel.kernel.group import Group
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ledger import START, Kind, fold_ids
@@ -112,7 +112,7 @@ class Node(World):
             partial(self.interpreter.read_failed, seat, effect),
         )
 
-    def load(self, seat: Seat, effect: Load | LoadAll) -> None:
+    def load(self, seat: Seat, effect: Load | LoadAll | LoadHead) -> None:
         self._later(
             lambda: effect.of(self.store),
             partial(self.interpreter.load_done, seat, effect),

@@ -12,6 +12,7 @@ from semel.kernel.ops import Put
 from semel.pubsub.hub.current import Current
 from semel.pubsub.hub.endings import Endings, Then
 from semel.pubsub.hub.floors import Floors
+from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.orders import Orders
 from semel.pubsub.hub.service import NOT_FOUND, Scope, _is_among
 from semel.pubsub.hub.session import Session, SessionRow
@@ -20,6 +21,7 @@ from semel.pubsub.hub.tail import Tail
 SEEDS = 30
 EMPTIED_SEEDS = 5
 PLANTED_SEEDS = 300
+PAGES_OF_TWO = replace(OPTIONS, read_rows=2)
 
 
 def troubles(seed: int, faults: float = 0.0) -> list[str]:
@@ -83,8 +85,8 @@ def test_the_ledger_tells_of_all_that_was_due_to_those_who_came_too_late_or_took
         assert storm.unaccounted() == [], seed
 
 
-def misinformed(seed: int, faults: float) -> list[str]:
-    storm = Calls(seed, faults=faults)
+def misinformed(seed: int, faults: float, options: HubOptions = OPTIONS) -> list[str]:
+    storm = Calls(seed, faults=faults, options=options)
     storm.run(steps=600, messages=40)
     return storm.wrong()
 
@@ -104,6 +106,13 @@ def test_a_session_that_was_taken_over_before_the_order_for_it_was_read() -> Non
 def test_a_session_that_was_refused_to_its_node_though_nobody_else_had_it() -> None:
     """This seed found it: it was in the store as that node's, and on no node."""
     assert misinformed(1780, 0.05) == []
+
+
+def test_nodes_that_never_come_to_the_end_of_the_stream() -> None:
+    """These seeds found a node that began while others trimmed, and one that came to its own take-over of a session
+    that it had lost since."""
+    assert misinformed(70217, 0.0, PAGES_OF_TWO) == []
+    assert misinformed(70093, 0.05, PAGES_OF_TWO) == []
 
 
 # -- mistakes that were made, or could be: the storm has to find each
@@ -192,6 +201,17 @@ def answers_after_a_read_that_was_under_way(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Tail, "read_to_end", wrong)
 
 
+def answers_at_an_end_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was looked for when others had asked, and counts for those who have asked since."""
+    found_end = Current.found_end
+
+    def wrong(current: Current, offset: int | None, now: float) -> None:
+        current._looking_for = current._count
+        found_end(current, offset, now)
+
+    monkeypatch.setattr(Current, "found_end", wrong)
+
+
 def orders_that_do_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that moves while it is ordered about is taken for gone."""
     monkeypatch.setattr(Orders, "go_on", lambda orders, now: [run.answers.hear(NOT_FOUND) for run in take(orders)])
@@ -207,17 +227,20 @@ def orders_for_whoever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "first"),  # from which seed on it is looked for: some take long to be found
+    ("plant", "first", "options"),  # from which seed on it is looked for: some take long to be found
     [
-        (answers_from_memory, 0),
-        (answers_after_a_read_that_was_under_way, 43),
-        (orders_that_do_not_follow, 0),
-        (orders_for_whoever_is_there, 113),
+        (answers_from_memory, 0, OPTIONS),
+        (answers_after_a_read_that_was_under_way, 43, OPTIONS),
+        (answers_at_an_end_of_before, 70022, PAGES_OF_TWO),
+        (orders_that_do_not_follow, 0, OPTIONS),
+        (orders_for_whoever_is_there, 113, OPTIONS),
     ],
 )
-def test_a_mistake_that_misinforms_is_found(plant, first: int, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_mistake_that_misinforms_is_found(  # type: ignore[no-untyped-def]
+    plant, first: int, options: HubOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch)
-    assert any(misinformed(seed, 0.0) for seed in range(first, first + PLANTED_SEEDS)), plant.__name__
+    assert any(misinformed(seed, 0.0, options) for seed in range(first, first + PLANTED_SEEDS)), plant.__name__
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from semel.errors import SemelError
-from semel.kernel.effects import Close, Deliver, Load, LoadAll, Notify, Read, Received, Send
+from semel.kernel.effects import Close, Deliver, Load, LoadAll, LoadHead, Notify, Read, Received, Send
 from semel.kernel.group import Group
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.pubsub.hub.calls import Answer, Call
@@ -181,7 +181,7 @@ class World:
             return
         self.interpreter.read_done(seat, effect, found)
 
-    def load(self, seat: Seat, effect: Load | LoadAll) -> None:
+    def load(self, seat: Seat, effect: Load | LoadAll | LoadHead) -> None:
         self.interpreter.load_done(seat, effect, effect.of(self.store))
 
     def send_effect(self, effect: Send) -> None:
