@@ -67,11 +67,16 @@ def test_each_condition_is_what_it_says(script: ModuleType, tmp_path: Path) -> N
         assert int(ignored.split()[1], 16) & SIGINT_AND_SIGHUP == SIGINT_AND_SIGHUP
 
 
-def test_busy_programs_end_with_what_they_stand_beside(script: ModuleType) -> None:
-    with script.busy(2):
-        children = [each for each in _children() if "getppid" in each[1]]
-        assert len(children) == 2
+def test_a_load_is_kept_by_as_many_programs_as_are_missing_and_they_end_with_it(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.2, 0.0, 0.0))
+    with script.Load(3):
+        assert len([each for each in _children() if "getppid" in each[1]]) == 2
     assert not [each for each in _children() if "getppid" in each[1]]
+    with script.Load(0) as load:
+        assert not [each for each in _children() if "getppid" in each[1]]
+        assert load.mean() == 1.2
 
 
 def _children() -> list[tuple[int, str]]:
