@@ -13,14 +13,14 @@ from zlib import crc32
 
 import pytest
 
-import semel.testing.pipe_plants  # noqa: F401  (adds the plants of pipes to the others)
+import semel.sim.plants.pipes  # noqa: F401  (adds the plants of pipes to the others)
 from semel.calculus import sigma
 from semel.pipes.language.notation import parse_path
 from semel.pipes.language.path import ConfirmOn, Hop, Parallel, Path, Pipe
 from semel.pipes.plan.elements import durable_points, stretches
 from semel.pipes.plan.plan import HopPlan, Plan, plan
 from semel.sim.pipes import Simulated, simulate
-from semel.testing.plants import planted
+from semel.sim.plants import planted
 
 MESSAGES = 1500
 DURABLE_MESSAGES = 400

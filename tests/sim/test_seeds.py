@@ -92,6 +92,16 @@ def test_every_promise_holds(first: int) -> None:
         assert report.holds, str(report)
 
 
+OTHER_WORLDS = {"pipes": 100}
+
+
+@pytest.mark.parametrize(("world", "seeds"), OTHER_WORLDS.items())
+def test_every_promise_holds_in_the_other_worlds(world: str, seeds: int) -> None:
+    for seed in range(seeds):
+        report = run(seed, world=world)
+        assert report.holds, str(report)
+
+
 def test_the_weather_is_rough_enough() -> None:
     """Every fault strikes, every variant is drawn, and the messages arrive all the same."""
     sample = Sweep(run(seed) for seed in range(SAMPLE))

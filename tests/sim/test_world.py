@@ -8,9 +8,9 @@ import pytest
 
 from semel.kernel.hop import Order
 from semel.sim.clock import Clock, Drift
-from semel.sim.disk import Disk
-from semel.sim.weather import Weather, draw_weather
-from semel.sim.world import World
+from semel.sim.kernel.disk import Disk
+from semel.sim.kernel.weather import Weather, draw_weather
+from semel.sim.kernel.world import KernelWorld
 from semel.stores.memory import Frame
 
 pytestmark = pytest.mark.sim
@@ -21,7 +21,7 @@ def frame(number: int) -> Frame:
 
 
 def crashed(seed: int, *, synced: int, unsynced: int) -> list[int]:
-    disk = Disk(World(seed))
+    disk = Disk(KernelWorld(seed))
     for number in range(synced):
         disk.append(frame(number))
         disk.sync()
@@ -43,7 +43,7 @@ def test_what_is_not_synced_survives_in_part_or_not_at_all() -> None:
 def test_a_sync_that_the_power_cut_met_protects_nothing() -> None:
     left = set()
     for seed in range(20):
-        disk = Disk(World(seed))
+        disk = Disk(KernelWorld(seed))
         disk.cut_next_sync = True
         disk.append(frame(0))
         disk.sync()
@@ -87,7 +87,7 @@ def test_a_drifting_clock_can_be_read_backwards() -> None:
 
 
 def test_faults_end_when_the_weather_clears() -> None:
-    world = World(1)
+    world = KernelWorld(1)
     assert any(world.strikes("fault", 0.5) for _ in range(50))
     world.is_clear = True
     assert not any(world.strikes("fault", 1.0) for _ in range(50))

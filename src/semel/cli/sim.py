@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,8 +20,23 @@ FAILED_SHOWN = 5
 VIOLATIONS_SHOWN = 5
 
 
+class WorldName(StrEnum):
+    KERNEL = "kernel"
+    PIPES = "pipes"
+    HUB = "hub"
+    CLIENT = "client"
+
+
 def sim(
     context: typer.Context,
+    world: Annotated[
+        WorldName | None,
+        typer.Option(
+            "--world",
+            help="What to run: the machines of the kernel, paths of pipes, several nodes of a hub, or clients with a "
+            "hub. Default: kernel, or where the plant shows.",
+        ),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option("--seeds", min=1, metavar="N", help=f"How many seeds to run. Default: {SEEDS}.")
     ] = None,
@@ -43,31 +59,40 @@ def sim(
     \b
     Examples:
       semel sim --seeds 1000
-      semel sim --seed 4711
+      semel sim --world hub --seeds 300
+      semel sim --world client --seed 4711
       semel sim --plants
+      semel sim --plants --world hub
       semel sim --seeds 100 --plant no-dedup
     """
     if plants:
-        return _list_plants()
-    _check_plant(plant)
+        return _list_plants(world)
+    name = _world(world, plant)
     if seeds is None and seed is not None:
-        return _run_one(seed, plant)
-    return _run_many(range(seed or 0, (seed or 0) + (seeds or SEEDS)), plant, jobs, context.obj)
+        return _run_one(name, seed, plant)
+    return _run_many(name, range(seed or 0, (seed or 0) + (seeds or SEEDS)), plant, jobs, context.obj)
 
 
-def _list_plants() -> Answer:
-    from semel.testing.plants import PLANTS
+def _list_plants(world: str | None) -> Answer:
+    from semel.sim.plants import PLANTS
 
-    result = [{"name": found.name, "description": found.description} for found in PLANTS.values()]
-    return Answer(result, list(PLANTS))
+    found = [plant for plant in PLANTS.values() if world in (None, plant.caught_by)]
+    result = [{"name": plant.name, "description": plant.description, "caught_by": plant.caught_by} for plant in found]
+    return Answer(result, [plant.name for plant in found])
 
 
-def _check_plant(name: str | None) -> None:
-    if name is None:
-        return
+def _world(world: str | None, plant: str | None) -> str:
+    from semel.sim.scenario import world_of
+
+    if plant is not None:
+        _check_plant(plant)
+    return str(world or world_of(plant))
+
+
+def _check_plant(name: str) -> None:
     from difflib import get_close_matches
 
-    from semel.testing.plants import PLANTS
+    from semel.sim.plants import PLANTS
 
     if name not in PLANTS:
         close = get_close_matches(name, PLANTS, n=1)
@@ -75,16 +100,16 @@ def _check_plant(name: str | None) -> None:
         raise ConfigError(f"there is no plant {name!r}", fix=f"{hint}see: semel sim --plants")
 
 
-def _run_one(seed: int, plant: str | None) -> Answer:
+def _run_one(world: str, seed: int, plant: str | None) -> Answer:
     from semel.sim import run
 
-    report = run(seed, plant)
+    report = run(seed, plant, world=world)
     view = [*_failure(report)] if not report.holds else [f"seed {seed} holds"]
     view += [f"trace hash {report.trace_hash}", _figures(report.figures)]
     return Answer(report.as_dict(), view, _exit_code(report.holds), _error([] if report.holds else [report]))
 
 
-def _run_many(seeds: range, plant: str | None, jobs: int | None, terminal: Terminal) -> Answer:
+def _run_many(world: str, seeds: range, plant: str | None, jobs: int | None, terminal: Terminal) -> Answer:
     from semel.sim import sweep
 
     began = time.monotonic()
@@ -92,20 +117,22 @@ def _run_many(seeds: range, plant: str | None, jobs: int | None, terminal: Termi
     with terminal.progress("seeds", len(seeds)) as update:
         done = 0
 
-        def hear(report: Report) -> None:
+        def count(report: Report) -> None:
             nonlocal done, failed
             done += 1
             failed += not report.holds
             update(done, f"seeds, {failed} failed" if failed else "seeds")
 
         # starting more processes than there is work for takes longer than the work
-        reports = sweep(seeds, plant, 1 if len(seeds) < SEEDS and jobs is None else jobs, hear)
-    return _sweep_answer(seeds, plant, reports, time.monotonic() - began)
+        jobs = 1 if len(seeds) < SEEDS and jobs is None else jobs
+        reports = sweep(seeds, plant, jobs, count, world=world)
+    return _sweep_answer(world, seeds, plant, reports, time.monotonic() - began)
 
 
-def _sweep_answer(seeds: range, plant: str | None, reports: Sweep, seconds: float) -> Answer:
+def _sweep_answer(world: str, seeds: range, plant: str | None, reports: Sweep, seconds: float) -> Answer:
     result = {
         "holds": reports.holds,
+        "world": world,
         "seeds": len(seeds),
         "first": seeds.start,
         "plant": plant,

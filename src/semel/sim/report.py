@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+KERNEL = "kernel"
+"""The world that is meant when none is named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -20,11 +23,13 @@ class Report:
     weather: dict[str, Any]
     figures: dict[str, float]
     seen: dict[str, int] = field(default_factory=dict)
+    world: str = KERNEL
 
     @property
     def command(self) -> str:
+        world = f" --world {self.world}" if self.world != KERNEL else ""
         plant = f" --plant {self.plant}" if self.plant else ""
-        return f"semel sim --seed {self.seed}{plant}"
+        return f"semel sim{world} --seed {self.seed}{plant}"
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "command": self.command}

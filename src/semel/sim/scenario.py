@@ -1,104 +1,90 @@
-"""Runs one seed: a storm first, in which safety must hold; then clear weather, in which everything must drain."""
+"""Runs one seed of one world."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import Any, Protocol
 
-from semel.kernel.ledger import START, Kind
-from semel.sim.checkers import ALL, Checker
-from semel.sim.path import Path
-from semel.sim.report import Report
-from semel.sim.storm import Storm
+from semel.errors import ConfigError
+from semel.sim.report import KERNEL, Report
 from semel.sim.world import World
 
-DRAIN_S = 400.0
-"""Virtual time within which everything must have drained once the weather is clear."""
-
-QUIET_S = 10.0
-"""Virtual time after that in which late copies and forgotten timers may still do harm."""
-
-EVENTS_MAX = 100_000
+Log = Callable[[str], None]
 
 
-def run(seed: int, plant: str | None = None, *, log: Callable[[str], None] | None = None) -> Report:
-    """Run the world of one seed, with one planted bug if asked. `log` hears everything that happens in it."""
+class Scenario(Protocol):
+    """What one seed decides: `weather` says what it has drawn, `run` returns the figures of what came of it."""
+
+    world: World
+    weather: dict[str, Any]
+
+    def run(self) -> dict[str, float]: ...
+
+
+WORLDS = {
+    KERNEL: "semel.sim.kernel.scenario:KernelScenario",
+    "pipes": "semel.sim.pipes.scenario:PipesScenario",
+}
+"""Where each one is. Only the one that is asked for is imported."""
+
+
+def run(seed: int, plant: str | None = None, *, world: str | None = None, log: Log | None = None) -> Report:
+    """Run the world of one seed, with one planted bug if asked. `log` gets a line for everything that happens in it.
+
+    `world` None: the one that has to catch the plant, and without a plant that of the kernel.
+    """
+    name = world or world_of(plant)
     with _planted(plant):
-        world = World(seed, log)
+        scenario = _load(name)(seed, log)
+        found = scenario.world
         try:
-            path = Path(world)
-            _run(world, path)
-            figures = _figures(world, path)
+            figures = scenario.run()
         except Exception as error:
-            world.violated(_defect(error))
+            found.violated(_defect(error))
             figures = {}
     return Report(
         seed=seed,
         plant=plant,
-        holds=not world.violations,
-        violations=world.violations,
-        trace_hash=world.clock.trace_hash(),
-        weather=world.weather.as_dict(),
+        holds=not found.violations,
+        violations=found.violations,
+        trace_hash=found.clock.trace_hash(),
+        weather=scenario.weather,
         figures=figures,
-        seen=dict(sorted(world.seen.items())),
+        seen=dict(sorted(found.seen.items())),
+        world=name,
     )
+
+
+def world_of(plant: str | None) -> str:
+    """Where a planted bug shows."""
+    if plant is None:
+        return KERNEL
+    from semel.sim.plants import find
+
+    caught_by = find(plant).caught_by
+    return caught_by if caught_by in WORLDS else KERNEL
+
+
+def _load(name: str) -> Callable[[int, Log | None], Scenario]:
+    if name not in WORLDS:
+        raise ConfigError(f"there is no world {name!r}", fix=f"choose one of: {', '.join(WORLDS)}")
+    module, _, scenario = WORLDS[name].partition(":")
+    loaded: Callable[[int, Log | None], Scenario] = getattr(import_module(module), scenario)
+    return loaded
 
 
 def _planted(plant: str | None) -> AbstractContextManager[None]:
     """The bugs are only imported by those who ask for one."""
     if plant is None:
         return nullcontext()
-    from semel.testing.plants import planted
+    from semel.sim.plants import planted
 
     return planted(plant)
-
-
-def _run(world: World, path: Path) -> None:
-    checker = Checker(world, path)
-    storm = Storm(world, path)
-    storm.begin()
-    path.start()
-    _run_until(world, world.weather.storm_s)
-    checker.check(drained=False)
-    storm.clear()
-    if not world.violations and _drain(world, checker):
-        _run_until(world, world.now + QUIET_S)
-        checker.check(drained=True)
-
-
-def _run_until(world: World, until: float) -> None:
-    while world.clock.step(until):
-        if world.clock.events > EVENTS_MAX:
-            raise RuntimeError(f"{EVENTS_MAX} events and no end: something runs in circles")
-
-
-def _drain(world: World, checker: Checker) -> bool:
-    end = world.now + DRAIN_S
-    while not world.violations and (left := checker.under_way()):
-        if world.now >= end:
-            world.violated(f"not drained after {DRAIN_S:.0f} s of clear weather: {left}")
-        _run_until(world, world.now + 1.0)
-    return not world.violations
 
 
 def _defect(error: Exception) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} in {where.name}, line {where.lineno}: {error}"
-
-
-def _figures(world: World, path: Path) -> dict[str, float]:
-    counts = dict.fromkeys(Kind, 0)
-    for database in path.databases:
-        for entry in database.store.ledger(START, ALL):
-            counts[entry.event.kind] += entry.event.n
-    return {
-        "sent": counts[Kind.SENT],
-        "accepted": counts[Kind.ACCEPTED],
-        "duplicates": counts[Kind.DUPLICATE],
-        "resent": counts[Kind.RESENT],
-        "handled": counts[Kind.HANDLED],
-        "crashes": world.seen["node.crash"] + world.seen["store.crash"],
-        "virtual_s": round(world.now, 3),
-        "events": world.clock.events,
-    }

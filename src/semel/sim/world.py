@@ -1,4 +1,4 @@
-"""One seed's world: its time, its chance, its weather, and what was seen in it."""
+"""One seed's world: its time, its chance, and what was seen in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 from semel.sim.clock import Clock
-from semel.sim.weather import Weather, draw_weather
 
 
 class World:
@@ -16,7 +15,6 @@ class World:
 
     def __init__(self, seed: int, log: Callable[[str], None] | None = None) -> None:
         self.random = Random(seed)
-        self.weather: Weather = draw_weather(self.random)
         self.clock = Clock(log)
         self.seen: Counter[str] = Counter()
         self.violations: list[str] = []

@@ -9,12 +9,12 @@ from tests.unit.cli.conftest import Semel
 
 import semel.sim
 from semel.sim import Report, Sweep
-from semel.testing.plants import PLANTS
+from semel.sim.plants import PLANTS
 
 
-def report(seed: int, *violations: str, plant: str | None = None) -> Report:
+def report(seed: int, *violations: str, plant: str | None = None, world: str = "kernel") -> Report:
     weather = {"links": {"loss": 0.123456, "delay": {"s": (0.5, 2)}}, "nodes": 2, "restore": False}
-    return Report(seed, plant, not violations, list(violations), f"hash-{seed}", weather, {"sent": 10.0})
+    return Report(seed, plant, not violations, list(violations), f"hash-{seed}", weather, {"sent": 10.0}, world=world)
 
 
 @pytest.fixture
@@ -22,12 +22,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """A simulator in which seeds that divide by seven fail. Tells what it was asked."""
     seen: list[object] = []
 
-    def run(seed: int, plant: str | None = None) -> Report:
-        seen.append((seed, plant))
-        return report(seed, *(["a was lost", "b was doubled"] if seed % 7 == 0 else []), plant=plant)
+    def run(seed: int, plant: str | None = None, *, world: str) -> Report:
+        seen.append((seed, plant) if world == "kernel" else (seed, plant, world))
+        return report(seed, *(["a was lost", "b was doubled"] if seed % 7 == 0 else []), plant=plant, world=world)
 
-    def sweep(seeds: Iterable[int], plant: str | None, jobs: int | None, progress: Callable[[Report], None]) -> Sweep:
-        reports = Sweep(run(seed, plant) for seed in seeds)
+    def sweep(
+        seeds: Iterable[int], plant: str | None, jobs: int | None, progress: Callable[[Report], None], *, world: str
+    ) -> Sweep:
+        reports = Sweep(run(seed, plant, world=world) for seed in seeds)
         for each in reports:
             progress(each)
         seen.append(("jobs", jobs))
@@ -43,8 +45,29 @@ def test_plants_are_listed_one_a_line(semel: Semel) -> None:
     assert ran.exit_code == 0
     assert ran.out.splitlines() == list(PLANTS)
     assert semel("sim", "--plants", "--json").result == [
-        {"name": plant.name, "description": plant.description} for plant in PLANTS.values()
+        {"name": plant.name, "description": plant.description, "caught_by": plant.caught_by}
+        for plant in PLANTS.values()
     ]
+
+
+def test_plants_of_one_world(semel: Semel) -> None:
+    listed = semel("sim", "--plants", "--world", "pipes").out.splitlines()
+    assert listed == [plant.name for plant in PLANTS.values() if plant.caught_by == "pipes"]
+
+
+def test_a_world_is_named_or_that_of_the_plant(semel: Semel, asked: list[object]) -> None:
+    ran = semel("sim", "--world", "hub", "--seed", "14")
+    assert ran.exit_code == 1
+    assert ran.err == ("error: seed 14: a was lost\n  fix: replay it: semel sim --world hub --seed 14\n")
+    semel("sim", "--seed", "1", "--plant", "pipe-constant-reference")
+    assert asked == [(14, None, "hub"), (1, "pipe-constant-reference", "pipes")]
+    assert semel("sim", "--world", "hub", "--seeds", "3", "--json").result["world"] == "hub"
+
+
+def test_an_unknown_world_is_an_error_of_usage(semel: Semel) -> None:
+    ran = semel("sim", "--world", "moon")
+    assert ran.exit_code == 2
+    assert "moon" in ran.err
 
 
 def test_seeds_that_hold(semel: Semel, asked: list[object]) -> None:

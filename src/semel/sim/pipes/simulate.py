@@ -24,8 +24,8 @@ from semel.kernel.hop import Ask, Confirm
 from semel.kernel.ledger import Kind
 from semel.pipes.language.path import Path
 from semel.pipes.workers.build import APP, Built, Route, build
-from semel.sim.pipe_checks import check_ends
-from semel.sim.pipe_workers import Durable, Hops, Volatile
+from semel.sim.pipes.endless import check_ends
+from semel.sim.pipes.workers import Durable, Hops, Volatile
 
 EVENTS_PER_MESSAGE = 2_000
 """A run that needs more than this for each worker and message will not end by itself."""

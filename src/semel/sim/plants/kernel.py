@@ -1,24 +1,14 @@
-"""Known mistakes, one switch each. A checker that does not notice them is broken.
-
-    with planted("no-dedup"):
-        ...          # everything in here runs with the bug
-
-Production code knows nothing of this: a plant replaces a method while it is switched on, and puts it back afterwards.
-Most are caught by the simulator (`semel sim --plant NAME`); those that are about a promise of a single store, too
-rare to be met by chance, are caught by the contract suite.
-"""
+"""Known mistakes of the kernel and of the store in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 import semel.stores.memory
-from semel.errors import ConfigError, StoreUnavailable
+from semel.errors import StoreUnavailable
 from semel.kernel.dedup import MonotonicIndex
 from semel.kernel.effects import (
     Commit,
@@ -51,66 +41,10 @@ from semel.kernel.position import Position
 from semel.kernel.resend import GaveUp, Resend, Transmit
 from semel.kernel.store import Record, Records, Trimmed
 from semel.kernel.work import Follower, Worker
+from semel.sim.plants.registry import plant
 from semel.stores.apply import _Application
 from semel.stores.engine import NewWork
 from semel.stores.memory import Journal, MemoryEngine, MemoryStore
-
-Patch = tuple[Any, str, Any]
-"""Where, which name, and what to put there."""
-CaughtBy = Literal["sim", "contract", "pipes"]
-
-
-@dataclass(frozen=True, slots=True)
-class Plant:
-    """`caught_by` says who must notice: the simulator over 200 seeds, the contract suite, or a simulated path (those
-    are in `pipe_plants`)."""
-
-    name: str
-    description: str
-    caught_by: CaughtBy
-    patches: tuple[Patch, ...]
-
-
-PLANTS: dict[str, Plant] = {}
-
-
-def plant(
-    name: str, description: str, *places: tuple[Any, str], caught_by: CaughtBy = "sim"
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function that stands in for `owner.attribute`. It is called with the original before its arguments."""
-
-    def register(wrong: Callable[..., Any]) -> Callable[..., Any]:
-        patches = tuple((owner, attribute, _stand_in(wrong, getattr(owner, attribute))) for owner, attribute in places)
-        known = PLANTS.get(name)
-        PLANTS[name] = Plant(name, description, caught_by, (*(known.patches if known else ()), *patches))
-        return wrong
-
-    return register
-
-
-def _stand_in(wrong: Callable[..., Any], right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: wrong(right, *args, **kwargs)
-
-
-@contextmanager
-def planted(name: str | None) -> Iterator[None]:
-    """Switch one bug on, for as long as the block lasts. None switches nothing on."""
-    patches = _find(name).patches if name is not None else ()
-    rights = [(owner, attribute, owner.__dict__[attribute]) for owner, attribute, _ in patches]
-    for owner, attribute, wrong in patches:
-        setattr(owner, attribute, wrong)
-    try:
-        yield
-    finally:
-        for owner, attribute, right in rights:
-            setattr(owner, attribute, right)
-
-
-def _find(name: str) -> Plant:
-    if name not in PLANTS:
-        raise ConfigError(f"there is no planted bug {name!r}", fix=f"choose one of: {', '.join(PLANTS)}")
-    return PLANTS[name]
-
 
 # -- confirming too early
 

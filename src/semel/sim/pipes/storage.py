@@ -18,10 +18,10 @@ from semel.pipes.services.consumer import Consumer, ConsumerConfig
 from semel.pipes.services.publisher import Publisher, PublisherConfig
 from semel.pipes.services.storage import StorageConfig, StorageService, decode_place
 from semel.sim.clock import BEGIN_S, Drift
-from semel.sim.database import Database
-from semel.sim.network import Link
-from semel.sim.node import Node
-from semel.sim.world import World
+from semel.sim.kernel.database import Database
+from semel.sim.kernel.network import Link
+from semel.sim.kernel.node import Node
+from semel.sim.kernel.world import KernelWorld
 
 STREAM, EFFECTS = "pipe/orders/main", "effects/con"
 STORM_S, DRAIN_S, EVENTS_MAX = 20.0, 300.0, 100_000
@@ -76,8 +76,8 @@ class Source:
 
 
 class StorageWorld:
-    def __init__(self, seed: int, *, durable: bool, window: int = 1) -> None:
-        self.world = world = World(seed)
+    def __init__(self, seed: int, *, durable: bool, window: int = 1, log: Callable[[str], None] | None = None) -> None:
+        self.world = world = KernelWorld(seed, log)
         self.durable, self.window = durable, window
         self.confirmed: set[str] = set()
         self.ids = [f"m{number}" for number in range(world.random.randint(8, 25))]

@@ -16,11 +16,11 @@ from semel.errors import SemelError
 from semel.kernel.ledger import ENDS, START, Event, Kind, balance, fold_ids
 from semel.kernel.ops import OPEN_STATES, WorkState
 from semel.kernel.store import Record, Records
-from semel.sim.apps import Item
-from semel.sim.database import Database
-from semel.sim.path import HOP_IN, HUB, READER, Path, effects, hop_handler, hop_out, inbox, outbox
-from semel.sim.weather import Subscription
-from semel.sim.world import World
+from semel.sim.kernel.apps import Item
+from semel.sim.kernel.database import Database
+from semel.sim.kernel.path import HOP_IN, HUB, READER, Path, effects, hop_handler, hop_out, inbox, outbox
+from semel.sim.kernel.weather import Subscription
+from semel.sim.kernel.world import KernelWorld
 
 ALL = 2**62
 WAITING = ("ready", "scheduled", "claimed")
@@ -59,7 +59,7 @@ def open_books(database: Database) -> Books:
 
 
 class Checker:
-    def __init__(self, world: World, path: Path) -> None:
+    def __init__(self, world: KernelWorld, path: Path) -> None:
         self._world = world
         self._path = path
         self._items = {item.key: item for items in path.items.values() for item in items}

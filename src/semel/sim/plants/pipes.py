@@ -1,7 +1,6 @@
-"""Known mistakes of pipes, in the manner of `plants`: each breaks one promise of a worker on a path.
+"""Known mistakes of pipes: each breaks one promise of a worker on a path.
 
-Importing this adds them to the others. Two that are there already hold for pipes as well: `index-dedup-off-by-one` and
-`resend-reordered`.
+Two of the kernel's hold for pipes as well: `index-dedup-off-by-one` and `resend-reordered`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from semel.pipes.language.path import ConfirmOn, DedupBy
 from semel.pipes.workers.inlet import Arrival, Inlet
 from semel.pipes.workers.outlet import Outlet
 from semel.pipes.workers.stage import Stage, _Held
-from semel.testing.plants import plant
+from semel.sim.plants.registry import plant
 
 # -- resending
 

@@ -15,13 +15,13 @@ from semel.kernel.position import Position
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Records, Trimmed
 from semel.kernel.work import Follower, FollowerConfig, Worker, WorkerConfig
-from semel.sim.apps import Item, Producer
 from semel.sim.clock import BEGIN_S, Drift
-from semel.sim.database import Database
-from semel.sim.network import Link
-from semel.sim.node import Node
-from semel.sim.weather import HopPlan, Subscription
-from semel.sim.world import World
+from semel.sim.kernel.apps import Item, Producer
+from semel.sim.kernel.database import Database
+from semel.sim.kernel.network import Link
+from semel.sim.kernel.node import Node
+from semel.sim.kernel.weather import HopPlan, Subscription
+from semel.sim.kernel.world import KernelWorld
 
 HUB = "hub/main"
 HOP_IN = "outbox>hub/main"
@@ -53,7 +53,7 @@ def effects(name: str) -> str:
 class Path:
     """All nodes, databases and links of one world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: KernelWorld) -> None:
         self.world = world
         self.weather = world.weather
         self.nodes: list[Node] = []

@@ -29,11 +29,11 @@ from semel.kernel.group import Group, GroupLimits
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Applied, Op, Stale
 from semel.sim.clock import TICK_S, Drift
-from semel.sim.database import Database
-from semel.sim.world import World
+from semel.sim.kernel.database import Database
+from semel.sim.kernel.world import KernelWorld
 
 if TYPE_CHECKING:
-    from semel.sim.network import Link
+    from semel.sim.kernel.network import Link
 
 Factory = Callable[["Node"], Machine]
 """Builds a machine from what the node's store holds."""
@@ -45,7 +45,7 @@ RELOAD_S = 0.05
 class Node:
     """Performs effects in virtual time. `life` counts its lives: what was asked in one is not heard in the next."""
 
-    def __init__(self, world: World, name: str, database: Database, drift: Drift) -> None:
+    def __init__(self, world: KernelWorld, name: str, database: Database, drift: Drift) -> None:
         self.name = name
         self.database = database
         self.factories: dict[str, Factory] = {}

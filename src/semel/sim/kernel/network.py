@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from semel.kernel.effects import Connected, Disconnected, Event, Received
 from semel.kernel.hop import Ask, Confirm, Message
-from semel.sim.world import World
+from semel.sim.kernel.world import KernelWorld
 
 if TYPE_CHECKING:
-    from semel.sim.node import Node
+    from semel.sim.kernel.node import Node
 
 STRAGGLER_S = (1.0, 6.0)
 DIAL_S = (0.02, 0.2)
@@ -23,7 +23,7 @@ class Link:
 
     def __init__(
         self,
-        world: World,
+        world: KernelWorld,
         name: str,
         hop: str,
         client: Node,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from semel.sim.world import World
+from semel.sim.kernel.world import KernelWorld
 from semel.stores.memory import Frame
 
 
@@ -12,7 +12,7 @@ class Disk:
     """A journal for the memory store. With `cut_next_sync` the power goes before the next sync reaches the disk: a
     crash must follow before anybody hears of the commit."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: KernelWorld) -> None:
         self._world = world
         self._frames: list[Frame] = []
         self._synced = 0

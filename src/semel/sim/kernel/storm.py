@@ -8,15 +8,15 @@ from functools import partial
 from semel.kernel.hop import Order
 from semel.kernel.ops import Trim, Unit
 from semel.kernel.store import Record
-from semel.sim.database import Database
-from semel.sim.network import Link
-from semel.sim.node import Node
-from semel.sim.path import HOP_IN, HUB, Path, inbox, outbox
-from semel.sim.world import World
+from semel.sim.kernel.database import Database
+from semel.sim.kernel.network import Link
+from semel.sim.kernel.node import Node
+from semel.sim.kernel.path import HOP_IN, HUB, Path, inbox, outbox
+from semel.sim.kernel.world import KernelWorld
 
 
 class Storm:
-    def __init__(self, world: World, path: Path) -> None:
+    def __init__(self, world: KernelWorld, path: Path) -> None:
         self._world = world
         self._path = path
         self._backup: tuple[int, dict[int, Record]] | None = None

@@ -15,12 +15,12 @@ from semel.kernel.ledger import Mark
 from semel.kernel.ops import Append, Applied, Enqueue, Finish, Outcome, Unit
 from semel.kernel.store import Record
 from semel.sim.clock import Drift
-from semel.sim.disk import Disk
-from semel.sim.world import World
+from semel.sim.kernel.disk import Disk
+from semel.sim.kernel.world import KernelWorld
 from semel.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from semel.sim.node import Node
+    from semel.sim.kernel.node import Node
 
 RESOLVE_AGAIN_S = 0.5
 NEWS = (Append, Enqueue, Finish)
@@ -42,7 +42,7 @@ class Request:
 class Database:
     """`shared` databases outlive their nodes and have crashes of their own; others live and die with their node."""
 
-    def __init__(self, world: World, name: str, role: str, *, shared: bool, drift: Drift) -> None:
+    def __init__(self, world: KernelWorld, name: str, role: str, *, shared: bool, drift: Drift) -> None:
         self.name = name
         self.role = role
         self.shared = shared

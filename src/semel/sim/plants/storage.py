@@ -1,19 +1,9 @@
-"""Known mistakes of the storage pipe, in the manner of `plants`: each breaks one promise of a client of the store.
-
-    with planted_in_storage("storage-index-past-error"):
-        ...          # everything in here runs with the bug
-
-They are kept apart from the others, because nothing on the simulator's own path would notice them.
-"""
+"""Known mistakes of the storage pipe: each breaks one promise of a client of the store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
-from unittest.mock import patch
+from collections.abc import Callable, Sequence
 
-from semel.errors import ConfigError
 from semel.kernel.effects import Effect, Send
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Kind
@@ -21,39 +11,14 @@ from semel.kernel.resend import Transmit
 from semel.pipes.services.consumer import Consumer
 from semel.pipes.services.publisher import Publisher, _Entry
 from semel.pipes.services.storage import SaveIndex
-from semel.testing.plants import Plant, _stand_in
-
-STORAGE_PLANTS: dict[str, Plant] = {}
+from semel.sim.plants.registry import plant
 
 
-def storage_plant(
-    name: str, description: str, *places: tuple[Any, str]
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a function that stands in for `owner.attribute`. It is called with the original before its arguments."""
-
-    def register(wrong: Callable[..., Any]) -> Callable[..., Any]:
-        patches = tuple((owner, attribute, _stand_in(wrong, getattr(owner, attribute))) for owner, attribute in places)
-        STORAGE_PLANTS[name] = Plant(name, description, "pipes", patches)
-        return wrong
-
-    return register
-
-
-@contextmanager
-def planted_in_storage(name: str | None) -> Iterator[None]:
-    """Switch one bug on, for as long as the block lasts. None switches nothing on."""
-    if name is not None and name not in STORAGE_PLANTS:
-        raise ConfigError(f"there is no planted bug {name!r}", fix=f"choose one of: {', '.join(STORAGE_PLANTS)}")
-    with ExitStack() as patched:
-        for owner, attribute, wrong in STORAGE_PLANTS[name].patches if name is not None else ():
-            patched.enter_context(patch.object(owner, attribute, wrong))
-        yield
-
-
-@storage_plant(
+@plant(
     "storage-constant-request",
     "every push has the same request id, so the next one takes the place of an unanswered one",
     (Publisher, "_take"),
+    caught_by="pipes",
 )
 def _constant_request(
     right: Callable[..., list[Effect]],
@@ -72,10 +37,11 @@ def _constant_request(
     return right(publisher, envelope, owed, now)
 
 
-@storage_plant(
+@plant(
     "storage-reordered-after-timeout",
     "a push that times out goes to the end of the queue, and the next one is sent first",
     (Publisher, "on_timer"),
+    caught_by="pipes",
 )
 def _reordered_after_timeout(
     right: Callable[..., Sequence[Effect]], publisher: Publisher, now: float
@@ -89,19 +55,21 @@ def _reordered_after_timeout(
     return [*publisher._sends(again), *right(publisher, now)]
 
 
-@storage_plant(
+@plant(
     "storage-index-past-error",
     "a handler's error is noted, and the index moves on all the same",
     (Consumer, "_failed"),
+    caught_by="pipes",
 )
 def _index_past_error(right: Callable[..., list[Effect]], consumer: Consumer, error: str, now: float) -> list[Effect]:
     return consumer._passes((), Kind.HANDLED, now)
 
 
-@storage_plant(
+@plant(
     "storage-save-not-confirmed",
     "the index is sent once, and taken for saved when it has been sent",
     (Consumer, "_save"),
+    caught_by="pipes",
 )
 def _save_not_confirmed(right: Callable[..., list[Effect]], consumer: Consumer, now: float) -> list[Effect]:
     place, config = consumer._place, consumer.config
