@@ -29,9 +29,10 @@ test: lint ## Lint, then run every test (WORKERS=2 PYTEST_ARGS=...)
 	@status=0; scripts/test $(WORKERS) $(PYTEST_ARGS) || status=$$?; \
 		$(BIN)/python scripts/system-needs report; exit $$status
 
-lint: setup ## Check format, style, the purity rule and types
+lint: setup ## Check format, style, the purity rule, import cycles and types
 	@$(BIN)/ruff format --check --quiet . || { echo "Run 'make format' to fix the format."; exit 1; }
 	@$(BIN)/ruff check --quiet .
+	@$(BIN)/python scripts/import-cycles
 	@$(BIN)/mypy
 
 format: setup ## Format the code and fix what can be fixed

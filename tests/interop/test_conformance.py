@@ -17,7 +17,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol as Offered
 
-from semel.pubsub.protocol.frames import Frame, Subprotocol, codec_for
+from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.frames import Frame, Subprotocol
 from semel.pubsub.protocol.frames_protobuf import ProtobufCodec
 from semel.pubsub.protocol.messages import Data, DataType, GroupMessage, SendToGroup, ServerMessage
 from semel.testing.limits import scaled, wait_until

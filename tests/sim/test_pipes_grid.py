@@ -16,7 +16,8 @@ import pytest
 import semel.sim.plants.pipes  # noqa: F401  (adds the plants of pipes to the others)
 from semel.calculus import sigma
 from semel.pipes.language.notation import parse_path
-from semel.pipes.language.path import ConfirmOn, Hop, Parallel, Path, Pipe
+from semel.pipes.language.options import ConfirmOn
+from semel.pipes.language.path import Hop, Parallel, Path, Pipe
 from semel.pipes.plan.elements import durable_points, stretches
 from semel.pipes.plan.plan import HopPlan, Plan, plan
 from semel.sim.pipes import Simulated, simulate

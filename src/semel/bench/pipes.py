@@ -33,7 +33,8 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Message
 from semel.kernel.ops import Append, Unit
 from semel.kernel.store import Store
-from semel.pipes.language.path import DedupBy, Hop, Options, Path, Point
+from semel.pipes.language.options import DedupBy, Options
+from semel.pipes.language.path import Hop, Path, Point
 from semel.pipes.workers.build import Built, build
 from semel.runtime.host.loop import run as run_loop
 from semel.runtime.host.performer import Performer

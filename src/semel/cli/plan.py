@@ -238,7 +238,7 @@ def _wrapped(text: str, width: int, indent: str) -> str:
 
 def _cascades(planned: Plan) -> bool:
     """Under cascade what happens behind a hop makes it send again, and the product rule says nothing."""
-    from semel.pipes.language.path import ConfirmOn
+    from semel.pipes.language.options import ConfirmOn
     from semel.pipes.plan.elements import all_options
 
     return any(options.confirm is ConfirmOn.CASCADE for options in all_options(planned.path))

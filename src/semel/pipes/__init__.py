@@ -6,7 +6,8 @@ wanted; `build` turns it into workers and links, which `semel.sim.pipes` simulat
 
 from semel.pipes.language.compose import hop, inf, pipe_ends, point, points
 from semel.pipes.language.notation import format_path, parse_path
-from semel.pipes.language.path import ConfirmOn, DedupBy, Hop, Options, Path, Pipe, Point
+from semel.pipes.language.options import ConfirmOn, DedupBy, Options
+from semel.pipes.language.path import Hop, Path, Pipe, Point
 from semel.pipes.language.tables import parse_tables
 from semel.pipes.plan.plan import plan
 from semel.pipes.plan.solve import solve

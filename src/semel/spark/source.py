@@ -175,12 +175,12 @@ class SemelDataSource(DataSource):
         return SemelStreamReader(parse_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from semel.spark.sink import make_writer
+        from semel.spark.writers import make_writer
 
         return make_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from semel.spark.sink import make_stream_writer
+        from semel.spark.writers import make_stream_writer
 
         return make_stream_writer(self.options, schema, overwrite)
 

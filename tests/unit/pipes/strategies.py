@@ -6,20 +6,8 @@ import math
 
 from hypothesis import strategies as st
 
-from semel.pipes.language.path import (
-    LINK_OPTIONS,
-    Branch,
-    ConfirmOn,
-    DedupBy,
-    Hop,
-    Options,
-    Parallel,
-    Path,
-    Pipe,
-    Place,
-    Point,
-    Way,
-)  # fmt: skip
+from semel.pipes.language.options import LINK_OPTIONS, ConfirmOn, DedupBy, Options
+from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Place, Point, Way
 
 PROBABILITIES = st.one_of(st.sampled_from([0.0, 0.1, 1.0]), st.floats(0, 1))
 SECONDS = st.floats(1e-3, 1e6)

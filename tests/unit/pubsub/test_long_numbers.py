@@ -18,7 +18,8 @@ from semel.kernel.envelope import Envelope, from_json, to_json
 from semel.pubsub.client.checks import check_request
 from semel.pubsub.client.data import value_of
 from semel.pubsub.events.cloudevents import Failed, IncomingResponse, read_connect, read_user_event
-from semel.pubsub.protocol.frames import DIGITS_MAX, Subprotocol, check_digits, codec_for
+from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.frames import DIGITS_MAX, Subprotocol, check_digits
 from semel.pubsub.protocol.messages import Data, DataType, Invoke, SendEvent, SendToGroup, StreamData
 
 LONG = "1" * (DIGITS_MAX + 1)

@@ -23,17 +23,9 @@ from semel.spark import sink as module
 from semel.spark.landing import Job, derived_id, read_state
 from semel.spark.rows import Outcome as Fate
 from semel.spark.rows import Row
-from semel.spark.sink import (
-    BatchWriter,
-    StreamTarget,
-    StreamWriter,
-    land,
-    make_stream_writer,
-    make_writer,
-    read_options,
-    taken_up_to,
-)
+from semel.spark.sink import StreamTarget, land, read_options, taken_up_to
 from semel.spark.staging import Staged, Task
+from semel.spark.writers import BatchWriter, StreamWriter, make_stream_writer, make_writer
 from semel.stores.open import open_store
 
 HOP = "hub/chat>spark/orders"
@@ -518,7 +510,7 @@ def test_a_job_that_is_run_again_adds_nothing(store: Store, tmp_path: Path, monk
     options = {"store": store.url, "pipeline": "orders", "staging": str(tmp_path / "staging")}
     for _ in range(2):
         writer: BatchWriter = pickle.loads(pickle.dumps(make_writer(options, SCHEMA, overwrite=False)))
-        monkeypatch.setattr(module, "current_task", lambda query, batch: Task(query, batch, 0, 0, 0))
+        monkeypatch.setattr("semel.spark.writers.current_task", lambda query, batch: Task(query, batch, 0, 0, 0))
         message = writer.write(iter([raw(id=["a", "b"])]))
         writer.commit([message])
     assert ids(store, OUT) == ["a", "b"]
@@ -529,7 +521,7 @@ def test_a_job_that_is_run_again_adds_nothing(store: Store, tmp_path: Path, monk
 def test_jobs_leave_the_place_of_a_query_alone(sqlite: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Query(tmp_path, sqlite).run(0, row("a"))
     options = {"store": sqlite.url, "pipeline": "orders", "staging": str(tmp_path / "staging")}
-    monkeypatch.setattr(module, "current_task", lambda query, batch: Task(query, batch, 0, 0, 0))
+    monkeypatch.setattr("semel.spark.writers.current_task", lambda query, batch: Task(query, batch, 0, 0, 0))
     writers = [make_writer(options, SCHEMA, overwrite=False) for _ in range(10)]
     for n, writer in enumerate(writers):
         writer.commit([writer.write(iter([raw(id=[f"job{n}"])]))])
@@ -541,7 +533,7 @@ def test_jobs_leave_the_place_of_a_query_alone(sqlite: Store, tmp_path: Path, mo
 def test_a_job_that_fails_leaves_nothing(sqlite: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"store": sqlite.url, "pipeline": "orders", "staging": str(tmp_path / "staging")}
     writer = make_writer(options, SCHEMA, overwrite=False)
-    monkeypatch.setattr(module, "current_task", lambda query, batch: Task(query, batch, 0, 0, 0))
+    monkeypatch.setattr("semel.spark.writers.current_task", lambda query, batch: Task(query, batch, 0, 0, 0))
     message = writer.write(iter([raw(id=["a"])]))
     writer.abort([message, None])
     assert ids(sqlite, OUT) == []
@@ -553,7 +545,7 @@ def test_a_job_without_a_place_to_stage_has_one_of_its_own_for_a_while(
     sqlite: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(module, "current_task", lambda query, batch: Task(query, batch, 0, 0, 0))
+    monkeypatch.setattr("semel.spark.writers.current_task", lambda query, batch: Task(query, batch, 0, 0, 0))
     writer = make_writer({"store": sqlite.url, "pipeline": "orders"}, SCHEMA, overwrite=False)
     [folder] = tmp_path.glob("semel-staging-*")
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -617,7 +609,7 @@ def test_ids_may_follow_from_the_name_of_another_pipeline(
     staged = stream.options.staged.write(iter([raw(id=[None], input=["m"])]), Task("q1", 0, 0, 0, 0))
     stream.commit([staged], 0)
     job = make_writer(options, SCHEMA, overwrite=False)
-    monkeypatch.setattr(module, "current_task", lambda query, batch: Task(query, batch, 0, 0, 0))
+    monkeypatch.setattr("semel.spark.writers.current_task", lambda query, batch: Task(query, batch, 0, 0, 0))
     job.commit([job.write(iter([raw(id=[None], input=["n"])]))])
     assert ids(sqlite, "spark/again") == [derived_id("orders", "m", 0), derived_id("orders", "n", 0)]
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from semel.errors import ConfigError
-from semel.pipes.language.options import HOP_OPTIONS, PIPE_OPTIONS, POINT_OPTIONS, read_option, unknown_option
-from semel.pipes.language.path import Branch, Composable, Hop, Options, Parallel, Path, Pipe, Place, Point, Way
+from semel.pipes.language.options import HOP_OPTIONS, PIPE_OPTIONS, POINT_OPTIONS, Options, read_option, unknown_option
+from semel.pipes.language.path import Branch, Composable, Hop, Parallel, Path, Pipe, Place, Point, Way
 
 __all__ = ["PipeEnd", "Unfinished", "beside", "hop", "inf", "join", "pipe_ends", "point", "points"]
 

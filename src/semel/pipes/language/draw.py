@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from html import escape
 
 from semel.pipes.language.notation import char_columns, printable
-from semel.pipes.language.options import show_option
-from semel.pipes.language.path import Branch, Hop, Options, Parallel, Path, Pipe, Place, Point, Way
+from semel.pipes.language.options import Options, show_option
+from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Place, Point, Way
 
 WIDTH = 80
 _LABEL_COLUMNS = 18

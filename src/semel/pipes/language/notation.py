@@ -38,11 +38,14 @@ from semel.pipes.language.options import (
     HOP_OPTIONS,
     PIPE_OPTIONS,
     POINT_OPTIONS,
+    ConfirmOn,
+    DedupBy,
+    Options,
     read_option,
     show_option,
     unknown_option,
 )
-from semel.pipes.language.path import Branch, ConfirmOn, DedupBy, Hop, Options, Parallel, Path, Pipe, Place, Point, Way
+from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Place, Point, Way
 
 TEXT_CHARS_MAX = 100_000
 NESTING_MAX = 50

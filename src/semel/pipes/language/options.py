@@ -9,12 +9,113 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import Enum
 
 from semel.errors import ConfigError
-from semel.pipes.language.path import BACKOFF_MAX, LINK_OPTIONS, TIME_MAX_S, TIME_MIN_S, ConfirmOn, DedupBy, Options
+
+LINK_OPTIONS = ("loss", "duplicate", "confirm_loss", "delay", "repeats")
+"""What only a hop has: it is said of the link that the hop goes over, and a pipe has no link of its own."""
+
+TIME_MIN_S = 0.001
+TIME_MAX_S = 366 * 86400.0
+"""Of a timeout, a delay and a memory: shorter is no time to wait in, and longer is nobody's plan."""
+
+BACKOFF_MAX = 1000
+BACKOFF_WAIT_MAX_S = 60.0
+"""A wait grows up to this, unless it begins longer."""
+
+
+class DedupBy(Enum):
+    """How a receiving end tells new from old. INDEX never goes back, STRICT lets every index pass once and in order.
+
+    Both go by the hop's own index. SESSION goes by the producer's: every index of its session passes once and in
+    order, also when what lies between begins anew and numbers again. It takes a durable receiver.
+    """
+
+    NONE = "none"
+    ID = "id"
+    INDEX = "index"
+    STRICT = "strict"
+    SESSION = "session"
+
+
+class ConfirmOn(Enum):
+    """When a receiving end confirms: on arrival, after its handler, or when its own onward way has confirmed."""
+
+    RECEIPT = "receipt"
+    PROCESSING = "processing"
+    CASCADE = "cascade"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Of a hop, or of a pipe. `retries` None: one send and no confirms; `math.inf`: until confirmed.
+
+    The wait for a confirm begins at `timeout` and grows by the factor `backoff` with each attempt, up to
+    `longest_wait`; `jitter` takes up to this share off each wait.
+    """
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    confirm_loss: float = 0.0
+    retries: float | None = None
+    repeats: int = 0
+    timeout: float = 1.0
+    backoff: float = 1.0
+    jitter: float = 0.0
+    delay: float = 0.0
+    window: int = 1
+    dedup: DedupBy = DedupBy.NONE
+    keep: float | None = None
+    size: int | None = None
+    confirm: ConfirmOn = ConfirmOn.RECEIPT
+    durable: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("loss", "duplicate", "confirm_loss", "jitter"):
+            check_probability(name, getattr(self, name))
+        _check_retries(self.retries)
+        if not _is_whole(self.repeats) or self.repeats < 0 or (self.repeats and self.retries is not None):
+            raise ConfigError(
+                f"repeats is {self.repeats}" + (" beside retries" if self.retries is not None else ""),
+                fix="use retries (resend until confirmed) or repeats (blind copies, 0 or more), not both",
+            )
+        for name in ("timeout", "keep"):
+            _check_time(name, getattr(self, name), TIME_MIN_S)
+        _check_time("delay", self.delay, 0.0)
+        for name in ("window", "size"):
+            _check_count(name, getattr(self, name))
+        if not 1 <= self.backoff <= BACKOFF_MAX:
+            raise ConfigError(f"backoff is {self.backoff}", fix=f"use a factor from 1 (a fixed wait) to {BACKOFF_MAX}")
+        if (self.keep is not None or self.size is not None) and self.dedup is not DedupBy.ID:
+            raise ConfigError("keep and size bound the memory of ids", fix="add dedup=id, or leave them out")
+        if self.confirm is not ConfirmOn.RECEIPT and self.retries is None:
+            raise ConfigError(f"confirm={self.confirm.value} without retries", fix="add retries=n or retries=inf")
+
+    @property
+    def resends(self) -> bool:
+        return self.retries is not None
+
+    @property
+    def attempts(self) -> int | None:
+        """How often one message is sent at most; None when there is no end."""
+        if self.retries is None:
+            return 1
+        return None if math.isinf(self.retries) else int(self.retries) + 1
+
+    @property
+    def longest_wait(self) -> float:
+        """Where `backoff` stops to grow, in seconds."""
+        return max(self.timeout, BACKOFF_WAIT_MAX_S)
+
+    def stated(self) -> dict[str, object]:
+        """What differs from the defaults."""
+        default = type(self)()
+        named = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return {name: value for name, value in named if value != getattr(default, name)}
+
 
 HOP_OPTIONS = tuple(each.name for each in fields(Options))
 PIPE_OPTIONS = tuple(name for name in HOP_OPTIONS if name not in LINK_OPTIONS)
@@ -186,3 +287,27 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "confirm": _one_of(ConfirmOn),
     "durable": _yes_no,
 }
+
+
+def check_probability(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} is {value}", fix="use a probability from 0 to 1")
+
+
+def _check_retries(retries: float | None) -> None:
+    if retries is not None and retries != math.inf and not (_is_whole(retries) and retries >= 0):
+        raise ConfigError(f"retries is {retries}", fix="use a whole number from 0 on, or inf")
+
+
+def _check_time(name: str, value: float | None, least: float) -> None:
+    if value is not None and not least <= value <= TIME_MAX_S:
+        raise ConfigError(f"{name} is {value} s", fix=f"use {least:g} s up to {TIME_MAX_S / 86400:g} days")
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is not None and not (_is_whole(value) and value >= 1):
+        raise ConfigError(f"{name} is {value}", fix="use a whole number from 1 on")
+
+
+def _is_whole(value: float) -> bool:
+    return math.isfinite(value) and value == int(value)

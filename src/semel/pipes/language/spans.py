@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semel.errors import ConfigError
-from semel.pipes.language.path import Options, Path, Pipe, Place, Point, Way
+from semel.pipes.language.options import Options
+from semel.pipes.language.path import Path, Pipe, Place, Point, Way
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ from typing import Any, NoReturn
 from semel.errors import ConfigError, InputError, PathSyntaxError
 from semel.kernel.text import check_id
 from semel.pipes.language.notation import HOPS_MAX, POINTS_MAX, TEXT_CHARS_MAX, Span, parse_path, point_at
-from semel.pipes.language.options import HOP_OPTIONS, PIPE_OPTIONS, POINT_OPTIONS, read_option, unknown_option
-from semel.pipes.language.path import Branch, Hop, Options, Parallel, Path, Point, Way
+from semel.pipes.language.options import HOP_OPTIONS, PIPE_OPTIONS, POINT_OPTIONS, Options, read_option, unknown_option
+from semel.pipes.language.path import Branch, Hop, Parallel, Path, Point, Way
 from semel.pipes.language.spans import PipeSpan, nest_spans
 
 _TOP = ("path", "name", "hop", "pipe", "points")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from semel.calculus import figures
-from semel.pipes.language.path import Branch, Hop, Options, Parallel, Path, Pipe, Place, Point, Way
+from semel.pipes.language.options import Options
+from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Place, Point, Way
 from semel.pipes.plan.elements import all_options, element
 
 RETRIES = 12

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from semel import calculus
 from semel.calculus import Figures, figures
-from semel.pipes.language.path import ConfirmOn, DedupBy, Options, Parallel, Path
+from semel.pipes.language.options import ConfirmOn, DedupBy, Options
+from semel.pipes.language.path import Parallel, Path
 from semel.pipes.plan.elements import Stretch, all_options, durable_points, folded, inner_paths
 from semel.pipes.plan.waits import confirms_within_s, is_counted_late, shortest_wait_s
 

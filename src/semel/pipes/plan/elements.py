@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from semel import calculus
 from semel.calculus import Crash, Dedup, Element, Link, Passage, Series, Store, overlap
 from semel.errors import ConfigError
-from semel.pipes.language.path import Branch, ConfirmOn, DedupBy, Hop, Options, Parallel, Path, Pipe, Place, Point, Way
+from semel.pipes.language.options import ConfirmOn, DedupBy, Options
+from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Place, Point, Way
 
 
 @dataclass(frozen=True, slots=True)

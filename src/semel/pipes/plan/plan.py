@@ -16,7 +16,8 @@ from semel.calculus.elements import Pair
 from semel.calculus.values import Value
 from semel.errors import ConfigError
 from semel.pipes.language.notation import format_hop, format_options
-from semel.pipes.language.path import Branch, DedupBy, Hop, Options, Parallel, Path, Pipe
+from semel.pipes.language.options import DedupBy, Options
+from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe
 from semel.pipes.plan.doubts import CLOSE, find_advice, find_doubts
 from semel.pipes.plan.elements import Stretch, durable_points, folded, inner_paths, pipes_deep, stretches
 from semel.pipes.workers.build import build

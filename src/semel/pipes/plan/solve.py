@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from semel import calculus
 from semel.calculus import Unreachable, figures
 from semel.errors import ConfigError
-from semel.pipes.language.options import show_option
-from semel.pipes.language.path import Branch, DedupBy, Hop, Options, Parallel, Path, Pipe, Point
+from semel.pipes.language.options import DedupBy, Options, show_option
+from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Point
 from semel.pipes.plan.doubts import CLOSE
 from semel.pipes.plan.elements import durable_points, element, stretches
 from semel.pipes.plan.plan import Plan, plan, sent_between, widest_wait_s

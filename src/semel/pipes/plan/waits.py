@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from semel.pipes.language.path import ConfirmOn, Hop, Options, Path, Pipe
+from semel.pipes.language.options import ConfirmOn, Options
+from semel.pipes.language.path import Hop, Path, Pipe
 from semel.pipes.plan.elements import Stretch, all_options, inner_paths, stretches
 
 _BARE = {"loss", "duplicate", "confirm_loss", "delay"}

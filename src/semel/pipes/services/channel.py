@@ -27,7 +27,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Ask, Confirm, Message
 from semel.kernel.resend import Resend, ResendPolicy, Transmit
 from semel.kernel.text import ID_CHARS_MAX, check_id
-from semel.pipes.language.path import ConfirmOn
+from semel.pipes.language.options import ConfirmOn
 from semel.pipes.services.storage import StorageWire, until_answered
 from semel.pipes.workers.blocks import Ends
 from semel.pipes.workers.route import LOCAL, Parcel, ToWorker, parse_address

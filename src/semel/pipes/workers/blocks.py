@@ -16,7 +16,7 @@ from enum import Enum
 from semel.kernel.dedup import GapPolicy, OnGap
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import RetryPolicy
-from semel.pipes.language.path import BACKOFF_WAIT_MAX_S, ConfirmOn, DedupBy
+from semel.pipes.language.options import BACKOFF_WAIT_MAX_S, ConfirmOn, DedupBy
 from semel.pipes.workers.inlet import InletConfig
 from semel.pipes.workers.outlet import OutletConfig
 from semel.pipes.workers.stage import StageConfig

@@ -16,7 +16,8 @@ from semel.errors import ConfigError
 from semel.kernel.dedup import GapPolicy, OnGap
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import RetryPolicy
-from semel.pipes.language.path import Branch, ConfirmOn, DedupBy, Hop, Options, Parallel, Path, Pipe, Place, Point
+from semel.pipes.language.options import ConfirmOn, DedupBy, Options
+from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Place, Point
 from semel.pipes.plan.waits import waits_s
 from semel.pipes.workers.inlet import InletConfig
 from semel.pipes.workers.outlet import OutletConfig

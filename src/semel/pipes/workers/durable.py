@@ -46,7 +46,7 @@ from semel.kernel.ops import Duplicate, Fresh
 from semel.kernel.position import Position
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.work import Follower, FollowerConfig
-from semel.pipes.language.path import ConfirmOn, DedupBy
+from semel.pipes.language.options import ConfirmOn, DedupBy
 from semel.pipes.workers.inlet import InletConfig
 from semel.pipes.workers.route import Parcel
 from semel.pipes.workers.stage import StageConfig

@@ -19,7 +19,7 @@ from typing import TypeVar
 from semel.errors import ConfigError
 from semel.kernel.dedup import GapAsked, GapPolicy, IdWindow, MonotonicIndex, Passed, Repeated, StrictIndex
 from semel.kernel.hop import Message
-from semel.pipes.language.path import ConfirmOn, DedupBy
+from semel.pipes.language.options import ConfirmOn, DedupBy
 from semel.pipes.workers.meter import Meter
 
 S = TypeVar("S")

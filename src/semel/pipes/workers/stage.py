@@ -45,7 +45,7 @@ from semel.kernel.resend import GaveUp
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Record
 from semel.kernel.text import clean_cause, stream_name
-from semel.pipes.language.path import ConfirmOn, DedupBy
+from semel.pipes.language.options import ConfirmOn, DedupBy
 from semel.pipes.workers.inlet import Arrival, Inlet, InletConfig, session_of
 from semel.pipes.workers.meter import Meter, Reports
 from semel.pipes.workers.outlet import PACKED_BYTES_MAX, Outlet, OutletConfig, unpack

@@ -90,7 +90,8 @@ from semel.pubsub.client.inbox import Handing
 from semel.pubsub.client.sequence import Arrivals
 from semel.pubsub.client.states import GroupStates
 from semel.pubsub.client.streams import Streams
-from semel.pubsub.protocol.frames import RELIABLE, Codec, Frame, codec_for
+from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.frames import RELIABLE, Codec, Frame
 from semel.pubsub.protocol.frames_simple import SimpleCodec
 from semel.pubsub.protocol.messages import (
     Ack,

@@ -26,7 +26,7 @@ from semel.pubsub.hub.commits import Failure
 from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import group_target
 from semel.pubsub.hub.session import OwnState, Session
-from semel.pubsub.protocol.frames import codec_for
+from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.messages import (
     CONTENT_TYPES,
     DataType,

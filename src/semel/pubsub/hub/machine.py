@@ -97,7 +97,7 @@ from semel.pubsub.hub.spills import Spills
 from semel.pubsub.hub.streams import Streams
 from semel.pubsub.hub.tail import READ_ROWS, Tail
 from semel.pubsub.hub.takeover import HELD_BYTES_MAX, TakeOver
-from semel.pubsub.protocol.frames import codec_for
+from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.messages import CloseCode, Request, Response, weigh
 from semel.pubsub.protocol.wire import frame
 

@@ -14,7 +14,8 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import fold_ids
 from semel.kernel.ops import Append
 from semel.pubsub.hub.records import NO_TERMS, TO_GROUP, Terms, data_of, kind_of, terms_of
-from semel.pubsub.protocol.frames import RELIABLE, codec_for, subprotocol_of
+from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.frames import RELIABLE, subprotocol_of
 from semel.pubsub.protocol.messages import Data, DataType, GroupMessage, Response, ServerMessage
 from semel.pubsub.protocol.wire import frame
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate, count, repeat
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
 from semel.errors import FrameError as FrameError
 from semel.pubsub.protocol.messages import Ack, CloseCode, Data, DataType, GroupMessage, Request, Response
 from semel.pubsub.protocol.wire import frame
-
-if TYPE_CHECKING:
-    from semel.pubsub.protocol.frames_simple import SimpleCodec
 
 Frame = str | bytes
 
@@ -102,42 +99,16 @@ class Codec(Protocol):
 
 
 # a few more than there are: clients choose the names, and so they must not choose how many are kept
-_NAMES_KEPT = 64
+NAMES_KEPT = 64
 
 
-@lru_cache(_NAMES_KEPT)
+@lru_cache(NAMES_KEPT)
 def subprotocol_of(name: str | None) -> Subprotocol | None:
     """The subprotocol of this name, in any case. None: whoever speaks it is a simple client."""
     try:
         return None if name is None else Subprotocol(name.lower())
     except ValueError:
         return None
-
-
-@lru_cache(_NAMES_KEPT)
-def codec_for(subprotocol: str | None) -> Codec | SimpleCodec:
-    """What speaks this subprotocol: one for JSON, one for protobuf, one for simple clients.
-
-    The last can only encode: the session knows what the frames of a simple client mean.
-    """
-    known = subprotocol_of(subprotocol)
-    return _codec(None if known is None else known.partition(".")[0])
-
-
-@cache
-def _codec(encoding: str | None) -> Codec | SimpleCodec:
-    # each is loaded when it is needed: protobuf takes its time, and who speaks JSON can do without the package
-    if encoding == "json":
-        from semel.pubsub.protocol.frames_json import JsonCodec
-
-        return JsonCodec()
-    if encoding == "protobuf":
-        from semel.pubsub.protocol.frames_protobuf import ProtobufCodec
-
-        return ProtobufCodec()
-    from semel.pubsub.protocol.frames_simple import SimpleCodec
-
-    return SimpleCodec()
 
 
 def wrong_frame_type(wanted: str) -> FrameError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from semel.kernel.effects import Close, Commit, Deliver, Effect, Event, Load, Machine, Notify, Read
@@ -49,14 +49,56 @@ class Host:
     reloads: int = 0
     reloaded_at: float = 0.0
 
-    def listens(self, transport: Transport, peer: str) -> bool:
-        return self.transport is transport and (self.peers is None or peer in self.peers)
-
     def reload_wait_s(self, now: float) -> float:
         """At once the first time, later and later when it keeps stopping."""
         self.reloads = 0 if now - self.reloaded_at > RELOAD_QUIET_S else self.reloads + 1
         self.reloaded_at = now
         return RELOAD_RETRY.wait_s(self.reloads, 0.0) if self.reloads else 0.0
+
+
+class Hosts:
+    """The machines of a process by name, and by whose messages they receive, which is looked up for every frame."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Host] = {}
+        self._receivers: dict[tuple[int, str | None], list[Host]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(list(self._by_name.values()))
+
+    def get(self, name: str) -> Host | None:
+        return self._by_name.get(name)
+
+    def add(self, host: Host) -> None:
+        self.remove(host.name)
+        self._by_name[host.name] = host
+        for key in _listens_to(host):
+            self._receivers.setdefault(key, []).append(host)
+
+    def remove(self, name: str) -> None:
+        host = self._by_name.pop(name, None)
+        if host is None:
+            return
+        for key in _listens_to(host):
+            self._receivers[key].remove(host)
+            if not self._receivers[key]:
+                del self._receivers[key]
+
+    def receivers(self, transport: Transport, peer: str) -> tuple[Host, ...]:
+        """The machines that receive what this peer sends over this transport."""
+        at = id(transport)
+        return (*self._receivers.get((at, None), ()), *self._receivers.get((at, peer), ()))
+
+
+def _listens_to(host: Host) -> list[tuple[int, str | None]]:
+    """Keys by identity, since two transports may be equal. A host holds its transport, so the id is not used again."""
+    if host.transport is None:
+        return []
+    at = id(host.transport)
+    return [(at, None)] if host.peers is None else [(at, peer) for peer in dict.fromkeys(host.peers)]
 
 
 class Guarded:

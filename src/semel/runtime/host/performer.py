@@ -46,7 +46,7 @@ from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Enqueue, Finish, Op, WorkRow
 from semel.kernel.store import Record, Store
 from semel.runtime.host.commit_times import CommitTimes
-from semel.runtime.host.hosting import Factory, Guarded, Handler, Host, cause_of
+from semel.runtime.host.hosting import Factory, Guarded, Handler, Host, Hosts, cause_of
 from semel.runtime.host.outages import Outages, is_outage
 from semel.runtime.host.threads import Readers, Report, Writer, aside, hand_over
 from semel.runtime.transports.base import Transport
@@ -110,7 +110,7 @@ class Performer:
         self._interpreter = _Interpreter(self, self._clock, limits)
         self._queue = self._interpreter.queue
         self._executor = ThreadPoolExecutor(handler_threads, thread_name_prefix="semel-handler")
-        self._hosts: dict[str, Host] = {}
+        self._hosts = Hosts()
         self._transports: list[Transport] = []
         self._observers: list[Observer] = []
         self._on_room: list[Callable[[], None]] = []
@@ -167,8 +167,10 @@ class Performer:
         self._stop_listening()
         for transport in self._transports:
             transport.pause()
-        for guarded in self._guarded():
-            guarded.rest()
+        for host in self._hosts:
+            guarded = self._guarded(host.name)
+            if guarded is not None:
+                guarded.rest()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._end_handlers()
@@ -214,8 +216,8 @@ class Performer:
             self._timer.cancel()
         for transport in self._transports:
             await transport.close()
-        for name in list(self._hosts):
-            self._interpreter.remove(name)
+        for host in self._hosts:
+            self._interpreter.remove(host.name)
         self._executor.shutdown(wait=False, cancel_futures=True)
         await aside(self.loop, self._stop_threads)
 
@@ -245,9 +247,8 @@ class Performer:
         transport need their own peers, or one would take the other's confirms for its own.
         """
         self.check_open()
-        self._hosts[machine.name] = Host(
-            machine.name, factory, handler, transport, peers, inline, getattr(machine, "hears_sent", False)
-        )
+        hears_sent = getattr(machine, "hears_sent", False)
+        self._hosts.add(Host(machine.name, factory, handler, transport, peers, inline, hears_sent))
         self._interpreter.add(Guarded(machine))
         self._touch()
 
@@ -272,18 +273,17 @@ class Performer:
         )  # fmt: skip
 
     def remove(self, name: str) -> None:
-        self._hosts.pop(name, None)
+        self._hosts.remove(name)
         self._interpreter.remove(name)
 
     def machine(self, name: str) -> Machine | None:
         """The machine of that name as it stands, to look at; None while it is being reloaded."""
-        return next((guarded.machine for guarded in self._guarded() if guarded.name == name), None)
+        guarded = self._guarded(name)
+        return guarded.machine if guarded is not None else None
 
-    def _guarded(self) -> Iterable[Guarded]:
-        for name in self._hosts:
-            seat = self._interpreter.seat(name)
-            if seat is not None and isinstance(seat.machine, Guarded):
-                yield seat.machine
+    def _guarded(self, name: str) -> Guarded | None:
+        seat = self._interpreter.seat(name) if self._hosts.get(name) is not None else None
+        return seat.machine if seat is not None and isinstance(seat.machine, Guarded) else None
 
     def feed(self, name: str, event: Event) -> None:
         """Hand an event to a machine by name: an operator's `Resume`, say. Nothing happens if there is none."""
@@ -463,9 +463,8 @@ class Performer:
     def _tell(self, transport: Transport, peer: str, event: Event) -> None:
         if self._closing:
             return
-        for host in list(self._hosts.values()):
-            if host.listens(transport, peer):
-                self.feed(host.name, event)
+        for host in self._hosts.receivers(transport, peer):
+            self.feed(host.name, event)
 
     # -- the application
 
@@ -525,7 +524,7 @@ class Performer:
         if effect.reason == "reload" and host.factory is not None:
             self._reload_later(host)
             return
-        del self._hosts[host.name]
+        self._hosts.remove(host.name)
         log.warning("%s stopped: %s", host.name, effect.reason or "finished")
         self._observed(host.name, effect)
 

@@ -27,7 +27,7 @@ from semel.kernel.effects import Close, Connected, Disconnected, Notify, Receive
 from semel.kernel.envelope import FRAME_BYTES_MAX, Envelope
 from semel.kernel.hop import Message
 from semel.kernel.retry import RetryPolicy
-from semel.pipes.language.path import DedupBy
+from semel.pipes.language.options import DedupBy
 from semel.pipes.services.channel import Channel, ChannelConfig, Initiator, Spawner, addressed
 from semel.pipes.services.publisher import Publisher
 from semel.pipes.workers.build import APP, Built, WorkerPlan

@@ -38,7 +38,8 @@ from semel.pubsub.hub.loading import announced_hubs, known_hubs, load_hub
 from semel.pubsub.hub.machine import Hub, HubOptions
 from semel.pubsub.hub.records import stream_of
 from semel.pubsub.hub.sockets import Anew, Frames, Gone, Open, Resume, Room, Shut, Stalled, Write
-from semel.pubsub.protocol.frames import Codec, codec_for
+from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.frames import Codec
 from semel.pubsub.protocol.handshake import Handshake, Mode, Newcomer, Refused, Returning, TurnedAway
 from semel.pubsub.protocol.messages import CloseCode, Ping, SendToGroup, SequenceAck, StreamData, StreamEnd
 from semel.pubsub.protocol.messages import Request as ClientRequest

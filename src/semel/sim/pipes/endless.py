@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from semel.errors import ConfigError
-from semel.pipes.language.path import ConfirmOn, Path
+from semel.pipes.language.options import ConfirmOn
+from semel.pipes.language.path import Path
 from semel.pipes.workers.build import Built, Route
 from semel.pipes.workers.outlet import OutletConfig
 

@@ -26,7 +26,7 @@ from semel.kernel.hop import Ask, Confirm
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Applied, Duplicate, Fresh, Log, Outcome
-from semel.pipes.language.path import DedupBy
+from semel.pipes.language.options import DedupBy
 from semel.pipes.workers.build import WorkerPlan
 from semel.pipes.workers.durable import DurableStage
 from semel.pipes.workers.stage import Stage

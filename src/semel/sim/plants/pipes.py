@@ -13,7 +13,7 @@ import msgspec
 from semel.kernel.effects import Effect, Send
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Confirm, Message
-from semel.pipes.language.path import ConfirmOn, DedupBy
+from semel.pipes.language.options import ConfirmOn, DedupBy
 from semel.pipes.workers.inlet import Arrival, Inlet
 from semel.pipes.workers.outlet import Outlet
 from semel.pipes.workers.stage import Stage, _Held

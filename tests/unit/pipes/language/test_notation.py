@@ -12,7 +12,8 @@ from tests.unit.pipes.strategies import paths
 
 from semel.errors import PathSyntaxError
 from semel.pipes.language.notation import NESTING_MAX, POINTS_MAX, TEXT_CHARS_MAX, format_path, parse_path
-from semel.pipes.language.path import Branch, ConfirmOn, DedupBy, Hop, Options, Parallel, Path, Pipe, Point
+from semel.pipes.language.options import ConfirmOn, DedupBy, Options
+from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Point
 from semel.testing.limits import scaled
 
 A, B, C, X = (Point(name) for name in "ABCX")

@@ -9,7 +9,8 @@ import pytest
 
 from semel.errors import ConfigError
 from semel.pipes.language.notation import parse_path
-from semel.pipes.language.path import Branch, ConfirmOn, DedupBy, Hop, Options, Parallel, Path, Pipe, Point
+from semel.pipes.language.options import ConfirmOn, DedupBy, Options
+from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Point
 from semel.pipes.plan.waits import waits_s
 
 A, B, C = Point("A"), Point("B"), Point("C")

@@ -9,8 +9,15 @@ import pytest
 
 from semel.errors import PathSyntaxError
 from semel.pipes.language.notation import parse_path
-from semel.pipes.language.options import HOP_OPTIONS, PIPE_OPTIONS, POINT_OPTIONS, show_option
-from semel.pipes.language.path import ConfirmOn, DedupBy, Options
+from semel.pipes.language.options import (
+    HOP_OPTIONS,
+    PIPE_OPTIONS,
+    POINT_OPTIONS,
+    ConfirmOn,
+    DedupBy,
+    Options,
+    show_option,
+)
 from semel.pipes.language.tables import parse_tables
 from semel.pipes.plan.plan import plan
 

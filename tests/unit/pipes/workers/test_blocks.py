@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from semel.kernel.effects import Deliver, Delivered, Effect, Machine, Notify, Received, Resume, Send
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Message
-from semel.pipes.language.path import ConfirmOn
+from semel.pipes.language.options import ConfirmOn
 from semel.pipes.workers import blocks
 from semel.pipes.workers.blocks import (
     Ends,

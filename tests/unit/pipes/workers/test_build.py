@@ -9,7 +9,8 @@ import pytest
 from semel.errors import ConfigError
 from semel.kernel.dedup import OnGap
 from semel.pipes.language.notation import parse_path
-from semel.pipes.language.path import ConfirmOn, DedupBy, Hop, Options, Path, Point
+from semel.pipes.language.options import ConfirmOn, DedupBy, Options
+from semel.pipes.language.path import Hop, Path, Point
 from semel.pipes.workers.build import APP, Built, build
 from semel.pipes.workers.inlet import InletConfig
 from semel.pipes.workers.outlet import OutletConfig

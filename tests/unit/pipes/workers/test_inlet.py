@@ -8,7 +8,7 @@ from semel.errors import ConfigError
 from semel.kernel.dedup import GapPolicy, OnGap, Repeated
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Message
-from semel.pipes.language.path import DedupBy
+from semel.pipes.language.options import DedupBy
 from semel.pipes.workers import inlet as module
 from semel.pipes.workers.inlet import Arrival, Inlet, InletConfig
 from semel.pipes.workers.meter import Meter

@@ -13,7 +13,7 @@ from semel.kernel.hop import Confirm, Message
 from semel.kernel.ops import Append, Unit
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Records
-from semel.pipes.language.path import ConfirmOn, DedupBy
+from semel.pipes.language.options import ConfirmOn, DedupBy
 from semel.pipes.workers.durable import DurableStage
 from semel.pipes.workers.inlet import InletConfig
 from semel.pipes.workers.stage import Stage, StageConfig

@@ -32,7 +32,7 @@ from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Log
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import GiveUp, RetryPolicy
-from semel.pipes.language.path import ConfirmOn, DedupBy
+from semel.pipes.language.options import ConfirmOn, DedupBy
 from semel.pipes.workers import stage as module
 from semel.pipes.workers.inlet import InletConfig
 from semel.pipes.workers.outlet import PACKED_BYTES_MAX, OutletConfig, pack

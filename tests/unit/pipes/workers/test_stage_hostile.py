@@ -18,7 +18,7 @@ from semel.kernel.effects import Deliver, Delivered, DeliverFailed, Effect, Rece
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Confirm, Message
 from semel.pipes.language.notation import parse_path
-from semel.pipes.language.path import DedupBy
+from semel.pipes.language.options import DedupBy
 from semel.pipes.workers.build import APP, build
 from semel.pipes.workers.stage import Stage
 

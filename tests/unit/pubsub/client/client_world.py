@@ -52,7 +52,8 @@ from semel.pubsub.hub.calls import CloseConnections, Connection
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.sockets import Gone, Open, Resume, Shut
-from semel.pubsub.protocol.frames import Codec, Frame, Subprotocol, codec_for
+from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.frames import Codec, Frame, Subprotocol
 from semel.pubsub.protocol.messages import JoinGroup, SendToGroup, SequenceAck
 from semel.pubsub.protocol.permissions import Permissions
 from semel.pubsub.protocol.wire import frame

@@ -84,7 +84,8 @@ from semel.pubsub.client.sequence import Arrivals
 from semel.pubsub.hub import clients as server_module
 from semel.pubsub.hub.in_order import InOrder
 from semel.pubsub.hub.records import MESSAGE_ID
-from semel.pubsub.protocol.frames import Codec, Frame, Subprotocol, codec_for
+from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.frames import Codec, Frame, Subprotocol
 from semel.pubsub.protocol.messages import (
     Ack,
     CancelInvocation,

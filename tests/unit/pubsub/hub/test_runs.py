@@ -12,7 +12,8 @@ from semel.kernel.ledger import fold_ids
 from semel.kernel.ops import Append
 from semel.pubsub.hub.records import EVERYBODY, NO_TERMS, Terms, accepted_event, group_target, message
 from semel.pubsub.hub.runs import Run, runs_of
-from semel.pubsub.protocol.frames import RELIABLE, Subprotocol, codec_for
+from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.frames import RELIABLE, Subprotocol
 from semel.pubsub.protocol.messages import Data, DataType, GroupMessage, ServerMessage, StreamPart
 
 ACCEPTED = accepted_event("h")

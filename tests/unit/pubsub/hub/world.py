@@ -14,7 +14,8 @@ from semel.pubsub.hub.calls import Answer, Call
 from semel.pubsub.hub.loading import load_hub
 from semel.pubsub.hub.machine import Hub, HubOptions
 from semel.pubsub.hub.sockets import Frames, Gone, Open, Resume, Shut, Write
-from semel.pubsub.protocol.frames import Subprotocol, codec_for
+from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
     Connected,
     Data,

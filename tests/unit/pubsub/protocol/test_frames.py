@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from tests.unit.pubsub.protocol import frame_values
 from tests.unit.pubsub.protocol.frame_values import groups, json_text, texts, uint64s, users
 
+from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import (
     DEPTH_MAX,
     RELIABLE,
     FrameError,
     Subprotocol,
     check_depth,
-    codec_for,
     json_body,
     subprotocol_of,
 )

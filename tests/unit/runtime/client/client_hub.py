@@ -16,7 +16,8 @@ from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response as HttpResponse
 
 from semel.pubsub.client.data import data_of
-from semel.pubsub.protocol.frames import Codec, Subprotocol, codec_for
+from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.frames import Codec, Subprotocol
 from semel.pubsub.protocol.messages import Ack, Connected, GroupMessage, Ping, Pong, Request, Response
 from semel.testing.limits import scaled
 

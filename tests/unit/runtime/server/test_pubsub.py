@@ -15,7 +15,8 @@ from semel.pubsub.hub.floors import floor_key
 from semel.pubsub.hub.machine import Hub
 from semel.pubsub.hub.nodes import announcement_key
 from semel.pubsub.hub.sockets import ALL, Anew, Gone
-from semel.pubsub.protocol.frames import Subprotocol, codec_for
+from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import CloseCode
 from semel.runtime.host.commit_times import CommitTimes
 from semel.runtime.host.outages import Outages
