@@ -23,9 +23,9 @@ from azure.messaging.webpubsubclient.models import SendMessageError
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from semel.auth.keys import AccessKeys
-from semel.auth.tokens import client_token
 from semel.pubsub.events.handlers import Handlers, event_handler
 from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.protocol.client_tokens import client_token
 from semel.runtime.server.pubsub import PubSubSettings
 from semel.runtime.server.server import serving
 from semel.stores.memory import MemoryStore

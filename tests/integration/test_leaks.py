@@ -17,10 +17,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from semel import errors
 from semel.auth.keys import DEV_KEY, AccessKeys
-from semel.auth.tokens import client_token, service_token
+from semel.auth.tokens import service_token
 from semel.errors import SemelError
 from semel.pubsub.events.handlers import EventHandler, Handlers, SystemEvent
 from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.protocol.client_tokens import client_token
 from semel.pubsub.rest.routes import _TABLE
 from semel.runtime.server.pubsub import PubSubSettings
 from semel.runtime.server.server import serving

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from semel.auth.keys import AccessKeys
-from semel.auth.tokens import client_token
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Confirm
 from semel.pipes.language.notation import parse_path
 from semel.pipes.workers.build import build
 from semel.pipes.workers.route import Parcel
+from semel.pubsub.protocol.client_tokens import client_token
 from semel.runtime.client.client import WebPubSubClient
 from semel.runtime.host.performer import Performer
 from semel.runtime.pipes.node import PipeNode

@@ -15,7 +15,7 @@ import pytest
 import websockets.asyncio.client as websocket
 
 from semel.auth.keys import AccessKeys
-from semel.auth.tokens import client_token
+from semel.pubsub.protocol.client_tokens import client_token
 from semel.stores.sqlite import SqliteStore
 from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess

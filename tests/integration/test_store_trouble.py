@@ -24,7 +24,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from semel.auth.keys import AccessKeys
-from semel.auth.tokens import client_token, service_token
+from semel.auth.tokens import service_token
+from semel.pubsub.protocol.client_tokens import client_token
 from semel.runtime.server.pubsub import PubSubSettings
 from semel.runtime.server.server import serving as serve
 from semel.stores.sqlite import SqliteStore

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from semel.auth.keys import AccessKeys
-from semel.auth.tokens import client_token
 from semel.pubsub.client.data import Message
+from semel.pubsub.protocol.client_tokens import client_token
 from semel.runtime.client.sync import SyncWebPubSubClient
 from semel.runtime.export.exporter import DATASETS, export
 from semel.spark import runner

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 from semel.auth.keys import AccessKeys
-from semel.auth.tokens import ROLE_OPERATE, ROLE_READ, read_service_token, service_audiences
+from semel.auth.roles import allows
+from semel.auth.tokens import read_service_token, service_audiences
 from semel.errors import AuthError
 from semel.http import HttpError, HttpRequest, bearer_of, origin_of
 
 
-def authorize(
-    request: HttpRequest, keys: AccessKeys, endpoints: Iterable[str], now: float, *, only_reads: bool
-) -> None:
-    """Raises `HttpError` if not. Microsoft's libraries name no roles: whoever holds a key may do everything. A token
-    that names roles may do what they allow and no more, so one whose roles mean nothing here may do nothing."""
-    try:
-        token = bearer_of(request)
-        if token is None:
-            raise AuthError("there is no token", fix="send one as Authorization: Bearer <token>")
-        audiences = service_audiences(f"{origin_of(request)}{request.path}", endpoints)
-        claims = read_service_token(token, keys, audiences, now)
-    except AuthError as error:
-        raise _unauthorized(error) from None
-    if claims.roles is None or ROLE_OPERATE in claims.roles:
-        return
-    if not only_reads or ROLE_READ not in claims.roles:
-        role = ROLE_READ if only_reads else ROLE_OPERATE
-        raise HttpError(403, "Error.Forbidden", "the token does not allow this", fix=f"make one with the role {role}")
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """`endpoints` are other addresses of this server, for which tokens may be."""
+
+    keys: AccessKeys
+    endpoints: tuple[str, ...] = ()
+
+    def check(self, request: HttpRequest, needed: str, now: float) -> None:
+        """Raises `HttpError` unless the token of the request allows the role that is `needed`.
+
+        Microsoft's libraries name no roles: whoever holds a key may do everything. A token that names roles may do what
+        they allow and no more, so one whose roles mean nothing here may do nothing.
+        """
+        try:
+            token = bearer_of(request)
+            if token is None:
+                raise AuthError("there is no token", fix="send one as Authorization: Bearer <token>")
+            audiences = service_audiences(f"{origin_of(request)}{request.path}", self.endpoints)
+            claims = read_service_token(token, self.keys, audiences, now)
+        except AuthError as error:
+            raise _unauthorized(error) from None
+        if claims.roles is not None and not allows(claims.roles, needed):
+            fix = f"make one with the role {needed}"
+            raise HttpError(403, "Error.Forbidden", "the token does not allow this", fix=fix)
 
 
 def _unauthorized(error: AuthError) -> HttpError:

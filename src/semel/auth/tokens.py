@@ -1,22 +1,16 @@
-"""Tokens: who a client is and what it may, who calls the REST API, and which session a client comes back to.
+"""JSON Web Tokens, signed with HMAC-SHA256 under one of the server's keys; nothing else is read.
 
-The first two are JSON Web Tokens, signed with HMAC-SHA256 under one of the server's keys; nothing else is read. A token
-is meant for an *audience*, the address it is used at. Addresses are compared without what proxies change on the way and
-libraries write in different ways: http, https, ws and wss are one, so are capitals and small letters, what is written
-with % and without, and a query, a slash at the end or the usual port count for nothing. Behind a reverse proxy a token
-carries the address that its maker knows: give that as one more endpoint.
+A token is meant for an *audience*, the address it is used at. Addresses are compared without what proxies change on
+the way and libraries write in different ways: http, https, ws and wss are one, so are capitals and small letters, what
+is written with % and without, and a query, a slash at the end or the usual port count for nothing. Behind a reverse
+proxy a token carries the address that its maker knows: give that as one more endpoint.
 
-The third is opaque to clients. It carries a proof under each key, so that sessions outlive the replacing of either.
-
-No message here shows a token or a key.
+Tokens of servers and operators are here; a part that has tokens of its own makes them with `sign_token` and reads them
+with `read_token`. No message here shows a token or a key.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
-import hmac
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,8 +23,6 @@ import msgspec
 from semel.auth.keys import AccessKeys
 from semel.errors import AuthError, InputError
 from semel.kernel.text import check_text
-from semel.pubsub.protocol.names import check_group
-from semel.pubsub.protocol.permissions import GROUP_CHARS_MAX, is_group
 
 TOKEN_CHARS_MAX = 32_768
 AUDIENCE_CHARS_SHOWN = 200
@@ -38,35 +30,11 @@ USER_CHARS_MAX = 1024
 ROLE_CHARS_MAX = 2048
 ITEMS_MAX = 4000
 SKEW_S = 300
-CLIENT_LIFETIME_S = 3600
 SERVICE_LIFETIME_S = 60
-RECONNECTION_LIFETIME_S = 7 * 24 * 3600
-NONCE_BYTES = 16
-
-CLIENT_PATH = "/client/hubs/"
-MQTT_PATH = "/clients/mqtt/hubs/"
-
-GROUP_CLAIM = "webpubsub.group"
 NAME_CLAIM = "http://schemas.xmlsoap.org/ws/2005/05/identity/claims/name"
 
-# what the maker of an operator's token may allow; the last two are followed by a pattern of stream names
-ROLE_READ = "semel.read"
-ROLE_OPERATE = "semel.operate"
-ROLE_SEND = "semel.send:"
-ROLE_RECEIVE = "semel.receive:"
-
 _ALGORITHM = "HS256"
-_OWN_CLAIMS = frozenset({"aud", "exp", "iat", "nbf", "sub", "role", GROUP_CLAIM})
 _USUAL_PORTS = {"http": ":80", "ws": ":80", "https": ":443", "wss": ":443"}
-
-
-class ClientClaims(msgspec.Struct, frozen=True):
-    """What a client's token says. `claims` are all of them, as an event handler is told: lists of text."""
-
-    user_id: str | None = None
-    roles: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-    claims: dict[str, tuple[str, ...]] = {}
 
 
 class ServiceClaims(msgspec.Struct, frozen=True):
@@ -80,31 +48,6 @@ class ServiceClaims(msgspec.Struct, frozen=True):
 # -- making them
 
 
-def client_token(
-    keys: AccessKeys,
-    audience: str,
-    *,
-    now: float,
-    lifetime_s: float = CLIENT_LIFETIME_S,
-    user_id: str | None = None,
-    roles: Sequence[str] = (),
-    groups: Sequence[str] = (),
-    claims: Mapping[str, str | Sequence[str]] | None = None,
-) -> str:
-    """A token with which a client may connect to `audience`, such as `http://127.0.0.1:8080/client/hubs/chat`.
-
-    `claims` are more of them, for the event handlers to see.
-    """
-    if taken := sorted(_OWN_CLAIMS & set(claims or ())):
-        raise InputError(f"the claim {taken[0]} is made by the token itself", fix="use the argument of that meaning")
-    _check_parts(user_id, roles)
-    if not all(is_group(check_text("a group", group, chars_max=GROUP_CHARS_MAX)) for group in groups):
-        raise InputError("a group has no name but blanks", fix="name the group")
-    said: dict[str, Any] = {**(claims or {}), "sub": user_id, "role": list(roles), GROUP_CLAIM: list(groups)}
-    payload = {name: value for name, value in said.items() if value not in (None, "", [])}
-    return _signed(keys, audience, now, lifetime_s, payload)
-
-
 def service_token(
     keys: AccessKeys,
     audience: str,
@@ -115,18 +58,19 @@ def service_token(
     roles: Sequence[str] = (),
 ) -> str:
     """A token for one address of the REST API. Without roles it may do there whatever can be done."""
-    _check_parts(user, roles)
+    check_subject(user, roles)
     said: dict[str, Any] = {NAME_CLAIM: user, "role": list(roles)}
-    return _signed(keys, audience, now, lifetime_s, {name: value for name, value in said.items() if value})
+    return sign_token(keys, audience, now, lifetime_s, {name: value for name, value in said.items() if value})
 
 
-def _check_parts(user: str | None, roles: Sequence[str]) -> None:
+def check_subject(user: str | None, roles: Sequence[str]) -> None:
     check_text("the user", user or "", chars_max=USER_CHARS_MAX, empty=True)
     for role in roles:
         check_text("a role", role, chars_max=ROLE_CHARS_MAX)
 
 
-def _signed(keys: AccessKeys, audience: str, now: float, lifetime_s: float, payload: Mapping[str, Any]) -> str:
+def sign_token(keys: AccessKeys, audience: str, now: float, lifetime_s: float, payload: Mapping[str, Any]) -> str:
+    """A token with these claims beside those of time and audience."""
     if not 0 < lifetime_s < math.inf:
         raise InputError(f"a token cannot live for {lifetime_s} s", fix="give it a minute or more")
     whole = {"aud": audience, "iat": int(now), "exp": math.ceil(now + lifetime_s), **payload}
@@ -140,11 +84,6 @@ def _signed(keys: AccessKeys, audience: str, now: float, lifetime_s: float, payl
 
 
 # -- whom they are for
-
-
-def client_audiences(hub: str, endpoints: Iterable[str], path: str = CLIENT_PATH) -> tuple[str, ...]:
-    """For whom the token of a client of this hub may be, when the server is known under these endpoints."""
-    return tuple(f"{endpoint.rstrip('/')}{path}{hub}" for endpoint in endpoints)
 
 
 def service_audiences(url: str, endpoints: Iterable[str] = ()) -> tuple[str, ...]:
@@ -177,27 +116,19 @@ def _forms(audience: str) -> set[tuple[str, ...]]:
 # -- reading them
 
 
-def read_client_token(token: str, keys: AccessKeys, audiences: Iterable[str], now: float) -> ClientClaims:
-    """What the token says, or an `AuthError`; an `InputError` if it is good but names a group that cannot be. The time
-    counts when a client connects, and never again."""
-    payload = _verified(token, keys, audiences, now)
-    groups = tuple(map(check_group, _items(payload, GROUP_CLAIM, TOKEN_CHARS_MAX)))
-    claims = {_text(name, "the name of a claim"): _as_texts(value) for name, value in payload.items()}
-    return ClientClaims(_name(payload, "sub"), _items(payload, "role", ROLE_CHARS_MAX), groups, claims)
-
-
 def read_service_token(token: str, keys: AccessKeys, audiences: Iterable[str], now: float) -> ServiceClaims:
     """What the token says, or an `AuthError`. `audiences` come from `service_audiences`.
 
     Whatever is added to them must never be an audience of clients too, or each client is an operator.
     """
-    payload = _verified(token, keys, audiences, now)
+    payload = read_token(token, keys, audiences, now)
     # a claim that is there restricts, whatever is in it: nobody writes it to allow everything
-    roles = _items(payload, "role", ROLE_CHARS_MAX) if "role" in payload else None
-    return ServiceClaims(_name(payload, NAME_CLAIM), roles)
+    roles = claim_items(payload, "role", ROLE_CHARS_MAX) if "role" in payload else None
+    return ServiceClaims(claim_name(payload, NAME_CLAIM), roles)
 
 
-def _verified(token: str, keys: AccessKeys, audiences: Iterable[str], now: float) -> dict[str, Any]:
+def read_token(token: str, keys: AccessKeys, audiences: Iterable[str], now: float) -> dict[str, Any]:
+    """The claims of a token that holds now, under one of the keys and for one of the audiences, or an `AuthError`."""
     payload = _payload(token, keys)
     _check_times(payload, now)
     _check_audience(payload, audiences)
@@ -269,7 +200,7 @@ def _time(payload: dict[str, Any], name: str) -> float | None:
 
 
 def _check_audience(payload: dict[str, Any], audiences: Iterable[str]) -> None:
-    said, asked = _items(payload, "aud", TOKEN_CHARS_MAX), tuple(audiences)
+    said, asked = claim_items(payload, "aud", TOKEN_CHARS_MAX), tuple(audiences)
     wanted: set[tuple[str, ...]] = set().union(*(_forms(audience) for audience in asked))
     if not any(_forms(audience) & wanted for audience in said):
         raise AuthError(
@@ -282,22 +213,24 @@ def _shown(audiences: tuple[str, ...]) -> str:
     return repr(audiences[0][:AUDIENCE_CHARS_SHOWN]) if audiences else "none"
 
 
-def _items(payload: dict[str, Any], claim: str, chars_max: int) -> tuple[str, ...]:
+def claim_items(payload: dict[str, Any], claim: str, chars_max: int) -> tuple[str, ...]:
+    """The texts in a claim: one may stand without a list."""
     value = payload.get(claim)
     if value is None:
         return ()
     items = value if isinstance(value, list) else [value]
     if len(items) > ITEMS_MAX:
         raise _malformed(f"has {len(items):,} values in its claim {claim}, the limit is {ITEMS_MAX:,}")
-    return tuple(_text(item, f"its claim {claim}", chars_max) for item in items)
+    return tuple(claim_text(item, f"its claim {claim}", chars_max) for item in items)
 
 
-def _name(payload: dict[str, Any], claim: str) -> str | None:
+def claim_name(payload: dict[str, Any], claim: str) -> str | None:
+    """Who it is for, if it says so."""
     value = payload.get(claim)
-    return None if value in (None, "") else _text(value, f"its claim {claim}", USER_CHARS_MAX)
+    return None if value in (None, "") else claim_text(value, f"its claim {claim}", USER_CHARS_MAX)
 
 
-def _text(value: object, what: str, chars_max: int = TOKEN_CHARS_MAX) -> str:
+def claim_text(value: object, what: str, chars_max: int = TOKEN_CHARS_MAX) -> str:
     """Text that every store can hold."""
     if not isinstance(value, str):
         raise _malformed(f"has something else than text in {what}")
@@ -307,13 +240,14 @@ def _text(value: object, what: str, chars_max: int = TOKEN_CHARS_MAX) -> str:
         raise _malformed(f"is unusable: {error.message}") from None
 
 
-def _as_texts(value: object) -> tuple[str, ...]:
+def claim_texts(value: object) -> tuple[str, ...]:
+    """Whatever a claim says, as text."""
     return tuple(_as_text(item) for item in (value if isinstance(value, list) else [value]))
 
 
 def _as_text(value: object) -> str:
     if isinstance(value, str):
-        return _text(value, "a claim")
+        return claim_text(value, "a claim")
     try:
         return json.dumps(value, separators=(",", ":"))
     except RecursionError:
@@ -322,63 +256,3 @@ def _as_text(value: object) -> str:
 
 def _malformed(what: str) -> AuthError:
     return AuthError(f"the token {what}", fix="make it with Microsoft's libraries or with semel token")
-
-
-# -- coming back to a session
-
-_VERSION = b"\x01"
-_EXPIRY_BYTES = 8
-_PROOF_BYTES = hashlib.sha256().digest_size
-_HEAD_BYTES = len(_VERSION) + _EXPIRY_BYTES + NONCE_BYTES
-
-
-def reconnection_token(
-    keys: AccessKeys, hub: str, connection_id: str, subprotocol: str, *, nonce: bytes, now: float
-) -> str:
-    """With this the client of that connection, and nobody else, can take its session up again for seven days, in the
-    subprotocol that it has spoken."""
-    if len(nonce) != NONCE_BYTES:
-        raise InputError(f"a nonce has {NONCE_BYTES} bytes, not {len(nonce)}", fix="draw that many random bytes")
-    head = _VERSION + int(now + RECONNECTION_LIFETIME_S).to_bytes(_EXPIRY_BYTES, "big") + nonce
-    proofs = b"".join(_proof(key, head, hub, connection_id, subprotocol) for key in keys.all)
-    return base64.urlsafe_b64encode(head + proofs).decode().rstrip("=")
-
-
-def check_reconnection_token(
-    token: str, keys: AccessKeys, hub: str, connection_id: str, subprotocol: str, now: float
-) -> None:
-    """Raises `AuthError` unless the token was made for this connection of this hub in this subprotocol, under a key
-    that still holds."""
-    refused = AuthError("the session cannot be taken up again with this token", fix="connect anew, without it")
-    head, proofs = _parts(token)
-    if not proofs:
-        raise refused
-    # every proof is compared under every key, so that the time says nothing of which one was nearly right
-    right = 0
-    for key in keys.all:
-        expected = _proof(key, head, hub, connection_id, subprotocol)
-        for proof in proofs:
-            right += hmac.compare_digest(proof, expected)
-    if not right or now >= int.from_bytes(head[len(_VERSION) :][:_EXPIRY_BYTES], "big"):
-        raise refused
-
-
-def _parts(token: str) -> tuple[bytes, list[bytes]]:
-    """What was proved, and the proofs: none when this is no such token."""
-    whole_max = _HEAD_BYTES + 2 * _PROOF_BYTES
-    if len(token) > math.ceil(whole_max * 4 / 3):
-        return b"", []
-    try:
-        whole = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        return b"", []
-    head, rest = whole[:_HEAD_BYTES], whole[_HEAD_BYTES:]
-    if not head.startswith(_VERSION) or len(rest) not in (_PROOF_BYTES, 2 * _PROOF_BYTES):
-        return b"", []
-    return head, [rest[at : at + _PROOF_BYTES] for at in range(0, len(rest), _PROOF_BYTES)]
-
-
-def _proof(key: str, head: bytes, hub: str, connection_id: str, subprotocol: str) -> bytes:
-    """The first line keeps it apart from everything else that is signed with the same key."""
-    names = json.dumps([hub.lower(), connection_id, subprotocol]).encode()
-    return hmac.digest(key.encode(), b"semel reconnection\n" + head + names, "sha256")

@@ -19,10 +19,10 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from semel.auth.keys import AccessKeys, new_key
-from semel.auth.tokens import client_token
 from semel.bench.pubsub_load import GOODBYE, HOST, open_clients
 from semel.errors import PeerUnavailable
 from semel.http import HttpRequest, HttpResponse
+from semel.pubsub.protocol.client_tokens import client_token
 from semel.pubsub.protocol.wire import frame
 from semel.runtime.server.listener import Listener
 from semel.runtime.transports.websocket import Accept, Message, Peer

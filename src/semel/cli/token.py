@@ -94,7 +94,7 @@ def _known(roles: Mapping[str, str]) -> str:
 
 
 def _for_client(place: Place, hub: str, user: str | None, roles: list[str], groups: list[str], minutes: int) -> Answer:
-    from semel.auth.tokens import CLIENT_PATH, client_token
+    from semel.pubsub.protocol.client_tokens import CLIENT_PATH, client_token
     from semel.pubsub.protocol.names import check_hub
 
     now = time.time()

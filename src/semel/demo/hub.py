@@ -24,11 +24,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from semel.auth.keys import AccessKeys
-from semel.auth.tokens import client_token
 from semel.demo import proof
 from semel.demo.options import HUB, HUB_GROUP, DemoOptions
 from semel.demo.story import Story, note
 from semel.errors import PeerUnavailable
+from semel.pubsub.protocol.client_tokens import client_token
 from semel.runtime.export.exporter import DATASETS, export
 from semel.stores import open_store
 from semel.testing import limits

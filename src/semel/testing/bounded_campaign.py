@@ -30,8 +30,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from semel.auth.keys import AccessKeys
-from semel.auth.tokens import client_token
 from semel.errors import PeerUnavailable
+from semel.pubsub.protocol.client_tokens import client_token
 from semel.testing.lean_client import SUBPROTOCOL, LeanClient
 from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess, resident_bytes

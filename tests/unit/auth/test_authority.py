@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.pubsub.rest.rest_values import HOST, KEYS, NOW, request
 
-from semel.auth.authority import authorize
+from semel.auth.authority import Authority
 from semel.auth.keys import AccessKeys
+from semel.auth.roles import OPERATE, READ
 from semel.auth.tokens import service_token
 from semel.http import HttpError, HttpRequest
 
@@ -27,15 +28,15 @@ from semel.http import HttpError, HttpRequest
     ],
 )
 def test_what_a_role_allows(roles: tuple[str, ...], reads: bool, changes: bool) -> None:
-    for only_reads, allowed in ((True, reads), (False, changes)):
+    for needed, allowed in ((READ, reads), (OPERATE, changes)):
         asked = request("GET", "/x", roles=roles)
         if allowed:
-            authorize(asked, KEYS, (), NOW, only_reads=only_reads)
+            Authority(KEYS).check(asked, needed, NOW)
             continue
         with pytest.raises(HttpError) as caught:
-            authorize(asked, KEYS, (), NOW, only_reads=only_reads)
+            Authority(KEYS).check(asked, needed, NOW)
         assert caught.value.status == 403
-        assert caught.value.fix.endswith("semel.read" if only_reads else "semel.operate")
+        assert caught.value.fix.endswith(needed)
 
 
 def test_who_has_no_key_is_told_so() -> None:
@@ -44,14 +45,12 @@ def test_who_has_no_key_is_told_so() -> None:
     elsewhere = service_token(KEYS, f"http://{HOST}/y", now=NOW)
     for header in ("", "Basic x", f"Bearer {strange}", f"Bearer {late}", f"Bearer {elsewhere}"):
         with pytest.raises(HttpError) as caught:
-            authorize(
-                HttpRequest("GET", "/x", headers={"authorization": header}, host=HOST), KEYS, (), NOW, only_reads=True
-            )
+            Authority(KEYS).check(HttpRequest("GET", "/x", headers={"authorization": header}, host=HOST), READ, NOW)
         assert (caught.value.status, caught.value.headers) == (401, (("www-authenticate", "Bearer"),))
 
 
 def test_a_host_with_a_path_in_it_opens_nothing() -> None:
     """The token of a client would be one for operators."""
     with pytest.raises(HttpError) as caught:
-        authorize(request("GET", "/x", host=f"{HOST}/client/hubs"), KEYS, (), NOW, only_reads=True)
+        Authority(KEYS).check(request("GET", "/x", host=f"{HOST}/client/hubs"), READ, NOW)
     assert caught.value.status == 400

@@ -9,8 +9,9 @@ import pytest
 from tests.unit.cli.conftest import Semel
 
 from semel.auth.keys import AccessKeys
-from semel.auth.tokens import read_client_token, read_service_token
+from semel.auth.tokens import read_service_token
 from semel.errors import AuthError
+from semel.pubsub.protocol.client_tokens import read_client_token
 
 KEY = "k" * 32
 SERVER = ("--connection-string", f"Endpoint=https://s.example;AccessKey={KEY};")

@@ -11,13 +11,14 @@ from tests.unit.auth.test_tokens import AUDIENCES, NOW, payload, signed_text
 from tests.unit.auth.test_tokens import KEYS as TOKEN_KEYS
 from tests.unit.pubsub.rest.rest_values import HUB, answered, asked, error
 
-from semel.auth.tokens import read_client_token, read_service_token
+from semel.auth.tokens import read_service_token
 from semel.config import load_config
 from semel.errors import AuthError, ConfigError, FrameError, InputError
 from semel.kernel.envelope import Envelope, from_json, to_json
 from semel.pubsub.client.checks import check_request
 from semel.pubsub.client.data import value_of
 from semel.pubsub.events.cloudevents import Failed, IncomingResponse, read_connect, read_user_event
+from semel.pubsub.protocol.client_tokens import read_client_token
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import DIGITS_MAX, Subprotocol, check_digits
 from semel.pubsub.protocol.messages import Data, DataType, Invoke, SendEvent, SendToGroup, StreamData

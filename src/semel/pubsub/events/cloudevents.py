@@ -26,11 +26,12 @@ from enum import StrEnum
 import msgspec
 
 from semel.auth.keys import AccessKeys
-from semel.auth.tokens import ITEMS_MAX, ROLE_CHARS_MAX, USER_CHARS_MAX, ClientClaims, service_token
+from semel.auth.tokens import ITEMS_MAX, ROLE_CHARS_MAX, USER_CHARS_MAX, service_token
 from semel.errors import FrameError, InputError, LimitExceeded, StoreError
 from semel.http import Headers, HttpError
 from semel.kernel.text import check_text, clean_cause
 from semel.pubsub.events.handlers import Auth, EventHandler, Handlers, SystemEvent
+from semel.pubsub.protocol.client_tokens import ClientClaims
 from semel.pubsub.protocol.frames import check_depth, subprotocol_of
 from semel.pubsub.protocol.messages import CONTENT_TYPES, CloseCode, Data, DataType, ErrorName, Fault, Metadata
 from semel.pubsub.protocol.names import check_group, check_metadata

@@ -17,14 +17,14 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from semel.auth.authority import authorize
-from semel.auth.keys import AccessKeys
+from semel.auth.authority import Authority
+from semel.auth.roles import READ
 from semel.auth.tokens import USER_CHARS_MAX
 from semel.errors import EpochChanged, InputError, SemelError
 from semel.http import (
@@ -94,10 +94,7 @@ class MessagesAsked:
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """`endpoints` are other addresses of this server, for which tokens may be."""
-
-    keys: AccessKeys
-    endpoints: tuple[str, ...] = field(default=())
+    authority: Authority
 
     def begin(self, request: HttpRequest, now: float) -> HttpResponse | HubsAsked | Asked | MessagesAsked:
         try:
@@ -116,7 +113,7 @@ class Admin:
             raise HttpError(
                 405, "Error.MethodNotAllowed", "this is for reading only", fix="use GET", headers=(("allow", "GET"),)
             )
-        authorize(request, self.keys, self.endpoints, now, only_reads=True)
+        self.authority.check(request, READ, now)
         if ask is None:
             return HubsAsked(_hubs)
         return ask(check_hub(segments[len(_ROOT)]), Query(request.query))

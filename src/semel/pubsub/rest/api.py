@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
 
-from semel.auth.authority import authorize
+from semel.auth.authority import Authority
 from semel.auth.keys import AccessKeys, connection_string
 from semel.errors import ConfigError, FrameError, InputError
 from semel.http import JSON, Headers, HttpError, HttpRequest, HttpResponse, Query, bad_request, origin_of, split_path
@@ -74,6 +74,7 @@ class Rest:
     def __init__(self, settings: RestSettings) -> None:
         self._settings = settings
         self._endpoints = tuple(endpoint.rstrip("/") for endpoint in settings.endpoints)
+        self._authority = Authority(settings.keys, self._endpoints)
         self._by_host = {urlsplit(endpoint).netloc.lower(): endpoint for endpoint in reversed(self._endpoints)}
         self._headers: Headers = (("cache-control", "no-store"), ("api-supported-versions", ", ".join(VERSIONS)))
         if settings.server:
@@ -98,7 +99,7 @@ class Rest:
             raise _nothing_at(segments)
         _check_method(request.method, route.operations)
         operation = route.operations[request.method]
-        authorize(request, self._settings.keys, self._endpoints, now, only_reads=operation.only_reads)
+        self._authority.check(request, operation.role, now)
         return self._ask(operation, self._parts(request, route, now))
 
     def _parts(self, request: HttpRequest, route: Route, now: float) -> Parts:

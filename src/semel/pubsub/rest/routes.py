@@ -12,7 +12,8 @@ from collections.abc import Callable
 import msgspec
 
 from semel.auth.keys import AccessKeys
-from semel.auth.tokens import CLIENT_PATH, USER_CHARS_MAX, client_token
+from semel.auth.roles import OPERATE, READ
+from semel.auth.tokens import USER_CHARS_MAX
 from semel.errors import InputError
 from semel.http import INT_MAX, HttpError, HttpRequest, Query, bad_request, read_json
 from semel.kernel.text import check_id, check_text
@@ -34,6 +35,7 @@ from semel.pubsub.hub.calls import (
     Revoke,
     User,
 )
+from semel.pubsub.protocol.client_tokens import CLIENT_PATH, client_token
 from semel.pubsub.protocol.filters import parse
 from semel.pubsub.protocol.frames import check_depth
 from semel.pubsub.protocol.messages import Metadata
@@ -74,12 +76,12 @@ class Parts(msgspec.Struct, frozen=True):
 
 class Operation(msgspec.Struct, frozen=True):
     """`call` None: no hub is asked. `missing` is the error for `NOT_FOUND`; without one that is as good as done.
-    `conflict` is the error for `CONFLICT`."""
+    `role` is what the token of the request must allow. `conflict` is the error for `CONFLICT`."""
 
     call: Callable[[Parts], Call] | None
     done: int
     missing: str | None = None
-    only_reads: bool = False
+    role: str = OPERATE
     body: Callable[[Parts, Answer], bytes] | None = None
     conflict: str = "Error.Conflict"
 
@@ -320,12 +322,12 @@ _TABLE = (
     ("POST", "/groups/{group}/:closeConnections", Operation(_close(_group), 204)),
     ("POST", "/users/{user}/:closeConnections", Operation(_close(_user), 204)),
     ("DELETE", "/connections/{connection}", Operation(_close(_connection), 204)),
-    ("HEAD", "/connections/{connection}", Operation(_find(_connection), 200, "Warning.Connection.NotExisted", True)),
-    ("HEAD", "/groups/{group}", Operation(_find(_group), 200, "Warning.Group.NotExisted", True)),
-    ("HEAD", "/users/{user}", Operation(_find(_user), 200, NO_USER, True)),
+    ("HEAD", "/connections/{connection}", Operation(_find(_connection), 200, "Warning.Connection.NotExisted", READ)),
+    ("HEAD", "/groups/{group}", Operation(_find(_group), 200, "Warning.Group.NotExisted", READ)),
+    ("HEAD", "/users/{user}", Operation(_find(_user), 200, NO_USER, READ)),
     ("PUT", "/groups/{group}/connections/{connection}", Operation(_join_connection, 200, NO_CONNECTION)),
     ("DELETE", "/groups/{group}/connections/{connection}", Operation(_remove_connection, 204)),
-    ("GET", "/groups/{group}/connections", Operation(_list, 200, only_reads=True, body=_members)),
+    ("GET", "/groups/{group}/connections", Operation(_list, 200, role=READ, body=_members)),
     ("DELETE", "/connections/{connection}/groups", Operation(_remove_from_all(_connection), 204)),
     ("PUT", "/users/{user}/groups/{group}", Operation(_join_user, 200, NO_USER)),
     ("DELETE", "/users/{user}/groups/{group}", Operation(_remove_user, 204)),
@@ -340,7 +342,7 @@ _TABLE = (
         "/permissions/{permission}/connections/{connection}",
         Operation(_permit(Revoke), 204, conflict=TOO_MANY),
     ),
-    ("HEAD", "/permissions/{permission}/connections/{connection}", Operation(_permit(Check), 200, NO_PERMISSION, True)),
+    ("HEAD", "/permissions/{permission}/connections/{connection}", Operation(_permit(Check), 200, NO_PERMISSION, READ)),
     ("POST", "/:addToGroups", Operation(_join_many, 200)),
     ("POST", "/:removeFromGroups", Operation(_remove_many, 200)),
 )

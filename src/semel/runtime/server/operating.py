@@ -16,8 +16,8 @@ from typing import ParamSpec, TypeVar
 
 import msgspec
 
-from semel.auth.authority import authorize
-from semel.auth.keys import AccessKeys
+from semel.auth.authority import Authority
+from semel.auth.roles import READ
 from semel.errors import SemelError, StoreUnavailable
 from semel.http import HttpError, HttpRequest, HttpResponse
 from semel.kernel.envelope import Blob
@@ -57,8 +57,7 @@ class Operating:
         self,
         store: Store,
         metrics: Metrics,
-        keys: AccessKeys,
-        endpoints: tuple[str, ...],
+        authority: Authority,
         ask: Ask,
         running: Callable[[], Iterable[str]],
         watch: StoreWatch,
@@ -67,7 +66,7 @@ class Operating:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store, self._metrics, self._clock = store, metrics, clock
-        self._admin = Admin(keys, endpoints)
+        self._admin = Admin(authority)
         self._ask, self._running, self._open_metrics = ask, running, open_metrics
         self._watch, self._outages = watch, watch.outages
         self._changes = _Changes(store)
@@ -117,7 +116,7 @@ class Operating:
     def _figures(self, request: HttpRequest) -> HttpResponse:
         if not self._open_metrics:
             try:
-                authorize(request, self._admin.keys, self._admin.endpoints, self._clock(), only_reads=True)
+                self._admin.authority.check(request, READ, self._clock())
             except HttpError as error:
                 return error_response(error)
         headers = (("content-type", self._metrics.content_type), ("cache-control", "no-store"))

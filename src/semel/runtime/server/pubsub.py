@@ -23,6 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
+from semel.auth.authority import Authority
 from semel.auth.keys import AccessKeys
 from semel.errors import FrameError, LimitExceeded, SemelError, StoreError, StoreUnavailable
 from semel.http import HttpRequest, HttpResponse, text_response
@@ -235,8 +236,8 @@ class PubSub:
         self.metrics = Metrics(settings.node, self._traffic, performer.commit_times, performer.outages)
         performer.observe(self.metrics.observe)
         self.operating = Operating(
-            performer.store, self.metrics, settings.keys, settings.endpoints, self._call, lambda: self._links,
-            self.watch, open_metrics=settings.open_metrics, clock=clock,
+            performer.store, self.metrics, Authority(settings.keys, settings.endpoints), self._call,
+            lambda: self._links, self.watch, open_metrics=settings.open_metrics, clock=clock,
         )  # fmt: skip
         # what is left to tell to handlers goes on, whether or not somebody comes
         for name in settings.handlers:

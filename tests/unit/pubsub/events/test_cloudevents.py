@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.unit.pubsub.protocol.frame_values import data, events, groups, metadata, texts
 
 from semel.auth.keys import DEV_KEY, AccessKeys
-from semel.auth.tokens import ClientClaims, client_audiences, read_client_token, read_service_token, service_audiences
+from semel.auth.tokens import read_service_token, service_audiences
 from semel.errors import AuthError, StoreError
 from semel.pubsub.events.cloudevents import (
     CONNECT_ID,
@@ -56,6 +56,7 @@ from semel.pubsub.events.cloudevents import (
     user_event,
 )
 from semel.pubsub.events.handlers import Handlers, event_handler
+from semel.pubsub.protocol.client_tokens import ClientClaims, client_audiences, read_client_token
 from semel.pubsub.protocol.messages import CloseCode, Data, DataType, ErrorName, Fault
 from semel.pubsub.protocol.names import METADATA_VALUE_BYTES_MAX
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.auth.keys import AccessKeys
-from semel.auth.tokens import client_token
 from semel.http import HttpRequest
 from semel.pubsub.events.cloudevents import Allowed
+from semel.pubsub.protocol.client_tokens import client_token
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.handshake import Admission, Handshake, Mode, Newcomer, Refused, Returning, TurnedAway
 from semel.pubsub.protocol.messages import Data, DataType, SendEvent, SendToGroup

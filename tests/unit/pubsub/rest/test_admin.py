@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.pubsub.rest.rest_values import HOST, KEYS, NOW, request
 
+from semel.auth.authority import Authority
 from semel.auth.keys import AccessKeys
-from semel.auth.tokens import client_token, service_token
+from semel.auth.tokens import service_token
 from semel.errors import EpochChanged, StoreUnavailable
 from semel.http import HttpRequest, HttpResponse
 from semel.kernel.envelope import Envelope
@@ -32,11 +33,12 @@ from semel.pubsub.hub.calls import (
     User,
 )
 from semel.pubsub.hub.records import EVERYBODY, Terms, accepted_event, message
+from semel.pubsub.protocol.client_tokens import client_token
 from semel.pubsub.protocol.messages import Data, DataType
 from semel.pubsub.rest.admin import Admin, HubRow, HubsAsked, MessagesAsked, Page
 from semel.pubsub.rest.api import Asked
 
-ADMIN = Admin(KEYS)
+ADMIN = Admin(Authority(KEYS))
 HUBS = "/v1/pubsub/hubs"
 CHAT = f"{HUBS}/Chat"
 
@@ -89,7 +91,7 @@ def test_a_token_may_be_for_another_address_of_the_server() -> None:
     token = service_token(KEYS, f"https://events.example/{HUBS[1:]}", now=NOW)
     there = HttpRequest("GET", HUBS, headers={"authorization": f"Bearer {token}"}, host=HOST)
     assert isinstance(ADMIN.begin(there, NOW), HttpResponse)
-    assert isinstance(Admin(KEYS, ("https://events.example",)).begin(there, NOW), HubsAsked)
+    assert isinstance(Admin(Authority(KEYS, ("https://events.example",))).begin(there, NOW), HubsAsked)
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,11 @@ from tests.unit.pubsub.rest.rest_values import (
 )
 
 from semel.auth.keys import DEV_KEY, AccessKeys
-from semel.auth.tokens import CLIENT_PATH, client_token, service_token
+from semel.auth.tokens import service_token
 from semel.errors import ConfigError
 from semel.http import HttpRequest, HttpResponse
 from semel.pubsub.hub.calls import Answer, Find, Group, ListMembers, Outcome, Publish
+from semel.pubsub.protocol.client_tokens import CLIENT_PATH, client_token
 from semel.pubsub.rest.api import VERSIONS, Asked, Rest, RestSettings
 
 SEND = ("POST", f"{HUB}/:send", "", "hello")

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.pubsub.rest.rest_values import HOST, HUB, KEYS, NOW, answered, asked, error, header
 
-from semel.auth.tokens import client_audiences, read_client_token
 from semel.pubsub.hub.calls import (
     Answer,
     Call,
@@ -31,6 +30,7 @@ from semel.pubsub.hub.calls import (
     Revoke,
     User,
 )
+from semel.pubsub.protocol.client_tokens import client_audiences, read_client_token
 from semel.pubsub.protocol.messages import Data, DataType
 from semel.pubsub.protocol.permissions import Permission
 from semel.pubsub.rest.api import Rest, RestSettings

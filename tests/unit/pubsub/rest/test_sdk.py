@@ -24,9 +24,10 @@ from tests.unit.pubsub.rest.rest_values import KEYS, Client, FakeHub
 from urllib3 import HTTPResponse as RawResponse
 
 from semel.auth.keys import AccessKeys, ConnectionString
-from semel.auth.tokens import read_client_token, service_token
+from semel.auth.tokens import service_token
 from semel.http import HttpRequest
 from semel.pubsub.hub.calls import Answer, Connection, Everybody, Group, Outcome, Publish, User
+from semel.pubsub.protocol.client_tokens import read_client_token
 from semel.pubsub.protocol.messages import Data, DataType
 from semel.pubsub.rest.api import Asked, Rest, RestSettings
 
