@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.interop.served import Served, shared_server
+
+from semel.stores.points import on_reach
+from semel.testing.postgres_pair import Pair
 
 
 @pytest.fixture(scope="module")
@@ -21,3 +25,31 @@ def mortal(tmp_path: Path) -> Iterator[Served]:
     server = Served(tmp_path)
     yield server
     server.stop()
+
+
+# -- for tests of the PostgreSQL store
+
+
+@pytest.fixture
+def pair(postgres_pair: Pair) -> Pair:
+    return postgres_pair
+
+
+@pytest.fixture
+def url(pair: Pair) -> Iterator[str]:
+    """A database of the pair. It leads to whichever of the two may be written."""
+    with pair.new_database() as url:
+        yield url
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+@pytest.fixture
+def hook() -> Iterator[Callable[[Callable[[str], None] | None], None]]:
+    """Have something called at every point that a store passes."""
+    yield on_reach
+    on_reach(None)

@@ -3,88 +3,32 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from typing import Any
 
-import psycopg
 import pytest
+from tests.integration.postgres_stores import DEADLINE_S, STREAM, append, execute, ids, wait_until
 
 from semel.errors import CommitInDoubt, SemelError, StoreUnavailable
 from semel.kernel.envelope import Envelope
-from semel.kernel.ops import Append, Applied, Fresh, Unit
+from semel.kernel.ops import Append, Applied, Fresh
 from semel.kernel.position import Position
-from semel.kernel.store import Records
 from semel.spark.tables_postgres import PostgresDatabase
 from semel.stores import postgres_sync
-from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
 from semel.testing.postgres_pair import Pair
 
 pytestmark = pytest.mark.connected
 
-STREAM = "hub/orders"
-DEADLINE_S = 60.0
 WAITING_S = 0.3
 """How long a store waits for a standby in these tests."""
-
-
-@pytest.fixture
-def pair(postgres_pair: Pair) -> Pair:
-    return postgres_pair
-
-
-@pytest.fixture
-def url(pair: Pair) -> Iterator[str]:
-    with pair.new_database() as url:
-        yield url
 
 
 @pytest.fixture
 def store(url: str) -> Iterator[PostgresStore]:
     with closing(PostgresStore(url)) as store:
         yield store
-
-
-@pytest.fixture
-def hook() -> Iterator[Callable[[Callable[[str], None] | None], None]]:
-    yield on_reach
-    on_reach(None)
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as threads:
-        yield threads
-
-
-def append(store: PostgresStore, id: str) -> int:
-    [outcome] = store.commit([Unit((Append(STREAM, Envelope(id=id), identity=id),))])
-    assert isinstance(outcome, Applied)
-    [result] = outcome.results
-    assert isinstance(result, Fresh)
-    return result.position.offset
-
-
-def ids(store: PostgresStore) -> list[str]:
-    found = store.read(STREAM)
-    assert isinstance(found, Records)
-    return [record.envelope.id for record in found.records]
-
-
-def execute(url: str, statement: str, *params: object) -> list[Any]:
-    with psycopg.connect(url, autocommit=True) as connection:
-        cursor = connection.execute(statement.encode(), params or None)
-        return cursor.fetchall() if cursor.description else []
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def waiting(pair: Pair) -> list[int]:
@@ -104,7 +48,7 @@ def frozen(pair: Pair) -> Iterator[None]:
         pair.standby.thaw()
 
 
-def held_append(pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor, id: str) -> Future[int]:
+def held_append(pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor, id: str) -> Future[Position]:
     """One that is committed on the primary and waits for the standby."""
     heard = threads.submit(append, store, id)
     wait_until(lambda: bool(waiting(pair)))

@@ -15,12 +15,10 @@ from urllib.parse import quote, urlsplit
 
 import psycopg
 import pytest
+from tests.integration.postgres_stores import DEADLINE_S, STREAM, append, execute, ids, wait_until
 
 from semel.errors import CommitInDoubt, SemelError, StoreUnavailable
-from semel.kernel.envelope import Envelope
-from semel.kernel.ops import Append, Applied, Fresh, Outcome, Unit
 from semel.kernel.position import Position
-from semel.kernel.store import Records
 from semel.stores import postgres_gate, postgres_members
 from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
@@ -30,20 +28,6 @@ from semel.testing.postgres import ADMIN, PrivatePostgres
 from semel.testing.postgres_pair import Pair
 
 pytestmark = pytest.mark.connected
-
-STREAM = "hub/orders"
-DEADLINE_S = 60.0
-
-
-@pytest.fixture
-def pair(postgres_pair: Pair) -> Pair:
-    return postgres_pair
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as threads:
-        yield threads
 
 
 @pytest.fixture
@@ -60,37 +44,6 @@ def hanging(server: PrivatePostgres) -> Iterator[None]:
         yield
     finally:
         server.go_on()
-
-
-def append(store: PostgresStore, id: str) -> Position:
-    return position(store.commit([Unit((Append(STREAM, Envelope(id=id), identity=id),))]))
-
-
-def position(outcomes: list[Outcome]) -> Position:
-    [outcome] = outcomes
-    assert isinstance(outcome, Applied)
-    [result] = outcome.results
-    assert isinstance(result, Fresh)
-    return result.position
-
-
-def ids(store: PostgresStore) -> list[str]:
-    found = store.read(STREAM)
-    assert isinstance(found, Records)
-    return [record.envelope.id for record in found.records]
-
-
-def execute(url: str, statement: str, *params: object) -> list[Any]:
-    with psycopg.connect(url, autocommit=True) as connection:
-        cursor = connection.execute(statement.encode(), params or None)
-        return cursor.fetchall() if cursor.description else []
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def in_the_end(act: Callable[[], Any]) -> Any:

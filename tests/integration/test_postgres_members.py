@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import Any
 
-import psycopg
 import pytest
+from tests.integration.postgres_stores import DEADLINE_S, execute, members, wait_until
 
 from semel.errors import StoreUnavailable
 from semel.kernel.ops import Applied, Put, Unit
@@ -18,8 +18,6 @@ from semel.stores.postgres import PostgresStore
 from semel.stores.postgres_gate import Gate
 
 pytestmark = pytest.mark.connected
-
-DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -32,17 +30,6 @@ def url(postgres_url: str) -> str:
     return postgres_url
 
 
-def execute(url: str, statement: str, *params: object) -> list[Any]:
-    with psycopg.connect(url, autocommit=True) as connection:
-        cursor = connection.execute(statement.encode(), params or None)
-        return cursor.fetchall() if cursor.description else []
-
-
-def members(url: str) -> int:
-    [(count,)] = execute(url, "SELECT count(*) FROM semel_member")
-    return int(count)
-
-
 @contextmanager
 def one_thread(url: str) -> Iterator[ThreadPoolExecutor]:
     """Whatever it waits for, it comes back at the end."""
@@ -51,13 +38,6 @@ def one_thread(url: str) -> Iterator[ThreadPoolExecutor]:
             yield threads
         finally:
             execute(url, "DELETE FROM semel_member WHERE member = 'old'")
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_whoever_waits_to_be_known_is_in_the_way_for_a_few_seconds_only(

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import psycopg
 import pytest
 from psycopg import sql
+from tests.integration.postgres_stores import DEADLINE_S, STREAM, execute, wait_until
 
 from semel.errors import (
     CommitInDoubt,
@@ -63,7 +63,6 @@ from semel.kernel.position import EPOCH_GAP, Position
 from semel.kernel.store import Records, State
 from semel.runtime.host.committer import Committer
 from semel.runtime.host.performer import Performer
-from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
 from semel.stores.postgres_connection import Q, is_refusal
 from semel.stores.postgres_engine import PostgresEngine, TryAgain
@@ -73,9 +72,7 @@ from semel.testing.postgres import PrivatePostgres, new_database
 
 pytestmark = pytest.mark.connected
 
-STREAM = "hub/orders"
 QUEUE = "inbox/orders"
-DEADLINE_S = 60.0
 NEWEST = load_migrations("postgres")[-1][0]
 DOUBTFUL = [Applied((Fresh(Position(STREAM, 1, 2)),))]
 
@@ -84,12 +81,6 @@ DOUBTFUL = [Applied((Fresh(Position(STREAM, 1, 2)),))]
 def store(postgres_url: str) -> Iterator[PostgresStore]:
     with closing(PostgresStore(postgres_url)) as store:
         yield store
-
-
-@pytest.fixture
-def hook() -> Iterator[Callable[[Callable[[str], None]], None]]:
-    yield on_reach
-    on_reach(None)
 
 
 def commit(store: PostgresStore, *ops: Op) -> tuple[Result, ...]:
@@ -112,18 +103,6 @@ def claim(store: PostgresStore, limit: int = 10) -> list[str]:
 
 def sent(id: str) -> Event:
     return Event(Kind.SENT, "client>hub/orders", message=id)
-
-
-def execute(url: str, statement: str, *params: object) -> list[Any]:
-    with psycopg.connect(url, autocommit=True) as connection:
-        cursor = connection.execute(statement.encode(), params or None)
-        return cursor.fetchall() if cursor.description else []
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + scaled(DEADLINE_S)
-    while not is_so():
-        assert time.monotonic() < until, "it did not happen in time"
 
 
 def is_waiting_for_a_lock(url: str, queries: int = 1) -> bool:

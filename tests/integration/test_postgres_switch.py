@@ -12,16 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
 
 import psycopg
 import pytest
+from tests.integration.postgres_stores import DEADLINE_S, STREAM, append, execute, ids, members, wait_until
 
 from semel.errors import CommitInDoubt, StoreUnavailable
 from semel.kernel.envelope import Envelope
-from semel.kernel.ops import Append, Applied, Fresh, Put, Trim, Unit
+from semel.kernel.ops import Append, Put, Trim, Unit
 from semel.kernel.position import Position
-from semel.kernel.store import Records
 from semel.stores import postgres_members, postgres_switch
 from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
@@ -33,20 +32,6 @@ from semel.testing.postgres import ADMIN
 from semel.testing.postgres_pair import Pair, Standby
 
 pytestmark = pytest.mark.connected
-
-STREAM = "hub/orders"
-DEADLINE_S = 60.0
-
-
-@pytest.fixture
-def pair(postgres_pair: Pair) -> Pair:
-    return postgres_pair
-
-
-@pytest.fixture
-def url(pair: Pair) -> Iterator[str]:
-    with pair.new_database() as url:
-        yield url
 
 
 @pytest.fixture
@@ -60,31 +45,6 @@ def stores(url: str) -> Iterator[Callable[[], PostgresStore]]:
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests in which somebody is silent."""
     monkeypatch.setattr(postgres_switch, "DECIDE_S", 0.5)
-
-
-def append(store: PostgresStore, id: str) -> Position:
-    [outcome] = store.commit([Unit((Append(STREAM, Envelope(id=id), identity=id),))])
-    assert isinstance(outcome, Applied)
-    [result] = outcome.results
-    assert isinstance(result, Fresh)
-    return result.position
-
-
-def ids(store: PostgresStore) -> list[str]:
-    found = store.read(STREAM)
-    assert isinstance(found, Records)
-    return [record.envelope.id for record in found.records]
-
-
-def execute(url: str, statement: str, *params: object) -> list[Any]:
-    with psycopg.connect(url, autocommit=True) as connection:
-        cursor = connection.execute(statement.encode(), params or None)
-        return cursor.fetchall() if cursor.description else []
-
-
-def members(url: str) -> int:
-    [(count,)] = execute(url, "SELECT count(*) FROM semel_member")
-    return int(count)
 
 
 def lag(pair: Pair) -> None:
@@ -163,13 +123,6 @@ def test_two_switches_in_a_row(pair: Pair, notices: bool) -> None:
 def is_followed(server: Standby) -> bool:
     asked = "SELECT count(*) FROM pg_stat_replication WHERE flush_lsn >= pg_current_wal_flush_lsn()"
     return execute(server.url, asked) == [(1,)]
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
 
 
 # -- something was lost
