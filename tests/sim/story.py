@@ -14,7 +14,6 @@ from semel.kernel.effects import (
     Event,
     Load,
     Machine,
-    Notify,
     Read,
     Received,
     Send,
@@ -22,16 +21,17 @@ from semel.kernel.effects import (
 from semel.kernel.envelope import Envelope
 from semel.kernel.group import Group
 from semel.kernel.hop import Confirm, Message
-from semel.kernel.interpreter import Interpreter, Seat
+from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START
 from semel.kernel.ops import Append, Op, Unit
 from semel.kernel.store import Records, Trimmed
+from semel.sim import process as simulated
 from semel.stores.memory import MemoryStore
 
 __all__ = ["Connected", "Disconnected", "Process", "append", "message"]
 
 
-class Process:
+class Process(simulated.Process):
     """Commits and reads wait until the test lets them happen; everything else happens at once and is remembered."""
 
     def __init__(self, store: MemoryStore) -> None:
@@ -42,9 +42,8 @@ class Process:
         self.loads: list[tuple[Seat, Load]] = []
         self.sent: list[Send] = []
         self.delivered: list[tuple[Seat, Deliver]] = []
-        self.notices: list[str] = []
         self.closed_for: list[str] = []
-        self.interpreter = Interpreter(self, lambda: self.now)
+        super().__init__(lambda: self.now)
 
     # -- what a test says
 
@@ -117,6 +116,10 @@ class Process:
         return isinstance(found, Records) and not found.records
 
     @property
+    def notices(self) -> list[str]:
+        return [note.topic for note in self.notes]
+
+    @property
     def messages(self) -> list[Message]:
         return [send.message for send in self.sent if isinstance(send.message, Message)]
 
@@ -140,7 +143,7 @@ class Process:
     def read(self, seat: Seat, effect: Read) -> None:
         self.reads.append((seat, effect))
 
-    def load(self, seat: Seat, effect: Load) -> None:
+    def load(self, seat: Seat, effect: Load) -> None:  # type: ignore[override]
         self.loads.append((seat, effect))
 
     def send(self, seat: Seat, effect: Send) -> None:
@@ -148,9 +151,6 @@ class Process:
 
     def deliver(self, seat: Seat, effect: Deliver) -> None:
         self.delivered.append((seat, effect))
-
-    def notify(self, seat: Seat, effect: Notify) -> None:
-        self.notices.append(effect.topic)
 
     def closed(self, seat: Seat, effect: Close) -> None:
         self.closed_for.append(effect.reason)

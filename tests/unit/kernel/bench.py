@@ -7,43 +7,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from semel.errors import SemelError
-from semel.kernel.effects import (
-    Close,
-    Deliver,
-    Delivered,
-    DeliverFailed,
-    Load,
-    Machine,
-    Notify,
-    Read,
-    Received,
-    Send,
-)
+from semel.kernel.effects import Close, Machine, Received, Send
 from semel.kernel.group import Group
-from semel.kernel.interpreter import Interpreter, Seat
+from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START, Event
-from semel.kernel.ops import Append, Enqueue, Finish, Op
+from semel.kernel.ops import Op
+from semel.sim.process import Process
 from semel.stores.memory import MemoryStore
 
 
-class Bench:
+class Bench(Process):
     """`wires[peer]` holds what was sent to a peer; `pass_on` hands it over to the machine of that name."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.store = MemoryStore(clock=lambda: int(self.now * 1_000_000))
-        self.interpreter = Interpreter(self, lambda: self.now)
         self.wires: dict[str, list[Any]] = {}
-        self.notes: list[Notify] = []
         self.closes: list[str] = []
         self.delivered: list[str] = []
         self.handler: Callable[[Any], tuple[Op, ...]] = lambda item: ()
         self.fail_commits: list[SemelError | None] = []
         self._jobs: deque[Callable[[], None]] = deque()
         self._senders: dict[str, str] = {}
+        super().__init__(lambda: self.now)
 
     def add(self, machine: Machine, answers_to: str = "") -> Seat:
         """Start a machine. `answers_to` is the peer that its messages seem to come from."""
@@ -89,49 +79,22 @@ class Bench:
 
     # -- the driver
 
-    def commit(self, group: Group) -> None:
-        self._jobs.append(lambda: self._commit(group))
+    def soon(self, do: Callable[..., None], *args: Any) -> None:
+        self._jobs.append(partial(do, *args))
 
-    def _commit(self, group: Group) -> None:
+    def land(self, group: Group) -> None:
         error = self.fail_commits.pop(0) if self.fail_commits else None
         if error is not None:
             self.interpreter.failed(group, error)
-            return
-        self.interpreter.committed(group, self.store.commit(group.units))
-        if any(isinstance(op, Append | Enqueue | Finish) for unit in group.units for op in unit.ops):
-            self.interpreter.wake()
-
-    def read(self, seat: Seat, effect: Read) -> None:
-        self._jobs.append(lambda: self._read(seat, effect))
-
-    def _read(self, seat: Seat, effect: Read) -> None:
-        try:
-            found = self.store.read(effect.stream, effect.after, effect.limit)
-        except SemelError as error:
-            self.interpreter.read_failed(seat, effect, error)
         else:
-            self.interpreter.read_done(seat, effect, found)
-
-    def load(self, seat: Seat, effect: Load) -> None:
-        self._jobs.append(lambda: self.interpreter.load_done(seat, effect, self.store.state(effect.key)))
+            super().land(group)
 
     def send(self, seat: Seat, effect: Send) -> None:
         self.wires.setdefault(effect.peer, []).append((self._senders[seat.machine.name], effect.message))
 
-    def deliver(self, seat: Seat, effect: Deliver) -> None:
-        self._jobs.append(lambda: self._deliver(seat, effect))
-
-    def _deliver(self, seat: Seat, effect: Deliver) -> None:
-        self.delivered.append(effect.item.envelope.id)
-        try:
-            ops = self.handler(effect.item)
-        except Exception as error:
-            self.interpreter.feed(seat, DeliverFailed(effect.token, str(error)))
-        else:
-            self.interpreter.feed(seat, Delivered(effect.token, ops))
-
-    def notify(self, seat: Seat, effect: Notify) -> None:
-        self.notes.append(effect)
+    def handle(self, item: Any) -> tuple[Op, ...]:
+        self.delivered.append(item.envelope.id)
+        return self.handler(item)
 
     def closed(self, seat: Seat, effect: Close) -> None:
         self.closes.append(effect.reason)

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 from semel.errors import SemelError, StoreBusy, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from semel.kernel.group import Group
 from semel.kernel.ledger import Mark
-from semel.kernel.ops import Append, Applied, Enqueue, Finish, Outcome, Unit
+from semel.kernel.ops import Append, Enqueue, Outcome, Unit
 from semel.kernel.store import Record
 from semel.sim.clock import Drift
 from semel.sim.kernel.disk import Disk
 from semel.sim.kernel.world import KernelWorld
+from semel.sim.process import is_news
 from semel.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from semel.sim.kernel.node import Node
 
 RESOLVE_AGAIN_S = 0.5
-NEWS = (Append, Enqueue, Finish)
 
 
 @dataclass(slots=True, eq=False)
@@ -157,7 +157,7 @@ class Database:
         if fate in ("cut-inside", "cut-after"):
             self._cut_power()
             return
-        if _is_news(request.group.units, outcomes):
+        if is_news(request.group.units, outcomes):
             self._wake_nodes()
         if fate == "doubt-landed":
             self._leave_in_doubt(request)
@@ -244,11 +244,3 @@ class Database:
         """Remember which record stood where, for checks after the rows are gone."""
         for entry in self.store.index(Mark(0, max(self.archive, default=0)), limit=10**9):
             self.archive[entry.mark.seq] = entry.record
-
-
-def _is_news(units: list[Unit], outcomes: list[Outcome]) -> bool:
-    """As in the runtime: only what a reader or a worker may be waiting for wakes anybody."""
-    return any(
-        isinstance(outcome, Applied) and any(isinstance(op, NEWS) for op in unit.ops)
-        for unit, outcome in zip(units, outcomes, strict=True)
-    )

@@ -7,6 +7,7 @@ before, and hears in one go of all that happened meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import SemelError
@@ -16,21 +17,18 @@ from semel.kernel.effects import (
     Delivered,
     DeliverFailed,
     Event,
-    Load,
-    LoadAll,
-    LoadHead,
     Machine,
     Notify,
-    Read,
     Send,
 )
 from semel.kernel.envelope import Envelope
 from semel.kernel.group import Group, GroupLimits
-from semel.kernel.interpreter import Interpreter, Seat
+from semel.kernel.interpreter import Seat
 from semel.kernel.ops import Append, Applied, Op, Stale
 from semel.sim.clock import TICK_S, Drift
 from semel.sim.kernel.database import Database
 from semel.sim.kernel.world import KernelWorld
+from semel.sim.process import Process, Report
 
 if TYPE_CHECKING:
     from semel.sim.kernel.network import Link
@@ -42,7 +40,7 @@ START_AGAIN_S = 0.3
 RELOAD_S = 0.05
 
 
-class Node:
+class Node(Process):
     """Performs effects in virtual time. `life` counts its lives: what was asked in one is not heard in the next."""
 
     def __init__(self, world: KernelWorld, name: str, database: Database, drift: Drift) -> None:
@@ -54,7 +52,6 @@ class Node:
         self.life = 0
         self.up = False
         self.paused = False
-        self.interpreter: Interpreter
         self.on_notice: Callable[[Node, str, Notify], None] = lambda *_: None
         self.on_closed: Callable[[Node, str, str], None] = lambda *_: None
         self._world = world
@@ -63,6 +60,7 @@ class Node:
         self._wake_due = False
         self._timer_at: float | None = None
         database.nodes.append(self)
+        super().__init__(self.now)
 
     def now(self) -> float:
         return self._drift.local(self._world.now)
@@ -83,8 +81,7 @@ class Node:
             link.node_started(self)
 
     def _begin(self) -> None:
-        limits = GroupLimits(rows=self._world.weather.stores.group_rows)
-        self.interpreter = Interpreter(self, self.now, limits)
+        self.begin(self.now, GroupLimits(rows=self._world.weather.stores.group_rows))
         for factory in list(self.factories.values()):
             self.interpreter.add(factory(self))
         self._set_timer()
@@ -208,36 +205,18 @@ class Node:
         else:
             self._world.see(f"completion.{report}", len(group.members))
 
-    def read(self, seat: Seat, effect: Read) -> None:
-        self.database.ask(
-            self,
-            lambda store: store.read(effect.stream, effect.after, effect.limit),
-            lambda found: self._report(seat, effect, found, self.interpreter.read_done, self.interpreter.read_failed),
-        )
-
-    def load(self, seat: Seat, effect: Load | LoadAll | LoadHead) -> None:
-        self.database.ask(
-            self,
-            effect.of,
-            lambda found: self._report(seat, effect, found, self.interpreter.load_done, self.interpreter.load_failed),
-        )
+    def ask(self, look: Callable[[Any], Any], done: Report, failed: Report) -> None:
+        self.database.ask(self, look, partial(self._report, done, failed))
 
     def hears_answer(self, life: int, done: Callable[..., None], answer: Any) -> None:
         self._run_in(life, done, answer)
 
-    def _report(
-        self,
-        seat: Seat,
-        effect: Read | Load | LoadAll | LoadHead,
-        found: Any,
-        done: Callable[..., None],
-        failed: Callable[..., None],
-    ) -> None:
+    def _report(self, done: Report, failed: Report, found: Any) -> None:
         if isinstance(found, SemelError):
             self._world.see(f"read.{found.code}")
-            failed(seat, effect, found)
+            failed(found)
         else:
-            done(seat, effect, found)
+            done(found)
 
     # -- the wire
 

@@ -13,23 +13,20 @@ from semel.kernel.effects import (
     DeliverFailed,
     Effect,
     Event,
-    Load,
-    LoadAll,
-    LoadHead,
     Notify,
-    Read,
     Send,
 )
 from semel.kernel.effects import Resume as ResumeEvent
 from semel.kernel.group import Group
 from semel.kernel.hop import Ask, Confirm
-from semel.kernel.interpreter import Interpreter, Seat
+from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Append, Applied, Duplicate, Fresh, Log, Outcome
+from semel.kernel.ops import Append, Applied, Duplicate, Fresh, Log, Op, Outcome
 from semel.pipes.language.options import DedupBy
 from semel.pipes.workers.build import WorkerPlan
 from semel.pipes.workers.durable import DurableStage
 from semel.pipes.workers.stage import Stage
+from semel.sim.process import Process
 from semel.stores.memory import MemoryStore
 
 Hops = dict[str, "Counter[Kind]"]
@@ -118,7 +115,7 @@ class Volatile:
             self._hops.setdefault(hop, Counter()).update(found)
 
 
-class Durable:
+class Durable(Process):
     """A durable stage in the production interpreter, on a memory store that survives it.
 
     When it dies, it has committed what it was hearing and confirmed nothing of it. Should it stand suspended after its
@@ -135,72 +132,68 @@ class Durable:
         self._hops = hops
         self._outlets = {outlet.peer: outlet.hop for outlet in plan.config.outlets}
         self._sent: set[tuple[str, str]] = set()
-        self._store = MemoryStore(node=self.name, clock=lambda: int(world.now * 1_000_000))
-        self._reports: deque[Callable[[], None]] = deque()
-        self._dying = False
-        self._begin()
+        self.store = MemoryStore(node=self.name, clock=lambda: int(world.now * 1_000_000))
+        self._jobs: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        super().__init__(lambda: world.now)
+        self._start()
 
-    def _begin(self) -> None:
-        self._reports.clear()
+    def _start(self) -> None:
+        self._jobs.clear()
         self._dying = False
-        self._interpreter = Interpreter(self, lambda: self._world.now)
-        self.next_deadline = self._interpreter.next_deadline
-        self._seat = self._interpreter.add(DurableStage(self._config, self._store))
+        self.begin(lambda: self._world.now)
+        self.next_deadline = self.interpreter.next_deadline
+        self._seat = self.interpreter.add(DurableStage(self._config, self.store))
         self._settle()
 
     def hear(self, event: Event, *, in_danger: bool) -> None:
         self._dying = in_danger and self._world.strikes(self._crash)
-        self._interpreter.feed(self._seat, event)
+        self.interpreter.feed(self._seat, event)
         self._settle()
         if self._dying:
-            self._begin()
+            self._start()
 
     def run_timers(self) -> None:
-        self._interpreter.run_timers()
+        self.interpreter.run_timers()
         self._settle()
 
+    def soon(self, do: Callable[..., None], *args: Any) -> None:
+        self._jobs.append((do, args))
+
     def _settle(self) -> None:
-        """Reports are made one after the other, each when the interpreter is done with the last one."""
-        while self._reports:
-            self._reports.popleft()()
+        """One thing after the other, each when the interpreter is done with the last one."""
+        while self._jobs:
+            do, args = self._jobs.popleft()
+            do(*args)
 
     def count(self) -> None: ...
 
     # -- the interpreter's driver
 
-    def commit(self, group: Group) -> None:
-        outcomes = self._store.commit(group.units)
+    def land(self, group: Group) -> None:
+        outcomes = self.store.commit(group.units)
         self._count_arrivals(group, outcomes)
         if self._dying:
-            self._reports.clear()
+            self._jobs.clear()
             return
-        self._reports.append(lambda: self._interpreter.committed(group, outcomes))
-        self._reports.append(self._interpreter.wake)
-
-    def read(self, seat: Seat, effect: Read) -> None:
-        found = self._store.read(effect.stream, effect.after, effect.limit)
-        self._reports.append(lambda: self._interpreter.read_done(seat, effect, found))
-
-    def load(self, seat: Seat, effect: Load | LoadAll | LoadHead) -> None:
-        state = effect.of(self._store)
-        self._reports.append(lambda: self._interpreter.load_done(seat, effect, state))
+        self.interpreter.committed(group, outcomes)
+        self.soon(self.interpreter.wake)
 
     def send(self, seat: Seat, effect: Send) -> None:
         if not _is_answer(effect.message):
             self._count_sent(effect.peer, effect.message.delivery)
         self._world.send(self.name, effect.peer, effect.message)
 
-    def deliver(self, seat: Seat, effect: Deliver) -> None:
-        handled = self._world.handle(effect.item.envelope.id)
-        event = Delivered(effect.token) if handled else DeliverFailed(effect.token, "the handler failed")
-        self._reports.append(lambda: self._interpreter.feed(seat, event))
+    def handle(self, item: Any) -> tuple[Op, ...]:
+        if not self._world.handle(item.envelope.id):
+            raise RuntimeError("the handler failed")
+        return ()
 
     def notify(self, seat: Seat, effect: Notify) -> None:
         if effect.topic == "suspended":
-            self._reports.append(lambda: self._interpreter.feed(seat, ResumeEvent()))
+            self.soon(self.interpreter.feed, seat, ResumeEvent())
 
     def closed(self, seat: Seat, effect: Close) -> None:
-        self._reports.append(self._begin)
+        self.soon(self._start)
 
     # -- counting: a durable stage keeps no meters, its ledger does
 

@@ -721,17 +721,17 @@ def test_a_commit_that_nobody_heard_of_ends_the_attempts_at_its_message(bench: B
         return effect(item)
 
     bench.handler = handler
-    commit = bench._commit
+    commit = bench.land
 
     def unheard(group: Any) -> None:
         bench.store.commit(group.units)
         bench.interpreter.unknown(group)
 
-    bench._commit = unheard  # type: ignore[method-assign]
+    bench.land = unheard  # type: ignore[method-assign]
     for _ in range(4):
         settle(bench)
         bench.wait(1.5)
-    bench._commit = commit  # type: ignore[method-assign]
+    bench.land = commit  # type: ignore[method-assign]
     for _ in range(10):
         settle(bench)
         bench.wait(5)

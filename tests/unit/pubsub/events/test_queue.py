@@ -6,12 +6,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.pubsub.hub.world import HUB, World, _Driver, text
+from tests.unit.pubsub.hub.world import HUB, World, text
 
 from semel.errors import StoreBusy
 from semel.kernel.effects import Send
 from semel.kernel.envelope import Envelope
-from semel.kernel.interpreter import Interpreter
 from semel.kernel.ledger import START, Kind
 from semel.kernel.ops import Enqueue, Unit, WorkState
 from semel.pubsub.events import queue as events_module
@@ -31,7 +30,7 @@ from semel.pubsub.events.invocations import INVOCATIONS_MAX
 from semel.pubsub.events.queue import DEAD_KEEP_S, FETCHES_MAX, LEASE_S, SWEEP_S
 from semel.pubsub.hub.calls import CloseConnections, Connection, JoinMembers
 from semel.pubsub.hub.loading import load_hub
-from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.hub.machine import Hub, HubOptions
 from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.sockets import Gone, Shut
 from semel.pubsub.protocol.frames import Subprotocol
@@ -78,10 +77,8 @@ class Scene(World):
         self.fetches: list[Fetch] = []
         super().__init__(options, node, beside)
 
-    def restart(self) -> None:
-        self.interpreter = Interpreter(_Driver(self), lambda: self.now)
-        self.hub = load_hub(self.store, HUB, self.node, self._random, self.options, self.handlers)
-        self.seat = self.interpreter.add(self.hub)
+    def load_hub(self) -> Hub:
+        return load_hub(self.store, HUB, self.node, self._random, self.options, self.handlers)
 
     def send_effect(self, effect: Send) -> None:
         match effect.message:

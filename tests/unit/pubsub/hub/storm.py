@@ -44,6 +44,7 @@ from semel.pubsub.protocol.messages import (
     LeaveGroup,
     SendToGroup,
 )
+from semel.sim.hub.node import HubProcess
 from semel.stores.bodies import read_whole
 
 GROUPS = ("red", "blue")
@@ -55,6 +56,13 @@ LARGE = " " * 300_000
 AWAY = StoreUnavailable("the storm")
 
 
+class StormProcess(HubProcess):
+    _node: Node
+
+    def commit(self, group: Group) -> None:
+        self._node.groups.append((self.interpreter, group))
+
+
 class Node(World):
     """What takes time waits in `pending` until the storm lets it happen; commits happen in their order."""
 
@@ -63,6 +71,9 @@ class Node(World):
         self.groups: list[tuple[Interpreter, Group]] = []
         self.pending: list[Callable[[], None]] = []
         super().__init__(storm.options, name, beside)
+
+    def begin_process(self) -> HubProcess:
+        return StormProcess(self)
 
     def send_effect(self, effect: Send) -> None:
         """As the server does: a hub that begins knows nobody who was there before."""
@@ -75,8 +86,7 @@ class Node(World):
 
     def commit(self, group: Group) -> None:
         """Also of the machine before, if this one has begun anew."""
-        asked = next(each for each in self.interpreters if each.queue._under_way is group)
-        self.groups.append((asked, group))
+        raise AssertionError
 
     def commit_one(self) -> None:
         interpreter, group = self.groups.pop(0)

@@ -412,7 +412,7 @@ def test_where_nothing_happens_nobody_asks_for_floors(one: World, two: World) ->
         one.pass_time(3)
     asked: list[object] = []
     for world in (one, two):
-        world.driver.load = lambda seat, effect: asked.append(effect)
+        world.process.load = lambda seat, effect: asked.append(effect)
     for _ in range(6):
         one.pass_time(3)
     assert not [effect for effect in asked if isinstance(effect, LoadAll) and "/floor/" in effect.prefix]
