@@ -73,6 +73,21 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def test_what_is_compiled_is_kept_for_the_many_processes_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    tests = """
+def test_a_child():
+    with open("imported.py", "w") as file:
+        file.write("answer = 42")
+    subprocess.run([sys.executable, "-c", "import imported"], check=True)
+"""
+    assert "1 passed" in outcome(run(tmp_path, tests, "-n", "1"))
+    kept = {path.name.partition(".")[0] for path in (tmp_path / "__pycache__").iterdir()}
+    assert {"imported", "test_it"} <= kept
+
+
 def test_in_the_background_children_hear_ctrl_c_and_the_run_outlives_its_terminal(tmp_path: Path) -> None:
     tests = """
 def test_ctrl_c():

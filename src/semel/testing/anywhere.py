@@ -2,6 +2,8 @@
 
 - A shell that starts a run in the background makes it deaf to Ctrl-C, and every process of every test with it. Here
   that ends: children hear the signals that they hear in the foreground.
+- Tests start many Pythons. Each would compile all that it imports where PYTHONDONTWRITEBYTECODE is set, as it is in
+  most containers: that is as much work as the tests themselves. Here they keep what was compiled.
 - Limits grow with a machine that is slow or busy (`limits`).
 - What a test has started ends with it, and all the rest with the run (`leftovers`).
 - What a test has broken for others is renewed (`renewing`).
@@ -39,6 +41,7 @@ _started: list[str] = []
 
 def pytest_configure(config: pytest.Config) -> None:
     hear_signals()
+    keep_bytecode()
     limits.measured()  # before the tests make the machine busy themselves
     config.stash[_STDERR] = os.dup(2)  # later on it is captured
     config.stash[_LEFTOVERS] = leftovers = Leftovers()
@@ -58,6 +61,11 @@ def hear_signals() -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def keep_bytecode() -> None:
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def _note_start(event: str, details: tuple[Any, ...]) -> None:
