@@ -20,7 +20,7 @@ from semel.pubsub.client.data import Message
 from semel.pubsub.client.events import Abandoned, Event, FrameReceived, Online, Recovered, SessionLost, State
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import Disconnected
-from semel.runtime.client.driver import Driver
+from semel.runtime.client.driver import ClientDriver
 from semel.testing.limits import scaled
 
 pytestmark = [pytest.mark.connected, pytest.mark.timeout(120)]
@@ -151,16 +151,16 @@ async def test_an_answer_that_is_lost_on_a_live_connection_is_asked_for_under_th
 ) -> None:
     """The client does not get to see the first two acks of its message."""
     lost: list[Event] = []
-    tell = Driver.tell
+    tell = ClientDriver.tell
 
-    def lossy(driver: Driver, event: Event) -> None:
+    def lossy(driver: ClientDriver, event: Event) -> None:
         is_ack = isinstance(event, FrameReceived) and '"type":"ack","ackId":2' in str(event.frame)
         if is_ack and len(lost) < 2:
             lost.append(event)
         else:
             tell(driver, event)
 
-    monkeypatch.setattr(Driver, "tell", lossy)
+    monkeypatch.setattr(ClientDriver, "tell", lossy)
 
     options = ClientOptions(ack_timeout_s=0.1, ack_timeout_max_s=0.1)
     async with client_of(served, "acks", options) as client:

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from semel.demo import DemoOptions, DemoResult, run
-from semel.demo.audit import Figures, count
+from semel.demo.audit import DemoFigures, count
 from semel.demo.hub import Heard
 from semel.demo.options import HOP, INBOX, OUTBOX, RECEIVER, SENDER
 from semel.demo.sender import order
@@ -243,7 +243,7 @@ def orders(*numbers: int) -> list[Envelope]:
     return [order(number) for number in numbers]
 
 
-def counted(sent: list[Envelope], accepted: list[Envelope], **more: Any) -> Figures:
+def counted(sent: list[Envelope], accepted: list[Envelope], **more: Any) -> DemoFigures:
     acked = more.pop("acked", {one.id for one in sent})
     return count(*ledgers(sent, accepted, **more), acked)
 

@@ -21,7 +21,7 @@ from semel.http import HttpRequest, HttpResponse
 from semel.pubsub.protocol.wire import frame
 from semel.runtime.server.limits import ListenerLimits
 from semel.runtime.server.listener import Listener
-from semel.runtime.transports.websocket import Accept, Peer, subprotocols
+from semel.runtime.transports.websocket import Accept, WebSocketPeer, subprotocols
 from semel.testing.limits import scaled
 
 try:
@@ -57,7 +57,7 @@ class Guest:
 
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
-        self.peers: list[Peer] = []
+        self.peers: list[WebSocketPeer] = []
         self.changed = asyncio.Event()
         self.gate = asyncio.Event()
         self.asked = asyncio.Event()
@@ -87,22 +87,22 @@ class Guest:
         offered = subprotocols(request)
         return Accept(offered[0] if offered else None, key=request.query)
 
-    def on_open(self, peer: Peer) -> None:
+    def on_open(self, peer: WebSocketPeer) -> None:
         self.peers.append(peer)
         self._note("open", peer.key, peer.subprotocol)
 
-    def on_frames(self, peer: Peer, messages: list[str | bytes]) -> None:
+    def on_frames(self, peer: WebSocketPeer, messages: list[str | bytes]) -> None:
         self._note("frames", *messages)
         if self.echoes:
             peer.write(b"".join([frame(message) for message in messages]))
 
-    def on_room(self, peer: Peer) -> None:
+    def on_room(self, peer: WebSocketPeer) -> None:
         self._note("room")
 
-    def on_stalled(self, peer: Peer) -> None:
+    def on_stalled(self, peer: WebSocketPeer) -> None:
         self._note("stalled")
 
-    def on_closed(self, peer: Peer, code: int | None, reason: str) -> None:
+    def on_closed(self, peer: WebSocketPeer, code: int | None, reason: str) -> None:
         self._note("closed", code)
 
     def _note(self, *what: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from semel.kernel.effects import Notify, Resume
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Envelope
-from semel.kernel.hop import Confirm, Message
+from semel.kernel.hop import Confirm, HopMessage
 from semel.kernel.ops import Append
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Records
@@ -364,7 +364,7 @@ async def test_hostile_frames_harm_nobody_and_dial_nothing(
             tcp.dial("right", "127.0.0.1", port)
             await until(lambda: "right" in tcp._connections)
             connection = tcp._connections["right"]
-            forged = Message("forged/1", Envelope("forged"), 11)
+            forged = HopMessage("forged/1", Envelope("forged"), 11)
             for parcel in (
                 Parcel(("0#nobody",), ("0#A",), (forged,)),
                 Parcel(("1#nowhere", "0#B"), ("0#A",), (forged,)),

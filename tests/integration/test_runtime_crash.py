@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Order, Receiver, ReceiverConfig, Sender, SenderConfig
+from semel.kernel.hop import ReceiveOrder, Receiver, ReceiverConfig, Sender, SenderConfig
 from semel.kernel.ledger import START, Event, Kind
 from semel.kernel.ops import Append, Put, Unit
 from semel.kernel.position import Position
@@ -82,7 +82,7 @@ async def receive(url: str, port: int) -> None:
     async with Performer(store) as performer:
         transport = TcpTransport("receiver", secret=SECRET)
         performer.attach(transport)
-        config = ReceiverConfig("receiver", HOP, stream=INBOX, order=Order.STRICT)
+        config = ReceiverConfig("receiver", HOP, stream=INBOX, order=ReceiveOrder.STRICT)
         await performer.host(lambda store: Receiver(config), transport=transport)
         os.write(1, f"{await transport.listen(port=port)}\n".encode())
         await asyncio.Event().wait()

@@ -13,7 +13,7 @@ import pytest
 
 from semel.errors import ConfigError
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Confirm, Message
+from semel.kernel.hop import Confirm, HopMessage
 from semel.kernel.retry import RetryPolicy
 from semel.runtime.transports.base import Inbox, Transport
 from semel.runtime.transports.frames import Challenge, Hello, Refusal, Welcome, decode_greeting, encode, prove
@@ -28,8 +28,8 @@ def limits(**changes: Any) -> TcpLimits:
     return TcpLimits(**({"handshake_s": 2.0, "retry": QUICK} | changes))
 
 
-def message(number: int, data: bytes = b"") -> Message:
-    return Message(f"outbox/a/1/{number}", Envelope(id=f"m{number}", data=data), number)
+def message(number: int, data: bytes = b"") -> HopMessage:
+    return HopMessage(f"outbox/a/1/{number}", Envelope(id=f"m{number}", data=data), number)
 
 
 class Ears:

@@ -7,10 +7,8 @@ from typing import Any
 from semel.errors import SemelError, StoreUnavailable
 from semel.kernel.effects import (
     Close,
-    Connected,
     Deliver,
     Delivered,
-    Disconnected,
     Event,
     Load,
     Machine,
@@ -20,7 +18,7 @@ from semel.kernel.effects import (
 )
 from semel.kernel.envelope import Envelope
 from semel.kernel.group import Group
-from semel.kernel.hop import Confirm, Message
+from semel.kernel.hop import Confirm, HopMessage
 from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START
 from semel.kernel.ops import Append, Op, Unit
@@ -28,7 +26,7 @@ from semel.kernel.store import Records, Trimmed
 from semel.sim import process as simulated
 from semel.stores.memory import MemoryStore
 
-__all__ = ["Connected", "Disconnected", "Process", "append", "message"]
+__all__ = ["Process", "append", "message"]
 
 
 class Process(simulated.Process):
@@ -120,8 +118,8 @@ class Process(simulated.Process):
         return [note.topic for note in self.notes]
 
     @property
-    def messages(self) -> list[Message]:
-        return [send.message for send in self.sent if isinstance(send.message, Message)]
+    def messages(self) -> list[HopMessage]:
+        return [send.message for send in self.sent if isinstance(send.message, HopMessage)]
 
     @property
     def confirmed(self) -> list[str]:
@@ -160,7 +158,7 @@ def append(store: MemoryStore, stream: str, *ids: str) -> None:
     store.commit([Unit(tuple(Append(stream, Envelope(id=id)) for id in ids))])
 
 
-def message(index: int, *, attempt: int = 1, session: str | None = "s") -> Message:
+def message(index: int, *, attempt: int = 1, session: str | None = "s") -> HopMessage:
     """The message with this number in its session."""
     envelope = Envelope(id=f"m{index}", session=session, index=index if session is not None else None)
-    return Message(f"out/1/{index}", envelope, index, attempt)
+    return HopMessage(f"out/1/{index}", envelope, index, attempt)

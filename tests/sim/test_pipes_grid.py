@@ -19,7 +19,7 @@ from semel.pipes.language.notation import parse_path
 from semel.pipes.language.options import ConfirmOn
 from semel.pipes.language.path import Hop, Parallel, Path, Pipe
 from semel.pipes.plan.elements import durable_points, stretches
-from semel.pipes.plan.plan import HopPlan, Plan, plan
+from semel.pipes.plan.plan import Plan, StretchPlan, plan
 from semel.sim.pipes import Simulated, simulate
 from semel.sim.plants import planted
 
@@ -315,7 +315,7 @@ def _resending(path: Path) -> dict[str, int | None]:
     return found
 
 
-def _attempts_sigma(path: Path, hop: HopPlan, entered: int) -> float:
+def _attempts_sigma(path: Path, hop: StretchPlan, entered: int) -> float:
     """Attempts end with each at the same chance: the chance from the mean, the spread from the chance."""
     most = _resending(path)[hop.name]
     goes_on = _chance_to_go_on(hop.alone.attempts, most)

@@ -9,7 +9,7 @@ from tests.sim.story import Process, append, message
 
 from semel.kernel.effects import Resume
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Confirm, Order, Receiver, ReceiverConfig, Sender, SenderConfig
+from semel.kernel.hop import Confirm, ReceiveOrder, Receiver, ReceiverConfig, Sender, SenderConfig
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Advance, Enqueue, Put, Unit
 from semel.kernel.position import Position
@@ -31,7 +31,7 @@ def sender(store: MemoryStore, *, window: int = 1, retries: int | None = None) -
     return Sender(config, store.cursor(config.cursor))
 
 
-def receiver(order: Order) -> Receiver:
+def receiver(order: ReceiveOrder) -> Receiver:
     return Receiver(ReceiverConfig("in", "outbox>hub", stream=HUB, order=order))
 
 
@@ -112,8 +112,8 @@ def test_a_sender_with_a_full_window_learns_of_a_new_epoch() -> None:
 # -- receivers
 
 
-@pytest.mark.parametrize("order", [Order.MONOTONIC, Order.STRICT])
-def test_a_second_copy_by_another_way_waits_for_the_first_one(order: Order) -> None:
+@pytest.mark.parametrize("order", [ReceiveOrder.MONOTONIC, ReceiveOrder.STRICT])
+def test_a_second_copy_by_another_way_waits_for_the_first_one(order: ReceiveOrder) -> None:
     """The first copy's commit failed; the second one's, from another peer, was confirmed as a duplicate of it."""
     process = Process(MemoryStore()).start(receiver(order))
     process.receives(message(1), peer="one")
@@ -131,7 +131,7 @@ def test_a_second_copy_by_another_way_waits_for_the_first_one(order: Order) -> N
 def test_a_strict_session_that_went_on_elsewhere_is_read_anew() -> None:
     """One node remembered 2 as the next, the other had long passed 2 and 3: 4 waited for them for ever."""
     store = MemoryStore()
-    here, there = (Process(store).start(receiver(Order.STRICT)) for _ in range(2))
+    here, there = (Process(store).start(receiver(ReceiveOrder.STRICT)) for _ in range(2))
     for process, index in ((here, 1), (there, 2), (there, 3)):
         process.receives(message(index))
         process.settles()
@@ -146,7 +146,7 @@ def test_a_strict_session_that_went_on_elsewhere_is_read_anew() -> None:
 
 def test_what_waits_for_a_gap_passes_when_the_gap_is_found_filled() -> None:
     store = MemoryStore()
-    here, there = (Process(store).start(receiver(Order.STRICT)) for _ in range(2))
+    here, there = (Process(store).start(receiver(ReceiveOrder.STRICT)) for _ in range(2))
     for process, index in ((here, 1), (there, 2)):
         process.receives(message(index))
         process.settles()
@@ -171,8 +171,8 @@ class Backup:
     def sync(self) -> None: ...
 
 
-@pytest.mark.parametrize("order", [Order.MONOTONIC, Order.STRICT])
-def test_a_receiver_does_not_confirm_by_its_memory_of_a_lost_history(order: Order) -> None:
+@pytest.mark.parametrize("order", [ReceiveOrder.MONOTONIC, ReceiveOrder.STRICT])
+def test_a_receiver_does_not_confirm_by_its_memory_of_a_lost_history(order: ReceiveOrder) -> None:
     """It remembered message 2, which the restored store has never seen, and called the resend a duplicate."""
     journal = Backup()
     process = Process(MemoryStore(journal=journal)).start(receiver(order))
@@ -209,9 +209,9 @@ def test_a_version_of_a_lost_history_never_fits_again() -> None:
     assert found.version > remembered.version
 
 
-@pytest.mark.parametrize("order", [Order.MONOTONIC, Order.STRICT])
+@pytest.mark.parametrize("order", [ReceiveOrder.MONOTONIC, ReceiveOrder.STRICT])
 @pytest.mark.parametrize("fields", [{}, {"session": "s"}, {"session": "s", "index": 0}])
-def test_a_message_without_a_number_is_rejected_and_not_swallowed(order: Order, fields: dict[str, Any]) -> None:
+def test_a_message_without_a_number_is_rejected_and_not_swallowed(order: ReceiveOrder, fields: dict[str, Any]) -> None:
     """It was taken for a duplicate of something, confirmed, and gone."""
     process = Process(MemoryStore()).start(receiver(order))
     unnumbered = message(1)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from semel.kernel.hop import Order
+from semel.kernel.hop import ReceiveOrder
 from semel.sim.clock import Clock, Drift
 from semel.sim.kernel.disk import Disk
 from semel.sim.kernel.weather import Weather, draw_weather
@@ -100,11 +100,11 @@ def weathers() -> list[Weather]:
 def test_no_weather_asks_for_what_cannot_be_promised() -> None:
     for weather in weathers():
         for hop in (weather.inbound, *(sub.hop for sub in weather.subscriptions)):
-            assert hop.order is not Order.MONOTONIC or hop.policy.window == 1
+            assert hop.order is not ReceiveOrder.MONOTONIC or hop.policy.window == 1
         for sub in weather.subscriptions:
-            by_session = sub.hop.order is not Order.ID and not sub.hop.hop_index
+            by_session = sub.hop.order is not ReceiveOrder.ID and not sub.hop.hop_index
             assert weather.inbound.in_order or not by_session
-            assert not weather.restore or not (sub.hop.order is Order.STRICT and sub.hop.hop_index)
+            assert not weather.restore or not (sub.hop.order is ReceiveOrder.STRICT and sub.hop.hop_index)
 
 
 def test_some_weathers_have_one_kind_of_fault_alone() -> None:

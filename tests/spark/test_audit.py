@@ -24,8 +24,8 @@ from semel.spark.audit import compact as compacting
 from semel.spark.audit import expand, figures
 from semel.spark.audit.compact import compact
 from semel.spark.audit.follow import FollowOptions, opened
-from semel.spark.audit.result import Audit, Figures, Finding, WindowState
-from semel.spark.audit.run import NEWEST, Options, audit, prepared
+from semel.spark.audit.result import Audit, CellFigures, Finding, WindowState
+from semel.spark.audit.run import NEWEST, AuditOptions, audit, prepared
 from semel.stores.open import open_store
 from semel.testing.ledgers import (
     BEGIN_US,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-MINUTE = Options(deadline_s=60)
+MINUTE = AuditOptions(deadline_s=60)
 
 FINDINGS = {
     "lost": Finding.LOST,
@@ -87,7 +87,7 @@ def _add(truth: Truth, more: Truth) -> None:
 @pytest.fixture(scope="module")
 def audited(shared_spark: SharedSession, planted: tuple[list[Path], Truth]) -> tuple[Audit, list[Any]]:
     """The audit of all, and its table of findings. Once for the whole module."""
-    options = Options(deadline_s=60, window_s=1, examples_max=1000, session_class="^([a-z]+)-")
+    options = AuditOptions(deadline_s=60, window_s=1, examples_max=1000, session_class="^([a-z]+)-")
     with prepared(shared_spark.get(), planted[0], options) as case:
         return case.audit(), case.findings().collect()
 
@@ -127,7 +127,7 @@ def test_the_figures_keep_their_identities(audited: tuple[Audit, list[Any]]) -> 
 
 def test_windows_add_up_to_the_whole(audited: tuple[Audit, list[Any]]) -> None:
     result, _ = audited
-    counts = [f.name for f in fields(Figures) if f.type == "int"]
+    counts = [f.name for f in fields(CellFigures) if f.type == "int"]
     for total in result.totals:
         mine = [w for w in result.windows if (w.hop, w.session_class) == (total.hop, total.session_class)]
         for name in counts:
@@ -169,7 +169,7 @@ def test_compacted_days_give_the_same_audit_without_moving_a_row(
     done = compact(spark, lakes[0])
     assert (done.days, done.left) == (("2026-01-01",), {})
     assert compact(spark, lakes[0]).days == ()
-    options = Options(deadline_s=60, window_s=1, examples_max=1000, session_class="^([a-z]+)-")
+    options = AuditOptions(deadline_s=60, window_s=1, examples_max=1000, session_class="^([a-z]+)-")
     assert same(audit(spark, lakes, options)) == same(audited[0])
     with prepared(spark, lakes[:1]) as case:
         assert not case.raw
@@ -204,7 +204,7 @@ def letter(index: int, session: str = "s") -> Letter:
     return Letter(f"{session}-{index}", session, index)
 
 
-def totals(result: Audit) -> dict[str, Figures]:
+def totals(result: Audit) -> dict[str, CellFigures]:
     return {cell.hop: cell for cell in result.totals}
 
 
@@ -303,7 +303,7 @@ def test_a_live_store_beside_its_folder_counts_nothing_twice(spark: SparkSession
     stage.export()
     stage.edge.log(Kind.SENT, IN, three)
     stage.hub.accept([two, three])
-    result = audit(spark, [stage.folder, stage.edge.url, stage.hub.url], Options(deadline_s=0))
+    result = audit(spark, [stage.folder, stage.edge.url, stage.hub.url], AuditOptions(deadline_s=0))
     cell = totals(result)[IN]
     assert (cell.sent, cell.accepted, cell.lost, cell.doubled, result.gaps) == (3, 3, 0, 0, 0)
     assert (result.events, found(result, Finding.LOST)) == (6, set())
@@ -312,7 +312,7 @@ def test_a_live_store_beside_its_folder_counts_nothing_twice(spark: SparkSession
 def test_a_store_in_postgresql_counts_live_exported_and_followed(
     spark: SparkSession, postgres_url: str, tmp_path: Path
 ) -> None:
-    options = Options(deadline_s=0, now=NEWEST, window_s=60)
+    options = AuditOptions(deadline_s=0, now=NEWEST, window_s=60)
     letters = [letter(number) for number in range(1, 5)]
     taken = Event(Kind.ACCEPTED, IN, CHAT)
     with closing(open_store(postgres_url, node="hub")) as store:
@@ -389,7 +389,7 @@ def test_only_what_was_sent_in_time_counts_and_all_that_became_of_it(spark: Spar
     stage.hub.accept([letters[1]])
     stage.edge.log(Kind.ACCEPTED, OUT, letters[1])
     stage.export()
-    within = Options(deadline_s=0, since=BEGIN_US + SECOND_US, until=BEGIN_US + 3 * SECOND_US)
+    within = AuditOptions(deadline_s=0, since=BEGIN_US + SECOND_US, until=BEGIN_US + 3 * SECOND_US)
     result = audit(spark, [stage.folder], within)
     assert (totals(result)[IN].sent, totals(result)[IN].accepted_unique) == (2, 1)
     assert found(result, Finding.LOST) == {(IN, letters[2].id)}
@@ -440,7 +440,7 @@ def test_a_live_store_is_judged_by_the_clock_and_an_export_by_its_newest_event(
     assert (totals(live)[IN].in_flight, totals(live)[IN].lost) == (0, 1)
     assert live.now > BEGIN_US
     assert live.window_s == 1
-    newest = audit(spark, [stage.edge.url], Options(now=NEWEST))
+    newest = audit(spark, [stage.edge.url], AuditOptions(now=NEWEST))
     assert (newest.now, totals(newest)[IN].in_flight) == (BEGIN_US, 1)
 
 
@@ -453,9 +453,9 @@ def test_an_export_of_nothing_and_windows_without_number(spark: SparkSession, st
     stage.edge.log(Kind.SENT, IN, letter(2))
     stage.edge.export(stage.folder)
     with pytest.raises(InputError, match="5,000,000 windows"):
-        audit(spark, [stage.folder], Options(window_s=0.001))
+        audit(spark, [stage.folder], AuditOptions(window_s=0.001))
     with pytest.raises(InputError, match="no pipeline 'mail'"):
-        audit(spark, [stage.folder], Options(pipelines=("mail",)))
+        audit(spark, [stage.folder], AuditOptions(pipelines=("mail",)))
 
 
 # -- beside DuckDB
@@ -585,7 +585,7 @@ def test_the_figures_agree_with_duckdb(spark: SparkSession, events: Path) -> Non
         assert {name: ours[key][name] for name in cell} == cell, key
 
 
-def _duckdb(events: Path, hops: tuple[figures.Hop, ...], now: int) -> dict[tuple[str, str, int], dict[str, int]]:
+def _duckdb(events: Path, hops: tuple[figures.LedgerHop, ...], now: int) -> dict[tuple[str, str, int], dict[str, int]]:
     with duckdb.connect() as db:
         db.execute(f"CREATE VIEW events AS SELECT * FROM read_parquet('{events}')")
         db.execute("CREATE TABLE codes (pipeline text, hop text, code bigint)")

@@ -13,9 +13,9 @@ import pytest
 from semel.errors import ConfigError, StoreBusy, StoreError
 from semel.kernel.ledger import Kind
 from semel.spark.audit import follow as following
-from semel.spark.audit.follow import Follower, FollowOptions, follow, opened
+from semel.spark.audit.follow import AuditFollower, FollowOptions, follow, opened
 from semel.spark.audit.result import Audit, Finding
-from semel.spark.audit.run import NEWEST, Options, audit
+from semel.spark.audit.run import NEWEST, AuditOptions, audit
 from semel.testing.ledgers import BEGIN_US, DESK, IN, NORTH, OUT, SECOND_US, SOUTH, Letter, Scene, plant, scene
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = Options(deadline_s=60, window_s=1, now=NEWEST, examples_max=1000, session_class="^([a-z]+)-")
+OPTIONS = AuditOptions(deadline_s=60, window_s=1, now=NEWEST, examples_max=1000, session_class="^([a-z]+)-")
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def same(result: Audit) -> Audit:
 
 
 def step(
-    spark: SparkSession, stage: Scene, options: Options = OPTIONS, **more: Any
-) -> tuple[Audit, dict[tuple[str, str, int], int], Follower]:
+    spark: SparkSession, stage: Scene, options: AuditOptions = OPTIONS, **more: Any
+) -> tuple[Audit, dict[tuple[str, str, int], int], AuditFollower]:
     """A run of its own, as after a restart: the result, and the revision of each window."""
     wanted = FollowOptions(stage.folder.parent / "state", **more)
     with opened(spark, sources(stage), options, wanted) as follower:
@@ -74,7 +74,7 @@ def test_in_parts_it_says_what_the_audit_of_all_says(
         raise RuntimeError("died before it counts")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Follower, "_put", die)
+        patch.setattr(AuditFollower, "_put", die)
         with pytest.raises(Exception, match="died before it counts"):
             step(spark, stage)
     second, before, _ = step(spark, stage)
@@ -98,7 +98,7 @@ def test_in_parts_it_says_what_the_audit_of_all_says(
 
 
 def test_what_has_been_settled_for_long_is_let_go_of_and_its_windows_stay(spark: SparkSession, stage: Scene) -> None:
-    options = Options(deadline_s=10, window_s=10, now=NEWEST)
+    options = AuditOptions(deadline_s=10, window_s=10, now=NEWEST)
     one, two, three = (Letter(f"m{number}", "s", number) for number in (1, 2, 3))
     for each in (one, two):
         stage.edge.log(Kind.SENT, IN, each)
@@ -134,7 +134,7 @@ def test_what_has_been_settled_for_long_is_let_go_of_and_its_windows_stay(spark:
 
 def test_a_turn_judges_what_is_new_and_not_what_is_kept(spark: SparkSession, stage: Scene) -> None:
     """A session that goes on, in which one comes too early; and one of long ago that arrives at last."""
-    options = Options(deadline_s=10, window_s=10, now=NEWEST, examples_max=1000)
+    options = AuditOptions(deadline_s=10, window_s=10, now=NEWEST, examples_max=1000)
     old = [Letter(f"old-{number}", f"s{number % 5}", number) for number in range(1, 101)]
     for each in old:
         stage.edge.log(Kind.SENT, IN, each)
@@ -205,7 +205,7 @@ def test_it_goes_on_until_it_is_told_to_stop(spark: SparkSession, stage: Scene, 
     stage.hub.accept([Letter(f"stray-{number}", "s", number) for number in range(2, 32)])
     heard: list[Audit] = []
     wanted = FollowOptions(tmp_path / "state", every_s=0.01, rows_max=10, stop=lambda: len(heard) > 1)
-    follow(spark, sources(stage), Options(), wanted, lambda found, tables: heard.append(found))
+    follow(spark, sources(stage), AuditOptions(), wanted, lambda found, tables: heard.append(found))
     assert [found.count(Finding.LOST) for found in heard] == [1, 1]
     assert [(found.count(Finding.PHANTOM), found.gaps) for found in heard] == [(30, 0), (30, 0)]
     first, second = (found.now for found in heard)

@@ -11,13 +11,13 @@ import pytest
 from tests.spark.foreign_ledger import ACCEPTED, CONFIRMED, DUPLICATE, FORWARDED, HANDLED, RESENT, SENT, Ledger
 
 from semel.spark.audit.compact import compact
-from semel.spark.audit.result import Audit, Figures, Finding
-from semel.spark.audit.run import Options, audit, prepared
+from semel.spark.audit.result import Audit, CellFigures, Finding
+from semel.spark.audit.run import AuditOptions, audit, prepared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-AT_ONCE = Options(deadline_s=0, examples_max=100)
+AT_ONCE = AuditOptions(deadline_s=0, examples_max=100)
 IN, ON, NORTH, SOUTH, DESK, TAKE = "app>hub", "hub>far", "north>desk", "south>desk", "phone>desk2", "log>book"
 
 
@@ -123,7 +123,7 @@ EXPECTED = {
 }
 
 
-def of_hop(result: Audit, hop: str) -> Figures:
+def of_hop(result: Audit, hop: str) -> CellFigures:
     [cell] = [cell for cell in result.totals if (cell.hop, cell.sent + cell.accepted > 0) == (hop, True)]
     return cell
 

@@ -12,8 +12,8 @@ from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, Put, Trim
 from semel.runtime.export.exporter import export
 from semel.spark.audit.follow import FollowOptions, opened
-from semel.spark.audit.result import Audit, Figures, WindowState
-from semel.spark.audit.run import Options, audit
+from semel.spark.audit.result import Audit, CellFigures, WindowState
+from semel.spark.audit.run import AuditOptions, audit
 from semel.spark.landing import SinkState, SourceRange, state_key
 from semel.spark.waiting import Wait, Waits, waits_key
 from semel.testing.ledgers import IN, STREAM, Letter, scene
@@ -21,7 +21,7 @@ from semel.testing.ledgers import IN, STREAM, Letter, scene
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-AT_ONCE = Options(deadline_s=0)
+AT_ONCE = AuditOptions(deadline_s=0)
 YEAR_S = 366 * 86_400.0
 
 
@@ -29,7 +29,7 @@ def letter(number: int) -> Letter:
     return Letter(f"m{number}", "s", number)
 
 
-def of_hop(result: Audit, hop: str) -> Figures:
+def of_hop(result: Audit, hop: str) -> CellFigures:
     return next(cell for cell in result.totals if cell.hop == hop)
 
 
@@ -81,7 +81,7 @@ def test_what_was_written_before_a_reader_began_is_lost_until_it_is_left_out(
         [note] = result.notes
         assert "2 of the lost were written before the first that it took" in note
         since = parse_time("--since", note.split("--since ")[1], 0)
-        again = audit(spark, [stage.folder], Options(deadline_s=0, since=since))
+        again = audit(spark, [stage.folder], AuditOptions(deadline_s=0, since=since))
         cell = of_hop(again, hop)
         assert (cell.sent, cell.lost, again.notes) == (2, 0, ())
 
@@ -105,7 +105,7 @@ def test_what_a_pipeline_has_yet_to_take_is_in_flight(spark: SparkSession, tmp_p
         assert (cell.sent, cell.accepted, cell.lost, cell.in_flight, cell.state) == (4, 1, 1, 2, WindowState.OPEN)
         assert any("yet to take" in note for note in once.notes)
         options = FollowOptions(tmp_path / "state", keep_s=YEAR_S)
-        with opened(spark, [hub.url], Options(deadline_s=0, window_s=60), options) as follower:
+        with opened(spark, [hub.url], AuditOptions(deadline_s=0, window_s=60), options) as follower:
             cell = of_hop(follower.step()[0], hop)
             assert (cell.sent, cell.accepted, cell.lost, cell.in_flight) == (4, 1, 1, 2)
             land(3, taken=4, batch=1)
@@ -136,7 +136,7 @@ def test_what_waits_behind_a_gap_is_in_flight_until_the_gap_is_closed(spark: Spa
             " they are in flight, whatever the deadline",
         )
         options = FollowOptions(tmp_path / "state", keep_s=YEAR_S)
-        with opened(spark, [hub.url], Options(deadline_s=0, window_s=60), options) as follower:
+        with opened(spark, [hub.url], AuditOptions(deadline_s=0, window_s=60), options) as follower:
             cell = of_hop(follower.step()[0], hop)
             assert (cell.sent, cell.accepted, cell.lost, cell.in_flight) == (5, 1, 1, 3)
             land([4, 5], 1, {})

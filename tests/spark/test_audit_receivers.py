@@ -18,8 +18,8 @@ from semel.pubsub.hub.records import NO_TERMS, Terms
 from semel.pubsub.protocol.messages import Data, DataType
 from semel.spark.audit.compact import compact
 from semel.spark.audit.follow import FollowOptions, opened
-from semel.spark.audit.result import Audit, Example, Figures, Finding
-from semel.spark.audit.run import Options, prepared
+from semel.spark.audit.result import Audit, CellFigures, Example, Finding
+from semel.spark.audit.run import AuditOptions, prepared
 from semel.testing.ledgers import BEGIN_US, SECOND_US, Book
 
 if TYPE_CHECKING:
@@ -235,9 +235,9 @@ def hubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def audited(shared_spark: SharedSession, hubs: Path) -> tuple[Audit, Found, dict[str, Figures]]:
+def audited(shared_spark: SharedSession, hubs: Path) -> tuple[Audit, Found, dict[str, CellFigures]]:
     """Long after, so that everything has had its time. Once for the whole module."""
-    with prepared(shared_spark.get(), [hubs], Options(deadline_s=1, now=BEGIN_US + 1000 * SECOND_US)) as case:
+    with prepared(shared_spark.get(), [hubs], AuditOptions(deadline_s=1, now=BEGIN_US + 1000 * SECOND_US)) as case:
         result = case.audit()
     return (
         result,
@@ -257,7 +257,7 @@ def _by_hub(examples: Sequence[Example]) -> Found:
     return found
 
 
-def test_a_good_hub_is_good_for_each_receiver(audited: tuple[Audit, Found, dict[str, Figures]]) -> None:
+def test_a_good_hub_is_good_for_each_receiver(audited: tuple[Audit, Found, dict[str, CellFigures]]) -> None:
     _, found, totals = audited
     assert "good" not in found
     good = totals["good"]
@@ -267,7 +267,7 @@ def test_a_good_hub_is_good_for_each_receiver(audited: tuple[Audit, Found, dict[
     assert good.open == 0
 
 
-def test_what_terms_decide_is_named_where_the_fold_can(audited: tuple[Audit, Found, dict[str, Figures]]) -> None:
+def test_what_terms_decide_is_named_where_the_fold_can(audited: tuple[Audit, Found, dict[str, CellFigures]]) -> None:
     result, found, totals = audited
     assert not {"terms", "hidden"} & set(found)
     assert (totals["terms"].sent, totals["terms"].accepted_unique) == (4, 4)
@@ -292,7 +292,7 @@ def test_what_terms_decide_is_named_where_the_fold_can(audited: tuple[Audit, Fou
     ],
 )
 def test_what_a_hub_does_wrong_is_found_by_name(
-    audited: tuple[Audit, Found, dict[str, Figures]], hub: str, finding: Finding, messages: set[str]
+    audited: tuple[Audit, Found, dict[str, CellFigures]], hub: str, finding: Finding, messages: set[str]
 ) -> None:
     assert audited[1][hub] == {finding: messages}
 
@@ -309,7 +309,7 @@ def test_a_hub_is_not_followed_and_that_is_said(spark: SparkSession, tmp_path: P
         skipped(HubBook(book, "skipped"))
     finally:
         book.store.close()
-    options = Options(deadline_s=1, now=BEGIN_US + 1000 * SECOND_US)
+    options = AuditOptions(deadline_s=1, now=BEGIN_US + 1000 * SECOND_US)
     with opened(spark, [book.url], options, FollowOptions(tmp_path / "state")) as follower:
         result, _ = follower.step()
     assert [cell.hop for cell in result.totals] == ["client>hub/skipped"]

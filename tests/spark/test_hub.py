@@ -18,7 +18,7 @@ from semel.pubsub.protocol.client_tokens import client_token
 from semel.runtime.client.sync import SyncWebPubSubClient
 from semel.runtime.export.exporter import DATASETS, export
 from semel.spark import runner
-from semel.spark.audit.run import Options, audit
+from semel.spark.audit.run import AuditOptions, audit
 from semel.spark.pipeline import Input, Pipeline
 from semel.stores.open import open_store
 from semel.testing.limits import scaled
@@ -102,7 +102,7 @@ def test_clients_and_queries_talk_over_a_hub(spark: SparkSession, server: Server
     with closing(open_store(server.url)) as store:
         for dataset in DATASETS:
             export(store, server.lake, dataset)
-    result = audit(spark, [server.lake], Options(deadline_s=0))
+    result = audit(spark, [server.lake], AuditOptions(deadline_s=0))
     assert (result.gaps, result.examples) == (0, ())
     [heard] = [cell for cell in result.totals if cell.hop == "hub/chat>sub"]
     assert (heard.sent, heard.accepted, heard.given_up, heard.in_flight) == (6, 6, 0, 0)

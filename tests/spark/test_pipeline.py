@@ -22,8 +22,8 @@ from semel.kernel.ops import Append, Trim, Unit
 from semel.kernel.store import Records, Store
 from semel.runtime.host.lease_holder import Holder
 from semel.spark import runner
-from semel.spark.audit.result import Figures
-from semel.spark.audit.run import Options, audit
+from semel.spark.audit.result import CellFigures
+from semel.spark.audit.run import AuditOptions, audit
 from semel.spark.delivery import delivery
 from semel.spark.pipeline import Input, Order, Pipeline, from_file, replay
 from semel.spark.waiting import Wait
@@ -66,7 +66,9 @@ class Regions:
         given = {"store": self.east, "max_rows_per_batch": 300, **settings}
         return delivery(Input(self.east, EAST), Input(self.west, WEST), **given)  # type: ignore[arg-type]
 
-    def run(self, spark: SparkSession, pipeline: Pipeline, checkpoint: str = "place", **options: object) -> runner.Run:
+    def run(
+        self, spark: SparkSession, pipeline: Pipeline, checkpoint: str = "place", **options: object
+    ) -> runner.PipelineRun:
         chosen = runner.RunOptions(checkpoint=str(self.folder / checkpoint), once=True, **options)  # type: ignore[arg-type]
         return runner.run(spark, pipeline, self.store, chosen)
 
@@ -141,12 +143,12 @@ def test_what_waits_behind_a_gap_is_told_and_not_lost(spark: SparkSession, tmp_p
     pipeline = Pipeline("gaps", (Input(url, "orders"),), url, order=Order(gap="wait"), handler=handler)
     with closing(open_store(url)) as store:
 
-        def run(*numbers: int) -> tuple[dict[str, Wait], Figures]:
+        def run(*numbers: int) -> tuple[dict[str, Wait], CellFigures]:
             envelopes = [Envelope(f"m{number}", session="s", index=number) for number in numbers]
             store.commit([Unit(tuple(Append("orders", each) for each in envelopes))])
             runner.run(spark, pipeline, store, runner.RunOptions(str(tmp_path / "place"), once=True))
             waiting = runner.status(store, pipeline, lambda url, stream: store.head(stream).offset).waiting
-            found = audit(spark, [url], Options(deadline_s=0))
+            found = audit(spark, [url], AuditOptions(deadline_s=0))
             return waiting, next(cell for cell in found.totals if cell.hop == "orders>spark/gaps")
 
         waiting, cell = run(1, 3, 4)
@@ -212,7 +214,7 @@ def test_a_driver_that_was_taken_for_dead_writes_nothing(spark: SparkSession, re
 
 def test_a_run_that_goes_on_ends_when_it_is_told(spark: SparkSession, regions: Regions) -> None:
     pipeline = regions.pipeline(every_s=0.0)
-    ended: list[runner.Run | SemelError] = []
+    ended: list[runner.PipelineRun | SemelError] = []
     seen = threading.Event()
 
     def drive() -> None:
@@ -233,7 +235,7 @@ def test_a_run_that_goes_on_ends_when_it_is_told(spark: SparkSession, regions: R
     assert runner.wait_for_end(regions.store, "delivery", row.fence, 60.0)
     thread.join(scaled(60))
     (run,) = ended
-    assert isinstance(run, runner.Run), run
+    assert isinstance(run, runner.PipelineRun), run
     assert run.state == "stopped"
     standing = runner.status(regions.store, pipeline, lambda url, stream: None)
     assert (standing.alive, standing.run) == (False, run)

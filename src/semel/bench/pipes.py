@@ -30,7 +30,7 @@ from rich.table import Table
 
 from semel.errors import PeerUnavailable
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Message
+from semel.kernel.hop import HopMessage
 from semel.kernel.ops import Append, Unit
 from semel.kernel.store import Store
 from semel.pipes.language.options import DedupBy, Options
@@ -202,13 +202,13 @@ def _envelope(number: int, options: BenchOptions) -> Envelope:
 
 
 async def _write_bytes(parent: Connection, count: int, options: BenchOptions) -> None:
-    frame = encode(Message("bench/1", _envelope(1, options), 1))
+    frame = encode(HopMessage("bench/1", _envelope(1, options), 1))
     await _write(parent, count, lambda number: frame)
 
 
 async def _write_frames(parent: Connection, count: int, options: BenchOptions) -> None:
     envelopes = [_envelope(number, options) for number in range(count)]
-    await _write(parent, count, lambda number: encode(Message(f"bench/{number}", envelopes[number], number + 1)))
+    await _write(parent, count, lambda number: encode(HopMessage(f"bench/{number}", envelopes[number], number + 1)))
 
 
 async def _write(parent: Connection, count: int, frame: Callable[[int], bytes]) -> None:

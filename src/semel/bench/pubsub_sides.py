@@ -25,7 +25,7 @@ from semel.http import HttpRequest, HttpResponse
 from semel.pubsub.protocol.client_tokens import client_token
 from semel.pubsub.protocol.wire import frame
 from semel.runtime.server.listener import Listener
-from semel.runtime.transports.websocket import Accept, Message, Peer
+from semel.runtime.transports.websocket import Accept, Message, WebSocketPeer
 
 HUB = "bench"
 GROUP = "all"
@@ -45,7 +45,7 @@ class _Bare:
 
     def __init__(self, is_batched: bool) -> None:
         self._is_batched = is_batched
-        self._subscribers: list[Peer] = []
+        self._subscribers: list[WebSocketPeer] = []
 
     async def handle(self, request: HttpRequest) -> HttpResponse:
         return HttpResponse(404)
@@ -53,11 +53,11 @@ class _Bare:
     async def upgrade(self, request: HttpRequest) -> Accept | HttpResponse:
         return Accept(None, request.path)
 
-    def on_open(self, peer: Peer) -> None:
+    def on_open(self, peer: WebSocketPeer) -> None:
         if peer.key == SUBSCRIBER_PATH:
             self._subscribers.append(peer)
 
-    def on_frames(self, peer: Peer, messages: list[Message]) -> None:
+    def on_frames(self, peer: WebSocketPeer, messages: list[Message]) -> None:
         frames = [frame(message) for message in messages]
         if self._is_batched:
             frames = [b"".join(frames)]
@@ -67,11 +67,11 @@ class _Bare:
                 if not self._is_batched:
                     receiver.flush()
 
-    def on_room(self, peer: Peer) -> None: ...
+    def on_room(self, peer: WebSocketPeer) -> None: ...
 
-    def on_stalled(self, peer: Peer) -> None: ...
+    def on_stalled(self, peer: WebSocketPeer) -> None: ...
 
-    def on_closed(self, peer: Peer, code: int | None, reason: str) -> None:
+    def on_closed(self, peer: WebSocketPeer, code: int | None, reason: str) -> None:
         if peer in self._subscribers:
             self._subscribers.remove(peer)
 

@@ -14,15 +14,15 @@ from semel.bench.ledgers import generate
 from semel.bench.spark import DUCKDB, NAIVE, NAIVE_EVENTS_MAX, POLARS, SEMEL, AuditLine, EngineTime, SparkOptions, Step
 from semel.bench.spark_peers import COUNTS, Answered, Cells, Question, peak_bytes
 from semel.spark.audit.compact import compact, events_folder, read_manifest
-from semel.spark.audit.result import Figures
-from semel.spark.audit.run import Options, audit, prepared
+from semel.spark.audit.result import CellFigures
+from semel.spark.audit.run import AuditOptions, audit, prepared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEADLINE_S = 1.0
 """Short beside the time that even a small ledger is about, so that lost messages have had their time."""
-_AUDIT = Options(deadline_s=DEADLINE_S)
+_AUDIT = AuditOptions(deadline_s=DEADLINE_S)
 _LOOKS = 2
 """How often Semel counts before it is measured: Java needs a while until its code is fast, and a slow start would make
 the smallest size look slow and the growth small."""
@@ -83,7 +83,7 @@ def _first_look(
         return Question(files, case.window_us, deadline_us, case.now, options.threads, str(spill)), codes
 
 
-def _figures(spark: SparkSession, folder: Path) -> list[Figures]:
+def _figures(spark: SparkSession, folder: Path) -> list[CellFigures]:
     with prepared(spark, [folder], _AUDIT) as case:
         return case.figures()
 

@@ -1,6 +1,6 @@
 """The arithmetic of delivery: what a path of links, retries, dedup and stores promises, and what counts show.
 
-Describe a path with the elements, ask for its `figures`, compare them with `Counts` of what was measured.
+Describe a path with the elements, ask for its `figures`, compare them with `MessageCounts` of what was measured.
 """
 
 from semel.calculus.dedup import (
@@ -15,7 +15,18 @@ from semel.calculus.dedup import (
     strict_reliability,
     uniqueness_of_leak,
 )
-from semel.calculus.elements import Crash, Dedup, Element, Link, Meter, Parallel, Passage, Pipe, Series, Store
+from semel.calculus.elements import (
+    Crash,
+    Dedup,
+    DurableElement,
+    Element,
+    LinkElement,
+    MeterElement,
+    ParallelElement,
+    Passage,
+    PipeElement,
+    Series,
+)
 from semel.calculus.figures import (
     Figures,
     Sigma,
@@ -28,7 +39,7 @@ from semel.calculus.figures import (
     variance,
 )
 from semel.calculus.jet import Jet
-from semel.calculus.mode import Counts, DeliveryMode, Mode, Verdict, sample_size
+from semel.calculus.mode import DeliveryMode, MessageCounts, Mode, ModeVerdict, sample_size
 from semel.calculus.solve import (
     Unreachable,
     keep_for_leak,
@@ -40,7 +51,7 @@ from semel.calculus.solve import (
     uniqueness_without_dedup,
     window_for_throughput,
 )
-from semel.calculus.spec import Order, PipeSpec
+from semel.calculus.spec import PassOrder, PipeSpec
 from semel.calculus.timing import (
     copies_without_loss,
     effective_confirm_loss,
@@ -52,26 +63,26 @@ from semel.calculus.timing import (
 )
 
 __all__ = [
-    "Counts",
     "Crash",
     "Dedup",
     "DeliveryMode",
+    "DurableElement",
     "Element",
     "Figures",
     "Jet",
-    "Link",
-    "Meter",
+    "LinkElement",
+    "MessageCounts",
+    "MeterElement",
     "Mode",
-    "Order",
-    "Parallel",
+    "ModeVerdict",
+    "ParallelElement",
+    "PassOrder",
     "Passage",
-    "Pipe",
+    "PipeElement",
     "PipeSpec",
     "Series",
     "Sigma",
-    "Store",
     "Unreachable",
-    "Verdict",
     "copies_without_loss",
     "distribution",
     "effective_confirm_loss",

@@ -14,7 +14,7 @@ The rules behind it:
 * Every copy that reaches a point is passed on for itself, and a point passes back one confirm for each copy that it
   had, when the first one comes.
 * A sender with confirms sends again until one comes back or its attempts are used up; a confirm that is not lost
-  comes before the next attempt, unless `Pipe.overlap` says how many attempts it is late.
+  comes before the next attempt, unless `PipeElement.overlap` says how many attempts it is late.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Element(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkElement:
     """One transmission: lost with `loss`, doubled with `duplicate` if it arrives. `repeats` more are sent blindly.
 
     `confirm_loss` is for the way back. It says nothing for a link outside of any pipe: nobody confirms there.
@@ -94,7 +94,7 @@ class Crash:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class DurableElement:
     """A durable point: it commits what it has before it confirms, so its own crash loses nothing.
 
     A cascade ends here: the store answers for what it holds. It keeps its word only as long as it keeps the data;
@@ -124,7 +124,7 @@ class Dedup:
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
+class MeterElement:
     """Weighs every copy that passes. With a `Jet` as weight, the derivative counts them: attempts, transmissions."""
 
     weight: Value
@@ -158,9 +158,9 @@ class Series:
 
     def _is_asked(self, place: int, asked: bool) -> bool:
         for element in reversed(self.elements[:place]):
-            if isinstance(element, Pipe):
+            if isinstance(element, PipeElement):
                 return element.cascade
-            if isinstance(element, Store):
+            if isinstance(element, DurableElement):
                 return False
         return asked
 
@@ -175,7 +175,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Parallel:
+class ParallelElement:
     """Redundant send: one copy goes into every branch."""
 
     branches: tuple[Element, ...]
@@ -221,7 +221,7 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipe:
+class PipeElement:
     """A sender that sends again until it is confirmed, around an inner path.
 
     `attempts` counts the first one too; None never gives up. Without `cascade` the exit confirms what it receives;

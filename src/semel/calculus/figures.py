@@ -12,7 +12,18 @@ from dataclasses import dataclass, replace
 
 from semel.calculus import checks
 from semel.calculus import dedup as memory
-from semel.calculus.elements import Crash, Dedup, Element, Link, Meter, Parallel, Passage, Pipe, Series, Store
+from semel.calculus.elements import (
+    Crash,
+    Dedup,
+    DurableElement,
+    Element,
+    LinkElement,
+    MeterElement,
+    ParallelElement,
+    Passage,
+    PipeElement,
+    Series,
+)
 from semel.calculus.jet import Jet
 from semel.calculus.mode import DeliveryMode
 from semel.calculus.timing import overlap, time_per_message
@@ -179,40 +190,40 @@ def transmissions(element: Element) -> float:
 
 def _counting_links(element: Element) -> Element:
     match element:
-        case Link(repeats=repeats):
-            return Series((Meter(_COUNTED ** (repeats + 1)), element))
+        case LinkElement(repeats=repeats):
+            return Series((MeterElement(_COUNTED ** (repeats + 1)), element))
         case Series(elements=elements):
             return Series(_counting_links(part) for part in elements)
-        case Parallel(branches=branches):
-            return Parallel(_counting_links(branch) for branch in branches)
-        case Pipe(inner=inner) | Passage(inner=inner):
+        case ParallelElement(branches=branches):
+            return ParallelElement(_counting_links(branch) for branch in branches)
+        case PipeElement(inner=inner) | Passage(inner=inner):
             return replace(element, inner=_counting_links(inner))
     return element
 
 
-def _heads(element: Element) -> Iterable[tuple[Pipe, Series]]:
+def _heads(element: Element) -> Iterable[tuple[PipeElement, Series]]:
     """The pipes that a path begins with, one for each branch, and what follows each. Points have no senders."""
     first, *onward = Series((element,)).elements or (None,)
-    if isinstance(first, Pipe):
+    if isinstance(first, PipeElement):
         yield first, Series(onward)
-    elif isinstance(first, Crash | Store | Dedup):
+    elif isinstance(first, Crash | DurableElement | Dedup):
         yield from _heads(Series(onward))
     elif isinstance(first, Passage):
         yield from _heads(Series((first.inner, *onward)))
-    elif isinstance(first, Parallel):
+    elif isinstance(first, ParallelElement):
         for branch in first.branches:
             yield from _heads(Series((branch, *onward)))
 
 
-def _effort(pipe: Pipe, onward: Series, rtt_s: float, timeout_s: float) -> tuple[float, float]:
+def _effort(pipe: PipeElement, onward: Series, rtt_s: float, timeout_s: float) -> tuple[float, float]:
     u, g = onward.apply(0.0, 1.0, pipe.cascade)
     given_up = min(1.0, max(0.0, float(pipe.apply(u, g, True)[0])))
     one_by_one = _attempts(replace(pipe, overlap=0), u, g)
     return _attempts(pipe, u, g), time_per_message(one_by_one, rtt_s, timeout_s, given_up)
 
 
-def _attempts(pipe: Pipe, u: float, g: float) -> float:
-    counted = replace(pipe, inner=Series((Meter(_COUNTED), pipe.inner)))
+def _attempts(pipe: PipeElement, u: float, g: float) -> float:
+    counted = replace(pipe, inner=Series((MeterElement(_COUNTED), pipe.inner)))
     total = counted.apply(u, g, True)[1]
     assert isinstance(total, Jet)
     return total.first
@@ -226,7 +237,7 @@ def _span(keep_s: float | None, size: int | None, others: float, timeout_s: floa
     return min((span for span in spans if span is not None), default=None)
 
 
-def _leak(pipe: Pipe, span: int | None) -> float:
+def _leak(pipe: PipeElement, span: int | None) -> float:
     """The loss and confirm loss of a whole attempt, as if the inner path were one link."""
     loss = min(1.0, float(pipe.inner.apply(0.0, 0.0)[1]))
     unconfirmed = float(pipe.inner.apply(0.0, 1.0)[0])
@@ -241,14 +252,16 @@ def _inexact(element: Element) -> Iterable[str]:
             for place, part in enumerate(elements):
                 yield from _inexact(part)
                 before = elements[:place]
-                if isinstance(part, Dedup) and any(isinstance(other, Pipe) and other.cascade for other in before):
+                if isinstance(part, Dedup) and any(
+                    isinstance(other, PipeElement) and other.cascade for other in before
+                ):
                     yield "a dedup on its own after a cascade drops resends: attempts and time are lower bounds"
-        case Parallel(branches=branches):
+        case ParallelElement(branches=branches):
             for branch in branches:
                 yield from _inexact(branch)
         case Passage(inner=inner):
             yield from _inexact(inner)
-        case Pipe(inner=inner):
+        case PipeElement(inner=inner):
             yield from _inexact(inner)
             if _uneven_inside_pipe(inner):
                 yield "branches differ in confirm loss inside a pipe in a pipe: the worst is taken for all"
@@ -259,9 +272,9 @@ def _uneven_inside_pipe(element: Element, inside: bool = False) -> bool:
         case Series(elements=elements):
             projected = any(isinstance(part, Dedup) for part in elements)
             return any(_uneven_inside_pipe(part, inside or projected) for part in elements)
-        case Parallel(branches=branches):
+        case ParallelElement(branches=branches):
             uneven = len({branch.way_back_loss() for branch in branches}) > 1
             return (inside and uneven) or any(_uneven_inside_pipe(branch, inside) for branch in branches)
-        case Pipe(inner=inner):
+        case PipeElement(inner=inner):
             return _uneven_inside_pipe(inner, True)
     return False

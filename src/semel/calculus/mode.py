@@ -66,7 +66,7 @@ class DeliveryMode:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ModeVerdict:
     """What counts show. `mode` is None when there are too few messages to tell; `words` says it for people."""
 
     mode: Mode | None
@@ -76,7 +76,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class MessageCounts:
     """`sent` messages, `unique` of them received at least once, `received` copies in all.
 
     Count when nothing is under way any more: a message in flight looks like a lost one. `squares` is the sum over
@@ -94,7 +94,7 @@ class Counts:
         if self.unique > self.sent:
             raise InputError(
                 f"{self.unique} unique messages were received, but only {self.sent} were sent",
-                fix="leave ids that nobody sent out of the count; `Counts.of` does so",
+                fix="leave ids that nobody sent out of the count; `MessageCounts.of` does so",
             )
         if self.unique > self.received or (self.received > 0 and self.unique == 0):
             raise InputError(
@@ -108,7 +108,7 @@ class Counts:
             )
 
     @classmethod
-    def of(cls, sent: Iterable[Hashable], received: Iterable[Hashable]) -> Counts:
+    def of(cls, sent: Iterable[Hashable], received: Iterable[Hashable]) -> MessageCounts:
         """From the ids at both ends. A resend keeps its id, and an id that was not sent does not count."""
         ids = set(sent)
         copies = Counter(id for id in received if id in ids)
@@ -168,7 +168,7 @@ class Counts:
         half = z * math.sqrt(max(0.0, spread)) / self.received
         return max(0.0, ratio - half), min(1.0, ratio + half)
 
-    def verdict(self, tolerance: float, z: float = Z_95, sum_of_squares: int | None = None) -> Verdict:
+    def verdict(self, tolerance: float, z: float = Z_95, sum_of_squares: int | None = None) -> ModeVerdict:
         """The mode that these counts show, where "1" means at least 1 - `tolerance`.
 
         A figure reaches 1 when its whole interval does, falls short when its whole interval does, and is undecided
@@ -179,10 +179,10 @@ class Counts:
         none_lost, none_twice = _reaches(reliability, 1 - tolerance), _reaches(uniqueness, 1 - tolerance)
         if self.undefined or none_lost is None or none_twice is None:
             words = self.undefined or "undecided: too few messages for this tolerance"
-            return Verdict(None, words, reliability, uniqueness)
+            return ModeVerdict(None, words, reliability, uniqueness)
         mode = Mode.of(none_lost, none_twice)
         words = mode.value if mode is Mode.UNRELIABLE else f"tends to {mode.value}"
-        return Verdict(mode, words, reliability, uniqueness)
+        return ModeVerdict(mode, words, reliability, uniqueness)
 
 
 def _wilson(hits: int, trials: int, z: float) -> Interval:

@@ -7,12 +7,12 @@ from enum import Enum
 
 from semel.calculus import checks
 from semel.calculus.dedup import monotonic_reliability, strict_reliability
-from semel.calculus.elements import Crash, Link, Pipe, Series, Store
+from semel.calculus.elements import Crash, DurableElement, LinkElement, PipeElement, Series
 from semel.calculus.figures import Figures, figures
 from semel.calculus.timing import overlap
 
 
-class Order(Enum):
+class PassOrder(Enum):
     """What the receiver lets pass: anything, a higher index, or only the next index."""
 
     NONE = "none"
@@ -40,7 +40,7 @@ class PipeSpec:
     keep_s: float | None = None
     size: int | None = None
     others_per_timeout: float = 0.0
-    order: Order = Order.NONE
+    order: PassOrder = PassOrder.NONE
     burst: int = 1
     messages: int = 1
     crash: float = 0.0
@@ -53,10 +53,10 @@ class PipeSpec:
 
     def element(self) -> Series:
         """The path, without the cost of order."""
-        link = Link(self.loss, self.duplicate, self.confirm_loss)
-        dedup = self.dedup or self.order is not Order.NONE
-        pipe = Pipe(link, self.attempts, dedup, overlap=overlap(self.rtt_s, self.timeout_s))
-        return Series((Store() if self.durable else Crash(self.crash), pipe))
+        link = LinkElement(self.loss, self.duplicate, self.confirm_loss)
+        dedup = self.dedup or self.order is not PassOrder.NONE
+        pipe = PipeElement(link, self.attempts, dedup, overlap=overlap(self.rtt_s, self.timeout_s))
+        return Series((DurableElement() if self.durable else Crash(self.crash), pipe))
 
     def figures(self) -> Figures:
         got = figures(
@@ -67,9 +67,9 @@ class PipeSpec:
             size=self.size,
             others_per_timeout=self.others_per_timeout,
         )
-        if self.order is Order.NONE:
+        if self.order is PassOrder.NONE:
             return got
-        return self._monotonic(got) if self.order is Order.MONOTONIC else self._strict(got)
+        return self._monotonic(got) if self.order is PassOrder.MONOTONIC else self._strict(got)
 
     def _monotonic(self, got: Figures) -> Figures:
         if self.burst == 1:

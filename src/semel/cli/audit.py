@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semel.cli.options import ConfigOption, DebugOption, JsonOption, find_store, parse_duration, shown, told_by
-from semel.cli.terminal import Answer, Terminal
+from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_NO_DATA, ConfigError, PeerUnavailable, SemelError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from semel.config import Config
-    from semel.spark.audit.chains import Comparison
+    from semel.spark.audit.chains import ChainComparison
     from semel.spark.audit.follow import FollowOptions
     from semel.spark.audit.result import Audit, Finding
-    from semel.spark.audit.run import Case, Options
+    from semel.spark.audit.run import AuditOptions, Case
 
 Say = Callable[..., None]
 
@@ -110,7 +110,7 @@ def audit(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Find every message that was lost, doubled or out of order, on every hop.
 
     A source is a folder that `semel store export` has written, or the URL of
@@ -203,15 +203,15 @@ def _options(
     deadline: str | None,
     window: str | None,
     class_by: str | None,
-) -> Options:
-    from semel.spark.audit.run import DEADLINE_S, NEWEST, Options
+) -> AuditOptions:
+    from semel.spark.audit.run import DEADLINE_S, NEWEST, AuditOptions
 
     clock = time.time_ns() // 1000
     since, until, now = (
         parse_time(option, text, clock) if text is not None and (option, text) != ("--now", NEWEST) else None
         for option, text in zip(("--since", "--until", "--now"), times, strict=True)
     )
-    options = Options(
+    options = AuditOptions(
         deadline_s=parse_duration("--deadline", deadline) if deadline is not None else DEADLINE_S,
         now=NEWEST if times[2] == NEWEST else now,
         pipelines=(pipeline,) if pipeline is not None else (),
@@ -287,14 +287,14 @@ class _Places:
 @dataclass(frozen=True, slots=True)
 class _Found:
     audit: Audit
-    comparison: Comparison | None
+    comparison: ChainComparison | None
     compacted: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     sources: tuple[str, ...]
-    options: Options
+    options: AuditOptions
     places: _Places
     points: tuple[str, str] | None
     compact: bool
@@ -364,7 +364,7 @@ class _Job:
             done = compact(spark, folder, progress=say)
             yield {"folder": folder, "days": list(done.days), "rows": done.rows, "bytes": done.bytes, "left": done.left}
 
-    def _compared(self, case: Case, say: Say) -> Comparison | None:
+    def _compared(self, case: Case, say: Say) -> ChainComparison | None:
         if self.points is None:
             return None
         say("comparing two points", 0.95)
@@ -423,8 +423,8 @@ def _spark_failures() -> Iterator[None]:
 # -- the answer
 
 
-def _answer(found: _Found, wanted: tuple[Finding, ...], places: _Places, terminal: Terminal) -> Answer:
-    from semel.spark.audit.report import Outcome, judge, judge_points
+def _answer(found: _Found, wanted: tuple[Finding, ...], places: _Places, terminal: Terminal) -> CommandResult:
+    from semel.spark.audit.report import AuditOutcome, judge, judge_points
     from semel.spark.audit.show import as_dict, points_dict, points_view, view
 
     judgement = judge(found.audit, wanted)
@@ -438,16 +438,18 @@ def _answer(found: _Found, wanted: tuple[Finding, ...], places: _Places, termina
     if found.comparison is not None and not terminal.json:
         lines += ["", *points_view(found.comparison)]
     lines += [f"{name}: {path}" for name, path in places.written.items()]
-    false = [judgement.sentence] if judgement.outcome is Outcome.FAILS else []
+    false = [judgement.sentence] if judgement.outcome is AuditOutcome.FAILS else []
     if found.comparison is not None and judge_points(found.comparison, wanted):
         false.append(judge_points(found.comparison, wanted))
     if false:
         message = " ".join(false)
         error = {"code": "claim-false", "message": message, "fix": "look at the ids above; --out writes a report"}
-        return Answer(result, lines, EXIT_CLAIM_FALSE, error)
-    if judgement.outcome is Outcome.NO_DATA:
+        return CommandResult(result, lines, EXIT_CLAIM_FALSE, error)
+    if judgement.outcome is AuditOutcome.NO_DATA:
         later = "wait for the deadline, shorten it with --deadline, or name more sources"
         other = "name other sources, or another time with --since and --until"
         fix = later if found.audit.is_open else other
-        return Answer(result, lines, EXIT_NO_DATA, {"code": "no-data", "message": judgement.sentence, "fix": fix})
-    return Answer(result, lines, EXIT_HOLDS)
+        return CommandResult(
+            result, lines, EXIT_NO_DATA, {"code": "no-data", "message": judgement.sentence, "fix": fix}
+        )
+    return CommandResult(result, lines, EXIT_HOLDS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from semel.cli.options import DebugOption, JsonOption
-from semel.cli.terminal import Answer, Terminal
+from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def store(
     folder: FolderOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Durable commits per second, as a ratio to raw batches of the same rows and beside the disk's own limit.
 
     Exit code 1 when the ratio is below a half, or a wait is longer than promised.
@@ -85,17 +85,17 @@ def store(
     return _answer(result)
 
 
-def _answer(result: Result) -> Answer:
+def _answer(result: Result) -> CommandResult:
     from semel.bench.store import table
 
     if result.holds:
-        return Answer(result.as_dict(), [table(result)], EXIT_HOLDS)
+        return CommandResult(result.as_dict(), [table(result)], EXIT_HOLDS)
     error = {
         "code": "claim-false",
         "message": "the store is slower than promised on this machine, at this moment",
         "fix": "run it again on an idle machine; compare the fdatasync rate with the one in the documentation",
     }
-    return Answer(result.as_dict(), [table(result)], EXIT_CLAIM_FALSE, error)
+    return CommandResult(result.as_dict(), [table(result)], EXIT_CLAIM_FALSE, error)
 
 
 @app.command("pipes")
@@ -116,7 +116,7 @@ def pipes(
     folder: FolderOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Messages per second through a resend pipe between two processes, durable and not, beside a bare TCP stream.
 
     Exit code 1 when the pipe is below 0.3 of the bare stream, or when a long backlog slows it down.
@@ -133,17 +133,17 @@ def pipes(
     return _pipes_answer(run(options, terminal.live))
 
 
-def _pipes_answer(result: PipesResult) -> Answer:
+def _pipes_answer(result: PipesResult) -> CommandResult:
     from semel.bench.pipes import table
 
     if result.holds:
-        return Answer(result.as_dict(), [table(result)], EXIT_HOLDS)
+        return CommandResult(result.as_dict(), [table(result)], EXIT_HOLDS)
     error = {
         "code": "claim-false",
         "message": "the pipe is slower than promised on this machine, at this moment",
         "fix": "run it again on an idle machine with two cores or more",
     }
-    return Answer(result.as_dict(), [table(result)], EXIT_CLAIM_FALSE, error)
+    return CommandResult(result.as_dict(), [table(result)], EXIT_CLAIM_FALSE, error)
 
 
 @app.command("pubsub")
@@ -170,7 +170,7 @@ def pubsub(
     folder: FolderOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Durable publishes, fan-out, idle connections and recovery, beside bare sockets and other brokers.
 
     Exit code 1 when something is worse than promised. Brokers that are not installed are named and left out.
@@ -198,17 +198,17 @@ def pubsub(
     return _pubsub_answer(run(options.quick() if quick else options, terminal.live), is_judged=not quick)
 
 
-def _pubsub_answer(result: PubSubResult, *, is_judged: bool) -> Answer:
+def _pubsub_answer(result: PubSubResult, *, is_judged: bool) -> CommandResult:
     from semel.bench.pubsub import tables
 
     if result.holds or not is_judged:
-        return Answer(result.as_dict(), tables(result), EXIT_HOLDS)
+        return CommandResult(result.as_dict(), tables(result), EXIT_HOLDS)
     error = {
         "code": "claim-false",
         "message": "; ".join(result.misses),
         "fix": "run it again on an idle machine with two cores or more",
     }
-    return Answer(result.as_dict(), tables(result), EXIT_CLAIM_FALSE, error)
+    return CommandResult(result.as_dict(), tables(result), EXIT_CLAIM_FALSE, error)
 
 
 @app.command("spark")
@@ -235,7 +235,7 @@ def spark(
     folder: FolderOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """The audit beside DuckDB, Polars and a naive Spark query on the same files, and rows per second through Spark.
 
     Exit code 1 when the engines do not agree on every count, or when something is slower than promised.
@@ -263,17 +263,17 @@ def spark(
     return _spark_answer(run(options, terminal.live))
 
 
-def _spark_answer(result: SparkResult) -> Answer:
+def _spark_answer(result: SparkResult) -> CommandResult:
     from semel.bench.spark import tables
 
     if result.holds:
-        return Answer(result.as_dict(), tables(result), EXIT_HOLDS)
+        return CommandResult(result.as_dict(), tables(result), EXIT_HOLDS)
     error = {
         "code": "claim-false",
         "message": "; ".join(result.misses),
         "fix": "run it again on an idle machine with two cores or more, and with enough memory for the heap",
     }
-    return Answer(result.as_dict(), tables(result), EXIT_CLAIM_FALSE, error)
+    return CommandResult(result.as_dict(), tables(result), EXIT_CLAIM_FALSE, error)
 
 
 def parse_millions(text: str) -> tuple[int, ...]:

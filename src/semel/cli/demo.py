@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from semel.cli.options import DebugOption, JsonOption
-from semel.cli.terminal import Answer, Terminal
+from semel.cli.terminal import CommandResult, Terminal
 
 
 def demo(
@@ -35,7 +35,7 @@ def demo(
     ] = True,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """See it work: two processes exchange messages over a link that loses, doubles, delays and cuts, and are killed.
     Beside them clients of a hub, ours and Microsoft's, whose connections are cut while the server is killed.
 
@@ -68,7 +68,7 @@ def demo(
     )
     result = run(options, terminal.story)
     if result.holds:
-        return Answer(result.as_dict())
+        return CommandResult(result.as_dict())
     error = {
         "code": "claim-false",
         "message": "messages were lost, doubled or out of order",
@@ -76,4 +76,4 @@ def demo(
         if plant is None
         else f"the mistake {plant!r} was built in: leave out --plant",
     }
-    return Answer(result.as_dict(), (), result.exit_code, error)
+    return CommandResult(result.as_dict(), (), result.exit_code, error)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from semel.cli.doctor_checks import Check, State
+from semel.cli.doctor_checks import DoctorCheck, State
 from semel.cli.options import ConfigOption, DebugOption, JsonOption, StoreOption, opened, shown
-from semel.cli.terminal import Answer, Terminal, human_bytes
+from semel.cli.terminal import CommandResult, Terminal, human_bytes
 from semel.errors import EXIT_UNREACHABLE, NotAStore, SemelError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def doctor(
     ),
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Check this machine, the configuration and the store, and say what to do about what is missing.
 
     \b
@@ -48,7 +48,7 @@ def doctor(
       semel doctor --json
     """
     terminal: Terminal = context.obj
-    checks: list[Check] = []
+    checks: list[DoctorCheck] = []
     with terminal.progress("examining", len(_MACHINE) + 2) as update:
         for done, check in enumerate(_MACHINE):
             checks.append(check())
@@ -62,21 +62,21 @@ def doctor(
     return _answer(checks)
 
 
-def _answer(checks: list[Check]) -> Answer:
+def _answer(checks: list[DoctorCheck]) -> CommandResult:
     bad = [check for check in checks if check.state == "bad"]
     result = {"checks": [_without_exit_code(check) for check in checks]}
     if not bad:
-        return Answer(result, [_view(checks), "All that Semel needs is here."])
+        return CommandResult(result, [_view(checks), "All that Semel needs is here."])
     names = ", ".join(check.name for check in bad)
     error = {"code": "doctor", "message": f"not well: {names}", "fix": "; ".join(check.fix for check in bad)}
-    return Answer(result, [_view(checks)], max(check.exit_code for check in bad), error)
+    return CommandResult(result, [_view(checks)], max(check.exit_code for check in bad), error)
 
 
-def _without_exit_code(check: Check) -> dict[str, Any]:
+def _without_exit_code(check: DoctorCheck) -> dict[str, Any]:
     return {key: value for key, value in asdict(check).items() if key != "exit_code"}
 
 
-def _view(checks: list[Check]) -> Any:
+def _view(checks: list[DoctorCheck]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
@@ -95,14 +95,14 @@ def _view(checks: list[Check]) -> Any:
 # -- the machine
 
 
-def check_python() -> Check:
+def check_python() -> DoctorCheck:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] < PYTHON_MIN:
-        return Check("Python", "bad", version, f"install Python {'.'.join(map(str, PYTHON_MIN))} or newer")
-    return Check("Python", "ok", version)
+        return DoctorCheck("Python", "bad", version, f"install Python {'.'.join(map(str, PYTHON_MIN))} or newer")
+    return DoctorCheck("Python", "ok", version)
 
 
-def check_sqlite() -> Check:
+def check_sqlite() -> DoctorCheck:
     import sqlite3
 
     from semel.stores.sqlite import SQLITE_MIN
@@ -111,10 +111,10 @@ def check_sqlite() -> Check:
     least = ".".join(map(str, SQLITE_MIN))
     detail = f"{sqlite3.sqlite_version}, " + ", ".join(sorted(options & _SQLITE_TELLING) or ["default options"])
     if sqlite3.sqlite_version_info < SQLITE_MIN:
-        return Check("SQLite", "bad", detail, f"use a Python with SQLite {least} or newer")
+        return DoctorCheck("SQLite", "bad", detail, f"use a Python with SQLite {least} or newer")
     if harmful := options & _SQLITE_HARMFUL:
-        return Check("SQLite", "bad", detail, f"use a Python whose SQLite is built without {', '.join(harmful)}")
-    return Check("SQLite", "ok", detail)
+        return DoctorCheck("SQLite", "bad", detail, f"use a Python whose SQLite is built without {', '.join(harmful)}")
+    return DoctorCheck("SQLite", "ok", detail)
 
 
 _SQLITE_HARMFUL = frozenset({"THREADSAFE=0", "OMIT_WAL", "OMIT_JSON", "OMIT_AUTOINIT"})
@@ -131,77 +131,77 @@ def _compile_options(sqlite3: Any) -> frozenset[str]:
         connection.close()
 
 
-def check_disk() -> Check:
+def check_disk() -> DoctorCheck:
     free = shutil.disk_usage(".").free
     if free < DISK_FREE_MIN:
-        return Check("disk", "bad", f"{human_bytes(free)} free here", "free some space", EXIT_UNREACHABLE)
-    return Check("disk", "ok", f"{human_bytes(free)} free here")
+        return DoctorCheck("disk", "bad", f"{human_bytes(free)} free here", "free some space", EXIT_UNREACHABLE)
+    return DoctorCheck("disk", "ok", f"{human_bytes(free)} free here")
 
 
-def check_sync() -> Check:
+def check_sync() -> DoctorCheck:
     """How often this disk can promise that something is written: the limit of every durable store on it."""
     from semel.bench.disk import fdatasync_rate
 
     try:
         rate = fdatasync_rate(Path(), SYNC_TRIAL_S)
     except OSError as error:
-        return Check(
+        return DoctorCheck(
             "sync", "missing", f"this folder cannot be written: {error.strerror}", "run in a folder that may be written"
         )
     detail = f"{rate:,.0f} fdatasyncs per second in this folder"
     if rate < SYNC_RATE_LOW:
-        return Check("sync", "note", detail, "commits will be slow: keep the store on a local disk")
-    return Check("sync", "ok", detail)
+        return DoctorCheck("sync", "note", detail, "commits will be slow: keep the store on a local disk")
+    return DoctorCheck("sync", "ok", detail)
 
 
-def check_psycopg() -> Check:
+def check_psycopg() -> DoctorCheck:
     return _check_package("psycopg", "postgres", "for postgresql:// stores")
 
 
-def check_pyarrow() -> Check:
+def check_pyarrow() -> DoctorCheck:
     return _check_package("pyarrow", "export", "for semel store export")
 
 
-def _check_package(package: str, extra: str, purpose: str) -> Check:
+def _check_package(package: str, extra: str, purpose: str) -> DoctorCheck:
     if find_spec(package) is None:
         fix = f"in a checkout: make setup; elsewhere: pip install 'semel[{extra}]'"
-        return Check(package, "missing", f"not installed; {purpose}", fix)
+        return DoctorCheck(package, "missing", f"not installed; {purpose}", fix)
     from importlib.metadata import version
 
-    return Check(package, "ok", f"{version(package)}, {purpose}")
+    return DoctorCheck(package, "ok", f"{version(package)}, {purpose}")
 
 
-def check_pyspark() -> Check:
+def check_pyspark() -> DoctorCheck:
     return _check_package("pyspark", "spark", "for pipelines and audits")
 
 
-def check_java() -> Check:
+def check_java() -> DoctorCheck:
     """Which Java Spark would run on, and why that one."""
     from semel.spark.java import find_java
 
     try:
         java = find_java()
     except SemelError as error:
-        return Check("Java", "missing", error.message, error.fix)
+        return DoctorCheck("Java", "missing", error.message, error.fix)
     passed_over = "".join(f"; passed over {other}" for other in java.passed_over)
-    return Check("Java", "ok", f"{java.version} in {java.home} (from {java.origin}), for Spark{passed_over}")
+    return DoctorCheck("Java", "ok", f"{java.version} in {java.home} (from {java.origin}), for Spark{passed_over}")
 
 
-def check_node() -> Check:
+def check_node() -> DoctorCheck:
     return _check_program("Node", ("node",))
 
 
-def check_chromium() -> Check:
+def check_chromium() -> DoctorCheck:
     return _check_program("Chromium", ("chromium", "chromium-browser", "google-chrome"))
 
 
-def _check_program(name: str, programs: tuple[str, ...]) -> Check:
+def _check_program(name: str, programs: tuple[str, ...]) -> DoctorCheck:
     """Parts that are still to come will use it. Nothing in this version does."""
     path = next(filter(None, map(shutil.which, programs)), None)
-    return Check(name, "note", f"{path or 'not found'}; not needed by this version")
+    return DoctorCheck(name, "note", f"{path or 'not found'}; not needed by this version")
 
 
-_MACHINE: tuple[Callable[[], Check], ...] = (
+_MACHINE: tuple[Callable[[], DoctorCheck], ...] = (
     check_python, check_sqlite, check_disk, check_sync, check_psycopg, check_pyarrow, check_pyspark, check_java,
     check_node, check_chromium,
 )  # fmt: skip
@@ -210,24 +210,24 @@ _MACHINE: tuple[Callable[[], Check], ...] = (
 # -- configuration and store
 
 
-def _check_config(file: Path | None) -> tuple[Check, Config | None]:
+def _check_config(file: Path | None) -> tuple[DoctorCheck, Config | None]:
     from semel.config import FILE, load_config
 
     try:
         config = load_config(file)
     except SemelError as error:
-        return Check("configuration", "bad", error.message, error.fix, error.exit_code), None
+        return DoctorCheck("configuration", "bad", error.message, error.fix, error.exit_code), None
     where = str(config.file) if config.file is not None else f"no {FILE} here: defaults and environment"
-    return Check("configuration", "ok", where), config
+    return DoctorCheck("configuration", "ok", where), config
 
 
-def check_spark(config: Config) -> Check:
+def check_spark(config: Config) -> DoctorCheck:
     """What a session would run with: master, memory, partitions, and whether it starts from a cache."""
     from semel.spark.host import this_machine
     from semel.spark.session import asked_settings, check_master, plan
 
     if find_spec("pyspark") is None:
-        return Check("Spark", "note", "not installed: pipelines and audits need it")
+        return DoctorCheck("Spark", "note", "not installed: pipelines and audits need it")
     given = config.spark
     try:
         asked = asked_settings(
@@ -236,12 +236,12 @@ def check_spark(config: Config) -> Check:
         chosen = plan(this_machine(), asked)
         check_master(chosen["spark.master"])
     except SemelError as error:
-        return Check("Spark", "bad", error.message, error.fix, error.exit_code)
+        return DoctorCheck("Spark", "bad", error.message, error.fix, error.exit_code)
     memory = chosen["spark.driver.memory"]
     partitions = chosen.get("spark.sql.shuffle.partitions", "Spark's choice")
     cache, fix = _start_cache_found(given.start_cache)
     detail = f"master {chosen['spark.master']}, driver memory {memory}, shuffle partitions {partitions}, {cache}"
-    return Check("Spark", "note" if fix else "ok", detail, fix)
+    return DoctorCheck("Spark", "note" if fix else "ok", detail, fix)
 
 
 def _start_cache_found(used: bool) -> tuple[str, str]:
@@ -264,7 +264,7 @@ def _start_cache() -> Path:
     return start_cache(find_java(), spark_jars(), cache_folder())
 
 
-def make_start_cache() -> Check:
+def make_start_cache() -> DoctorCheck:
     """Run Spark once to learn what it loads."""
     from semel.spark.java import build_start_cache
     from semel.spark.session import need_pyspark
@@ -273,11 +273,11 @@ def make_start_cache() -> Check:
         need_pyspark()
         cache = build_start_cache(_start_cache())
     except SemelError as error:
-        return Check("start-up cache", "bad", error.message, error.fix, error.exit_code)
-    return Check("start-up cache", "ok", f"{cache}, {human_bytes(cache.stat().st_size)}")
+        return DoctorCheck("start-up cache", "bad", error.message, error.fix, error.exit_code)
+    return DoctorCheck("start-up cache", "ok", f"{cache}, {human_bytes(cache.stat().st_size)}")
 
 
-def _check_store(config: Config, given: str | None) -> list[Check]:
+def _check_store(config: Config, given: str | None) -> list[DoctorCheck]:
     url, source = config.resolve_store(given)
     found = _check_opening(url, source, config)
     if found.state == "ok" and url.startswith("sqlite:"):
@@ -289,10 +289,10 @@ def _check_store(config: Config, given: str | None) -> list[Check]:
     return [found, *check_postgres(url)]
 
 
-def _check_opening(url: str, source: str, config: Config) -> Check:
+def _check_opening(url: str, source: str, config: Config) -> DoctorCheck:
     try:
         if url.startswith("sqlite:") and not _sqlite_exists(url):
-            return Check(
+            return DoctorCheck(
                 "store",
                 "missing",
                 f"{shown(url)} is not there yet ({source})",
@@ -302,15 +302,15 @@ def _check_opening(url: str, source: str, config: Config) -> Check:
             status = store.status()
     except NotAStore as error:
         state: State = "bad" if url.startswith("sqlite:") else "missing"
-        return Check("store", state, error.message, error.fix, error.exit_code)
+        return DoctorCheck("store", state, error.message, error.fix, error.exit_code)
     except SemelError as error:
-        return Check("store", "bad", error.message, error.fix, error.exit_code)
-    return Check(
+        return DoctorCheck("store", "bad", error.message, error.fix, error.exit_code)
+    return DoctorCheck(
         "store", "ok", f"{shown(url)} ({source}): {status.engine}, epoch {status.epoch}, schema {status.schema}"
     )
 
 
-def _check_rights(url: str) -> list[Check]:
+def _check_rights(url: str) -> list[DoctorCheck]:
     """The messages are in these files, and where the server is. They are made for their owner alone; those of before,
     or from elsewhere, are as somebody has left them."""
     from semel.stores.private_files import is_open_to_others
@@ -320,7 +320,7 @@ def _check_rights(url: str) -> list[Check]:
     shared = [name for name in names if is_open_to_others(Path(name))]
     if not shared:
         return []
-    return [Check("store files", "note", f"others can read {', '.join(shared)}", f"chmod 600 {' '.join(shared)}")]
+    return [DoctorCheck("store files", "note", f"others can read {', '.join(shared)}", f"chmod 600 {' '.join(shared)}")]
 
 
 def _sqlite_exists(url: str) -> bool:

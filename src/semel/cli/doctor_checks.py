@@ -11,7 +11,7 @@ State = Literal["ok", "note", "missing", "bad"]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorCheck:
     """One finding. Only `bad` makes the doctor fail; `missing` is something that a part of Semel could use."""
 
     name: str

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from semel.cli.doctor_checks import Check
+from semel.cli.doctor_checks import DoctorCheck
 from semel.errors import SemelError
 
 SETTINGS = (
@@ -23,7 +23,7 @@ HOW_TO = "see docs/how-to/high-availability.md"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerFacts:
     """What a running server says of itself. `standbys` is how each of its standbys is replicated to, None for one whose
     state this user may not see. `reads_history`: this user may see where a standby was promoted."""
 
@@ -33,17 +33,17 @@ class Server:
     reads_history: bool = True
 
 
-def check_postgres(url: str) -> list[Check]:
+def check_postgres(url: str) -> list[DoctorCheck]:
     """Of a server that can be reached; one that cannot is told of by the check of the store."""
     try:
         given = _parameters(url)
         server = _look(url)
     except SemelError as error:
-        return [Check("PostgreSQL", "bad", error.message, error.fix, error.exit_code)]
+        return [DoctorCheck("PostgreSQL", "bad", error.message, error.fix, error.exit_code)]
     return [check_disk(server), *check_standbys(server), *check_url(given)]
 
 
-def _look(url: str) -> Server:
+def _look(url: str) -> ServerFacts:
     from semel.stores.postgres_connection import connect, errors
 
     connection = connect(url)
@@ -56,7 +56,7 @@ def _look(url: str) -> Server:
             [(reads_history,)] = connection.execute(
                 "SELECT has_function_privilege('pg_read_file(text)', 'EXECUTE')"
             ).fetchall()
-            return Server(settings, bool(is_standby), [state for (state,) in rows], bool(reads_history))
+            return ServerFacts(settings, bool(is_standby), [state for (state,) in rows], bool(reads_history))
     finally:
         connection.close()
 
@@ -68,86 +68,90 @@ def _parameters(url: str) -> dict[str, Any]:
     return add_defaults(read_url(url))
 
 
-def check_disk(server: Server) -> Check:
+def check_disk(server: ServerFacts) -> DoctorCheck:
     """Off, they make a server faster and its word worthless: what it acknowledged may be gone after a loss of power."""
     off = [name for name in ("fsync", "full_page_writes") if server.settings.get(name) == "off"]
     if off:
         fix = "switch them on" if len(off) > 1 else "switch it on"
-        return Check(
+        return DoctorCheck(
             "PostgreSQL disk", "bad", f"{' and '.join(off)} off: a crash can lose what was acknowledged",
             f"{fix} in the configuration of the server, and reload it; {HOW_TO}",
         )  # fmt: skip
-    return Check("PostgreSQL disk", "ok", "fsync and full_page_writes are on")
+    return DoctorCheck("PostgreSQL disk", "ok", "fsync and full_page_writes are on")
 
 
-def check_standbys(server: Server) -> list[Check]:
+def check_standbys(server: ServerFacts) -> list[DoctorCheck]:
     if server.is_standby:
         fix = "ask the primary; with several hosts in the URL, add target_session_attrs=read-write"
-        return [Check("PostgreSQL standbys", "note", "this server is a standby itself", fix)]
+        return [DoctorCheck("PostgreSQL standbys", "note", "this server is a standby itself", fix)]
     return [
         _check_replication(server), *_check_history(server), *_check_rewind(server), *_check_own_transactions(server)
     ]  # fmt: skip
 
 
-def _check_replication(server: Server) -> Check:
+def _check_replication(server: ServerFacts) -> DoctorCheck:
     """Without a synchronous standby a failover loses what was acknowledged last, and every session with it."""
     names, standbys = server.settings.get("synchronous_standby_names", ""), server.standbys
     count = f"{len(standbys)} standby{'s' * (len(standbys) != 1)}"
     if not names and not standbys:
         detail = "none: what is acknowledged is as safe as the disk of this one server"
-        return Check("PostgreSQL standbys", "note", detail, HOW_TO)
+        return DoctorCheck("PostgreSQL standbys", "note", detail, HOW_TO)
     if not names:
         detail = f"{count}, none of them synchronous: a failover may lose what was acknowledged, and ends all sessions"
         fix = f"set synchronous_standby_names, with Patroni synchronous_mode; {HOW_TO}"
-        return Check("PostgreSQL standbys", "missing", detail, fix)
+        return DoctorCheck("PostgreSQL standbys", "missing", detail, fix)
     if not standbys or (all(standbys) and not SYNCHRONOUS & set(standbys)):
         detail = f"synchronous_standby_names is {names!r}, but no such standby is connected: commits wait for one"
-        return Check("PostgreSQL standbys", "bad", detail, "start a standby that it names, or correct it")
+        return DoctorCheck("PostgreSQL standbys", "bad", detail, "start a standby that it names, or correct it")
     if not all(standbys):
         detail = f"{count}; this user may not see whether one is synchronous"
-        return Check("PostgreSQL standbys", "note", detail, "grant it pg_monitor to see that here")
-    return Check("PostgreSQL standbys", "ok", f"{count}: {', '.join(filter(None, standbys))}")
+        return DoctorCheck("PostgreSQL standbys", "note", detail, "grant it pg_monitor to see that here")
+    return DoctorCheck("PostgreSQL standbys", "ok", f"{count}: {', '.join(filter(None, standbys))}")
 
 
-def _check_history(server: Server) -> list[Check]:
+def _check_history(server: ServerFacts) -> list[DoctorCheck]:
     """Whether a failover lost something is seen in the history of timelines. Who may not read it has to assume so."""
     if not server.settings.get("synchronous_standby_names"):
         return []
     if server.reads_history:
-        return [Check("history of timelines", "ok", "may be read: sessions survive a failover that loses nothing")]
+        return [
+            DoctorCheck("history of timelines", "ok", "may be read: sessions survive a failover that loses nothing")
+        ]
     return [
-        Check(
+        DoctorCheck(
             "history of timelines", "missing", "may not be read: every failover ends all sessions",
             "GRANT EXECUTE ON FUNCTION pg_read_file(text) to the user of the URL, in this database",
         )
     ]  # fmt: skip
 
 
-def _check_rewind(server: Server) -> list[Check]:
+def _check_rewind(server: ServerFacts) -> list[DoctorCheck]:
     """pg_rewind needs one of the two, and both can only be chosen before they are needed."""
     if not server.standbys and not server.settings.get("synchronous_standby_names"):
         return []
     on = [name for name in ("data_checksums", "wal_log_hints") if server.settings.get(name) == "on"]
     if on:
-        return [Check("pg_rewind", "ok", f"{' and '.join(on)} on: a primary that died can come back as a standby")]
+        return [
+            DoctorCheck("pg_rewind", "ok", f"{' and '.join(on)} on: a primary that died can come back as a standby")
+        ]
     return [
-        Check(
+        DoctorCheck(
             "pg_rewind", "missing", "data_checksums and wal_log_hints are off: who died has to be copied anew",
             f"set wal_log_hints = on, or switch checksums on with pg_checksums; {HOW_TO}",
         )
     ]  # fmt: skip
 
 
-def _check_own_transactions(server: Server) -> list[Check]:
+def _check_own_transactions(server: ServerFacts) -> list[DoctorCheck]:
     """Semel's commits ask for durability themselves. Those that the user makes with `store.bind` have the server's."""
     setting = server.settings.get("synchronous_commit", "on")
     if setting in ("on", "remote_apply"):
-        return [Check("synchronous_commit", "ok", setting)]
+        return [DoctorCheck("synchronous_commit", "ok", setting)]
     detail = f"{setting}: Semel's own commits ask for more, but transactions of yours with store.bind get no more"
-    return [Check("synchronous_commit", "note", detail, "set it to on, for the server or the user of the URL")]
+    return [DoctorCheck("synchronous_commit", "note", detail, "set it to on, for the server or the user of the URL")]
 
 
-def check_url(given: Mapping[str, Any]) -> list[Check]:
+def check_url(given: Mapping[str, Any]) -> list[DoctorCheck]:
     """With several hosts, Semel finds the primary by itself, if the URL lets it and does not let it wait too long."""
     hosts = str(given.get("host") or given.get("hostaddr") or "").split(",")
     if len(hosts) < 2:
@@ -155,7 +159,7 @@ def check_url(given: Mapping[str, Any]) -> list[Check]:
     name = f"{len(hosts)} hosts in the URL"
     if given.get("target_session_attrs") not in WRITABLE:
         detail = "it may lead to a standby, which cannot be written"
-        return [Check("PostgreSQL URL", "bad", f"{name}: {detail}", "add target_session_attrs=read-write to it")]
+        return [DoctorCheck("PostgreSQL URL", "bad", f"{name}: {detail}", "add target_session_attrs=read-write to it")]
     connect_s, silent_s = int(given["connect_timeout"]), int(given["tcp_user_timeout"]) / 1000
     slow = []
     if not 0 < connect_s <= CONNECT_S_MAX:
@@ -164,5 +168,5 @@ def check_url(given: Mapping[str, Any]) -> list[Check]:
         slow.append("tcp_user_timeout=10000")
     if slow:
         detail = "a host that is switched off is noticed late, and costs each new connection as long as it takes"
-        return [Check("PostgreSQL URL", "note", f"{name}: {detail}", f"add {' and '.join(slow)} to it")]
-    return [Check("PostgreSQL URL", "ok", f"{name}, and the one that can be written is looked for")]
+        return [DoctorCheck("PostgreSQL URL", "note", f"{name}: {detail}", f"add {' and '.join(slow)} to it")]
+    return [DoctorCheck("PostgreSQL URL", "ok", f"{name}, and the one that can be written is looked for")]

@@ -15,7 +15,7 @@ import typer
 from semel import __version__
 from semel.cli import audit, bench, demo, doctor, pipeline, plan, pubsub, serve, sim, store, token
 from semel.cli.options import DebugOption, JsonOption
-from semel.cli.terminal import Answer, Terminal
+from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import EXIT_USAGE, SemelError
 
 EXIT_INTERNAL = 70
@@ -71,7 +71,7 @@ app.command("demo")(demo.demo)
 
 def _version(wanted: bool) -> None:
     if wanted:
-        raise _Answered("version", Answer({"version": __version__}, [f"semel {__version__}"]))
+        raise _Answered("version", CommandResult({"version": __version__}, [f"semel {__version__}"]))
 
 
 @app.callback()
@@ -88,7 +88,7 @@ def root(
 class _Answered(Exception):
     """An option that is a command of its own has answered."""
 
-    def __init__(self, command: str, answer: Answer) -> None:
+    def __init__(self, command: str, answer: CommandResult) -> None:
         self.command = command
         self.answer = answer
 
@@ -117,7 +117,7 @@ def _run(command: Any, args: Sequence[str], terminal: Terminal) -> int:
     try:
         with command.make_context("semel", list(args), obj=terminal) as context:
             answer = command.invoke(context)
-        return terminal.show(name, answer) if isinstance(answer, Answer) else 0
+        return terminal.show(name, answer) if isinstance(answer, CommandResult) else 0
     except _Answered as answered:
         return terminal.show(answered.command, answered.answer)
     except typer.Exit as done:

@@ -26,7 +26,7 @@ from semel.cli.options import (
     told_by,
 )
 from semel.cli.signals import until_told
-from semel.cli.terminal import Answer, Terminal
+from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import ConfigError, NotAStore, PeerUnavailable, SemelError, StoreUnavailable
 from semel.words import plural
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from semel.config import Config
     from semel.kernel.store import Store
     from semel.spark.pipeline import Pipeline
-    from semel.spark.runner import Run, RunStatus
+    from semel.spark.runner import PipelineRun, RunStatus
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -109,7 +109,7 @@ def run(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Run a pipeline from where it stopped. Ctrl-C ends it: a batch that was cut short runs again the next time.
 
     \b
@@ -157,10 +157,10 @@ def run(
             ended = runner.run(spark, found, output, options)
         dead = runner.deaths(output, found.name) - dead
     words = [f"{found.name}: {ended.state} after {_done(ended)}", *_dead_words(found, dead)]
-    return Answer({**_run_dict(ended), "dead": dead, "warnings": warnings}, words)
+    return CommandResult({**_run_dict(ended), "dead": dead, "warnings": warnings}, words)
 
 
-def _done(run: Run) -> str:
+def _done(run: PipelineRun) -> str:
     return f"{plural(run.rows, 'row')} in {plural(max(0, run.batch + 1), 'batch', 'batches')}"
 
 
@@ -193,11 +193,11 @@ def _streams(store: Store, pipeline: Pipeline, settings: Config, url: str) -> li
         return None
 
 
-def _doing(run: Run) -> str:
+def _doing(run: PipelineRun) -> str:
     return f"{run.pipeline}: batch {run.batch}, {run.rows_per_s:,.0f} rows/s"
 
 
-def _run_dict(run: Run) -> dict[str, Any]:
+def _run_dict(run: PipelineRun) -> dict[str, Any]:
     import msgspec
 
     found: dict[str, Any] = msgspec.to_builtins(run)
@@ -214,7 +214,7 @@ def list_(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """The pipelines of the configuration, and how each stands.
 
     \b
@@ -229,7 +229,7 @@ def list_(
     found = [from_section(section, url) for section in settings.pipelines]
     if not found:
         place = settings.file or "semel.toml"
-        return Answer([], [f"{place} has no pipelines; add [[pipeline]] with a name and from"])
+        return CommandResult([], [f"{place} has no pipelines; add [[pipeline]] with a name and from"])
     try:
         with opened(url, settings) as opened_store:
             rows = [(each, _status(opened_store, each, settings)) for each in found]
@@ -237,7 +237,7 @@ def list_(
         if not _is_missing(url, error):
             raise
         rows = [(each, _never_run(each, settings)) for each in found]
-    return Answer([_status_dict(each, status) for each, status in rows], [_table(rows)])
+    return CommandResult([_status_dict(each, status) for each, status in rows], [_table(rows)])
 
 
 def _is_missing(url: str, error: SemelError) -> bool:
@@ -325,7 +325,7 @@ def status(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Who runs a pipeline, how far it is, and what it said last.
 
     \b
@@ -338,7 +338,7 @@ def status(
     with opened(found.store, settings) as opened_store:
         standing = _status(opened_store, found, settings)
         warnings = _missing(opened_store, found, settings)
-    return Answer({**_status_dict(found, standing), "warnings": warnings}, [*_told(found, standing), *warnings])
+    return CommandResult({**_status_dict(found, standing), "warnings": warnings}, [*_told(found, standing), *warnings])
 
 
 def _told(pipeline: Pipeline, standing: RunStatus) -> list[Any]:
@@ -382,7 +382,7 @@ def stop(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Ask a running pipeline to end, from any machine that reaches its store.
 
     \b
@@ -399,10 +399,10 @@ def stop(
     with opened(found.store, settings) as opened_store, terminal.progress(f"stopping {found.name}"):
         row = runner.ask_to_stop(opened_store, found.name)
         if row is None:
-            return Answer({"name": found.name, "stopped": False}, [f"{found.name} is not running"])
+            return CommandResult({"name": found.name, "stopped": False}, [f"{found.name} is not running"])
         if not runner.wait_for_end(opened_store, found.name, row.fence, wait_s):
             raise PeerUnavailable(
                 f"{row.owner} has not ended {found.name} within {wait_s:g} s",
                 fix="it was told, and ends as soon as it can; look again with: semel pipeline status",
             )
-    return Answer({"name": found.name, "stopped": True, "owner": row.owner}, [f"{found.name} has ended"])
+    return CommandResult({"name": found.name, "stopped": True, "owner": row.owner}, [f"{found.name} has ended"])

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semel.cli.options import DebugOption, JsonOption
-from semel.cli.terminal import Answer, Terminal
+from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from semel.pipes.language.path import Path
-    from semel.pipes.plan.plan import HopPlan, Plan
+    from semel.pipes.plan.plan import Plan, StretchPlan
     from semel.pipes.plan.solve import Solution
 
 SIGMAS = 4
@@ -63,7 +63,7 @@ def plan(
     ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Calculate the reliability and uniqueness of a delivery path.
 
     Exit code 1 when a simulation and the calculation are further apart than
@@ -173,8 +173,8 @@ class _Answer:
     def _width(self) -> int:
         return min(self.terminal.out.width, _WIDTH_MAX)
 
-    def answer(self) -> Answer:
-        return Answer(self.result, self.view, self.exit_code, self.error)
+    def answer(self) -> CommandResult:
+        return CommandResult(self.result, self.view, self.exit_code, self.error)
 
     def add_solution(self, solution: Solution) -> None:
         self.result["solution"] = solution.as_dict()
@@ -257,7 +257,7 @@ def _table(planned: Plan) -> Table:
     return table
 
 
-def _add_rows(table: Table, hop: HopPlan, depth: int) -> None:
+def _add_rows(table: Table, hop: StretchPlan, depth: int) -> None:
     from rich.text import Text
 
     so_far = ("", "") if hop.so_far is None or depth else (show(hop.so_far.reliability), show(hop.so_far.uniqueness))

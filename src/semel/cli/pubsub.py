@@ -16,8 +16,16 @@ from urllib.parse import quote
 import typer
 
 from semel.cli.options import ConfigOption, DebugOption, JsonOption
-from semel.cli.remote import CaOption, ConnectionOption, DevOption, EndpointOption, KeysOption, Server, find_server
-from semel.cli.terminal import Answer, Terminal, human_bytes
+from semel.cli.remote import (
+    CaOption,
+    ConnectionOption,
+    DevOption,
+    EndpointOption,
+    KeysOption,
+    RemoteServer,
+    find_server,
+)
+from semel.cli.terminal import CommandResult, Terminal, human_bytes
 from semel.errors import ConfigError, EpochChanged, PeerUnavailable
 
 if TYPE_CHECKING:
@@ -70,7 +78,7 @@ def hubs(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """List the hubs, and how many connections and groups each has.
 
     \b
@@ -78,7 +86,7 @@ def hubs(
       semel pubsub hubs
       semel pubsub hubs --dev --json
     """
-    with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+    with RemoteServer(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
         found = server.get(HUBS, "hubs")["hubs"]
     table = _table("hub", connected="right", waiting="right", elsewhere="right", groups="right")
     for hub in found:
@@ -88,7 +96,7 @@ def hubs(
             hub["name"],
             *("" if here is None else f"{here[name]:,}" for name in ("connected", "waiting", "elsewhere", "groups")),
         )
-    return Answer({"hubs": found}, [_whole(table)] if found else ["no hub has been used yet"])
+    return CommandResult({"hubs": found}, [_whole(table)] if found else ["no hub has been used yet"])
 
 
 @app.command("connections")
@@ -105,7 +113,7 @@ def connections(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """List the connections of a hub: who, in which groups, and what each has not acknowledged.
 
     \b
@@ -113,7 +121,7 @@ def connections(
       semel pubsub connections chat
       semel pubsub connections chat --user ann --json
     """
-    with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+    with RemoteServer(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
         found, more = _pages(server, hub, "connections", limit, {"group": group, "user": user})
         nobody = "" if found else _nothing(server, hub, "nobody is there")
     columns = {
@@ -166,7 +174,7 @@ def groups(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """List the groups of a hub, and how many members each has.
 
     \b
@@ -174,7 +182,7 @@ def groups(
       semel pubsub groups chat
       semel pubsub groups chat --limit 10
     """
-    with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+    with RemoteServer(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
         found, more = _pages(server, hub, "groups", limit, {})
         nothing = "" if found else _nothing(server, hub, "no group has a member")
     table = _table("group", members="right")
@@ -184,7 +192,7 @@ def groups(
 
 
 def _pages(
-    server: Server, hub: str, name: str, limit: int, query: Mapping[str, object]
+    server: RemoteServer, hub: str, name: str, limit: int, query: Mapping[str, object]
 ) -> tuple[list[dict[str, Any]], bool]:
     """Up to `limit` of them, and whether there are more."""
     found: list[dict[str, Any]] = []
@@ -199,7 +207,7 @@ def _pages(
     return found, True
 
 
-def _nothing(server: Server, hub: str, said: str) -> str:
+def _nothing(server: RemoteServer, hub: str, said: str) -> str:
     """Perhaps another hub was meant."""
     names = [each["name"] for each in server.get(HUBS, "hubs")["hubs"]]
     if hub.lower() in names or not names:
@@ -207,11 +215,11 @@ def _nothing(server: Server, hub: str, said: str) -> str:
     return f"{said}: {plain(hub)} is none of the hubs that are used, {_few(names)}"
 
 
-def _listed(name: str, found: list[dict[str, Any]], more: bool, table: Table, nothing: str) -> Answer:
+def _listed(name: str, found: list[dict[str, Any]], more: bool, table: Table, nothing: str) -> CommandResult:
     view: list[Any] = [_whole(table)] if found else [nothing]
     if more:
         view.append("there are more: raise --limit")
-    return Answer({name: found, "more": more}, view)
+    return CommandResult({name: found, "more": more}, view)
 
 
 # -- what is done
@@ -249,7 +257,7 @@ def send(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Send a message to a group, a user, a connection or everybody. It is durable when this returns.
 
     \b
@@ -263,12 +271,12 @@ def send(
     path, to = _receivers(hub, group, user, connection, everybody)
     headers = {"content-type": _CONTENT_TYPES[type_], **({"idempotency-key": key} if key is not None else {})}
     body = _body(text, file)
-    with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+    with RemoteServer(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
         query = {"messageTtlSeconds": ttl, "filter": filter_}
         said = server.rest("POST", f"{path}/:send", query, body=body, headers=headers)
     is_new = REPEATED not in said
     told = f"sent {human_bytes(len(body))} to {_named(to)}" if is_new else "sent before under this key: not sent again"
-    return Answer({"hub": hub, **to, "bytes": len(body), "new": is_new}, [told])
+    return CommandResult({"hub": hub, **to, "bytes": len(body), "new": is_new}, [told])
 
 
 _CONTENT_TYPES = {"text": "text/plain", "json": "application/json", "binary": "application/octet-stream"}
@@ -303,7 +311,7 @@ def close(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Close connections and end their sessions, with all that they have not acknowledged.
 
     \b
@@ -313,12 +321,12 @@ def close(
       semel pubsub close chat --everybody
     """
     path, to = _receivers(hub, group, user, connection, everybody)
-    with Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+    with RemoteServer(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
         found = server.has(path) if not everybody else bool(_pages(server, hub, "connections", 1, {})[0])
         asked = ("DELETE", path) if connection is not None else ("POST", f"{path}/:closeConnections")
         server.rest(*asked, {"reason": reason or None})
     told = f"closed {_named(to)}" if found else f"nobody was there: {_named(to)}"
-    return Answer({"hub": hub, **to, "found": found}, [told])
+    return CommandResult({"hub": hub, **to, "found": found}, [told])
 
 
 def _receivers(
@@ -373,7 +381,7 @@ def tail(
     terminal: Terminal = context.obj
     with (
         _until_interrupted(),
-        Server(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server,
+        RemoteServer(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server,
     ):
         if terminal.shows_progress:
             terminal.note(_nothing(server, hub, f"following {plain(hub)}, Ctrl-C ends it"))
@@ -402,7 +410,7 @@ def _until_interrupted() -> Iterator[None]:
 
 
 def _follow(
-    server: Server, hub: str, group: str | None, stored: bool, note: Callable[[str], None]
+    server: RemoteServer, hub: str, group: str | None, stored: bool, note: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     path = f"{HUBS}/{quote(hub, safe='')}/messages"
     page = server.get(path, "messages", {"group": group, "after": "start" if stored else None})

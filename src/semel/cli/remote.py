@@ -103,7 +103,7 @@ def _keys_in(file: Path, *, create: bool) -> AccessKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerAddress:
     """Where a server is, what opens it, and whose certificate is trusted."""
 
     endpoint: str
@@ -119,7 +119,7 @@ def find_server(
     dev: bool = False,
     config: Path | None = None,
     ca: Path | None = None,
-) -> Place:
+) -> ServerAddress:
     """The command line, else the environment, else the server on the SQLite file of this folder, else what `semel
     serve` would use here."""
     from semel.auth.keys import AccessKeys, parse_connection_string
@@ -136,14 +136,14 @@ def find_server(
         given = os.environ.get(CONNECTION_VARIABLE) or None
     if given is not None:
         parsed = parse_connection_string(given)
-        return Place(parsed.endpoint, AccessKeys(parsed.key), ca)
+        return ServerAddress(parsed.endpoint, AccessKeys(parsed.key), ca)
     loaded = load(config)
     beside = None if dev or endpoint else _beside(loaded)
     if beside is not None and keys is None and not os.environ.get(KEY_VARIABLES[0]):
         dev, keys = beside.is_dev, None if beside.keys is None else Path(beside.keys)
     found = find_keys(dev, keys, loaded.auth, create=False)
     where = beside.endpoint if beside is not None else DEV_ENDPOINT if dev else endpoint or _endpoint(loaded)
-    return Place(checked(where, found.primary).endpoint, found, ca)
+    return ServerAddress(checked(where, found.primary).endpoint, found, ca)
 
 
 def _beside(config: Config) -> Running | None:
@@ -165,11 +165,11 @@ def _endpoint(config: Config) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
 
 
-class Server:
+class RemoteServer:
     """A running server, asked over HTTP. It goes to that address and no other: neither a redirect nor a proxy of the
     environment is followed, since every request carries a token."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ServerAddress) -> None:
         import httpx
 
         self._place = place
@@ -180,7 +180,7 @@ class Server:
             verify=_trust(place),
         )
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> RemoteServer:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -268,7 +268,7 @@ def _no_answer(endpoint: str, error: httpx.HTTPError) -> PeerUnavailable:
 _NOT_SEMEL = "is this the address of a server of Semel?"
 
 
-def _trust(place: Place) -> Any:
+def _trust(place: ServerAddress) -> Any:
     import ssl
 
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semel.cli.options import DebugOption, JsonOption
-from semel.cli.terminal import Answer, Terminal
+from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def sim(
     ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Look for a seed that breaks a promise. The same seed always gives the same world and the same trace hash.
 
     Exit code 0 when every seed holds, 1 when one fails; each that fails says how to replay it.
@@ -73,12 +73,12 @@ def sim(
     return _run_many(name, range(seed or 0, (seed or 0) + (seeds or SEEDS)), plant, jobs, context.obj)
 
 
-def _list_plants(world: str | None) -> Answer:
+def _list_plants(world: str | None) -> CommandResult:
     from semel.sim.plants import PLANTS
 
     found = [plant for plant in PLANTS.values() if world in (None, plant.caught_by)]
     result = [{"name": plant.name, "description": plant.description, "caught_by": plant.caught_by} for plant in found]
-    return Answer(result, [plant.name for plant in found])
+    return CommandResult(result, [plant.name for plant in found])
 
 
 def _world(world: str | None, plant: str | None) -> str:
@@ -100,16 +100,16 @@ def _check_plant(name: str) -> None:
         raise ConfigError(f"there is no plant {name!r}", fix=f"{hint}see: semel sim --plants")
 
 
-def _run_one(world: str, seed: int, plant: str | None) -> Answer:
+def _run_one(world: str, seed: int, plant: str | None) -> CommandResult:
     from semel.sim import run
 
     report = run(seed, plant, world=world)
     view = [*_failure(report)] if not report.holds else [f"seed {seed} holds"]
     view += [f"trace hash {report.trace_hash}", _figures(report.figures)]
-    return Answer(report.as_dict(), view, _exit_code(report.holds), _error([] if report.holds else [report]))
+    return CommandResult(report.as_dict(), view, _exit_code(report.holds), _error([] if report.holds else [report]))
 
 
-def _run_many(world: str, seeds: range, plant: str | None, jobs: int | None, terminal: Terminal) -> Answer:
+def _run_many(world: str, seeds: range, plant: str | None, jobs: int | None, terminal: Terminal) -> CommandResult:
     from semel.sim import sweep
 
     began = time.monotonic()
@@ -129,7 +129,7 @@ def _run_many(world: str, seeds: range, plant: str | None, jobs: int | None, ter
     return _sweep_answer(world, seeds, plant, reports, time.monotonic() - began)
 
 
-def _sweep_answer(world: str, seeds: range, plant: str | None, reports: Sweep, seconds: float) -> Answer:
+def _sweep_answer(world: str, seeds: range, plant: str | None, reports: Sweep, seconds: float) -> CommandResult:
     result = {
         "holds": reports.holds,
         "world": world,
@@ -144,7 +144,7 @@ def _sweep_answer(world: str, seeds: range, plant: str | None, reports: Sweep, s
     view: list[Any] = [line for report in reports.failed[:FAILED_SHOWN] for line in _failure(report, VIOLATIONS_SHOWN)]
     word = "hold" if reports.holds else f"run, {len(reports.failed):,} fail"
     view += [f"{len(seeds):,} seeds {word} ({seconds:.1f} s)", _figures(reports.figures)]
-    return Answer(result, view, _exit_code(reports.holds), _error(reports.failed))
+    return CommandResult(result, view, _exit_code(reports.holds), _error(reports.failed))
 
 
 def _exit_code(holds: bool) -> int:

@@ -113,9 +113,9 @@ def _late(path: Path) -> tuple[bool, float]:
 
 
 def _figures(planned: Plan, measured: Simulated, sigmas: float) -> Sequence[Compared]:
-    from semel.calculus import Counts, sigma
+    from semel.calculus import MessageCounts, sigma
 
-    counts = Counts(measured.sent, measured.unique, measured.received, measured.sum_of_squares)
+    counts = MessageCounts(measured.sent, measured.unique, measured.received, measured.sum_of_squares)
     spread = sigma(planned.element, measured.sent)
     copies = measured.received / measured.sent
     # so rare a thing may happen once in any run, however small its sigma is

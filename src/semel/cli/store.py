@@ -26,7 +26,7 @@ from semel.cli.options import (
     parse_duration,
     shown,
 )
-from semel.cli.terminal import Answer, Terminal, human_bytes
+from semel.cli.terminal import CommandResult, Terminal, human_bytes
 from semel.errors import ConfigError, NotAStore, SemelError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def init(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Create a store. One that is there already is left as it is.
 
     \b
@@ -100,7 +100,7 @@ def init(
         "schema": status.schema,
     }
     word = "created" if created else "is there already"
-    return Answer(result, [f"{shown(found)} {word}: schema {status.schema}, epoch {status.epoch}"])
+    return CommandResult(result, [f"{shown(found)} {word}: schema {status.schema}, epoch {status.epoch}"])
 
 
 def _exists(url: str, config: Config) -> bool:
@@ -127,7 +127,7 @@ def status(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Show streams, cursors, work, ledger and what could be swept.
 
     \b
@@ -139,7 +139,7 @@ def status(
     with opened(find_store(context.obj, store, settings), settings) as found:
         seen = found.status()
         exported = {name: _exported(found, name) for name in ("ledger", "index")}
-    return Answer({**_plain(seen), "exported": exported}, _status_view(seen, exported))
+    return CommandResult({**_plain(seen), "exported": exported}, _status_view(seen, exported))
 
 
 def _plain(found: Status | Swept | Event) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def migrate(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Bring the schema of a store up to this version of Semel.
 
     \b
@@ -245,7 +245,7 @@ def migrate(
         before = getattr(found, "schema_found", before)
     change = f"{before} → {after}" if before != after else f"{after}, nothing to do"
     line = f"{shown(url)}: schema {change}"
-    return Answer({"store": shown(url), "before": before, "after": after}, [line])
+    return CommandResult({"store": shown(url), "before": before, "after": after}, [line])
 
 
 # -- new-epoch
@@ -261,7 +261,7 @@ def new_epoch(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Begin a new epoch, after a restore that Semel could not see by itself.
 
     Positions that were given out before are refused from now on, so nobody reads on in a history that is gone.
@@ -277,7 +277,9 @@ def new_epoch(
     url = find_store(context.obj, store, settings)
     with opened(url, settings) as found:
         epoch = found.raise_epoch(reason)
-    return Answer({"store": shown(url), "epoch": epoch, "reason": reason}, [f"{shown(url)}: epoch {epoch} begins"])
+    return CommandResult(
+        {"store": shown(url), "epoch": epoch, "reason": reason}, [f"{shown(url)}: epoch {epoch} begins"]
+    )
 
 
 # -- ledger
@@ -296,7 +298,7 @@ def ledger(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Show the ledger, oldest first: who saw what happen to which message on which hop.
 
     An entry is about one message or about a range of a stream. With --message, ranges that hold a record of that
@@ -314,7 +316,7 @@ def ledger(
         is_wanted = _about(found, message) if message is not None else lambda event: True
         entries = deque((entry for entry in _pages(found.ledger) if is_wanted(entry.event)), maxlen=last)
     result = {"store": shown(url), "entries": [_plain_entry(entry) for entry in entries]}
-    return Answer(result, [_ledger_table(entries)] if entries else ["the ledger holds no such entry"])
+    return CommandResult(result, [_ledger_table(entries)] if entries else ["the ledger holds no such entry"])
 
 
 def _pages(read: Callable[[Mark, int], Sequence[T]]) -> Iterator[T]:
@@ -374,7 +376,7 @@ def sweep(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Remove what nobody needs any more. Nothing open, pinned by a cursor or waiting for the export is touched.
 
     \b
@@ -390,7 +392,7 @@ def sweep(
         trimmed = _trim(found, age_s, terminal) if age_s is not None else []
         swept = _sweep_all(found, terminal)
     result = {"store": shown(url), "trimmed": trimmed, "swept": _plain(swept), "total": swept.total}
-    return Answer(result, [*_trim_lines(trimmed), _swept_line(swept)])
+    return CommandResult(result, [*_trim_lines(trimmed), _swept_line(swept)])
 
 
 def _trim(store: Store, age_s: float, terminal: Terminal) -> list[dict[str, Any]]:
@@ -497,7 +499,7 @@ def export(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Write the ledger and the index of streams as Parquet files, each row exactly once.
 
     It may be killed at any moment: the next run goes on where this one was. Stop --every with Ctrl-C or SIGTERM.
@@ -526,13 +528,13 @@ def export(
     return _export_answer(url, folder, rounds)
 
 
-def _forget(url: str, config: Config, names: tuple[str, ...], wait: str | None) -> Answer:
+def _forget(url: str, config: Config, names: tuple[str, ...], wait: str | None) -> CommandResult:
     from semel.runtime.export.exporter import forget
 
     with opened(url, config) as found:
         for name in names:
             forget(found, name, _export_options(config, wait, False))
-    return Answer({"store": shown(url), "forgotten": list(names)}, [f"{name}: export ended" for name in names])
+    return CommandResult({"store": shown(url), "forgotten": list(names)}, [f"{name}: export ended" for name in names])
 
 
 def _datasets(name: str) -> tuple[str, ...]:
@@ -609,7 +611,7 @@ def _reporter(terminal: Terminal, update: Callable[..., None]) -> Callable[[Prog
     return report
 
 
-def _export_answer(url: str, folder: Path, rounds: list[Exported]) -> Answer:
+def _export_answer(url: str, folder: Path, rounds: list[Exported]) -> CommandResult:
     datasets: dict[str, dict[str, Any]] = {}
     for done in rounds:
         seen = datasets.setdefault(done.dataset, {"rows": 0, "bytes": 0, "files": []})
@@ -618,7 +620,7 @@ def _export_answer(url: str, folder: Path, rounds: list[Exported]) -> Answer:
         seen["files"] += [segment.path for segment in done.segments]
         seen["mark"] = f"{done.mark.xid}.{done.mark.seq}"
     lines = [_exported_line(name, seen) for name, seen in datasets.items()]
-    return Answer({"store": shown(url), "to": str(folder), "datasets": datasets}, lines)
+    return CommandResult({"store": shown(url), "to": str(folder), "datasets": datasets}, lines)
 
 
 def _exported_line(name: str, seen: dict[str, Any]) -> str:

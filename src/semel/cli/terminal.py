@@ -1,7 +1,7 @@
 """What a command prints and where: results on stdout, everything else on stderr.
 
-A command returns an `Answer`; the one place that prints it is `Terminal.show`. With `--json` stdout gets one object and
-nothing else, whatever happens.
+A command returns a `CommandResult`; the one place that prints it is `Terminal.show`. With `--json` stdout gets one
+object and nothing else, whatever happens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PIPE_COLUMNS = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CommandResult:
     """What a command found out. `result` is for machines, `view` for people; `error` says why it is not well.
 
     Text in `view` is printed as it is; anything else is drawn by rich."""
@@ -94,7 +94,7 @@ class Terminal:
 
             yield update
 
-    def show(self, command: str, answer: Answer) -> int:
+    def show(self, command: str, answer: CommandResult) -> int:
         if self.json:
             self._print_json(answer.exit_code == 0, command, answer.result, answer.error)
             return answer.exit_code

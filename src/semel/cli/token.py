@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from semel.cli.options import ConfigOption, DebugOption, JsonOption
-from semel.cli.remote import ConnectionOption, DevOption, EndpointOption, KeysOption, Place, find_server
-from semel.cli.terminal import Answer
+from semel.cli.remote import ConnectionOption, DevOption, EndpointOption, KeysOption, ServerAddress, find_server
+from semel.cli.terminal import CommandResult
 from semel.errors import ConfigError, InputError
 
 _CLIENT_ROLES = {
@@ -46,7 +46,7 @@ def token(
     config: ConfigOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
-) -> Answer:
+) -> CommandResult:
     """Make an address with which a client may connect, or a token for services.
 
     \b
@@ -93,7 +93,9 @@ def _known(roles: Mapping[str, str]) -> str:
     return ", ".join(name for name in roles if "." not in name)
 
 
-def _for_client(place: Place, hub: str, user: str | None, roles: list[str], groups: list[str], minutes: int) -> Answer:
+def _for_client(
+    place: ServerAddress, hub: str, user: str | None, roles: list[str], groups: list[str], minutes: int
+) -> CommandResult:
     from semel.pubsub.protocol.client_tokens import CLIENT_PATH, client_token
     from semel.pubsub.protocol.names import check_hub
 
@@ -103,10 +105,10 @@ def _for_client(place: Place, hub: str, user: str | None, roles: list[str], grou
         place.keys, address, now=now, lifetime_s=60 * minutes, user_id=user, roles=roles, groups=groups
     )  # fmt: skip
     url = f"ws{address.removeprefix('http')}?access_token={made}"
-    return Answer({"url": url, "token": made, "expires": int(now) + 60 * minutes}, [url])
+    return CommandResult({"url": url, "token": made, "expires": int(now) + 60 * minutes}, [url])
 
 
-def _for_service(place: Place, path: str, user: str | None, roles: list[str], minutes: int) -> Answer:
+def _for_service(place: ServerAddress, path: str, user: str | None, roles: list[str], minutes: int) -> CommandResult:
     from semel.auth.tokens import service_token
 
     if not path.startswith("/"):
@@ -114,4 +116,4 @@ def _for_service(place: Place, path: str, user: str | None, roles: list[str], mi
     now = time.time()
     url = f"{place.endpoint}{path}"
     made = service_token(place.keys, url, now=now, lifetime_s=60 * minutes, user=user, roles=roles)
-    return Answer({"url": url, "token": made, "expires": int(now) + 60 * minutes}, [made])
+    return CommandResult({"url": url, "token": made, "expires": int(now) + 60 * minutes}, [made])

@@ -18,7 +18,7 @@ BATCH = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class DemoFigures:
     """`acked_lost` are orders that a customer was told are placed, and that the receiver never accepted. `unknown` are
     accepted messages that nobody sent. `ledger_gaps` are ranges of a ledger that do not fit the records they name."""
 
@@ -62,7 +62,7 @@ class Figures:
         return _share(self.accepted_unique, self.accepted)
 
 
-def count(sender: Store, receiver: Store, acked: set[str]) -> Figures:
+def count(sender: Store, receiver: Store, acked: set[str]) -> DemoFigures:
     """`acked` is what the customers were told, as heard by the parent of both processes."""
     outbox, inbox = list(_records(sender, OUTBOX)), list(_records(receiver, INBOX))
     said, heard = list(_events(sender)), list(_events(receiver))
@@ -71,7 +71,7 @@ def count(sender: Store, receiver: Store, acked: set[str]) -> Figures:
     duplicates = [event.message for event in heard if event.kind is Kind.DUPLICATE]
     rejected = [event.message for event in heard if event.kind is Kind.REJECTED]
     sent, accepted = set(sent_ids), set(accepted_ids)
-    return Figures(
+    return DemoFigures(
         sent=len(sent),
         resent=sum(event.n for event in said if event.kind is Kind.RESENT),
         arrived=len(accepted_ids) + len(duplicates) + len(rejected),

@@ -33,7 +33,7 @@ def options() -> ClientOptions:
     )  # fmt: skip
 
 
-class Book:
+class ClientBook:
     """What a client process says it sends goes into its own ledger first; what it hears, to its parent."""
 
     def __init__(self, store: Store) -> None:
@@ -74,7 +74,7 @@ async def told_to_go(file: str, ended: asyncio.Event) -> None:
 
 async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
     store = open_store(config["store"], node="clients")
-    book = Book(store)
+    book = ClientBook(store)
     try:
         async with AsyncExitStack() as stack:
             clients = {}
@@ -94,11 +94,11 @@ async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
         store.close()
 
 
-def _hearing(name: str, book: Book) -> Callable[[Message], None]:
+def _hearing(name: str, book: ClientBook) -> Callable[[Message], None]:
     return lambda message: book.heard(name, message.data["id"], message.sequence_id or 0)
 
 
-async def publish(name: str, client: WebPubSubClient, messages: int, book: Book) -> None:
+async def publish(name: str, client: WebPubSubClient, messages: int, book: ClientBook) -> None:
     """One after the other, so that the order in which they are heard can be judged."""
     for number in range(1, messages + 1):
         id = f"{name}-{number}"

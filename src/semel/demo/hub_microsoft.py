@@ -20,7 +20,7 @@ from azure.messaging.webpubsubclient.models import (
 )
 from websocket import WebSocketException
 
-from semel.demo.hub_clients import PACE_S, Book, told_to_go
+from semel.demo.hub_clients import PACE_S, ClientBook, told_to_go
 from semel.demo.options import HUB_GROUP
 from semel.errors import PeerUnavailable
 from semel.stores import open_store
@@ -50,7 +50,7 @@ def ask(call: Callable[..., None], *arguments: Any, ack_id: int) -> None:
             time.sleep(AGAIN_S)
 
 
-def publish(name: str, client: WebPubSubClient, messages: int, book: Book) -> None:
+def publish(name: str, client: WebPubSubClient, messages: int, book: ClientBook) -> None:
     for number in range(1, messages + 1):
         id, ack_id = f"{name}-{number}", number + 1
         # under this name the hub keeps a message that has none of its own
@@ -82,7 +82,7 @@ def keep_sessions() -> None:
 
 async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
     store = open_store(config["store"], node="microsoft")
-    book = Book(store)
+    book = ClientBook(store)
     [(name, url)] = config["urls"].items()
     keep_sessions()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from semel.kernel.effects import Commit, Effect, Send
-from semel.kernel.hop import Confirm, Message, Order, Receiver, ReceiverConfig
+from semel.kernel.hop import Confirm, HopMessage, ReceiveOrder, Receiver, ReceiverConfig
 
 EARLY_BATCH = 50
 
@@ -14,7 +14,7 @@ EARLY_BATCH = 50
 class NoDedup(Receiver):
     """Takes every copy for a new message."""
 
-    def _arrived(self, peer: str, message: Message, now: float) -> Sequence[Effect]:
+    def _arrived(self, peer: str, message: HopMessage, now: float) -> Sequence[Effect]:
         return self._commit((self._accept(message, identity=None),), [(peer, message.delivery)], None)
 
 
@@ -25,7 +25,7 @@ class ConfirmEarly(Receiver):
         super().__init__(config)
         self._kept: list[Effect] = []
 
-    def _arrived(self, peer: str, message: Message, now: float) -> Sequence[Effect]:
+    def _arrived(self, peer: str, message: HopMessage, now: float) -> Sequence[Effect]:
         effects = super()._arrived(peer, message, now)
         self._kept += [effect for effect in effects if isinstance(effect, Commit)]
         others = [effect for effect in effects if not isinstance(effect, Commit)]
@@ -37,7 +37,7 @@ class ConfirmEarly(Receiver):
 
 def no_order(config: ReceiverConfig) -> Receiver:
     """Dedups by id, so nothing is lost or doubled, but accepts in the order of arrival."""
-    return Receiver(replace(config, order=Order.ID))
+    return Receiver(replace(config, order=ReceiveOrder.ID))
 
 
 _PLANTED: dict[str, Callable[[ReceiverConfig], Receiver]] = {

@@ -28,7 +28,7 @@ def audit(stores: tuple[str, ...], kept: Path | None, console: Console) -> Audit
         console.print("The audit of the ledgers needs Spark: pip install 'semel[spark]'", style="dim", highlight=False)
         return None
     from semel.spark.audit.report_html import write_report
-    from semel.spark.audit.run import Options, audit
+    from semel.spark.audit.run import AuditOptions, audit
     from semel.spark.audit.show import view
     from semel.spark.session import spark_session
 
@@ -38,7 +38,7 @@ def audit(stores: tuple[str, ...], kept: Path | None, console: Console) -> Audit
     with console.status(what):
         spark = spark_session(app="semel-demo", memory=MEMORY)
         # all is still: nobody sends any more, so nothing is on its way
-        found = audit(spark, stores, Options(deadline_s=0.0))
+        found = audit(spark, stores, AuditOptions(deadline_s=0.0))
     console.print()
     for part in view(found):
         console.print(part)

@@ -7,7 +7,7 @@ from typing import Any
 
 from semel.demo.options import HOP, INBOX, RECEIVER
 from semel.demo.plants import planted
-from semel.kernel.hop import Order, Receiver, ReceiverConfig
+from semel.kernel.hop import ReceiveOrder, Receiver, ReceiverConfig
 from semel.kernel.store import Store
 from semel.runtime.host.performer import Performer
 from semel.stores import open_store
@@ -15,7 +15,7 @@ from semel.testing.children import REPORT_S, join_network, main, pause, say
 
 
 def build_receiver(plant: str | None) -> Receiver:
-    config = ReceiverConfig(RECEIVER, HOP, stream=INBOX, pipeline="demo", order=Order.STRICT)
+    config = ReceiverConfig(RECEIVER, HOP, stream=INBOX, pipeline="demo", order=ReceiveOrder.STRICT)
     return Receiver(config) if plant is None else planted(plant, config)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from semel.demo.audit import Figures
+from semel.demo.audit import DemoFigures
 from semel.demo.hub import HubFigures
 from semel.demo.options import DemoOptions
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class DemoResult:
     options: DemoOptions
-    figures: Figures
+    figures: DemoFigures
     link: Counts
     kills: tuple[str, ...]
     seconds: float
@@ -147,7 +147,7 @@ def _hub_counts(hub: HubFigures) -> Table:
     return table
 
 
-def _found(figures: Figures | HubFigures) -> str:
+def _found(figures: DemoFigures | HubFigures) -> str:
     return f"{figures.lost:,} lost, {figures.doubled:,} doubled, {figures.disorder:,} out of order"
 
 

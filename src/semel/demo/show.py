@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from semel.demo import proof
-from semel.demo.audit import Figures, count
+from semel.demo.audit import DemoFigures, count
 from semel.demo.hub import HubShow
 from semel.demo.options import RECEIVER, SENDER, DemoOptions
 from semel.demo.report import DemoResult
@@ -138,7 +138,7 @@ class _Show:
         took_s = time.monotonic() - began
         return DemoResult(self.options, figures, self.proxy.counts, tuple(self.kills), took_s, kept)
 
-    def _count(self) -> Figures:
+    def _count(self) -> DemoFigures:
         sender, receiver = (open_store(self._url(role), create=False) for role in (SENDER, RECEIVER))
         try:
             return count(sender, receiver, self.seen.acked)

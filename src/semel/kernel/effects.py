@@ -187,11 +187,11 @@ class Received(msgspec.Struct, frozen=True):
     message: Any
 
 
-class Connected(msgspec.Struct, frozen=True):
+class PeerConnected(msgspec.Struct, frozen=True):
     peer: str
 
 
-class Disconnected(msgspec.Struct, frozen=True):
+class PeerDisconnected(msgspec.Struct, frozen=True):
     peer: str
 
 
@@ -243,8 +243,8 @@ Event = (
     | LoadedHead
     | LoadFailed
     | Received
-    | Connected
-    | Disconnected
+    | PeerConnected
+    | PeerDisconnected
     | Sent
     | SendFailed
     | TimerFired

@@ -22,13 +22,13 @@ from semel.kernel.effects import (
     CommitFailed,
     Committed,
     CommitUnknown,
-    Connected,
     Effect,
     Event,
     Load,
     Loaded,
     LoadFailed,
     Notify,
+    PeerConnected,
     Read,
     ReadDone,
     ReadFailed,
@@ -52,7 +52,7 @@ SESSIONS_MAX = 10_000
 READ_AGAIN_S = 1.0
 
 
-class Message(msgspec.Struct, frozen=True, tag="message", omit_defaults=True):
+class HopMessage(msgspec.Struct, frozen=True, tag="message", omit_defaults=True):
     """A record on the wire. `delivery` names it on this hop and is the same on every attempt.
 
     `floor`: everything below this index is settled as far as the sender is concerned, confirmed or given up; 0 when the
@@ -72,7 +72,7 @@ class Confirm(msgspec.Struct, frozen=True, tag="confirm"):
     deliveries: tuple[str, ...]
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask"):
+class AskForGap(msgspec.Struct, frozen=True, tag="ask"):
     """The receiver misses the indexes `first..last` of a session: send them now rather than at the next timeout.
 
     A receiver that goes by the hop's own index has no session to name: then `session` is empty.
@@ -83,7 +83,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     last: int
 
 
-Wire = Message | Confirm | Ask
+Wire = HopMessage | Confirm | AskForGap
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +148,12 @@ class Sender:
         match event:
             case ReadDone(records=records):
                 return self._take(records, now)
-            case Received(peer=peer) | Connected(peer=peer) if peer != self.config.peer:
+            case Received(peer=peer) | PeerConnected(peer=peer) if peer != self.config.peer:
                 # nobody else can know what the peer has
                 return ()
             case Received(message=Confirm(deliveries=deliveries)):
                 return self._confirm(deliveries, now)
-            case Received(message=Ask() as ask):
+            case Received(message=AskForGap() as ask):
                 return self._send_again(self._resend.resend_all(now)) if self._asked_for(ask) else ()
             case Committed(token=token):
                 return self._advanced(token)
@@ -165,7 +165,7 @@ class Sender:
                     self._committing = None
                     self._read_again_at = now + READ_AGAIN_S
                 return ()
-            case Connected():
+            case PeerConnected():
                 return self._send_again(self._resend.resend_all(now))
             case Resume():
                 return self._resume(now)
@@ -229,9 +229,9 @@ class Sender:
     def _send(self, transmits: Sequence[Transmit[Record]]) -> list[Effect]:
         return [Send(self.config.peer, self._message(transmit)) for transmit in transmits]
 
-    def _message(self, transmit: Transmit[Record]) -> Message:
+    def _message(self, transmit: Transmit[Record]) -> HopMessage:
         floor = (self._cursor.offset if self._cursor is not None else 0) + 1
-        return Message(transmit.id, transmit.item.envelope, transmit.item.position.offset, transmit.attempt, floor)
+        return HopMessage(transmit.id, transmit.item.envelope, transmit.item.position.offset, transmit.attempt, floor)
 
     def _send_again(self, transmits: Sequence[Transmit[Record]]) -> list[Effect]:
         for transmit in transmits:
@@ -336,7 +336,7 @@ class Sender:
         self._stopped = True
         return [Close("reload")]
 
-    def _asked_for(self, ask: Ask) -> bool:
+    def _asked_for(self, ask: AskForGap) -> bool:
         return ask.session == "" or any(_session(record.envelope) == ask.session for record in self._order)
 
     def _stop(self, topic: str, detail: str) -> list[Effect]:
@@ -345,7 +345,7 @@ class Sender:
         return [Notify(topic, detail), Close(topic)]
 
 
-class Order(Enum):
+class ReceiveOrder(Enum):
     """How a receiver tells new from old, and in which order it lets messages pass."""
 
     ID = "id"
@@ -367,7 +367,7 @@ class ReceiverConfig:
     stream: str = ""
     queue: str = ""
     pipeline: str = ""
-    order: Order = Order.ID
+    order: ReceiveOrder = ReceiveOrder.ID
     hop_index: bool = False
     buffer_max: int = 1000
     gap: GapPolicy = field(default_factory=GapPolicy)
@@ -377,7 +377,7 @@ class ReceiverConfig:
 class _Session:
     """What the receiver knows of one session. `version` runs ahead of the store while commits are under way."""
 
-    index: StrictIndex[tuple[str, Message]] | MonotonicIndex
+    index: StrictIndex[tuple[str, HopMessage]] | MonotonicIndex
     version: int
 
 
@@ -392,14 +392,14 @@ class Receiver:
         self._undecided: set[tuple[str, str]] = set()
         self._arrivals: dict[int, tuple[LedgerEvent, ...]] = {}
         self._sessions: dict[str, _Session] = {}
-        self._loading: dict[str, list[tuple[str, Message]]] = {}
+        self._loading: dict[str, list[tuple[str, HopMessage]]] = {}
 
     def start(self, now: float) -> Sequence[Effect]:
         return ()
 
     def receive(self, event: Event, now: float) -> Sequence[Effect]:
         match event:
-            case Received(peer=peer, message=Message() as message):
+            case Received(peer=peer, message=HopMessage() as message):
                 return self._arrived(peer, message, now)
             case Committed(token=token):
                 return self._committed(token)
@@ -434,7 +434,7 @@ class Receiver:
             outcome = session.index.on_timer(now)
             if isinstance(outcome, GapAsked) and waiting is not None:
                 effects.append(
-                    Send(waiting[0], Ask("" if self.config.hop_index else name, outcome.first, outcome.last))
+                    Send(waiting[0], AskForGap("" if self.config.hop_index else name, outcome.first, outcome.last))
                 )
             elif outcome is not None and not isinstance(outcome, GapAsked):
                 skipped = self._skipped(name, outcome.first, outcome.last)
@@ -442,8 +442,8 @@ class Receiver:
                 effects.append(Notify("gap-skipped", f"{name}: {outcome.first}..{outcome.last} never came"))
         return effects
 
-    def _arrived(self, peer: str, message: Message, now: float) -> Sequence[Effect]:
-        if self.config.order is Order.ID:
+    def _arrived(self, peer: str, message: HopMessage, now: float) -> Sequence[Effect]:
+        if self.config.order is ReceiveOrder.ID:
             return self._arrived_by_id(peer, message)
         session = peer if self.config.hop_index else message.envelope.session
         if session is None or self._index(message) < 1:
@@ -459,16 +459,16 @@ class Receiver:
             waiting.append((peer, message))
         return ()
 
-    def _arrived_by_id(self, peer: str, message: Message) -> Sequence[Effect]:
+    def _arrived_by_id(self, peer: str, message: HopMessage) -> Sequence[Effect]:
         """A second copy of an undecided message is dropped: the first one's completion will confirm it."""
         if (peer, message.delivery) in self._undecided:
             return ()
         return self._commit((self._accept(message, identity=message.envelope.id),), [(peer, message.delivery)], None)
 
-    def _index(self, message: Message) -> int:
+    def _index(self, message: HopMessage) -> int:
         return message.index if self.config.hop_index else message.envelope.index or 0
 
-    def _reject(self, message: Message) -> Sequence[Effect]:
+    def _reject(self, message: HopMessage) -> Sequence[Effect]:
         """Without a number it has no place: not confirmed, so that its sender keeps it and people hear of it."""
         what = "session" if message.envelope.session is None and not self.config.hop_index else "index"
         cause = f"it has no {what}, and this hop goes by the index within a session"
@@ -491,7 +491,7 @@ class Receiver:
         ]
         return [*self._commit(tuple(Log(event) for event in events), [], None), *notes]
 
-    def _arrived_by_index(self, name: str, peer: str, message: Message, now: float) -> Sequence[Effect]:
+    def _arrived_by_index(self, name: str, peer: str, message: HopMessage, now: float) -> Sequence[Effect]:
         session = self._sessions[name]
         index = self._index(message)
         if isinstance(session.index, MonotonicIndex):
@@ -517,7 +517,7 @@ class Receiver:
         self,
         name: str,
         session: _Session,
-        items: Sequence[tuple[int, tuple[str, Message]]],
+        items: Sequence[tuple[int, tuple[str, HopMessage]]],
         extra: tuple[Op, ...] = (),
     ) -> Sequence[Effect]:
         """One commit holds the messages and the session's new position, so neither can be without the other."""
@@ -531,7 +531,7 @@ class Receiver:
         session.version += 1
         return put
 
-    def _repeat(self, name: str, peer: str, message: Message) -> Sequence[Effect]:
+    def _repeat(self, name: str, peer: str, message: HopMessage) -> Sequence[Effect]:
         """Confirm a duplicate, but never before its first copy is durable: an undecided one waits for that.
 
         The first copy may have come from another peer, so the duplicate is chained to its session and fails with it.
@@ -600,15 +600,15 @@ class Receiver:
         for name in resting[: max(1, SESSIONS_MAX // 10)]:
             del self._sessions[name]
 
-    def _new_index(self, value: int | None) -> StrictIndex[tuple[str, Message]] | MonotonicIndex:
-        if self.config.order is Order.MONOTONIC:
+    def _new_index(self, value: int | None) -> StrictIndex[tuple[str, HopMessage]] | MonotonicIndex:
+        if self.config.order is ReceiveOrder.MONOTONIC:
             return MonotonicIndex(value or 0)
         return StrictIndex(next=value or 1, buffer_max=self.config.buffer_max, gap=self.config.gap)
 
     def _key(self, session: str) -> str:
         return f"receive/{self.name}/{session}"
 
-    def _accept(self, message: Message, identity: str | None) -> Append | Enqueue:
+    def _accept(self, message: HopMessage, identity: str | None) -> Append | Enqueue:
         envelope = message.envelope
         duplicate = self._event(Kind.DUPLICATE, message)
         if self.config.queue:
@@ -624,7 +624,7 @@ class Receiver:
         template = LedgerEvent(Kind.ACCEPTED, self.config.hop, self.config.pipeline)
         return Append(self.config.stream, envelope, identity=identity, on_fresh=template, on_duplicate=duplicate)
 
-    def _event(self, kind: Kind, message: Message, cause: str | None = None) -> LedgerEvent:
+    def _event(self, kind: Kind, message: HopMessage, cause: str | None = None) -> LedgerEvent:
         return message_event(
             kind, self.config.hop, self.config.pipeline, message.envelope,
             delivery=message.delivery, attempt=message.attempt, cause=cause,

@@ -24,7 +24,7 @@ SETTINGS_OFF = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_ha
 """What would make PostgreSQL read a whole table for a range of it, or the whole range for a page of it."""
 
 
-class Engine(Protocol):
+class DatabaseDialect(Protocol):
     """What differs between the databases. `has_xid`: several write at once, and marks go by transaction."""
 
     name: str
@@ -222,7 +222,7 @@ def do(connection: Any, statement: str) -> None:
         cursor.executescript(statement)
 
 
-def engine_of(url: str) -> Engine:
+def engine_of(url: str) -> DatabaseDialect:
     scheme = url.partition(":")[0].lower() if ":" in url else ""
     if scheme == "sqlite":
         return SqliteReading(path_of(url).absolute())

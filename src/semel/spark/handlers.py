@@ -25,7 +25,7 @@ from semel.kernel.envelope import Blob, Envelope
 from semel.kernel.text import clean_cause
 from semel.spark.landing import dead_row, derived_id
 from semel.spark.nulls import with_headers
-from semel.spark.rows import MESSAGE, TRAVEL, Outcome, Row, batch_of, rows_of
+from semel.spark.rows import MESSAGE, TRAVEL, Row, RowOutcome, batch_of, rows_of
 
 Handler = Callable[[Envelope], Envelope | Iterable[Envelope] | None]
 
@@ -52,11 +52,11 @@ def apply_handler(df: DataFrame, spec: str | Handler, *, pipeline: str) -> DataF
     """
     if isinstance(spec, str):
         load_function(spec)
-    return with_headers(df).mapInArrow(Handling(spec, pipeline), f"{MESSAGE}, {TRAVEL}")
+    return with_headers(df).mapInArrow(BatchHandler(spec, pipeline), f"{MESSAGE}, {TRAVEL}")
 
 
 @dataclass(frozen=True, slots=True)
-class Handling:
+class BatchHandler:
     """For `mapInArrow`: a handler over batches of rows."""
 
     spec: str | Handler
@@ -80,14 +80,14 @@ def handle(row: Row, handler: Handler, pipeline: str) -> list[Row]:
     try:
         outputs = _outputs(handler(_shown(row)))
     except Exception as error:
-        return [replace(row, outcome=Outcome.DEAD, cause=_cause(error))]
+        return [replace(row, outcome=RowOutcome.DEAD, cause=_cause(error))]
     except SystemExit as error:
         # it would end Spark's Python process, and nobody would hear which message it was
-        return [replace(row, outcome=Outcome.DEAD, cause=_exit_cause(row, error))]
+        return [replace(row, outcome=RowOutcome.DEAD, cause=_exit_cause(row, error))]
     finally:
         _at_work.reset(token)
     if not outputs:
-        return [replace(row, outcome=Outcome.HANDLED)]
+        return [replace(row, outcome=RowOutcome.HANDLED)]
     made = [_output(row, output, place, single=len(outputs) == 1) for place, output in enumerate(outputs)]
     return made if row.input is not None or _is_placed_like(row, made[0]) else _behind_input(row, made)
 
@@ -179,7 +179,7 @@ def _behind_input(row: Row, outputs: list[Row]) -> list[Row]:
     given = row.envelope
     bare = Envelope(given.id, session=given.session, index=given.index)
     named = [replace(output, input=given.id, ordinal=place) for place, output in enumerate(outputs)]
-    return [replace(row, envelope=bare, large=None, outcome=Outcome.HANDLED), *named]
+    return [replace(row, envelope=bare, large=None, outcome=RowOutcome.HANDLED), *named]
 
 
 def _cause(error: Exception) -> str:

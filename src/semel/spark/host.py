@@ -11,19 +11,19 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class HostResources:
     """Cores and bytes of memory that are free for us."""
 
     cores: int
     memory: int
 
 
-def this_machine(root: Path = Path("/")) -> Machine:
+def this_machine(root: Path = Path("/")) -> HostResources:
     """What this process may use. `root` is where /proc and /sys are."""
     quotas = [quota for group in _groups(root) if (quota := _cpu_quota(group)) is not None]
     cores = min([_cores_allowed(), *quotas])
     rooms = [room for group in _groups(root) if (room := _memory_room(group)) is not None]
-    return Machine(max(1, int(cores)), min([_memory_available(root), *rooms]))
+    return HostResources(max(1, int(cores)), min([_memory_available(root), *rooms]))
 
 
 def _cores_allowed() -> int:

@@ -30,7 +30,7 @@ from semel.kernel.ops import Append, Log, Op
 from semel.kernel.position import Position
 from semel.kernel.store import State
 from semel.kernel.text import ID_CHARS_MAX, check_id, check_stream, clean_cause, stream_name
-from semel.spark.rows import Derive, Outcome, Row, Values
+from semel.spark.rows import Derive, Row, RowOutcome, Values
 from semel.stores.bodies import BODY_BYTES_MAX
 
 QUERIES_KEPT = 8
@@ -165,7 +165,7 @@ def dead_row(values: Values, error: InputError, derive: Derive | None = None) ->
     is_large = len(data) > DATA_INLINE_BYTES_MAX
     envelope = Envelope(id, data=b"" if is_large else data, **kept)
     large = data if is_large else None
-    return Row(envelope, _position(values), Outcome.DEAD, error.message, values["input"], values["ordinal"], large)
+    return Row(envelope, _position(values), RowOutcome.DEAD, error.message, values["input"], values["ordinal"], large)
 
 
 _ATTRIBUTES = ("source", "type", "subject", "time", "session", "index", "datacontenttype", "headers")
@@ -234,11 +234,11 @@ def questions(rows: Iterable[Row], *, elsewhere: bool = False) -> Inputs:
     for row in map(_with_good_input, rows):
         input = input_of(row)
         passes = row.outcome is None
-        if row.outcome is Outcome.DEAD or (passes and not elsewhere):
+        if row.outcome is RowOutcome.DEAD or (passes and not elsewhere):
             asked.receipts.add(input)
-        if row.outcome is Outcome.HANDLED or passes:
+        if row.outcome is RowOutcome.HANDLED or passes:
             asked.dead.add(input)
-        if row.outcome in (Outcome.DEAD, Outcome.HANDLED) or (passes and row.input is not None):
+        if row.outcome in (RowOutcome.DEAD, RowOutcome.HANDLED) or (passes and row.input is not None):
             asked.kept.add(input)
     return asked
 
@@ -324,7 +324,7 @@ class Landing:
 
     def _turn_to(self, row: Row) -> None:
         """End what this row does not belong to."""
-        if self._gap is not None and row.outcome is not Outcome.SKIPPED:
+        if self._gap is not None and row.outcome is not RowOutcome.SKIPPED:
             self._end_gap()
         if self._handled is not None and not self._is_output_of(self._handled[0], row):
             self._end_handled()
@@ -334,17 +334,17 @@ class Landing:
             self._pass(row, hop)
             return
         match row.outcome:
-            case Outcome.HANDLED:
+            case RowOutcome.HANDLED:
                 self._handle(row, hop)
-            case Outcome.DEAD:
+            case RowOutcome.DEAD:
                 self._add_dead(row, row.cause or "no cause was given")
-            case Outcome.SKIPPED:
+            case RowOutcome.SKIPPED:
                 self._skip(row, hop)
-            case Outcome.WAITING:
+            case RowOutcome.WAITING:
                 pass  # nothing has become of anything yet: `waiting_ops` writes it down
-            case Outcome.DUPLICATE:
+            case RowOutcome.DUPLICATE:
                 self._tell(Kind.DUPLICATE, _checked(_named(row)), hop, row.cause)
-            case Outcome.REJECTED:
+            case RowOutcome.REJECTED:
                 self._tell(Kind.REJECTED, _checked(_named(row)), hop, row.cause)
 
     def _handle(self, row: Row, hop: str) -> None:
@@ -386,7 +386,7 @@ class Landing:
     # -- who answers for an input
 
     def _is_output_of(self, input: _Input, row: Row) -> bool:
-        return row.input == input.id and row.outcome in (None, Outcome.DEAD)
+        return row.input == input.id and row.outcome in (None, RowOutcome.DEAD)
 
     def _answers_for(self, row: Row, stands_for_input: bool) -> _Input | None:
         """The input that this row answers for. Outputs of one input stand together. Behind one that was handled, the

@@ -37,7 +37,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class OffsetSpan:
     """The rows after `after`, up to and with `to`."""
 
     after: Mark
@@ -54,16 +54,16 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HistorySpan:
     """A span of a subject in one history of one store."""
 
     store: str
     epoch: int
     subject: Subject
-    span: Span
+    span: OffsetSpan
 
-    def moved(self, after: Mark, to: Mark) -> Place:
-        return Place(self.store, self.epoch, self.subject, Span(after, to))
+    def moved(self, after: Mark, to: Mark) -> HistorySpan:
+        return HistorySpan(self.store, self.epoch, self.subject, OffsetSpan(after, to))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Bounds:
 # -- as Spark keeps it
 
 
-def offset_of(place: Place) -> dict[str, Any]:
+def offset_of(place: HistorySpan) -> dict[str, Any]:
     """The JSON that Spark writes into its checkpoint. It tells the whole batch, for whoever reads only this."""
     if place.subject.dataset is None:
         what = {"stream": place.subject.stream}
@@ -94,7 +94,7 @@ def offset_of(place: Place) -> dict[str, Any]:
     return {"store": place.store, **what, "epoch": place.epoch, **numbers}
 
 
-def place_of(offset: dict[str, Any], subject: Subject) -> Place:
+def place_of(offset: dict[str, Any], subject: Subject) -> HistorySpan:
     """Undo `offset_of`. An offset of another source, from a checkpoint that was used for something else, is refused."""
     found = Subject(offset.get("stream"), offset.get("dataset"))
     if found != subject:
@@ -104,10 +104,10 @@ def place_of(offset: dict[str, Any], subject: Subject) -> Place:
         )
     try:
         if subject.dataset is None:
-            span = Span(Mark(0, int(offset["after"])), Mark(0, int(offset["offset"])))
+            span = OffsetSpan(Mark(0, int(offset["after"])), Mark(0, int(offset["offset"])))
         else:
-            span = Span(parse_mark(offset["after"]), parse_mark(offset["mark"]))
-        return Place(str(offset["store"]), int(offset["epoch"]), subject, span)
+            span = OffsetSpan(parse_mark(offset["after"]), parse_mark(offset["mark"]))
+        return HistorySpan(str(offset["store"]), int(offset["epoch"]), subject, span)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ConfigError(
             f"the checkpoint has an offset that Semel did not write: {offset}", fix="use a new checkpointLocation"
@@ -153,7 +153,7 @@ def end_of(position: str | Mark, bounds: Bounds) -> Mark:
 # -- is the store still the one, and are the rows still there?
 
 
-def check_place(place: Place, bounds: Bounds) -> None:
+def check_place(place: HistorySpan, bounds: Bounds) -> None:
     """To be asked in the snapshot in which the rows are read."""
     if place.store != bounds.store:
         raise EpochChanged(
@@ -178,7 +178,7 @@ def check_place(place: Place, bounds: Bounds) -> None:
     check_kept(place.subject, place.span, bounds)
 
 
-def check_kept(subject: Subject, span: Span, bounds: Bounds) -> None:
+def check_kept(subject: Subject, span: OffsetSpan, bounds: Bounds) -> None:
     """Rows that were trimmed before they were read are never passed over in silence."""
     after = max(span.after, bounds.origin)
     if span and after < bounds.gone:
@@ -197,14 +197,14 @@ def parts_of(rows: int, partitions: int) -> int:
     return max(1, min(partitions, rows // PARTITION_ROWS_MIN))
 
 
-def cut_evenly(span: Span, parts: int) -> list[Span]:
+def cut_evenly(span: OffsetSpan, parts: int) -> list[OffsetSpan]:
     """A dense span in parts of nearly the same size."""
     size = span.to.seq - span.after.seq
     cuts = [Mark(0, span.after.seq + size * part // parts) for part in range(1, parts)]
     return cut_at(span, cuts)
 
 
-def cut_at(span: Span, cuts: Sequence[Mark]) -> list[Span]:
+def cut_at(span: OffsetSpan, cuts: Sequence[Mark]) -> list[OffsetSpan]:
     edges = [span.after, *cuts, span.to]
-    pieces = [Span(after, to) for after, to in pairwise(edges)]
+    pieces = [OffsetSpan(after, to) for after, to in pairwise(edges)]
     return [piece for piece in pieces if piece]

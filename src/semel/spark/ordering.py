@@ -32,7 +32,7 @@ from semel.kernel.dedup import (
     Repeated,
     StrictIndex,
 )
-from semel.spark.rows import Outcome
+from semel.spark.rows import RowOutcome
 
 STATE_VERSION = 1
 WEEK_S = 7 * 24 * 3600.0
@@ -56,7 +56,7 @@ class Rules:
     buffer: int = 1000
     forget_s: float | None = WEEK_S
     ids: int = 0
-    unplaced: Outcome = Outcome.REJECTED
+    unplaced: RowOutcome = RowOutcome.REJECTED
 
     @property
     def keeps_places(self) -> bool:
@@ -75,11 +75,11 @@ class Rules:
             raise ConfigError("a pipeline has no sender to ask again", fix="use gap='wait' or gap='skip'")
 
 
-class Verdict(NamedTuple):
+class RowVerdict(NamedTuple):
     """A row that does not pass, and why."""
 
     row: int
-    outcome: Outcome
+    outcome: RowOutcome
     cause: str
 
 
@@ -97,7 +97,7 @@ class Decided:
     """What became of the rows: `passed` in order within each session."""
 
     passed: list[int] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[RowVerdict] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
 
 
@@ -173,7 +173,7 @@ class Bucket:
             if self._ids.is_new(id, now):
                 to.passed.append(row)
             else:
-                to.verdicts.append(Verdict(row, Outcome.DUPLICATE, "its id came again"))
+                to.verdicts.append(RowVerdict(row, RowOutcome.DUPLICATE, "its id came again"))
 
     def _offer_strict(
         self, session: str, machine: StrictIndex[int], index: int | None, row: int, now: float, to: Decided
@@ -198,10 +198,10 @@ class Bucket:
         else:
             to.verdicts.append(_repeated(machine, index, row))
 
-    def _unplaced(self, row: int, index: int | None) -> Verdict:
+    def _unplaced(self, row: int, index: int | None) -> RowVerdict:
         what = "it has no index" if index is None else f"its index is {index}"
         cause = f"{what}, and this order goes by the index within a session, from 1"
-        return Verdict(row, self.rules.unplaced, cause)
+        return RowVerdict(row, self.rules.unplaced, cause)
 
     def _make_room(self, session: str, machine: StrictIndex[int], index: int, now: float, to: Decided) -> None:
         """The buffer is full. Nothing is sent again in a pipeline, so the row cannot be turned away."""
@@ -362,11 +362,11 @@ def _read(data: bytes) -> _State:
     )
 
 
-def _repeated(machine: Machine, index: int, row: int) -> Verdict:
+def _repeated(machine: Machine, index: int, row: int) -> RowVerdict:
     """One whose place was given up is no duplicate. It can never pass, so it is kept as a dead letter."""
     if machine.given_up.take(index):
-        return Verdict(row, Outcome.DEAD, f"index {index} came after its place was given up")
-    return Verdict(row, Outcome.DUPLICATE, f"index {index} came again")
+        return RowVerdict(row, RowOutcome.DEAD, f"index {index} came after its place was given up")
+    return RowVerdict(row, RowOutcome.DUPLICATE, f"index {index} came again")
 
 
 def _skipped(session: str, skipped: GapSkipped[int], to: Decided) -> None:

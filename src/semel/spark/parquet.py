@@ -48,7 +48,7 @@ from semel.spark.waiting import waiting_ops
 TRAVEL_NAMES = ("outcome", "cause", "input", "ordinal")
 
 
-class Part(msgspec.Struct, frozen=True):
+class BatchFile(msgspec.Struct, frozen=True):
     """One file of a batch: what it was staged as, and its name in the folder."""
 
     staged: str
@@ -62,7 +62,7 @@ class Listed(msgspec.Struct, frozen=True):
     query: str
     batch: int
     rows: int
-    files: tuple[Part, ...]
+    files: tuple[BatchFile, ...]
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -198,7 +198,7 @@ class FolderTarget:
         if not path.exists():
             parts = [each for each in sorted(staged, key=lambda one: one.partition) if each.part]
             files = tuple(
-                Part(each.part, f"part-{job.batch:08}-{number:05}.parquet", each.part_rows)
+                BatchFile(each.part, f"part-{job.batch:08}-{number:05}.parquet", each.part_rows)
                 for number, each in enumerate(parts)
             )
             plan = Listed(job.query, job.batch, sum(file.rows for file in files), files)
@@ -215,7 +215,7 @@ class FolderTarget:
         sync(self.folder)
         self._put_once(job, self._entry(job.batch), msgspec.json.encode(plan))
 
-    def _check(self, file: Part) -> None:
+    def _check(self, file: BatchFile) -> None:
         try:
             rows = pq.read_metadata(self.folder / file.name).num_rows
         except (OSError, pa.ArrowInvalid) as error:

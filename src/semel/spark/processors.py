@@ -30,7 +30,7 @@ from semel.kernel.dedup import OnGap
 from semel.kernel.text import ID_CHARS_MAX
 from semel.spark.nulls import emptied
 from semel.spark.ordering import Bucket, Decided, Gap, Rules
-from semel.spark.rows import Outcome
+from semel.spark.rows import RowOutcome
 from semel.spark.waiting import told
 
 BUCKET = "semel_bucket"
@@ -50,7 +50,7 @@ GAP_ROWS_MAX = 1000
 """A gap longer than this comes out as this many rows, and one for all that is left."""
 
 _VERDICT = (pa.field("outcome", pa.string()), pa.field("cause", pa.string()))
-_TAKES_PLACE = (Outcome.DEAD.value, Outcome.HANDLED.value)
+_TAKES_PLACE = (RowOutcome.DEAD.value, RowOutcome.HANDLED.value)
 """A row with one of these outcomes has come and is the one of its index; the other kinds of rows only tell of one."""
 Waits = dict[str, tuple[int, int]]
 """By session the index that it waits for, and how many rows do."""
@@ -251,7 +251,7 @@ def _with(table: pa.Table, field: pa.Field, values: pa.Array) -> pa.Table:
 def _no_rejected(decided: Decided, table: pa.Table) -> None:
     """A row that has no place must not vanish where nobody would hear of it."""
     for verdict in decided.verdicts:
-        if verdict.outcome is Outcome.REJECTED:
+        if verdict.outcome is RowOutcome.REJECTED:
             row = table.slice(verdict.row, 1).to_pylist()[0]
             name = row.get("id") or f"a row of session {row['session']!r}"
             raise InputError(
@@ -264,7 +264,7 @@ def _no_rejected(decided: Decided, table: pa.Table) -> None:
 def _gap_rows(gaps: Sequence[Gap], schema: pa.Schema) -> pa.Table:
     """The indexes that were given up, one row each."""
     rows = [
-        (_gap_id(gap.session, text), gap.session, index, Outcome.SKIPPED.value, cause)
+        (_gap_id(gap.session, text), gap.session, index, RowOutcome.SKIPPED.value, cause)
         for gap in gaps
         if (cause := f"indexes {gap.first}..{gap.last} never came")
         for index, text in _numbers(gap)
@@ -278,7 +278,7 @@ def waiting_rows(before: Waits, after: Waits, schema: pa.Schema) -> pa.Table:
         session for session in (*after, *(before.keys() - after.keys())) if before.get(session) != after.get(session)
     ]
     rows = [
-        (_gap_id(session, "waits"), session, index, Outcome.WAITING.value, told(count))
+        (_gap_id(session, "waits"), session, index, RowOutcome.WAITING.value, told(count))
         for session in sorted(changed)
         for index, count in [after.get(session, (before.get(session, (0, 0))[0], 0))]
     ]
@@ -313,7 +313,7 @@ def _gap_id(session: str, index: str) -> str:
     return id if len(id) <= ID_CHARS_MAX else f"{hashlib.sha256(session.encode()).hexdigest()}#{index}"
 
 
-class InOrder(StatefulProcessor):
+class OrderingProcessor(StatefulProcessor):
     """One bucket of sessions in a streaming query. The clock is the batch's, so a replay decides the same.
 
     Timers are used only where gaps are skipped: a query with timers runs batches without end, even when nothing comes.

@@ -4,8 +4,8 @@ A range is read page by page. Each page is a short transaction of its own, in wh
 mark are looked at before the rows: rows never change, so the pages are one whole, and a slow consumer holds up neither
 a checkpoint nor a vacuum. A page is fetched as one Arrow batch, bounded in rows and in bytes.
 
-What a value costs is fetching it, so what is the same in a whole page is not fetched (`Shape`). A survey of the page
-finds that out; the next page is then asked for as one of the same shape, and surveyed only if it turns out not to be.
+What a value costs is fetching it, so what is the same in a whole page is not fetched (`PageShape`). A survey of the
+page finds that out; the next page is asked for as one of the same shape, and surveyed only if it turns out not to be.
 
 That a page comes as one batch also decides the types: the SQLite driver infers a column's type from the first batch of
 a result, and where that holds only NULLs it guesses. In a result of one batch there is no later row to contradict it.
@@ -35,7 +35,7 @@ from semel.kernel.store import State
 from semel.runtime.export.exporter import OTHER_TYPE, TYPE_NAMES
 from semel.runtime.export.exporter import dataset_schema as exported_schema
 from semel.spark.engines import do, engine_of, is_driver_error
-from semel.spark.offsets import Bounds, Place, Span, Subject, check_place, cut_at, cut_evenly, parts_of
+from semel.spark.offsets import Bounds, HistorySpan, OffsetSpan, Subject, check_place, cut_at, cut_evenly, parts_of
 from semel.spark.rows import ARROW
 from semel.stores.queries import load_migrations
 from semel.stores.shared import blob_missing, exported_mark
@@ -154,7 +154,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PageShape:
     """What the rows of a page have in common: how many make a page, how large the largest of them is, which columns are
     NULL in all of them, and which have the same value in all, with that value. `largest` is
     None where nobody had to look."""
@@ -177,7 +177,7 @@ class Shape:
         yield f"{size} <= {{}}", (max(self.largest or 0, PAGE_BYTES // self.likely_limit),)
 
 
-class Reading:
+class StoreReader:
     """A store as Spark reads it. It can be pickled; the connection is made where it is needed, and kept."""
 
     def __init__(self, url: str) -> None:
@@ -304,7 +304,7 @@ class Reading:
 
     # -- ranges
 
-    def _rows(self, subject: Subject, span: Span) -> Rows:
+    def _rows(self, subject: Subject, span: OffsetSpan) -> Rows:
         """All rows of a range, by the index that has them in order."""
         what = subject.dataset or "stream"
         if subject.stream is not None:
@@ -318,7 +318,7 @@ class Reading:
         marks = (span.after.xid, span.after.seq, span.to.xid, span.to.seq)
         return Rows(f"{_TABLES[what]} WHERE {within}", "r.xid, r.seq", marks)
 
-    def up_to(self, subject: Subject, span: Span, limit: int) -> Mark:
+    def up_to(self, subject: Subject, span: OffsetSpan, limit: int) -> Mark:
         """Where the range ends if it may hold `limit` rows."""
         if span.is_dense:
             return min(span.to, Mark(0, span.after.seq + limit))
@@ -328,7 +328,7 @@ class Reading:
             found = self._one(sql, *rows.values, limit - 1)
         return Mark(*found) if found is not None else span.to
 
-    def cut(self, subject: Subject, span: Span, partitions: int) -> list[Span]:
+    def cut(self, subject: Subject, span: OffsetSpan, partitions: int) -> list[OffsetSpan]:
         """A range in parts of nearly the same size. Where numbers have holes, that takes two looks at the index."""
         if not span:
             return []
@@ -350,12 +350,12 @@ class Reading:
     # -- rows
 
     def batches(
-        self, place: Place, schema: pa.Schema, conditions: Sequence[Condition] = ()
+        self, place: HistorySpan, schema: pa.Schema, conditions: Sequence[Condition] = ()
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a range in order, with the columns of `schema`."""
         check_columns(place.subject, schema)
         after, limit = place.span.after, PAGE_ROWS
-        likely: Shape | None = None
+        likely: PageShape | None = None
         while after < place.span.to:
             rest = place.moved(after, place.span.to)
             with self.snapshot():
@@ -372,13 +372,13 @@ class Reading:
             # a stream that changes its shape would cost a query in vain for every page
             likely = None if is_other else shape
 
-    def _likely(self, place: Place, schema: pa.Schema, shape: Shape) -> tuple[Shape, pa.Table] | None:
+    def _likely(self, place: HistorySpan, schema: pa.Schema, shape: PageShape) -> tuple[PageShape, pa.Table] | None:
         """The next page, if its rows are like those of the last one. The offsets of a stream have no holes, so a page
         with fewer rows than offsets has some that are not, and those of a full page need not be fetched."""
         if place.subject.stream is None or shape.largest is None:
             return None
         limit = shape.likely_limit
-        span = Span(place.span.after, min(place.span.to, Mark(0, place.span.after.seq + limit)))
+        span = OffsetSpan(place.span.after, min(place.span.to, Mark(0, place.span.after.seq + limit)))
         rows = self._filtered(place.moved(span.after, span.to), ())
         for condition, values in shape.conditions():
             rows = rows.where(condition, *values)
@@ -391,15 +391,15 @@ class Reading:
         return shape, page
 
     def _surveyed(
-        self, place: Place, schema: pa.Schema, conditions: Sequence[Condition], limit: int
-    ) -> tuple[Shape, pa.Table]:
+        self, place: HistorySpan, schema: pa.Schema, conditions: Sequence[Condition], limit: int
+    ) -> tuple[PageShape, pa.Table]:
         rows = self._filtered(place, conditions)
         shape = self._survey(rows, schema, limit)
         wanted = _wanted(schema, shape)
         names = [*wanted, *(name for name in rows.key_names if name not in wanted)]
         return shape, self._page(rows, place.subject, names, shape.limit)
 
-    def _filtered(self, place: Place, conditions: Sequence[Condition]) -> Rows:
+    def _filtered(self, place: HistorySpan, conditions: Sequence[Condition]) -> Rows:
         rows = self._rows(place.subject, place.span)
         if place.subject.stream is not None:
             rows = rows.where(f"r.kind = {MESSAGE}")
@@ -409,11 +409,11 @@ class Reading:
             rows = rows.where(_condition(place.subject, condition), *condition.values)
         return rows
 
-    def _survey(self, rows: Rows, schema: pa.Schema, limit: int) -> Shape:
+    def _survey(self, rows: Rows, schema: pa.Schema, limit: int) -> PageShape:
         """How many rows make no more than `PAGE_BYTES` (one, if need be), and what they have in common. Only a message
         can be large."""
         if not {"data", "headers"} & set(schema.names):
-            return Shape(limit)
+            return PageShape(limit)
         repeated = [name for name in _REPEATED if name in schema.names]
         columns = ", ".join(f"r.{name}" for name in ("size", *_SPARSE, *repeated))
         sample = f"SELECT {columns} FROM {rows.source} ORDER BY {rows.order} LIMIT {{}}"
@@ -428,7 +428,7 @@ class Reading:
                 break
             limit = max(1, min(limit // 2, limit * PAGE_BYTES // total))
         used, bounds = rest[: len(_SPARSE)], rest[len(_SPARSE) :]
-        return Shape(
+        return PageShape(
             limit,
             largest,
             frozenset(name for name, count in zip(_SPARSE, used, strict=True) if not count),
@@ -445,7 +445,7 @@ class Reading:
             return "NULL"
         return expression_of(subject, name)
 
-    def _batch(self, page: pa.Table, place: Place, schema: pa.Schema, shape: Shape) -> pa.RecordBatch:
+    def _batch(self, page: pa.Table, place: HistorySpan, schema: pa.Schema, shape: PageShape) -> pa.RecordBatch:
         constants = {"store": place.store, "stream": place.subject.stream, "epoch": place.epoch, **dict(shape.same)}
         arrays = []
         for field in schema:
@@ -510,7 +510,7 @@ def _condition(subject: Subject, condition: Condition) -> str:
     return f"{column} {condition.op} {{}}"
 
 
-def _wanted(schema: pa.Schema, shape: Shape) -> list[str]:
+def _wanted(schema: pa.Schema, shape: PageShape) -> list[str]:
     """The columns to fetch. A body may be in chunks: then its row names them."""
     bodies = ["blob", "size"] if "data" in schema.names and "blob" not in shape.unused else []
     left_out = shape.unused | {name for name, _ in shape.same}

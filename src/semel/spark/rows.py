@@ -26,7 +26,7 @@ MESSAGE = (
 """The columns of a message, as Spark spells them."""
 
 TRAVEL = "outcome string, cause string, input string, ordinal int"
-"""What a transform may add. `outcome` is empty for a row that passes on; see `Outcome`."""
+"""What a transform may add. `outcome` is empty for a row that passes on; see `RowOutcome`."""
 
 _TIME = pa.timestamp("us", tz="UTC")
 
@@ -60,7 +60,7 @@ ARROW_TRAVEL = pa.schema(
 )
 
 
-class Outcome(Enum):
+class RowOutcome(Enum):
     """What became of a row that does not pass on. It reaches the ledger, and never the output."""
 
     DUPLICATE = "duplicate"
@@ -78,7 +78,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     envelope: Envelope
     position: Position | None = None
-    outcome: Outcome | None = None
+    outcome: RowOutcome | None = None
     cause: str | None = None
     input: str | None = None
     ordinal: int | None = None
@@ -176,11 +176,11 @@ def _derived(derive: Derive | None, input: str | None, ordinal: int | None) -> s
     return derive(input, ordinal or 0)
 
 
-def _outcome(text: str) -> Outcome:
+def _outcome(text: str) -> RowOutcome:
     try:
-        return Outcome(text)
+        return RowOutcome(text)
     except ValueError:
-        known = ", ".join(outcome.value for outcome in Outcome)
+        known = ", ".join(outcome.value for outcome in RowOutcome)
         raise InputError(f"outcome {text!r} is not known", fix=f"use one of: {known}; or leave it empty") from None
 
 

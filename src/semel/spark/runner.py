@@ -44,7 +44,7 @@ REPORT_S = 1.0
 STOP_LEASE_S = 1.0
 
 
-class Run(msgspec.Struct, frozen=True):
+class PipelineRun(msgspec.Struct, frozen=True):
     """A run as the store knows it. Times are microseconds; `state` is running, stopped, finished or failed."""
 
     pipeline: str
@@ -67,7 +67,7 @@ class RunStatus:
     an input in a store that cannot be asked. `dead` is how many inputs have become dead letters, and `waiting` by
     session what waits behind a gap."""
 
-    run: Run | None
+    run: PipelineRun | None
     alive: bool
     owner: str
     lag: dict[str, int | None]
@@ -83,7 +83,7 @@ class RunOptions:
     checkpoint: str
     once: bool = False
     wait_s: float = 0.0
-    progress: Callable[[Run], None] = lambda run: None
+    progress: Callable[[PipelineRun], None] = lambda run: None
     stop: Callable[[], bool] = lambda: False
 
 
@@ -101,7 +101,7 @@ def checkpoint_of(name: str, folder: str | Path) -> str:
     return f"{text.rstrip('/')}/{name}" if "://" in text else str(Path(text).resolve() / name)
 
 
-def run(spark: SparkSession, pipeline: Pipeline, store: Store, options: RunOptions) -> Run:
+def run(spark: SparkSession, pipeline: Pipeline, store: Store, options: RunOptions) -> PipelineRun:
     """Run it until it is done (`once`), told to stop, or broken. What is raised says what to do."""
     holder = Holder(store, state_key(pipeline.name), job=f"running the pipeline {pipeline.name!r}",
                     lease_s=pipeline.lease_s)  # fmt: skip
@@ -137,9 +137,9 @@ class _Driver:
         self.lost: StaleFence | None = None
         self.ended = threading.Event()
         now = _now()
-        self.now = Run(pipeline.name, "running", holder.owner, holder.fence, options.checkpoint, now, now)
+        self.now = PipelineRun(pipeline.name, "running", holder.owner, holder.fence, options.checkpoint, now, now)
 
-    def run(self) -> Run:
+    def run(self) -> PipelineRun:
         self._say(self.now)
         self._warn_of_empty_inputs()
         try:
@@ -280,11 +280,11 @@ class _Driver:
         except Exception:
             log.warning("nobody heard how far pipeline %s is", self.pipeline.name, exc_info=True)
 
-    def _say(self, run: Run) -> None:
+    def _say(self, run: PipelineRun) -> None:
         key = state_key(self.pipeline.name)
         self.holder.commit(Put(key, msgspec.json.encode(run), guard=self.holder.guard))
 
-    def _end(self, state: str) -> Run:
+    def _end(self, state: str) -> PipelineRun:
         self.now = msgspec.structs.replace(self.now, state=state, at=_now())
         self._say(self.now)
         return self.now
@@ -328,9 +328,9 @@ def deaths(store: Store, name: str) -> int:
     return store.head(died_stream(name)).offset
 
 
-def last_run(store: Store, name: str) -> Run | None:
+def last_run(store: Store, name: str) -> PipelineRun | None:
     state = store.state(state_key(name))
-    return msgspec.json.decode(state.value, type=Run) if state is not None else None
+    return msgspec.json.decode(state.value, type=PipelineRun) if state is not None else None
 
 
 def _is_alive(row: WorkRow | None) -> bool:

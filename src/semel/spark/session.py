@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel import __version__
 from semel.errors import ConfigError, PeerUnavailable
-from semel.spark.host import GIB, Machine, this_machine
+from semel.spark.host import GIB, HostResources, this_machine
 from semel.spark.java import (
     INSTALL,
     Java,
@@ -164,7 +164,7 @@ def asked_settings(
     return {**(settings or {}), **{key: value for key, value in named.items() if value is not None}}
 
 
-def plan(machine: Machine, asked: Mapping[str, str], *, fast: bool = False) -> dict[str, str]:
+def plan(machine: HostResources, asked: Mapping[str, str], *, fast: bool = False) -> dict[str, str]:
     """All settings but those of Java: Semel's choices for this machine, and over them what was asked for."""
     master = asked.get("spark.master", f"local[{machine.cores},{TASK_ATTEMPTS}]")
     chosen = {**NEEDED, **TUNED, "spark.master": master, "spark.driver.memory": driver_memory(machine)}
@@ -175,7 +175,7 @@ def plan(machine: Machine, asked: Mapping[str, str], *, fast: bool = False) -> d
     return {**chosen, **(FAST if fast else {}), **asked}
 
 
-def driver_memory(machine: Machine) -> str:
+def driver_memory(machine: HostResources) -> str:
     """Half of what is free, 1 to 8 GiB: beside the JVM there are Python workers and RocksDB, which are not in its
     heap."""
     return f"{min(max(machine.memory // 2, GIB), 8 * GIB) >> 20}m"

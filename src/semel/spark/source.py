@@ -52,8 +52,8 @@ from semel.spark.offsets import (
     EARLIEST,
     LATEST,
     Bounds,
-    Place,
-    Span,
+    HistorySpan,
+    OffsetSpan,
     Subject,
     check_kept,
     check_place,
@@ -63,7 +63,7 @@ from semel.spark.offsets import (
     place_of,
     start_of,
 )
-from semel.spark.reading import Condition, Reading, can_filter, check_columns, schema_of
+from semel.spark.reading import Condition, StoreReader, can_filter, check_columns, schema_of
 
 MAX_ROWS_PER_BATCH = 100_000
 _KNOWN = (
@@ -85,7 +85,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SourceOptions:
     store: str
     subject: Subject
     start: str | Mark
@@ -96,7 +96,7 @@ class Options:
     allow_shared_file: bool
 
 
-def parse_options(given: Mapping[str, str], *, push_filters: bool = False) -> Options:
+def parse_options(given: Mapping[str, str], *, push_filters: bool = False) -> SourceOptions:
     """A word that nobody knows is refused: a misspelt option must not quietly mean the default."""
     options = {name.lower(): value for name, value in given.items()}
     unknown = sorted(set(options) - {name.lower() for name in _KNOWN})
@@ -104,7 +104,7 @@ def parse_options(given: Mapping[str, str], *, push_filters: bool = False) -> Op
         raise ConfigError(f"the source has no option {unknown[0]!r}", fix=f"use: {', '.join(_KNOWN)}")
     if not options.get("store"):
         raise ConfigError("the source needs a store", fix='add .option("store", "sqlite:////path/semel.db")')
-    return Options(
+    return SourceOptions(
         store=options["store"],
         subject=_subject(options.get("stream"), options.get("dataset")),
         start=check_position(
@@ -196,20 +196,20 @@ class FilteringSemelDataSource(SemelDataSource):
 class RangePartition(InputPartition):
     """One task: a part of a range, and the machine where it was planned."""
 
-    place: Place
+    place: HistorySpan
     host: str
 
 
 class _Source:
     """What batch and stream have in common. Made where the query is planned, and pickled into the tasks."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
-        self.reading = Reading(options.store)
+        self.reading = StoreReader(options.store)
         self.columns: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         check_columns(options.subject, self.columns)
 
-    def plan(self, place: Place) -> list[InputPartition]:
+    def plan(self, place: HistorySpan) -> list[InputPartition]:
         spans = self.reading.cut(place.subject, place.span, self.options.partitions)
         return [RangePartition(place.moved(span.after, span.to), socket.gethostname()) for span in spans]
 
@@ -236,7 +236,7 @@ class _Source:
 class SemelReader(DataSourceReader):
     """A batch read: what is there when the query is planned."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
         self.source = _Source(options, schema)
         self.conditions: list[Condition] = []
@@ -247,11 +247,11 @@ class SemelReader(DataSourceReader):
             bounds = self.source.reading.bounds(subject)
             span = self._span(bounds)
             check_kept(subject, span, bounds)
-            return self.source.plan(Place(bounds.store, bounds.epoch, subject, span))
+            return self.source.plan(HistorySpan(bounds.store, bounds.epoch, subject, span))
         finally:
             self.source.reading.close()
 
-    def _span(self, bounds: Bounds) -> Span:
+    def _span(self, bounds: Bounds) -> OffsetSpan:
         """Filters on the offset of a stream decide what is read at all."""
         start, end = start_of(self.options.start, bounds, self.options.subject), end_of(self.options.end, bounds)
         for condition in self.conditions:
@@ -262,7 +262,7 @@ class SemelReader(DataSourceReader):
                     start = max(start, Mark(0, value if condition.op == ">" else value - 1))
                 if condition.op in ("=", "<", "<="):
                     end = min(end, Mark(0, value - 1 if condition.op == "<" else value))
-        return Span(start, end)
+        return OffsetSpan(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.source.rows(partition, self.conditions)
@@ -305,7 +305,7 @@ def _is_range(subject: Subject, condition: Condition) -> bool:
 class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read. Spark keeps the offsets; that they mean the same rows for ever is the store's promise."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
         self.source = _Source(options, schema)
         self.last: Mark | None = None
@@ -313,8 +313,8 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         bounds = self._bounds()
         after = start_of(self.options.start, bounds, self.options.subject)
-        check_kept(self.options.subject, Span(after, bounds.head), bounds)
-        return offset_of(self._place(bounds, Span(after, after)))
+        check_kept(self.options.subject, OffsetSpan(after, bounds.head), bounds)
+        return offset_of(self._place(bounds, OffsetSpan(after, after)))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.rows_max)
@@ -325,14 +325,14 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = max(place.span.to, bounds.origin)
         check_place(place.moved(place.span.to, place.span.to), bounds)
         end = end_of(self.options.end, bounds)
-        span = Span(after, end if self.last is None else min(end, self.last))
+        span = OffsetSpan(after, end if self.last is None else min(end, self.last))
         check_kept(self.options.subject, span, bounds)
         if not span:
             return start
         to = self._limited(span, limit)
         return offset_of(place.moved(place.span.to, to))
 
-    def _limited(self, span: Span, limit: ReadLimit) -> Mark:
+    def _limited(self, span: OffsetSpan, limit: ReadLimit) -> Mark:
         if isinstance(limit, ReadAllAvailable):
             return span.to
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self.options.rows_max
@@ -344,7 +344,7 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any]:
         bounds = self._bounds()
-        return offset_of(self._place(bounds, Span(bounds.head, bounds.head)))
+        return offset_of(self._place(bounds, OffsetSpan(bounds.head, bounds.head)))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The batch is what its end says. Before the first one Spark keeps no offset and asks for the start anew: by
@@ -366,5 +366,5 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _bounds(self) -> Bounds:
         return self.source.reading.bounds(self.options.subject)
 
-    def _place(self, bounds: Bounds, span: Span) -> Place:
-        return Place(bounds.store, bounds.epoch, self.options.subject, span)
+    def _place(self, bounds: Bounds, span: OffsetSpan) -> HistorySpan:
+        return HistorySpan(bounds.store, bounds.epoch, self.options.subject, span)

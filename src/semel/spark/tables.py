@@ -34,7 +34,7 @@ from semel.kernel.ops import Outcome as Applying
 from semel.kernel.store import Store
 from semel.spark.answers import answered
 from semel.spark.landing import Job, Landing, read_state, state_key
-from semel.spark.rows import ARROW_TRAVEL, Outcome, Row
+from semel.spark.rows import ARROW_TRAVEL, Row, RowOutcome
 from semel.spark.sink import (
     SinkOptions,
     body_keeper,
@@ -100,7 +100,7 @@ Lines = Sequence[tuple[int, tuple[Any, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TableShape:
     """What is written: the table, its columns with their Spark types, and the columns of its key."""
 
     table: str
@@ -130,7 +130,7 @@ def quoted_table(name: str) -> str:
     return ".".join(quoted(part) for part in name.split("."))
 
 
-def shape_of(options: SinkOptions, schema: StructType) -> Shape:
+def shape_of(options: SinkOptions, schema: StructType) -> TableShape:
     """Checks what can be checked without the table."""
     assert options.table is not None
     names = schema.fieldNames()
@@ -151,7 +151,7 @@ def shape_of(options: SinkOptions, schema: StructType) -> Shape:
                 f"column {column.name} is {kind}, which has no place in a table",
                 fix="make a simple value of it, for example with to_json(), or drop it",
             )
-    return Shape(options.table, tuple(columns), options.key)
+    return TableShape(options.table, tuple(columns), options.key)
 
 
 class TableTarget:
@@ -178,7 +178,7 @@ class TableTarget:
             clean_up(store, self.options, staged)
 
     def land(self, store: Store, job: Job, staged: Sequence[Staged]) -> None:
-        shape: Shape | None = None
+        shape: TableShape | None = None
         batch = _Batch()
         for _ in range(TRIES_MAX):
             known = store.state(state_key(job.pipeline))
@@ -194,11 +194,11 @@ class TableTarget:
             _bury(job, shape, batch, self._write(store, job, shape, head, batch))
         raise StoreBusy(f"others write for pipeline {job.pipeline!r} all the time", fix="run it in one place")
 
-    def _fitted(self, store: Store) -> Shape:
+    def _fitted(self, store: Store) -> TableShape:
         """Without those columns of the message that the table does not have; it must have all others."""
         with open_database(store) as database:
             there = database.columns(self.shape)
-            shape = Shape(
+            shape = TableShape(
                 self.shape.table,
                 tuple(each for each in self.shape.columns if each[0] in there or each[0] not in ARROW_TRAVEL.names),
                 self.shape.key,
@@ -211,7 +211,7 @@ class TableTarget:
             database.check_key(shape)
             return shape
 
-    def _read(self, job: Job, shape: Shape, staged: Sequence[Staged]) -> _Batch:
+    def _read(self, job: Job, shape: TableShape, staged: Sequence[Staged]) -> _Batch:
         found = _Batch()
         key = [shape.names.index(name) for name in shape.key]
         empty: dict[int, str] = {}
@@ -229,7 +229,7 @@ class TableTarget:
         _bury(job, shape, found, empty)
         return found
 
-    def _write(self, store: Store, job: Job, shape: Shape, head: Sequence[Op], batch: _Batch) -> dict[int, str]:
+    def _write(self, store: Store, job: Job, shape: TableShape, head: Sequence[Op], batch: _Batch) -> dict[int, str]:
         """One transaction, which the state of the sink shows if it was committed. Returns the lines that the table
         refused: then it was not. The heads of streams are taken last, and held until the commit and no longer."""
         _keep_bodies(store, job, batch)
@@ -260,7 +260,7 @@ def _keep_bodies(store: Store, job: Job, batch: _Batch) -> None:
             batch.bodies[id(body)] = keep(body)
 
 
-def _bury(job: Job, shape: Shape, batch: _Batch, refused: dict[int, str]) -> None:
+def _bury(job: Job, shape: TableShape, batch: _Batch, refused: dict[int, str]) -> None:
     """Rows that the table refuses would hold up the query for ever: they become dead letters."""
     batch.refused.update(refused)
     if len(batch.refused) > REFUSED_MAX:
@@ -273,7 +273,7 @@ def _bury(job: Job, shape: Shape, batch: _Batch, refused: dict[int, str]) -> Non
         batch.rows[number] = _dead(shape, batch.lines[number], batch.rows[number], why)
 
 
-def _dead(shape: Shape, line: tuple[Any, ...], row: Row | None, why: str) -> Row:
+def _dead(shape: TableShape, line: tuple[Any, ...], row: Row | None, why: str) -> Row:
     """With the columns as its body, unless it has a body of its own: nothing of the row is lost."""
     if row is None:
         key = {name: line[shape.names.index(name)] for name in shape.key}
@@ -281,7 +281,7 @@ def _dead(shape: Shape, line: tuple[Any, ...], row: Row | None, why: str) -> Row
             f"table {shape.table} refuses the row {key}: {why}",
             fix="correct the row or the table; with a column `id` such rows become dead letters",
         )
-    dead = msgspec.structs.replace(row, outcome=Outcome.DEAD, cause=why)
+    dead = msgspec.structs.replace(row, outcome=RowOutcome.DEAD, cause=why)
     if row.envelope.data or row.large is not None:
         return dead
     body = msgspec.json.encode(dict(zip(shape.names, line, strict=True)))
@@ -313,18 +313,18 @@ def _ops(landing: Landing, batch: _Batch, fresh: set[int]) -> list[Op]:
 # -- databases
 
 
-class Database(Protocol):
+class TableDatabase(Protocol):
     """The user's tables, inside one transaction of theirs that is rolled back unless it is committed."""
 
-    def columns(self, shape: Shape) -> list[str]:
+    def columns(self, shape: TableShape) -> list[str]:
         """The columns of the table. Raises when there is no such table."""
         ...
 
-    def check_key(self, shape: Shape) -> None:
+    def check_key(self, shape: TableShape) -> None:
         """Raises when nothing keeps a key from being there twice."""
         ...
 
-    def insert(self, shape: Shape, lines: Lines) -> Verdicts: ...
+    def insert(self, shape: TableShape, lines: Lines) -> Verdicts: ...
 
     def apply(self, store: Store, ops: Sequence[Op]) -> Applying:
         """Semel's own writes, in the same transaction."""
@@ -334,7 +334,7 @@ class Database(Protocol):
 
 
 @contextmanager
-def open_database(store: Store) -> Iterator[Database]:
+def open_database(store: Store) -> Iterator[TableDatabase]:
     if store.url.startswith("sqlite:"):
         with closing(SqliteDatabase(store.url)) as sqlite, _sqlite_errors():
             yield sqlite
@@ -347,11 +347,11 @@ def open_database(store: Store) -> Iterator[Database]:
         yield postgres
 
 
-def no_table(shape: Shape, types: dict[str, str]) -> ConfigError:
+def no_table(shape: TableShape, types: dict[str, str]) -> ConfigError:
     return ConfigError(f"there is no table {shape.table}", fix=f"create it: {shape.create_statement(types)}")
 
 
-def no_key(shape: Shape) -> ConfigError:
+def no_key(shape: TableShape) -> ConfigError:
     return ConfigError(
         f"nothing makes ({', '.join(shape.key)}) unique in table {shape.table}, so a replay would double its rows",
         fix=f"add a key: {shape.index_statement()}",
@@ -366,7 +366,7 @@ class SqliteDatabase:
         self.connection.execute("PRAGMA synchronous = FULL")
         self.connection.execute("BEGIN IMMEDIATE")
 
-    def columns(self, shape: Shape) -> list[str]:
+    def columns(self, shape: TableShape) -> list[str]:
         schema, _, table = shape.table.rpartition(".")
         found = self.connection.execute("SELECT name FROM pragma_table_info(?, ?)", (table, schema or "main"))
         names = [name for (name,) in found]
@@ -374,7 +374,7 @@ class SqliteDatabase:
             raise no_table(shape, SQLITE_TYPES)
         return names
 
-    def check_key(self, shape: Shape) -> None:
+    def check_key(self, shape: TableShape) -> None:
         try:
             self.connection.execute(f"EXPLAIN {_insert(shape)}", (None,) * len(shape.names))
         except sqlite3.OperationalError as error:
@@ -382,7 +382,7 @@ class SqliteDatabase:
                 raise
             raise no_key(shape) from None
 
-    def insert(self, shape: Shape, lines: Lines) -> Verdicts:
+    def insert(self, shape: TableShape, lines: Lines) -> Verdicts:
         statement = _insert(shape)
         cursor = self.connection.cursor()
         fresh: set[int] = set()
@@ -410,7 +410,7 @@ class SqliteDatabase:
         self.connection.close()
 
 
-def _insert(shape: Shape) -> str:
+def _insert(shape: TableShape) -> str:
     names = ", ".join(quoted(name) for name in shape.names)
     key = ", ".join(quoted(name) for name in shape.key)
     marks = ", ".join("?" * len(shape.names))

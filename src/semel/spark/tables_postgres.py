@@ -12,7 +12,7 @@ from psycopg import sql
 from semel.errors import StoreUnavailable
 from semel.kernel.ops import Conflict, Op, Outcome, Refused, Unit
 from semel.kernel.store import Store
-from semel.spark.tables import POSTGRES_TYPES, Lines, Shape, Verdicts, no_key, no_table
+from semel.spark.tables import POSTGRES_TYPES, Lines, TableShape, Verdicts, no_key, no_table
 from semel.stores.apply import apply
 from semel.stores.postgres import PostgresStore
 from semel.stores.postgres_connection import Q, Statements, keep_warnings
@@ -35,7 +35,7 @@ class PostgresDatabase:
         self.connection.execute(Q["barrier"].encode())
         self._commit()
 
-    def columns(self, shape: Shape) -> list[str]:
+    def columns(self, shape: TableShape) -> list[str]:
         try:
             with self.connection.transaction():
                 found = self.connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(_table(shape)))
@@ -43,7 +43,7 @@ class PostgresDatabase:
             raise no_table(shape, POSTGRES_TYPES) from None
         return [column.name for column in found.description or ()]
 
-    def check_key(self, shape: Shape) -> None:
+    def check_key(self, shape: TableShape) -> None:
         """The statement itself, with no rows."""
         self._stage(shape)
         try:
@@ -52,13 +52,13 @@ class PostgresDatabase:
         except psycopg.errors.InvalidColumnReference:
             raise no_key(shape) from None
 
-    def insert(self, shape: Shape, lines: Lines) -> Verdicts:
+    def insert(self, shape: TableShape, lines: Lines) -> Verdicts:
         self._stage(shape)
         verdicts = Verdicts(set(), {})
         self._insert(shape, lines, verdicts)
         return verdicts
 
-    def _stage(self, shape: Shape) -> None:
+    def _stage(self, shape: TableShape) -> None:
         """With the table's own types, so that what is equal there is equal here."""
         self.connection.execute(
             sql.SQL("CREATE TEMP TABLE {} ON COMMIT DROP AS SELECT {}, 0::bigint AS {} FROM {} WITH NO DATA").format(
@@ -66,7 +66,7 @@ class PostgresDatabase:
             )
         )
 
-    def _insert(self, shape: Shape, lines: Lines, verdicts: Verdicts) -> None:
+    def _insert(self, shape: TableShape, lines: Lines, verdicts: Verdicts) -> None:
         """A row that is refused is found by halving: the rest goes in without it."""
         try:
             with self.connection.transaction():
@@ -80,7 +80,7 @@ class PostgresDatabase:
             self._insert(shape, lines[:middle], verdicts)
             self._insert(shape, lines[middle:], verdicts)
 
-    def _copy(self, shape: Shape, lines: Lines) -> None:
+    def _copy(self, shape: TableShape, lines: Lines) -> None:
         self.connection.execute(sql.SQL("TRUNCATE {}").format(sql.Identifier(STAGED)))
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(STAGED), _names((*shape.names, NUMBER)))
         with self.connection.cursor() as cursor, cursor.copy(statement) as copy:
@@ -124,7 +124,7 @@ class PostgresDatabase:
         self.connection.close()
 
 
-def _table(shape: Shape) -> sql.Identifier:
+def _table(shape: TableShape) -> sql.Identifier:
     return sql.Identifier(*shape.table.split("."))
 
 
@@ -132,7 +132,7 @@ def _names(names: tuple[str, ...]) -> sql.Composed:
     return sql.SQL(", ").join(sql.Identifier(name) for name in names)
 
 
-def _move(shape: Shape) -> sql.Composed:
+def _move(shape: TableShape) -> sql.Composed:
     """Insert the first row of each key that is not there yet, and answer which rows those were."""
     return sql.SQL(
         "WITH first AS (SELECT DISTINCT ON ({key}) * FROM {staged} ORDER BY {key}, {number}),"

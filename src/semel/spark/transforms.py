@@ -32,13 +32,13 @@ from semel.spark.processors import (
     PASSED_ON,
     BatchInOrder,
     Counted,
-    InOrder,
+    OrderingProcessor,
     Pack,
     Settled,
     Unpack,
     window_key,
 )
-from semel.spark.rows import Outcome
+from semel.spark.rows import RowOutcome
 
 BUCKETS = 32
 IDS_KEPT = 100_000
@@ -222,7 +222,7 @@ def _ordered(df: DataFrame, rules: Rules, buckets: int, verdicts: bool, waiting:
         in_order = BatchInOrder(rules, verdicts)
         # Spark counts the parameters of what it gets, and would count `self`
         return keyed.groupBy(BUCKET).applyInArrow(lambda table: in_order(table), schema)
-    processor = InOrder(rules, verdicts=verdicts, waiting=waiting)
+    processor = OrderingProcessor(rules, verdicts=verdicts, waiting=waiting)
     return (
         keyed.withColumn(NOW, F.unix_millis(F.current_timestamp()))
         .mapInArrow(Pack(), PACKED)
@@ -235,7 +235,7 @@ def _ordered(df: DataFrame, rules: Rules, buckets: int, verdicts: bool, waiting:
 def _with_unplaced(rules: Rules, verdicts: bool) -> Rules:
     """A row with a session and no index is kept as a dead letter. Where no verdicts come out nobody would keep it, and
     as a rejected one it stops the query."""
-    return replace(rules, unplaced=Outcome.DEAD if verdicts else Outcome.REJECTED)
+    return replace(rules, unplaced=RowOutcome.DEAD if verdicts else RowOutcome.REJECTED)
 
 
 def _key_of(df: DataFrame) -> Column:

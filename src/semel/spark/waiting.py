@@ -15,7 +15,7 @@ from semel.errors import StoreError
 from semel.kernel.ops import Op, Put
 from semel.kernel.store import Store
 from semel.spark.landing import Job
-from semel.spark.rows import Outcome, Row
+from semel.spark.rows import Row, RowOutcome
 
 SESSIONS_MAX = 100_000
 """So many sessions are written down, and no more: it is for people and audits, and the query keeps its rows anyway."""
@@ -59,7 +59,7 @@ def waiting_ops(store: Store, job: Job, rows: Iterable[Row]) -> list[Op]:
     changes = {
         row.envelope.session: Wait(row.envelope.index or 0, rows_told(row.cause))
         for row in rows
-        if row.outcome is Outcome.WAITING and row.envelope.session is not None
+        if row.outcome is RowOutcome.WAITING and row.envelope.session is not None
     }
     known = read_waits(store, job.pipeline)
     is_other = known.query != job.query

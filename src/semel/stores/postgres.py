@@ -52,8 +52,8 @@ from semel.stores.postgres_connection import (
     Array,
     Begun,
     Call,
+    PostgresConnection,
     Row,
-    Session,
     Statements,
     bigints,
     errors,
@@ -66,11 +66,11 @@ from semel.stores.postgres_connection import (
 )
 from semel.stores.postgres_engine import PostgresEngine, TryAgain, entry_of, index_entry_of, record_of, work_row_of
 from semel.stores.postgres_gate import Gate
-from semel.stores.postgres_listen import Listener
+from semel.stores.postgres_listen import ChangeListener
 from semel.stores.postgres_pool import Pool
 from semel.stores.postgres_sync import roll_back, transaction, watched
 from semel.stores.postgres_tx import PostgresTx
-from semel.stores.postgres_witness import MARKER_KEEP_US, Commit
+from semel.stores.postgres_witness import MARKER_KEEP_US, WitnessedCommit
 from semel.stores.queries import load_migrations
 from semel.stores.shared import (
     blob_missing,
@@ -113,7 +113,7 @@ class PostgresStore:
         self.state_keep_s = state_keep_s
         self.lock_s = lock_s
         self._lock = threading.RLock()
-        self._writer: Session | None = None
+        self._writer: PostgresConnection | None = None
         self._name_writer()
         self._doubts: OrderedDict[str, tuple[list[Outcome], int]] = OrderedDict()
         self._ledger_swept = START
@@ -122,7 +122,7 @@ class PostgresStore:
         self.witness = self._gate.witness
         self._pool = Pool(url, self._gate.open, self.witness)
         self._writer_pid = 0
-        self._listener = Listener(self._gate.open, lambda pid: pid == self._writer_pid)
+        self._listener = ChangeListener(self._gate.open, lambda pid: pid == self._writer_pid)
         try:
             self._prepare(create)
         except BaseException:
@@ -255,7 +255,7 @@ class PostgresStore:
                 raise
         return None
 
-    def _connected(self) -> Session:
+    def _connected(self) -> PostgresConnection:
         """After a failover the same URL leads to another server, so a new connection begins like an open."""
         if self._closed:
             raise StoreUnavailable("the store is closed", fix="open it again")
@@ -266,14 +266,14 @@ class PostgresStore:
             self._writer_pid = self._writer.info.backend_pid
         return self._writer
 
-    def _open_writer(self) -> Session:
+    def _open_writer(self) -> PostgresConnection:
         session = self._gate.open(self.lock_s)
         if session.is_standby:
             session.close()
             raise StoreReadOnly(f"{redact(self.url)} is a standby", fix="connect to the primary")
         return session
 
-    def _end(self, connection: Session, outcomes: list[Outcome], engine: PostgresEngine) -> None:
+    def _end(self, connection: PostgresConnection, outcomes: list[Outcome], engine: PostgresEngine) -> None:
         """The last writes and COMMIT go out together: should a write fail, the server skips what comes after it.
 
         The server's own word is final. Without it nobody knows, unless there was nothing to commit; nor does anybody
@@ -317,13 +317,17 @@ class PostgresStore:
         self._commits += engine.wrote
 
     def _answer(
-        self, connection: Session, outcomes: list[Outcome], engine: PostgresEngine, seen: RawCursor[Row] | None
+        self,
+        connection: PostgresConnection,
+        outcomes: list[Outcome],
+        engine: PostgresEngine,
+        seen: RawCursor[Row] | None,
     ) -> None:
         if not engine.wrote:
             self.witness.saw(connection.term, seen.fetchall()[0][0] if seen is not None else 0)
             return
         try:
-            self.witness.committed(connection.term, Commit(self._writer_name, self._commits + 1, engine.now))
+            self.witness.committed(connection.term, WitnessedCommit(self._writer_name, self._commits + 1, engine.now))
         except StoreUnavailable as error:
             self._drop_writer()
             raise self._doubt(outcomes, engine.now, f"it is too late to acknowledge it: {error.message}") from error

@@ -242,7 +242,7 @@ class Silent(psycopg.OperationalError):
     """The server has not answered for longer than a session has patience."""
 
 
-class Session(Connection[Any]):
+class PostgresConnection(Connection[Any]):
     """A connection of ours. It keeps the warnings that came with the answers, for a COMMIT may succeed with one that
     takes the success back. It knows whether its server was a standby when it was opened, and in which term that was.
 
@@ -322,13 +322,13 @@ def add_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**DEFAULTS, **({"connect_timeout": CONNECT_ONE_OF_S} if has_several else {}), **given}
 
 
-def connect(url: str, lock_s: float = LOCK_S, *, hosts: Mapping[str, str] | None = None) -> Session:
+def connect(url: str, lock_s: float = LOCK_S, *, hosts: Mapping[str, str] | None = None) -> PostgresConnection:
     """A connection that commits each statement unless a transaction is begun, and waits `lock_s` for a lock.
 
     `hosts` are the parameters that say where to connect to, in place of those in the URL."""
     params = {**add_defaults(read_url(url)), **(hosts or {}), "client_encoding": "UTF8"}
     try:
-        connection = Session.connect("", autocommit=True, **params)
+        connection = PostgresConnection.connect("", autocommit=True, **params)
     except psycopg.Error as error:
         raise _unreachable(url, error) from error
     try:

@@ -18,7 +18,7 @@ from semel.kernel.ledger import Event, Kind
 from semel.kernel.position import EPOCH_GAP
 from semel.kernel.store import State
 from semel.stores.points import reach
-from semel.stores.postgres_connection import LOCK_S, Session, Statements, errors, is_silence, redact
+from semel.stores.postgres_connection import LOCK_S, PostgresConnection, Statements, errors, is_silence, redact
 from semel.stores.postgres_engine import PostgresEngine
 from semel.stores.postgres_lines import Lines
 from semel.stores.postgres_members import Membership
@@ -56,7 +56,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ConnectionFacts:
     """What a new connection leads to. `members` have ever joined; `is_followed`: commits wait for a standby."""
 
     noted: Origin
@@ -80,7 +80,7 @@ class Gate:
         self._member_on: int | None = None
         self._server: str | None = None
 
-    def open(self, lock_s: float = LOCK_S) -> Session:
+    def open(self, lock_s: float = LOCK_S) -> PostgresConnection:
         """A connection that may be used."""
         session = self.lines.connect(lock_s)
         try:
@@ -97,11 +97,11 @@ class Gate:
             raise
         return session
 
-    def is_current(self, session: Session) -> bool:
+    def is_current(self, session: PostgresConnection) -> bool:
         """False when it leads to a server that is not the store's any more."""
         return session.term == self.witness.term
 
-    def _admit(self, session: Session) -> None:
+    def _admit(self, session: PostgresConnection) -> None:
         [(_, _, session.is_standby, _)] = Statements(session).ask("server")
         if session.is_standby:
             self._check_standby()
@@ -123,12 +123,12 @@ class Gate:
             self._barriers = (term, Shared(self._make_barrier))
         return self._barriers[1]
 
-    def _make_barrier(self, session: Session) -> None:
+    def _make_barrier(self, session: PostgresConnection) -> None:
         """In our own words, so that all who wait for it hear how it failed."""
         with errors(self._url):
             barrier(session)
 
-    def _ensure_member(self, session: Session, found: Found) -> None:
+    def _ensure_member(self, session: PostgresConnection, found: ConnectionFacts) -> None:
         """Where commits wait for a standby, or others are members, nothing is answered by somebody who is none."""
         timeline = _known(found.origin.timeline)
         if self.membership.is_joined and self._member_on != timeline:
@@ -144,7 +144,7 @@ class Gate:
                 f"{redact(self._url)} leads to a standby now", fix="try again when a primary has been promoted"
             )
 
-    def _check(self, session: Session) -> Found:
+    def _check(self, session: PostgresConnection) -> ConnectionFacts:
         """Another server, another timeline or other tables than last time: the history may have been cut short."""
         found = find(session)
         self._check_not_replaced(found.origin)
@@ -177,7 +177,7 @@ class Gate:
             )
         self._server = origin.server or self._server
 
-    def _is_kept(self, switch: Switch, found: Found, changes: dict[str, str]) -> bool:
+    def _is_kept(self, switch: Switch, found: ConnectionFacts, changes: dict[str, str]) -> bool:
         """Only a switch of the same server to another timeline can be survived, and only where there are members."""
         if set(changes) != {"timeline"} or None in (*astuple(found.noted), *astuple(found.origin)) or not found.members:
             return False
@@ -186,13 +186,13 @@ class Gate:
         changes["reason"] = switch.reason
         return False
 
-    def _note_kept(self, run: Statements, found: Found, change: str) -> None:
+    def _note_kept(self, run: Statements, found: ConnectionFacts, change: str) -> None:
         run.run("note_origin", *astuple(found.origin))
         [(epoch,)] = run.ask("read_epoch")
         self._log(run, Event(Kind.ACTION, "store", message=f"epoch {epoch} kept", cause=change))
         log.warning("PostgreSQL was switched: %s; nothing is lost, and epoch %d goes on", change, epoch)
 
-    def _check_own(self, session: Session, found: Found) -> None:
+    def _check_own(self, session: PostgresConnection, found: ConnectionFacts) -> None:
         """Others may have decided without us. What we have answered for must be there, or the epoch is raised yet."""
         before, timeline = self.witness.timeline, _known(found.origin.timeline)
         if before is None:
@@ -204,7 +204,7 @@ class Gate:
             self.raise_epoch(session, loss, lambda _: True)
         self.witness.begin_anew(Statements(session).ask("flushed")[0][0])
 
-    def _find_loss(self, session: Session, before: int, timeline: int) -> str | None:
+    def _find_loss(self, session: PostgresConnection, before: int, timeline: int) -> str | None:
         switch_lsn = find_switch_lsn(session, timeline, before) if timeline != before else None
         if timeline != before and switch_lsn is None:
             return "the history of the timeline cannot be read"
@@ -212,7 +212,7 @@ class Gate:
         # Where the timeline goes on, others have gone on too: what they have trimmed and swept since was there.
         return self.witness.find_loss(session, switch_lsn, now, is_pending=timeline == before)
 
-    def raise_epoch(self, session: Session, reason: str, is_needed: Callable[[Statements], bool]) -> int:
+    def raise_epoch(self, session: PostgresConnection, reason: str, is_needed: Callable[[Statements], bool]) -> int:
         """Waits until no commit is under way. Of several processes that see the need, the first one does it."""
         origin = find(session).origin
         with transaction(session, "own_epoch") as run:
@@ -246,7 +246,7 @@ class Shared:
 
     When it fails, all who wait hear of it: otherwise each would try in turn, and the last would wait for all."""
 
-    def __init__(self, act: Callable[[Session], None]) -> None:
+    def __init__(self, act: Callable[[PostgresConnection], None]) -> None:
         self._act = act
         self._turn = threading.Condition()
         self._begun = self._done = self._failures = 0
@@ -254,7 +254,7 @@ class Shared:
         self._failure: SemelError | None = None
         self.waiting = 0
 
-    def make(self, session: Session) -> None:
+    def make(self, session: PostgresConnection) -> None:
         """Have it done once from now on, by this session or by another one that waits like it."""
         with self._turn:
             if self._is_served():
@@ -292,13 +292,13 @@ class Shared:
         return self._done >= wanted
 
 
-def find(session: Session) -> Found:
+def find(session: PostgresConnection) -> ConnectionFacts:
     run = Statements(session)
     [(*noted, _, members, raised_on, is_followed, timeline, tables)] = run.ask("origin")
     server = None
     with suppress(StoreReadOnly), errors(""):
         [(server,)] = run.ask("system_id")
-    return Found(Origin(*noted), Origin(server, timeline, tables), members, raised_on, is_followed)
+    return ConnectionFacts(Origin(*noted), Origin(server, timeline, tables), members, raised_on, is_followed)
 
 
 def find_noted(run: Statements) -> Origin:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import psycopg
 
 from semel.errors import SemelError
-from semel.stores.postgres_connection import Session
+from semel.stores.postgres_connection import PostgresConnection
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +23,11 @@ SAFETY_S = 5.0
 AGAIN_S = 1.0
 
 
-class Listener:
+class ChangeListener:
     """`open` makes a connection that may be used. `is_own` says of the id of a server process whether it works for this
     very store, which wakes us by itself."""
 
-    def __init__(self, open: Callable[[], Session], is_own: Callable[[int], bool]) -> None:
+    def __init__(self, open: Callable[[], PostgresConnection], is_own: Callable[[int], bool]) -> None:
         self._open, self._is_own = open, is_own
         self._changed = threading.Condition()
         self._count = 0
@@ -97,7 +97,7 @@ class Listener:
             finally:
                 connection.close()
 
-    def _hear(self, connection: Session) -> None:
+    def _hear(self, connection: PostgresConnection) -> None:
         """What happened before we listened may have gone unheard, so the first thing is a wake."""
         connection.execute("LISTEN semel")
         self._hears.set()

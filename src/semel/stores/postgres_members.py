@@ -21,7 +21,7 @@ import psycopg
 
 from semel.errors import SemelError, StoreUnavailable
 from semel.stores.points import reach
-from semel.stores.postgres_connection import Session, Silent, Statements, errors, is_silence, texts
+from semel.stores.postgres_connection import PostgresConnection, Silent, Statements, errors, is_silence, texts
 from semel.stores.postgres_lines import Lines
 from semel.stores.postgres_sync import transaction, watched
 from semel.stores.postgres_witness import Witness
@@ -69,7 +69,9 @@ class Membership:
     A beat waits for no standby and for no lock for long. When it is not answered the server is frozen, whatever its
     kernel confirms, and nothing that waits for it will ever be answered: it is cut from `lines`."""
 
-    def __init__(self, url: str, node: str, witness: Witness, open: Callable[[], Session], lines: Lines) -> None:
+    def __init__(
+        self, url: str, node: str, witness: Witness, open: Callable[[], PostgresConnection], lines: Lines
+    ) -> None:
         self._url, self._node, self._witness, self._open, self._lines = url, node, witness, open, lines
         self._heard = time.monotonic()
         self._patience = Patience()
@@ -84,7 +86,7 @@ class Membership:
     def is_joined(self) -> bool:
         return bool(self.member)
 
-    def join(self, session: Session, timeline: int) -> None:
+    def join(self, session: PostgresConnection, timeline: int) -> None:
         """Be known from now on. Returns when one that was there before has seen it, or when there is none."""
         with self._joining:
             if self._closed.is_set() or self.is_joined:
@@ -95,7 +97,7 @@ class Membership:
                 self._thread = threading.Thread(target=self._run, name="semel-member", daemon=True)
                 self._thread.start()
 
-    def renew(self, session: Session, timeline: int) -> None:
+    def renew(self, session: PostgresConnection, timeline: int) -> None:
         """On a server that is new to us: be a member there before anything is answered."""
         try:
             self._beat_in_time(session)
@@ -104,12 +106,12 @@ class Membership:
                 raise
             self.join(session, timeline)
 
-    def _beat_in_time(self, session: Session) -> None:
+    def _beat_in_time(self, session: PostgresConnection) -> None:
         """A lease need not outlive a crash of the server, so it waits for no standby."""
         with watched(session), transaction(session, durable=False):
             self.beat(session)
 
-    def _join(self, session: Session, timeline: int) -> bool:
+    def _join(self, session: PostgresConnection, timeline: int) -> bool:
         """False when the lease ran out before it was of use."""
         member = uuid.uuid4().hex
         number = self._register(session, member, timeline)
@@ -127,7 +129,7 @@ class Membership:
             self.member = member
         return is_member
 
-    def _register(self, session: Session, member: str, timeline: int) -> int:
+    def _register(self, session: PostgresConnection, member: str, timeline: int) -> int:
         with transaction(session, "own_members") as run:
             dead = [name for name, process in run.ask("member_processes") if not _may_live(process)]
             run.run("members_gone", texts(dead))
@@ -137,7 +139,7 @@ class Membership:
             reach("member.joined")
         return int(number)
 
-    def _withdraw(self, session: Session, member: str) -> None:
+    def _withdraw(self, session: PostgresConnection, member: str) -> None:
         """Nobody need wait for a lease that was never used. Where it cannot be taken back, it soon ends."""
         with (
             suppress(SemelError),
@@ -147,7 +149,7 @@ class Membership:
         ):
             run.run("leave", member)
 
-    def _becomes_known(self, session: Session, member: str, number: int) -> bool:
+    def _becomes_known(self, session: PostgresConnection, member: str, number: int) -> bool:
         """Wait for it. False when the lease has run out meanwhile."""
         run = Statements(session)
         is_told = False
@@ -165,13 +167,13 @@ class Membership:
                         return False
         return True
 
-    def beat(self, session: Session) -> None:
+    def beat(self, session: PostgresConnection) -> None:
         """Renew the lease. What others may rely on is in our memory first: the number is read, and said next time."""
         if not self._renew(session, self.member):
             self.member = ""
             raise StoreUnavailable("the lease of this process on the store has run out", fix="it joins again by itself")
 
-    def _renew(self, session: Session, member: str) -> bool:
+    def _renew(self, session: PostgresConnection, member: str) -> bool:
         run = Statements(session)
         while True:
             begun = self._witness.begin_turn(session.term)
@@ -206,7 +208,7 @@ class Membership:
         if time.monotonic() - self._heard > self._patience.s:
             self._lines.hang_up_waiting(self._patience.s)
 
-    def _stay_while_heard(self, session: Session) -> None:
+    def _stay_while_heard(self, session: PostgresConnection) -> None:
         try:
             self._stay(session)
         except Silent as error:
@@ -215,7 +217,7 @@ class Membership:
             self._lines.hang_up(session)
             raise
 
-    def _stay(self, session: Session) -> None:
+    def _stay(self, session: PostgresConnection) -> None:
         """Like `_beat_in_time`, for a whole session, until its server is replaced."""
         session.patience_s = self._patience.s
         session.execute("SET synchronous_commit = off")

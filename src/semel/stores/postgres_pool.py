@@ -11,7 +11,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from semel.errors import SemelError, StoreUnavailable
-from semel.stores.postgres_connection import Call, Row, Session, Statements, errors, is_broken
+from semel.stores.postgres_connection import Call, PostgresConnection, Row, Statements, errors, is_broken
 from semel.stores.postgres_witness import Witness
 
 READERS_MAX = 8
@@ -22,14 +22,14 @@ class Pool:
 
     `open` makes one that may be used. What is read is answered for by `witness`."""
 
-    def __init__(self, url: str, open: Callable[[], Session], witness: Witness) -> None:
+    def __init__(self, url: str, open: Callable[[], PostgresConnection], witness: Witness) -> None:
         self._url, self._open, self._witness = url, open, witness
         self._lock = threading.Lock()
-        self._idle: list[Session] = []
+        self._idle: list[PostgresConnection] = []
         self._closed = False
 
     @contextmanager
-    def connection(self) -> Iterator[Session]:
+    def connection(self) -> Iterator[PostgresConnection]:
         connection = self._take_living() or self._open()
         try:
             with errors(self._url):
@@ -61,7 +61,7 @@ class Pool:
         with self.connection() as fresh:
             return _ask(fresh, calls)
 
-    def _take_living(self) -> Session | None:
+    def _take_living(self) -> PostgresConnection | None:
         """An idle connection may have died unnoticed, so it is asked for a sign of life."""
         connection = self._take()
         if connection is not None:
@@ -71,7 +71,7 @@ class Pool:
             self._give_back(connection)
         return None
 
-    def _take(self) -> Session | None:
+    def _take(self) -> PostgresConnection | None:
         with self._lock:
             if self._closed:
                 raise StoreUnavailable("the store is closed", fix="open it again")
@@ -82,7 +82,7 @@ class Pool:
             each.close()
         return taken
 
-    def _give_back(self, connection: Session) -> None:
+    def _give_back(self, connection: PostgresConnection) -> None:
         with self._lock:
             gone = [connection]
             if is_broken(connection):
@@ -94,7 +94,7 @@ class Pool:
         for each in gone:
             each.close()
 
-    def _is_reusable(self, connection: Session) -> bool:
+    def _is_reusable(self, connection: PostgresConnection) -> bool:
         """A standby may be promoted under an open connection, which nobody would notice."""
         is_idle = connection.info.transaction_status == TransactionStatus.IDLE and not connection.is_standby
         return is_idle and not self._closed and len(self._idle) < READERS_MAX
@@ -107,5 +107,5 @@ class Pool:
             connection.close()
 
 
-def _ask(session: Session, calls: Sequence[Call]) -> tuple[int, list[list[Row]]]:
+def _ask(session: PostgresConnection, calls: Sequence[Call]) -> tuple[int, list[list[Row]]]:
     return session.term, [cursor.fetchall() for cursor in Statements(session).run_all(calls)]

@@ -14,7 +14,7 @@ from enum import Enum
 
 from semel.errors import StoreReadOnly, StoreUnavailable
 from semel.stores.points import reach
-from semel.stores.postgres_connection import Session, Statements, errors
+from semel.stores.postgres_connection import PostgresConnection, Statements, errors
 from semel.stores.postgres_members import LEASE_S, Membership
 from semel.stores.postgres_sync import transaction
 from semel.stores.postgres_witness import Witness
@@ -26,7 +26,7 @@ DECIDE_S = 5.0
 LOOK_S = 0.05
 
 
-class Verdict(Enum):
+class SwitchVerdict(Enum):
     WAIT = "wait"
     KEPT = "kept"
     LOST = "lost"
@@ -35,7 +35,7 @@ class Verdict(Enum):
 class Switch:
     """One look at a switch to `timeline` by one process."""
 
-    def __init__(self, session: Session, timeline: int, witness: Witness, membership: Membership) -> None:
+    def __init__(self, session: PostgresConnection, timeline: int, witness: Witness, membership: Membership) -> None:
         self._session, self._timeline = session, timeline
         self._witness, self._membership = witness, membership
         self.reason = ""
@@ -52,22 +52,22 @@ class Switch:
             self.reason = "the history of the timeline cannot be read"
             return False
         until = time.monotonic() + 2 * DECIDE_S
-        while (verdict := self._look(switch_lsn, note)) is Verdict.WAIT:
+        while (verdict := self._look(switch_lsn, note)) is SwitchVerdict.WAIT:
             if time.monotonic() > until:
                 raise StoreUnavailable("it is being decided whether the new primary has everything", fix="try again")
             time.sleep(LOOK_S)
-        return verdict is Verdict.KEPT
+        return verdict is SwitchVerdict.KEPT
 
-    def _look(self, switch_lsn: int, note: Callable[[Statements], None]) -> Verdict:
+    def _look(self, switch_lsn: int, note: Callable[[Statements], None]) -> SwitchVerdict:
         with transaction(self._session, "own_epoch", durable=False) as run:
             [(noted, members, pending, since, now)] = run.ask("read_switch")
             if noted == self._timeline:
-                return Verdict.KEPT
+                return SwitchVerdict.KEPT
             self.is_kept_by_us = False
             loss = self._find_loss(run, switch_lsn, members, now)
             if loss is not None:
                 self.reason = loss
-                return Verdict.LOST
+                return SwitchVerdict.LOST
             self.is_kept_by_us = True
             if pending != self._timeline:
                 run.run("begin_switch", self._timeline)
@@ -81,11 +81,11 @@ class Switch:
                 drop_silent(run, self._timeline)
                 note(run)
                 reach("switch.kept")
-                return Verdict.KEPT
+                return SwitchVerdict.KEPT
             if now - since > DECIDE_S * 1_000_000:
                 self.reason = f"no word from {silent}" if count else "nobody was there who could tell what is lost"
-                return Verdict.LOST
-        return Verdict.WAIT
+                return SwitchVerdict.LOST
+        return SwitchVerdict.WAIT
 
     def _find_loss(self, run: Statements, switch_lsn: int, members: int, now: int) -> str | None:
         if self._membership.is_joined:
@@ -102,7 +102,7 @@ def drop_silent(run: Statements, timeline: int) -> None:
     run.run("restamp_members", int(LEASE_S * 1_000_000))
 
 
-def find_switch_lsn(session: Session, timeline: int, before: int | None) -> int | None:
+def find_switch_lsn(session: PostgresConnection, timeline: int, before: int | None) -> int | None:
     """Where the timeline `before` ended on the way to this one; 0 when nobody asks. None: it cannot be told."""
     try:
         with errors(""):

@@ -18,7 +18,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from semel.errors import StoreUnavailable
-from semel.stores.postgres_connection import Session, Statements, is_broken
+from semel.stores.postgres_connection import PostgresConnection, Statements, is_broken
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Watch:
 
     A session that was late is closed: the cancel may still be on its way and would hit whatever comes next."""
 
-    def __init__(self, session: Session, wait_s: float) -> None:
+    def __init__(self, session: PostgresConnection, wait_s: float) -> None:
         self._session, self._wait_s = session, wait_s
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="semel-watch", daemon=True)
@@ -62,7 +62,12 @@ class Watch:
 
 @contextmanager
 def transaction(
-    session: Session, lock: str | None = None, *, durable: bool = True, lock_s: float | None = None, wait_s: float = 0.0
+    session: PostgresConnection,
+    lock: str | None = None,
+    *,
+    durable: bool = True,
+    lock_s: float | None = None,
+    wait_s: float = 0.0,
 ) -> Iterator[Statements]:
     """A short transaction. When it is durable and this returns, the synchronous standby has it too.
 
@@ -89,14 +94,14 @@ def transaction(
         _check_confirmed(session)
 
 
-def _check_confirmed(session: Session) -> None:
+def _check_confirmed(session: PostgresConnection) -> None:
     if session.warnings:
         session.close()
         raise StoreUnavailable(f"the synchronous standby has not confirmed: {session.warning_text}", fix=FIX_STANDBY)
 
 
 @contextmanager
-def watched(session: Session, wait_s: float | None = None) -> Iterator[None]:
+def watched(session: PostgresConnection, wait_s: float | None = None) -> Iterator[None]:
     """What the session does here ends in time."""
     with Watch(session, WAIT_S if wait_s is None else wait_s) as watch:
         try:
@@ -107,7 +112,7 @@ def watched(session: Session, wait_s: float | None = None) -> Iterator[None]:
             raise
 
 
-def barrier(session: Session) -> None:
+def barrier(session: PostgresConnection) -> None:
     """Returns when the standby has all that this session could see when it was called."""
     run = Statements(session)
     session.warnings.clear()
@@ -118,7 +123,7 @@ def barrier(session: Session) -> None:
     _check_confirmed(session)
 
 
-def roll_back(session: Session) -> None:
+def roll_back(session: PostgresConnection) -> None:
     """A connection that cannot even roll back is of no use: the server ends its transaction with it."""
     try:
         if not is_broken(session) and session.info.transaction_status != TransactionStatus.IDLE:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from semel.errors import StoreUnavailable
-from semel.stores.postgres_connection import Session, Statements, bigints, texts
+from semel.stores.postgres_connection import PostgresConnection, Statements, bigints, texts
 
 MARKER_KEEP_US = 48 * 3600 * 1_000_000
 
@@ -27,7 +27,7 @@ def boot_clock() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class WitnessedCommit:
     """The last one that was acknowledged, and when by the server's clock."""
 
     writer: str
@@ -52,7 +52,7 @@ class Witness:
         self.newest: int | None = None
         self.is_member = False
         self._lease_end = 0.0
-        self._commit: Commit | None = None
+        self._commit: WitnessedCommit | None = None
         self._lsn = self._turn_lsn = 0
         self._has_turned = False
         self._newest: dict[str, tuple[int, int]] = {}
@@ -60,7 +60,7 @@ class Witness:
 
     # -- answers
 
-    def committed(self, term: int, commit: Commit) -> None:
+    def committed(self, term: int, commit: WitnessedCommit) -> None:
         with self._lock:
             self._check(term)
             self._commit = commit
@@ -125,7 +125,9 @@ class Witness:
             self.term += self.newest not in (None, timeline)
             self.newest = timeline
 
-    def find_loss(self, session: Session, switch_lsn: int | None, now: int, *, is_pending: bool) -> str | None:
+    def find_loss(
+        self, session: PostgresConnection, switch_lsn: int | None, now: int, *, is_pending: bool
+    ) -> str | None:
         """What was answered and is not here, or cannot be shown to be; None when nothing is missing.
 
         `switch_lsn` is where our timeline ended, None while it goes on. `is_pending`: nobody has written since."""

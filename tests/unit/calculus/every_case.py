@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from fractions import Fraction
 
-from semel.calculus import Crash, Element, Link, Parallel, Pipe, Series
+from semel.calculus import Crash, Element, LinkElement, ParallelElement, PipeElement, Series
 
 Cases = dict[tuple[int, bool], Fraction]
 
@@ -32,7 +32,7 @@ def _both(left: Cases, right: Cases) -> Cases:
 def cases(element: Element, after: Cases = DELIVERED) -> Cases:
     """What can become of one copy. Finite attempts, no memory; a pipe stands in no other pipe."""
     match element:
-        case Link():
+        case LinkElement():
             return _link(element, after)
         case Crash(probability=probability):
             return _mix((probability, NOTHING), (1 - Fraction(probability), after))
@@ -40,19 +40,19 @@ def cases(element: Element, after: Cases = DELIVERED) -> Cases:
             for part in reversed(elements):
                 after = cases(part, after)
             return after
-        case Parallel(branches=branches):
+        case ParallelElement(branches=branches):
             joint: Cases = NOTHING
             for branch in branches:
                 joint = _both(joint, cases(branch, after))
             return joint
-        case Pipe(cascade=cascade):
+        case PipeElement(cascade=cascade):
             return _pipe(
                 element, after if cascade else _mix(*((p, {(k, True): Fraction(1)}) for (k, _), p in after.items()))
             )
     raise AssertionError(element)
 
 
-def _link(link: Link, after: Cases) -> Cases:
+def _link(link: LinkElement, after: Cases) -> Cases:
     unheard = {(copies, False): Fraction(0) for copies, _ in after}
     for (copies, _), probability in after.items():
         unheard[copies, False] += probability
@@ -66,7 +66,7 @@ def _link(link: Link, after: Cases) -> Cases:
     return sent
 
 
-def _pipe(pipe: Pipe, after: Cases) -> Cases:
+def _pipe(pipe: PipeElement, after: Cases) -> Cases:
     assert pipe.attempts is not None
     assert not pipe.dedup
     attempt = cases(pipe.inner, after)

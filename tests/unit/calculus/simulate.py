@@ -6,7 +6,18 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from semel.calculus import Counts, Crash, Dedup, Element, Link, Meter, Parallel, Pipe, Series, Store
+from semel.calculus import (
+    Crash,
+    Dedup,
+    DurableElement,
+    Element,
+    LinkElement,
+    MessageCounts,
+    MeterElement,
+    ParallelElement,
+    PipeElement,
+    Series,
+)
 
 Onward = Callable[[], bool]
 ATTEMPTS_MAX = 100_000
@@ -14,7 +25,7 @@ ATTEMPTS_MAX = 100_000
 
 @dataclass
 class Play:
-    """One run with its chance; `metered` counts what passes a `Meter`."""
+    """One run with its chance; `metered` counts what passes a `MeterElement`."""
 
     chance: random.Random
     metered: int = 0
@@ -25,29 +36,29 @@ class Play:
     def send(self, element: Element, onward: Onward, asked: bool = False) -> bool:
         """Send one copy into the element. True when a confirm comes back."""
         match element:
-            case Link():
+            case LinkElement():
                 return self._link(element, onward)
             case Crash(probability=probability):
                 return not self.happens(probability) and onward()
-            case Store():
+            case DurableElement():
                 return onward() or asked
             case Dedup():
                 return onward()
-            case Meter():
+            case MeterElement():
                 self.metered += 1
                 return onward()
-            case Parallel(branches=branches):
+            case ParallelElement(branches=branches):
                 answers = [
                     self.send(branch, onward, asked) for branch in branches
                 ]  # every branch, whatever the first says
                 return any(answers)
             case Series(elements=elements):
                 return self._series(elements, onward, asked)
-            case Pipe():
+            case PipeElement():
                 return self._cascade(element, onward) if element.cascade else self._pipe(element, onward, asked)
         raise AssertionError(element)
 
-    def _link(self, link: Link, onward: Onward) -> bool:
+    def _link(self, link: LinkElement, onward: Onward) -> bool:
         confirmed = False
         for _ in range(link.repeats + 1):
             if self.happens(link.loss):
@@ -68,12 +79,16 @@ class Play:
                 if place in seen:
                     return False
                 seen.add(place)
-            after = element.cascade if isinstance(element, Pipe) else waits and not isinstance(element, Store)
+            after = (
+                element.cascade
+                if isinstance(element, PipeElement)
+                else waits and not isinstance(element, DurableElement)
+            )
             return self.send(element, lambda: step(place + 1, after), waits)
 
         return step(0, asked)
 
-    def _attempts(self, pipe: Pipe, leave: Onward) -> bool:
+    def _attempts(self, pipe: PipeElement, leave: Onward) -> bool:
         most = pipe.attempts or ATTEMPTS_MAX
         for attempt in range(1, most + 1):
             if self.send(pipe.inner, leave):
@@ -83,7 +98,7 @@ class Play:
         assert pipe.attempts is not None, "this would never end"
         return False
 
-    def _pipe(self, pipe: Pipe, onward: Onward, asked: bool) -> bool:
+    def _pipe(self, pipe: PipeElement, onward: Onward, asked: bool) -> bool:
         passed: list[bool] = []
 
         def leave() -> bool:
@@ -97,15 +112,15 @@ class Play:
     def _comes_back(self, element: Element) -> bool:
         """The confirm of a pipe around this one crosses its links like any other message."""
         match element:
-            case Link(confirm_loss=confirm_loss):
+            case LinkElement(confirm_loss=confirm_loss):
                 return not self.happens(confirm_loss)
             case Series(elements=elements):
                 return all(self._comes_back(part) for part in elements)
-            case Pipe(inner=inner):
+            case PipeElement(inner=inner):
                 return self._comes_back(inner)
         return True
 
-    def _cascade(self, pipe: Pipe, onward: Onward) -> bool:
+    def _cascade(self, pipe: PipeElement, onward: Onward) -> bool:
         done = False
 
         def leave() -> bool:
@@ -119,7 +134,7 @@ class Play:
         return self._attempts(pipe, leave)
 
 
-def measure(element: Element, messages: int, seed: int) -> tuple[Counts, float]:
+def measure(element: Element, messages: int, seed: int) -> tuple[MessageCounts, float]:
     """Counts of so many messages, and how often each passed a meter."""
     play = Play(random.Random(seed))
     unique = received = squares = 0
@@ -134,4 +149,4 @@ def measure(element: Element, messages: int, seed: int) -> tuple[Counts, float]:
         unique += bool(copies)
         received += len(copies)
         squares += len(copies) ** 2
-    return Counts(messages, unique, received, squares), play.metered / messages
+    return MessageCounts(messages, unique, received, squares), play.metered / messages

@@ -12,18 +12,18 @@ import pytest
 from tests.unit.calculus.simulate import measure
 
 from semel.calculus import (
-    Counts,
     Crash,
     Dedup,
     DeliveryMode,
+    DurableElement,
     Element,
     Figures,
-    Link,
+    LinkElement,
+    MessageCounts,
     Mode,
-    Parallel,
-    Pipe,
+    ParallelElement,
+    PipeElement,
     Series,
-    Store,
     copies_without_loss,
     effective_confirm_loss,
     figures,
@@ -39,11 +39,11 @@ from semel.calculus import (
 from semel.kernel.dedup import IdWindow, MonotonicIndex, Passed, StrictIndex
 from semel.kernel.retry import RetryPolicy
 
-LOCAL = Link()
+LOCAL = LinkElement()
 
 
-def hop(loss: float, confirm_loss: float, attempts: int | None, dedup: bool = False) -> Pipe:
-    return Pipe(Link(loss, 0, confirm_loss), attempts, dedup)
+def hop(loss: float, confirm_loss: float, attempts: int | None, dedup: bool = False) -> PipeElement:
+    return PipeElement(LinkElement(loss, 0, confirm_loss), attempts, dedup)
 
 
 def pair(got: Figures | DeliveryMode) -> tuple[float, float]:
@@ -53,11 +53,11 @@ def pair(got: Figures | DeliveryMode) -> tuple[float, float]:
 class TestFigures:
     def test_01_reliability_is_at_most_one(self) -> None:
         """With stable ids, and when ids that nobody sent do not count."""
-        counts = Counts.of(sent="abc", received="aabzzz")
+        counts = MessageCounts.of(sent="abc", received="aabzzz")
         assert (counts.reliability, counts.received) == (2 / 3, 3)
 
     def test_02_uniqueness_of_a_half_is_twice_on_average(self) -> None:
-        counts = Counts.of(sent="ab", received="aaab")
+        counts = MessageCounts.of(sent="ab", received="aaab")
         assert counts.uniqueness == 0.5
         assert counts.duplication_rate == 2
         assert counts.squares == 3**2 + 1**2  # and yet b came only once
@@ -80,7 +80,7 @@ class TestFigures:
 
 
 class TestSeries:
-    AMO, ALO = Link(0.3), hop(0.2, 0.4, None)
+    AMO, ALO = LinkElement(0.3), hop(0.2, 0.4, None)
 
     def test_05_figures_multiply(self) -> None:
         """Only when the first makes no duplicates or the second loses nothing; otherwise it is a lower bound."""
@@ -91,7 +91,7 @@ class TestSeries:
         assert pair(product_bound([self.ALO, self.AMO])) == pytest.approx((0.7, 0.6))
 
     MODES: dict[Mode, Element] = {  # noqa: RUF012
-        Mode.UNRELIABLE: Link(0.3, duplicate=0.3),
+        Mode.UNRELIABLE: LinkElement(0.3, duplicate=0.3),
         Mode.AT_MOST_ONCE: AMO,
         Mode.AT_LEAST_ONCE: ALO,
         Mode.EXACTLY_ONCE: LOCAL,
@@ -125,10 +125,10 @@ class TestSeries:
 
     @pytest.mark.parametrize("hops", [1, 5, 30])
     def test_07_long_ways_decay_unless_wrapped(self, hops: int) -> None:
-        way = Series([Link(0.1, 0, 0.1)] * hops)
+        way = Series([LinkElement(0.1, 0, 0.1)] * hops)
         assert figures(way).reliability == pytest.approx(0.9**hops)
-        assert figures(Pipe(way, None)).reliability == pytest.approx(1)
-        assert figures(Pipe(way, 100)).reliability == pytest.approx(1 - (1 - 0.9**hops) ** 100)
+        assert figures(PipeElement(way, None)).reliability == pytest.approx(1)
+        assert figures(PipeElement(way, 100)).reliability == pytest.approx(1 - (1 - 0.9**hops) ** 100)
 
     def test_dedup_belongs_at_the_end(self) -> None:
         hops = hop(0.5, 0.5, 3), hop(0.5, 0.5, 3)
@@ -138,8 +138,8 @@ class TestSeries:
         assert between.reliability == pytest.approx(0.766, abs=5e-4)
 
     def test_parallel(self) -> None:
-        assert pair(figures(Parallel([LOCAL, LOCAL]))) == (1, 0.5)
-        assert pair(figures(Parallel([Link(0.1), Link(0.3)]))) == pytest.approx((0.97, 0.97 / 1.6))
+        assert pair(figures(ParallelElement([LOCAL, LOCAL]))) == (1, 0.5)
+        assert pair(figures(ParallelElement([LinkElement(0.1), LinkElement(0.3)]))) == pytest.approx((0.97, 0.97 / 1.6))
 
 
 class TestPipes:
@@ -149,7 +149,7 @@ class TestPipes:
 
     def test_09_a_pipe_is_measured_without_its_ends(self) -> None:
         pipe = hop(0.2, 0.2, 5, dedup=True)
-        delivery = Series([LOCAL, pipe, Link(0.1)])
+        delivery = Series([LOCAL, pipe, LinkElement(0.1)])
         assert figures(pipe).reliability == pytest.approx(1 - 0.2**5)
         assert figures(delivery).reliability == pytest.approx(0.9 * figures(pipe).reliability)
 
@@ -182,7 +182,7 @@ class TestPipes:
         chance.shuffle(arrived)
         window = IdWindow(size=200, keep_s=10)
         passed = [id for id in arrived if window.is_new(str(id), 0.0)]
-        counts = Counts.of(range(200), passed)
+        counts = MessageCounts.of(range(200), passed)
         assert (counts.reliability, counts.uniqueness) == (0.8, 1.0)
         assert leak(0.3, 0.4, span=1) == 0.4
         assert leak(0.3, 0.4, span=9) == pytest.approx(0.4 * 0.58**8)
@@ -207,44 +207,51 @@ class TestErrorsOnTheWay:
         assert figures(Series(once)).reliability == pytest.approx(0.7)
 
     def test_17_an_injected_pipe_gets_around_it(self) -> None:
-        way = Series([Link(0.2, 0, 0.1), Crash(0.3), Link(0.1, 0, 0.1)])
-        assert pair(figures(Pipe(way, None, dedup=True))) == pytest.approx((1, 1))
-        counts, _ = measure(Pipe(way, None, dedup=True), 2_000, seed=4)
+        way = Series([LinkElement(0.2, 0, 0.1), Crash(0.3), LinkElement(0.1, 0, 0.1)])
+        assert pair(figures(PipeElement(way, None, dedup=True))) == pytest.approx((1, 1))
+        counts, _ = measure(PipeElement(way, None, dedup=True), 2_000, seed=4)
         assert (counts.unique, counts.received) == (2_000, 2_000)
 
     @pytest.mark.parametrize("bad", range(4))
     def test_18_a_cascade_holds_the_message_until_the_last_confirms(self, bad: int) -> None:
-        stages: list[Element] = [Link(0.1, 0, 0.1), Link(0.1, 0, 0.1), Crash(0.0), Link(0.1, 0, 0.1)]
-        stages[bad] = Crash(0.6) if bad == 2 else Link(0.6, 0, 0.1)
+        stages: list[Element] = [
+            LinkElement(0.1, 0, 0.1),
+            LinkElement(0.1, 0, 0.1),
+            Crash(0.0),
+            LinkElement(0.1, 0, 0.1),
+        ]
+        stages[bad] = Crash(0.6) if bad == 2 else LinkElement(0.6, 0, 0.1)
         first, *onward = stages
-        assert figures(Series([Pipe(first, None, cascade=True), *onward])).reliability == pytest.approx(1)
-        on_receipt = figures(Series([Pipe(first, None), *onward])).reliability
+        assert figures(Series([PipeElement(first, None, cascade=True), *onward])).reliability == pytest.approx(1)
+        on_receipt = figures(Series([PipeElement(first, None), *onward])).reliability
         assert on_receipt < 0.9
 
     def test_18_in_closed_form(self) -> None:
-        way = Series([Pipe(Link(0.2, 0, 0.1), 5, cascade=True), Link(0.3, 0, 0.4)])
+        way = Series([PipeElement(LinkElement(0.2, 0, 0.1), 5, cascade=True), LinkElement(0.3, 0, 0.4)])
         assert figures(way).reliability == pytest.approx(1 - (1 - 0.8 * 0.7) ** 5)
-        endless = Series([Pipe(Link(0.2, 0, 0.1), None, cascade=True), Link(0.3, 0, 0.4)])
+        endless = Series([PipeElement(LinkElement(0.2, 0, 0.1), None, cascade=True), LinkElement(0.3, 0, 0.4)])
         assert pair(figures(endless)) == pytest.approx((1, 0.9 * 0.6))
         for z in (0.0, 0.5):
-            around = Pipe(Series([Link(0.2, 0, 0.1), Link(0.3, 0, 0.4)]), 5)
+            around = PipeElement(Series([LinkElement(0.2, 0, 0.1), LinkElement(0.3, 0, 0.4)]), 5)
             assert way.apply(0.0, z)[1] == pytest.approx(around.apply(0.0, z)[1])
 
     def test_18_a_memory_in_a_cascade(self) -> None:
         """It saves the confirm that is lost on the way back, not the one that is lost onward."""
-        onward = Link(0.3, 0, 0.4)
-        assert figures(Series([Pipe(Link(0.2, 0, 0.5), None, True, True), onward])).uniqueness == pytest.approx(0.6)
-        naive = Series([Pipe(Link(0.2, 0, 0.5), None, cascade=True), Dedup(), onward])
+        onward = LinkElement(0.3, 0, 0.4)
+        assert figures(
+            Series([PipeElement(LinkElement(0.2, 0, 0.5), None, True, True), onward])
+        ).uniqueness == pytest.approx(0.6)
+        naive = Series([PipeElement(LinkElement(0.2, 0, 0.5), None, cascade=True), Dedup(), onward])
         assert figures(naive).reliability == pytest.approx(0.7)  # it drops the resend of what went astray
 
     def test_19_processing_is_confirmed_when_it_is_done(self) -> None:
-        processed = Series([Pipe(Link(0.1, 0, 0.2), None, cascade=True), Crash(0.3)])
-        received = Series([Pipe(Link(0.1, 0, 0.2), None, dedup=True), Crash(0.3)])
+        processed = Series([PipeElement(LinkElement(0.1, 0, 0.2), None, cascade=True), Crash(0.3)])
+        received = Series([PipeElement(LinkElement(0.1, 0, 0.2), None, dedup=True), Crash(0.3)])
         assert pair(figures(processed)) == pytest.approx((1, 0.8))
         assert pair(figures(received)) == pytest.approx((0.7, 1))
 
     def test_20_a_store_holds_while_it_keeps_the_data(self) -> None:
-        way = Series([hop(0.2, 0.2, None, dedup=True), Store(), hop(0.2, 0.2, None, dedup=True)])
+        way = Series([hop(0.2, 0.2, None, dedup=True), DurableElement(), hop(0.2, 0.2, None, dedup=True)])
         assert pair(figures(way)) == pytest.approx((1, 1))
         assert outlasts(time_s=60, outage_mean_s=60) == pytest.approx(1 - 1 / math.e)
         assert outlasts(time_s=24 * 3600, outage_mean_s=60) == pytest.approx(1)
@@ -254,24 +261,30 @@ class TestErrorsOnTheWay:
         [(1, 1.23, 1.23), (2, 2.90, 2.47), (3, 5.10, 3.70), (5, 11.7, 6.17), (8, 30.7, 9.88)],
     )
     def test_20_what_a_store_saves(self, hops: int, cascade: float, stored: float) -> None:
-        link = Link(0.1, 0, 0.1)
-        assert transmissions(Series([Pipe(link, None, cascade=True), *[link] * (hops - 1)])) == pytest.approx(
+        link = LinkElement(0.1, 0, 0.1)
+        assert transmissions(Series([PipeElement(link, None, cascade=True), *[link] * (hops - 1)])) == pytest.approx(
             cascade, rel=5e-3
         )
-        assert transmissions(Series([Pipe(link, None, dedup=True), Store()] * hops)) == pytest.approx(stored, rel=5e-3)
+        assert transmissions(Series([PipeElement(link, None, dedup=True), DurableElement()] * hops)) == pytest.approx(
+            stored, rel=5e-3
+        )
 
     def test_20_a_cascade_ends_at_the_store(self) -> None:
-        to_store = Series([Pipe(Link(0.1, 0, 0.1), None, cascade=True), Store(), Link(0.9)])
+        to_store = Series(
+            [PipeElement(LinkElement(0.1, 0, 0.1), None, cascade=True), DurableElement(), LinkElement(0.9)]
+        )
         assert figures(to_store).attempts == pytest.approx(1 / 0.81)
 
     def test_21_reading_again_from_a_store(self) -> None:
         """All of it, perhaps repeated: B crashes before or after the effect, and reads again from its index."""
-        read = Pipe(Series([Link(0.1), Crash(0.2), Link(0, 0, 0.3)]), None)
-        assert pair(figures(Series([hop(0.2, 0.2, None, dedup=True), Store(), read]))) == pytest.approx((1, 0.7))
+        read = PipeElement(Series([LinkElement(0.1), Crash(0.2), LinkElement(0, 0, 0.3)]), None)
+        assert pair(figures(Series([hop(0.2, 0.2, None, dedup=True), DurableElement(), read]))) == pytest.approx(
+            (1, 0.7)
+        )
 
     def test_22_reading_again_from_the_start(self) -> None:
         kept = range(100)
-        counts = Counts.of(kept, [*range(60), *kept])  # the index was lost after 60
+        counts = MessageCounts.of(kept, [*range(60), *kept])  # the index was lost after 60
         assert (counts.reliability, counts.uniqueness) == (1, 100 / 160)
 
 
@@ -283,19 +296,19 @@ class TestWhereItIsLoose:
         assert figures(hop(loss, confirm_loss, None)).uniqueness == pytest.approx(1 - confirm_loss)
 
     def test_a_and_early_timeouts(self) -> None:
-        assert figures(Pipe(Link(), None, overlap=2)).uniqueness == pytest.approx(1 / 3)
+        assert figures(PipeElement(LinkElement(), None, overlap=2)).uniqueness == pytest.approx(1 / 3)
 
     def test_b_uniqueness_is_no_probability(self) -> None:
         """The mean of unique/received over messages is another number than the ratio of the means."""
-        counts = Counts.of("ab", "aaab")
+        counts = MessageCounts.of("ab", "aaab")
         assert counts.uniqueness == 0.5
         assert pytest.approx(2 / 3) == (1 / 3 + 1 / 1) / 2
 
     def test_c_nothing_sent_or_received(self) -> None:
-        assert Counts(0, 0, 0).reliability is None
-        assert Counts(5, 0, 0).uniqueness is None
-        assert figures(Link(loss=1)).uniqueness == 1
-        assert "undefined" in figures(Link(loss=1)).notes[0]
+        assert MessageCounts(0, 0, 0).reliability is None
+        assert MessageCounts(5, 0, 0).uniqueness is None
+        assert figures(LinkElement(loss=1)).uniqueness == 1
+        assert "undefined" in figures(LinkElement(loss=1)).notes[0]
 
     def test_d_reliability_depends_on_when_it_is_read(self) -> None:
         """After n timeouts it looks as if there were only n + 1 attempts; what is in flight looks lost."""
@@ -303,9 +316,9 @@ class TestWhereItIsLoose:
         arrives_at = [next(n for n in range(1000) if chance.random() >= 0.5) for _ in range(sent)]
         for read_at in (0, 1, 3):
             seen = sum(at <= read_at for at in arrives_at)
-            low, high = Counts(sent, seen, seen).reliability_interval(z=4)
+            low, high = MessageCounts(sent, seen, seen).reliability_interval(z=4)
             assert low <= figures(hop(0.5, 0, read_at + 1)).reliability <= high
-        assert Counts(sent, sent, sent).reliability == figures(hop(0.5, 0, None)).reliability == 1
+        assert MessageCounts(sent, sent, sent).reliability == figures(hop(0.5, 0, None)).reliability == 1
 
     def test_e_in_an_outage_the_horizon_counts_and_not_the_retries(self) -> None:
         many = RetryPolicy(retries=30, interval_s=1)
@@ -328,7 +341,7 @@ class TestWhereItIsLoose:
 
     def test_g_a_sender_must_live_or_have_written_it_down(self) -> None:
         assert figures(Series([Crash(0.1), hop(0.2, 0.2, None)])).reliability == pytest.approx(0.9)
-        assert figures(Series([Store(), hop(0.2, 0.2, None)])).reliability == pytest.approx(1)
+        assert figures(Series([DurableElement(), hop(0.2, 0.2, None)])).reliability == pytest.approx(1)
 
     def test_h_lower_or_equal(self) -> None:
         trace = [1, 2, 2, 3, 3]
@@ -341,7 +354,7 @@ class TestWhereItIsLoose:
         assert [arrived for arrived in trace if index.is_new(arrived)] == [1, 2, 3]
 
     def test_i_one_is_never_measured(self) -> None:
-        counts = Counts(2_995, 2_995, 2_995)
+        counts = MessageCounts(2_995, 2_995, 2_995)
         assert counts.reliability == 1
         assert counts.reliability_interval()[0] < 1
         assert sample_size(0.999) == 2_995
@@ -350,7 +363,7 @@ class TestWhereItIsLoose:
 
     def test_j_a_resend_keeps_its_id(self) -> None:
         attempts = [("a", 1), ("a", 2), ("b", 1)]  # (content, fresh id of each attempt)
-        by_content = Counts.of("ab", [content for content, _ in attempts])
-        by_attempt = Counts.of(attempts, attempts)
+        by_content = MessageCounts.of("ab", [content for content, _ in attempts])
+        by_attempt = MessageCounts.of(attempts, attempts)
         assert by_content.uniqueness == 2 / 3
         assert by_attempt.uniqueness == 1  # twice the same, and nothing shows it

@@ -10,13 +10,13 @@ from tests.unit.calculus.simulate import measure
 from semel.calculus import (
     Crash,
     Dedup,
+    DurableElement,
     Element,
     Figures,
-    Link,
-    Parallel,
-    Pipe,
+    LinkElement,
+    ParallelElement,
+    PipeElement,
     Series,
-    Store,
     distribution,
     figures,
     leak_by_size,
@@ -30,9 +30,9 @@ from semel.errors import ConfigError
 
 shares = st.floats(0, 1)
 below_one = st.floats(0, 0.95)
-links = st.builds(Link, loss=shares, duplicate=shares, confirm_loss=shares)
-hops = links | st.builds(Pipe, links, st.integers(1, 5), st.booleans())
-open_links = st.builds(Link, loss=below_one, confirm_loss=below_one)
+links = st.builds(LinkElement, loss=shares, duplicate=shares, confirm_loss=shares)
+hops = links | st.builds(PipeElement, links, st.integers(1, 5), st.booleans())
+open_links = st.builds(LinkElement, loss=below_one, confirm_loss=below_one)
 
 
 def pair(got: Figures) -> tuple[float, float]:
@@ -43,7 +43,7 @@ def pair(got: Figures) -> tuple[float, float]:
 def test_one_hop_in_closed_form(loss: float, confirm_loss: float, attempts: int) -> None:
     p, q, n = loss, confirm_loss, attempts
     f = p + (1 - p) * q
-    got = figures(Pipe(Link(p, 0, q), n), rtt_s=0.5, timeout_s=2)
+    got = figures(PipeElement(LinkElement(p, 0, q), n), rtt_s=0.5, timeout_s=2)
     assert got.reliability == pytest.approx(1 - p**n)
     assert got.copies == pytest.approx((1 - f**n) / (1 - q))
     assert got.uniqueness == pytest.approx((1 - p**n) * (1 - q) / (1 - f**n))
@@ -54,7 +54,7 @@ def test_one_hop_in_closed_form(loss: float, confirm_loss: float, attempts: int)
 
 @given(below_one, below_one)
 def test_without_end_in_closed_form(loss: float, confirm_loss: float) -> None:
-    got = figures(Pipe(Link(loss, 0, confirm_loss), None), rtt_s=0.25, timeout_s=1)
+    got = figures(PipeElement(LinkElement(loss, 0, confirm_loss), None), rtt_s=0.25, timeout_s=1)
     attempts = 1 / ((1 - loss) * (1 - confirm_loss))
     assert pair(got) == pytest.approx((1, 1 - confirm_loss))
     assert got.attempts == pytest.approx(attempts)
@@ -63,20 +63,22 @@ def test_without_end_in_closed_form(loss: float, confirm_loss: float) -> None:
 
 @given(below_one, st.integers(1, 8))
 def test_blind_repeats_in_closed_form(loss: float, times: int) -> None:
-    got = figures(Link(loss, repeats=times - 1))
+    got = figures(LinkElement(loss, repeats=times - 1))
     assert got.copies == pytest.approx((1 - loss) * times)
     assert got.uniqueness == pytest.approx((1 - loss**times) / ((1 - loss) * times))
-    never_confirmed = figures(Pipe(Link(loss, 0, 1.0), times))
+    never_confirmed = figures(PipeElement(LinkElement(loss, 0, 1.0), times))
     assert (never_confirmed.copies, never_confirmed.reliability) == pytest.approx((got.copies, got.reliability))
 
 
 def test_the_copies_of_a_sender_without_end_are_geometric() -> None:
-    got = distribution(Pipe(Link(0.3, 0, 0.4), None), 12)
+    got = distribution(PipeElement(LinkElement(0.3, 0, 0.4), None), 12)
     assert got == pytest.approx([0.0] + [0.6 * 0.4 ** (k - 1) for k in range(1, 12)], abs=1e-11)
 
 
 def test_a_distribution_counted_by_hand() -> None:
-    assert distribution(Link(0.25, repeats=2), 5) == pytest.approx([1 / 64, 9 / 64, 27 / 64, 27 / 64, 0], abs=1e-11)
+    assert distribution(LinkElement(0.25, repeats=2), 5) == pytest.approx(
+        [1 / 64, 9 / 64, 27 / 64, 27 / 64, 0], abs=1e-11
+    )
 
 
 @given(hops, hops)
@@ -99,12 +101,12 @@ def test_the_bound_holds_for_longer_ways(elements: list[Element]) -> None:
     assert exact.uniqueness >= bound.uniqueness - 1e-9 or exact.reliability < 1e-9
 
 
-@given(st.builds(Link, loss=below_one), hops)
+@given(st.builds(LinkElement, loss=below_one), hops)
 def test_equal_when_the_first_makes_no_duplicates(first: Element, second: Element) -> None:
     assert_equal_to_product(first, second)
 
 
-@given(hops, st.builds(Pipe, open_links, st.none()))
+@given(hops, st.builds(PipeElement, open_links, st.none()))
 def test_equal_when_the_second_loses_nothing(first: Element, second: Element) -> None:
     assert_equal_to_product(first, second)
 
@@ -118,12 +120,12 @@ def assert_equal_to_product(first: Element, second: Element) -> None:
 
 @given(st.floats(0.05, 0.9), st.floats(0.05, 0.9), st.floats(0.05, 0.9))
 def test_more_than_the_product_otherwise(loss: float, confirm_loss: float, later: float) -> None:
-    elements = [Pipe(Link(loss, 0, confirm_loss), 3), Link(later)]
+    elements = [PipeElement(LinkElement(loss, 0, confirm_loss), 3), LinkElement(later)]
     assert figures(Series(elements)).reliability > product_bound(elements).reliability + 1e-7
 
 
 def test_the_product_is_no_bound_for_a_cascade() -> None:
-    elements = [Pipe(Link(0.2, 0, 0.1), None, cascade=True), Link(0.3, 0, 0.4)]
+    elements = [PipeElement(LinkElement(0.2, 0, 0.1), None, cascade=True), LinkElement(0.3, 0, 0.4)]
     assert figures(Series(elements)).uniqueness == pytest.approx(0.9 * 0.6)
     bound = product_bound(elements)
     assert (bound.reliability, bound.uniqueness) == pytest.approx((0.7, 0.9))
@@ -131,13 +133,13 @@ def test_the_product_is_no_bound_for_a_cascade() -> None:
 
 @given(hops, hops)
 def test_parallel_in_closed_form(first: Element, second: Element) -> None:
-    one, two, both = figures(first), figures(second), figures(Parallel([first, second]))
+    one, two, both = figures(first), figures(second), figures(ParallelElement([first, second]))
     assert both.reliability == pytest.approx(1 - (1 - one.reliability) * (1 - two.reliability))
     assert both.copies == pytest.approx(one.copies + two.copies)
 
 
 def test_the_spread_is_what_repeated_counts_show() -> None:
-    path = Series([Pipe(Link(0.3, 0.1, 0.4), 3), Link(0.2)])
+    path = Series([PipeElement(LinkElement(0.3, 0.1, 0.4), 3), LinkElement(0.2)])
     runs, messages = 150, 60
     expected = sigma(path, messages)
     counted = [measure(path, messages, seed)[0] for seed in range(runs)]
@@ -162,31 +164,31 @@ def test_variance_is_that_of_the_distribution(path: Element) -> None:
 
 
 def test_no_spread_where_nothing_is_left_to_chance() -> None:
-    assert sigma(Link(), 100) == sigma(Link(loss=1), 100)
-    assert sigma(Link(), 100).uniqueness == 0
-    assert sigma(Pipe(Link(0, 0, 1.0), None), 10).copies == math.inf
+    assert sigma(LinkElement(), 100) == sigma(LinkElement(loss=1), 100)
+    assert sigma(LinkElement(), 100).uniqueness == 0
+    assert sigma(PipeElement(LinkElement(0, 0, 1.0), None), 10).copies == math.inf
 
 
 def test_what_hardly_ever_arrives_still_arrives_once() -> None:
-    got = figures(Series([Link(0.999)] * 10))
+    got = figures(Series([LinkElement(0.999)] * 10))
     assert pair(got) == pytest.approx((1e-30, 1), rel=1e-9)
     assert not got.notes
-    doubled = figures(Series([Link(0.999)] * 10 + [Link(duplicate=1.0)]))
+    doubled = figures(Series([LinkElement(0.999)] * 10 + [LinkElement(duplicate=1.0)]))
     assert pair(doubled) == pytest.approx((1e-30, 0.5), rel=1e-9)
 
 
 @given(below_one)
 def test_one_is_one_in_spite_of_rounding(loss: float) -> None:
-    way = Pipe(Series([Link(loss), Link(0.1), Link(loss / 3)]), None)
+    way = PipeElement(Series([LinkElement(loss), LinkElement(0.1), LinkElement(loss / 3)]), None)
     assert pair(figures(way)) == (1, 1)
 
 
 class TestLeak:
-    pipe = Pipe(Link(0.3, 0, 0.4), None, dedup=True)
+    pipe = PipeElement(LinkElement(0.3, 0, 0.4), None, dedup=True)
 
     def test_without_a_memory_there_is_none(self) -> None:
-        assert figures(Pipe(Link(0.3, 0, 0.4), None)).leak is None
-        assert figures(Link(0.3)).leak is None
+        assert figures(PipeElement(LinkElement(0.3, 0, 0.4), None)).leak is None
+        assert figures(LinkElement(0.3)).leak is None
 
     def test_a_memory_for_good_leaks_nothing(self) -> None:
         assert figures(self.pipe).leak == 0
@@ -198,64 +200,68 @@ class TestLeak:
         both = figures(self.pipe, timeout_s=2, keep_s=5, size=40, others_per_timeout=10)
         assert both.leak == pytest.approx(max(by_time, by_size))
 
-    @pytest.mark.parametrize("pipe", [Pipe(Link(0.3), 3, True, True), Pipe(Link(0.3), 3, True, overlap=1)])
-    def test_a_leak_that_is_only_near(self, pipe: Pipe) -> None:
+    @pytest.mark.parametrize(
+        "pipe", [PipeElement(LinkElement(0.3), 3, True, True), PipeElement(LinkElement(0.3), 3, True, overlap=1)]
+    )
+    def test_a_leak_that_is_only_near(self, pipe: PipeElement) -> None:
         assert figures(pipe).exact
         bounded = figures(pipe, keep_s=2)
         assert not bounded.exact
         assert "on receipt" in bounded.notes[0]
 
     def test_a_longer_way_leaks_like_one_link(self) -> None:
-        way = Pipe(Series([Link(0.1, 0, 0.2), Link(0.2, 0, 0.3)]), None, dedup=True)
+        way = PipeElement(Series([LinkElement(0.1, 0, 0.2), LinkElement(0.2, 0, 0.3)]), None, dedup=True)
         assert figures(way, keep_s=3).leak == pytest.approx(leak_by_time(1 - 0.9 * 0.8, 1 - 0.8 * 0.7, 3, 1))
-        assert figures(Pipe(Link(1.0), 3, dedup=True), keep_s=3).leak == 0
+        assert figures(PipeElement(LinkElement(1.0), 3, dedup=True), keep_s=3).leak == 0
 
 
 class TestEffort:
     def test_a_way_without_confirms(self) -> None:
-        got = figures(Series([Link(0.1), Store(), Link(0.2)]), rtt_s=3)
+        got = figures(Series([LinkElement(0.1), DurableElement(), LinkElement(0.2)]), rtt_s=3)
         assert (got.attempts, got.time_s) == (1, 0)
         assert figures(Series([])) == Figures(1, 1, 1, 1, 0, None, True)
 
     def test_a_point_before_the_sender(self) -> None:
-        got = figures(Series([Crash(0.5), Store(), Pipe(Link(0.5), None)]))
+        got = figures(Series([Crash(0.5), DurableElement(), PipeElement(LinkElement(0.5), None)]))
         assert (got.reliability, got.attempts) == pytest.approx((0.5, 2))
 
     def test_a_redundant_send_takes_as_long_as_the_slower(self) -> None:
-        slow, fast = Pipe(Link(0.5), None), Pipe(Link(0.1), None)
-        got = figures(Parallel([fast, slow]), rtt_s=0.1)
+        slow, fast = PipeElement(LinkElement(0.5), None), PipeElement(LinkElement(0.1), None)
+        got = figures(ParallelElement([fast, slow]), rtt_s=0.1)
         assert got.attempts == pytest.approx(2)
         assert got.time_s == pytest.approx(0.1 + 1)
 
     def test_late_confirms_are_asked_for(self) -> None:
-        got = figures(Pipe(Link(), None), rtt_s=2.5, timeout_s=1)
+        got = figures(PipeElement(LinkElement(), None), rtt_s=2.5, timeout_s=1)
         assert not got.exact
         assert "overlap=2" in got.notes[0]
-        told = figures(Pipe(Link(), None, overlap=2), rtt_s=2.5, timeout_s=1)
+        told = figures(PipeElement(LinkElement(), None, overlap=2), rtt_s=2.5, timeout_s=1)
         assert told.exact
         assert (told.copies, told.uniqueness, told.attempts, told.time_s) == pytest.approx((3, 1 / 3, 3, 2.5))
 
     def test_transmissions(self) -> None:
-        assert transmissions(Series([Link(0.1, repeats=1), Link(0.5)])) == pytest.approx(2 + 1.8)
-        assert transmissions(Parallel([Link(), Link(0.5)])) == 2
-        assert transmissions(Series([Link(0.5), Dedup(), Crash(0.2), Link()])) == pytest.approx(1 + 0.5 * 0.8)
-        assert transmissions(Pipe(Link(0.5, 0, 0.5), None)) == pytest.approx(4)
-        assert transmissions(Pipe(Link(loss=1), None)) == math.inf
-        assert transmissions(Store()) == 0
+        assert transmissions(Series([LinkElement(0.1, repeats=1), LinkElement(0.5)])) == pytest.approx(2 + 1.8)
+        assert transmissions(ParallelElement([LinkElement(), LinkElement(0.5)])) == 2
+        assert transmissions(Series([LinkElement(0.5), Dedup(), Crash(0.2), LinkElement()])) == pytest.approx(
+            1 + 0.5 * 0.8
+        )
+        assert transmissions(PipeElement(LinkElement(0.5, 0, 0.5), None)) == pytest.approx(4)
+        assert transmissions(PipeElement(LinkElement(loss=1), None)) == math.inf
+        assert transmissions(DurableElement()) == 0
 
 
 def test_what_is_only_a_bound_says_so() -> None:
-    uneven = Parallel([Link(0.1, 0, 0.1), Link(0.1, 0, 0.5)])
-    assert figures(Pipe(uneven, 3)).exact
-    assert "the worst is taken" in figures(Pipe(Pipe(uneven, 2), 3)).notes[0]
-    even = Parallel([Link(0.1, 0, 0.1), Link(0.2, 0, 0.1)])
-    assert figures(Pipe(Pipe(even, 2), 3)).exact
-    assert not figures(Pipe(Series([uneven, Dedup(), Link(0.1)]), 2)).exact
-    cascade = Series([Pipe(Link(0.1, 0, 0.1), 3, cascade=True), Dedup(), Link(0.1)])
-    assert "lower bounds" in figures(Parallel([cascade])).notes[0]
+    uneven = ParallelElement([LinkElement(0.1, 0, 0.1), LinkElement(0.1, 0, 0.5)])
+    assert figures(PipeElement(uneven, 3)).exact
+    assert "the worst is taken" in figures(PipeElement(PipeElement(uneven, 2), 3)).notes[0]
+    even = ParallelElement([LinkElement(0.1, 0, 0.1), LinkElement(0.2, 0, 0.1)])
+    assert figures(PipeElement(PipeElement(even, 2), 3)).exact
+    assert not figures(PipeElement(Series([uneven, Dedup(), LinkElement(0.1)]), 2)).exact
+    cascade = Series([PipeElement(LinkElement(0.1, 0, 0.1), 3, cascade=True), Dedup(), LinkElement(0.1)])
+    assert "lower bounds" in figures(ParallelElement([cascade])).notes[0]
 
 
 @pytest.mark.parametrize("settings", [{"rtt_s": -1}, {"timeout_s": 0}, {"keep_s": 0.0}, {"size": 0}])
 def test_wrong_settings(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        figures(Pipe(Link(), 1, dedup=True), **settings)  # type: ignore[arg-type]
+        figures(PipeElement(LinkElement(), 1, dedup=True), **settings)  # type: ignore[arg-type]

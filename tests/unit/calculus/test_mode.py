@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.calculus import Counts, DeliveryMode, Mode, sample_size
+from semel.calculus import DeliveryMode, MessageCounts, Mode, sample_size
 from semel.errors import ConfigError, InputError
 
 
@@ -49,7 +49,7 @@ ids = st.integers(0, 8)
 class TestCounts:
     @given(st.lists(ids, max_size=12), st.lists(st.integers(0, 12), max_size=30))
     def test_from_any_trace(self, sent: list[int], received: list[int]) -> None:
-        counts = Counts.of(sent, received)
+        counts = MessageCounts.of(sent, received)
         known = [id for id in received if id in sent]
         assert (counts.sent, counts.unique, counts.received) == (len(set(sent)), len(set(known)), len(known))
         assert counts.squares == sum(known.count(id) ** 2 for id in set(known))
@@ -58,7 +58,7 @@ class TestCounts:
         assert (counts.reliability is None or counts.uniqueness is None) == bool(counts.undefined)
 
     def test_nothing_sent_or_received(self) -> None:
-        nothing, lost = Counts(0, 0, 0), Counts(5, 0, 0)
+        nothing, lost = MessageCounts(0, 0, 0), MessageCounts(5, 0, 0)
         assert (nothing.reliability, nothing.uniqueness, nothing.duplication_rate) == (None, None, None)
         assert nothing.undefined == "R and UR are undefined: nothing was sent"
         assert (lost.reliability, lost.uniqueness, lost.duplication_rate) == (0.0, None, None)
@@ -67,7 +67,7 @@ class TestCounts:
         assert nothing.verdict(0.1).mode is None
         assert nothing.verdict(0.1).words == nothing.undefined
         assert nothing.rule_of_three is None
-        assert Counts(1, 1, 1).undefined == ""
+        assert MessageCounts(1, 1, 1).undefined == ""
 
     @pytest.mark.parametrize(
         "numbers",
@@ -75,28 +75,28 @@ class TestCounts:
     )
     def test_numbers_that_cannot_be(self, numbers: tuple[int, ...]) -> None:
         with pytest.raises((InputError, ConfigError)) as caught:
-            Counts(*numbers)
+            MessageCounts(*numbers)
         assert caught.value.fix
 
     def test_squares_at_their_bounds(self) -> None:
-        assert Counts(2, 2, 4, 8).squares == 8  # 2 + 2
-        assert Counts(2, 2, 4, 10).squares == 10  # 3 + 1
+        assert MessageCounts(2, 2, 4, 8).squares == 8  # 2 + 2
+        assert MessageCounts(2, 2, 4, 10).squares == 10  # 3 + 1
 
 
 class TestIntervals:
     def test_wilson(self) -> None:
         # solved by hand: the p with (share - p)^2 = z^2 p (1 - p) / n
-        low, high = Counts(10, 8, 8).reliability_interval()
+        low, high = MessageCounts(10, 8, 8).reliability_interval()
         for p in (low, high):
             assert (0.8 - p) ** 2 == pytest.approx(1.96**2 * p * (1 - p) / 10)
-        assert Counts(100, 100, 100).reliability_interval() == (pytest.approx(100 / (100 + 1.96**2)), 1.0)
-        assert Counts(100, 0, 0).reliability_interval()[0] == 0.0
+        assert MessageCounts(100, 100, 100).reliability_interval() == (pytest.approx(100 / (100 + 1.96**2)), 1.0)
+        assert MessageCounts(100, 0, 0).reliability_interval()[0] == 0.0
 
     def test_wilson_covers(self) -> None:
         chance, inside = random.Random(3), 0
         for _ in range(1000):
             arrived = sum(chance.random() < 0.9 for _ in range(60))
-            low, high = Counts(60, arrived, arrived).reliability_interval()
+            low, high = MessageCounts(60, arrived, arrived).reliability_interval()
             inside += low <= 0.9 <= high
         assert 920 <= inside <= 980
 
@@ -110,21 +110,21 @@ class TestIntervals:
                 while count and chance.random() < 0.4:
                     count += 1
                 copies.append(count)
-            counts = Counts(150, sum(map(bool, copies)), sum(copies), sum(c * c for c in copies))
+            counts = MessageCounts(150, sum(map(bool, copies)), sum(copies), sum(c * c for c in copies))
             low, high = counts.uniqueness_interval()
             inside += low <= 0.6 <= high
         assert 455 <= inside <= 495
 
     def test_every_message_exactly_twice_is_no_guess(self) -> None:
-        assert Counts(10, 10, 20, 40).uniqueness_interval() == (0.5, 0.5)
+        assert MessageCounts(10, 10, 20, 40).uniqueness_interval() == (0.5, 0.5)
 
     def test_without_squares_the_worst_is_taken(self) -> None:
-        counts = Counts(10, 10, 20)
+        counts = MessageCounts(10, 10, 20)
         assert counts.uniqueness_interval() == counts.uniqueness_interval(11**2 + 9)
         assert counts.uniqueness_interval(40) == (0.5, 0.5)
 
     def test_no_duplicate_is_no_proof(self) -> None:
-        low, high = Counts(1000, 1000, 1000).uniqueness_interval()
+        low, high = MessageCounts(1000, 1000, 1000).uniqueness_interval()
         assert high == 1
         assert low == pytest.approx(1 - 1.96**2 / 1000, abs=1e-4)
 
@@ -133,10 +133,10 @@ class TestVerdict:
     def test_each_mode(self) -> None:
         n = 100_000
         cases = {
-            "tends to exactly once": Counts(n, n, n),
-            "tends to at least once": Counts(n, n, 2 * n, 4 * n),
-            "tends to at most once": Counts(n, n // 2, n // 2),
-            "unreliable": Counts(n, n // 2, n, 2 * n),
+            "tends to exactly once": MessageCounts(n, n, n),
+            "tends to at least once": MessageCounts(n, n, 2 * n, 4 * n),
+            "tends to at most once": MessageCounts(n, n // 2, n // 2),
+            "unreliable": MessageCounts(n, n // 2, n, 2 * n),
         }
         for words, counts in cases.items():
             verdict = counts.verdict(0.001)
@@ -145,15 +145,15 @@ class TestVerdict:
             assert verdict.mode.value in words
 
     def test_too_few_messages(self) -> None:
-        verdict = Counts(100, 100, 100).verdict(0.001)
+        verdict = MessageCounts(100, 100, 100).verdict(0.001)
         assert verdict.mode is None
         assert "too few" in verdict.words
-        assert Counts(100, 100, 100).verdict(0.0).mode is None
+        assert MessageCounts(100, 100, 100).verdict(0.0).mode is None
 
     def test_one_lost_in_many_still_tends_to_exactly_once(self) -> None:
         n = 100_000
-        assert Counts(n, n - 1, n - 1).verdict(0.001).mode is Mode.EXACTLY_ONCE
-        assert Counts(n, n - 1, n - 1).verdict(0.0).words == "undecided: too few messages for this tolerance"
+        assert MessageCounts(n, n - 1, n - 1).verdict(0.001).mode is Mode.EXACTLY_ONCE
+        assert MessageCounts(n, n - 1, n - 1).verdict(0.0).words == "undecided: too few messages for this tolerance"
 
 
 class TestSampleSize:
@@ -170,10 +170,10 @@ class TestSampleSize:
         assert passes(size) <= 0.05 < passes(size - 1)
 
     def test_the_rule_of_three(self) -> None:
-        bound = Counts(1000, 1000, 1000).rule_of_three
+        bound = MessageCounts(1000, 1000, 1000).rule_of_three
         assert bound == 0.003
         assert sample_size(1 - bound) == pytest.approx(1000, rel=0.002)
-        assert Counts(1000, 999, 999).rule_of_three is None
+        assert MessageCounts(1000, 999, 999).rule_of_three is None
 
     @pytest.mark.parametrize("arguments", [(1.0,), (0.0,), (0.9, 1.0), (0.9, 0.0)])
     def test_what_no_number_shows(self, arguments: tuple[float, ...]) -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from semel.calculus import (
     Figures,
-    Link,
-    Pipe,
+    LinkElement,
+    PipeElement,
     Series,
     Unreachable,
     figures,
@@ -39,7 +39,7 @@ def test_the_fewest_retries_of_a_link(loss: float, wanted: float) -> None:
 
 @given(below_one, st.floats(0.01, 0.999))
 def test_searching_finds_what_the_closed_form_says(loss: float, wanted: float) -> None:
-    found = retries_for(lambda retries: figures(Pipe(Link(loss, 0, 0.3), retries + 1)), wanted)
+    found = retries_for(lambda retries: figures(PipeElement(LinkElement(loss, 0, 0.3), retries + 1)), wanted)
     closed = retries_for_reliability(loss, wanted)
     assert isinstance(found, int)
     assert isinstance(closed, int)
@@ -58,7 +58,9 @@ def test_retries_that_do_not_help() -> None:
     assert "nothing arrives" in nothing.why
     assert isinstance(one, Unreachable)
     assert "infinite" in one.why
-    lossy_end = retries_for(lambda n: figures(Series([Pipe(Link(0.5), n + 1), Link(0.1)])), 0.95, most=100)
+    lossy_end = retries_for(
+        lambda n: figures(Series([PipeElement(LinkElement(0.5), n + 1), LinkElement(0.1)])), 0.95, most=100
+    )
     assert isinstance(lossy_end, Unreachable)
     assert lossy_end.best == pytest.approx(0.9)
     assert "even 100" in lossy_end.why
@@ -120,7 +122,7 @@ def test_windows() -> None:
     assert window_for_throughput(1000, 0.2) == 200
     assert window_for_throughput(1000, 0.2001) == 201
     assert window_for_throughput(1, 0.01) == window_for_throughput(0, 5) == 1
-    lossy = figures(Pipe(Link(0.1, 0, 0.1), None), rtt_s=0.2, timeout_s=0.5)
+    lossy = figures(PipeElement(LinkElement(0.1, 0, 0.1), None), rtt_s=0.2, timeout_s=0.5)
     assert window_for_throughput(100, lossy.time_s) == math.ceil(100 * (0.2 + (1 / 0.81 - 1) * 0.5))
     stuck = window_for_throughput(1, math.inf)
     assert isinstance(stuck, Unreachable)

@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from semel.calculus import Link, Order, Pipe, PipeSpec, figures, leak_by_time
+from semel.calculus import LinkElement, PassOrder, PipeElement, PipeSpec, figures, leak_by_time
 from semel.errors import ConfigError
 
 
 def test_settings_become_a_path() -> None:
     got = PipeSpec(loss=0.3, confirm_loss=0.2, attempts=3, rtt_s=0.1).figures()
-    assert got == figures(Pipe(Link(0.3, 0, 0.2), 3), rtt_s=0.1)
+    assert got == figures(PipeElement(LinkElement(0.3, 0, 0.2), 3), rtt_s=0.1)
 
 
 def test_a_memory_with_an_end() -> None:
@@ -33,14 +33,14 @@ def test_a_slow_confirm_overlaps() -> None:
 
 
 def test_a_monotonic_receiver() -> None:
-    got = PipeSpec(confirm_loss=0.5, order=Order.MONOTONIC, burst=3).figures()
+    got = PipeSpec(confirm_loss=0.5, order=PassOrder.MONOTONIC, burst=3).figures()
     assert (got.reliability, got.uniqueness, got.leak) == (pytest.approx((1 + 1 / 2 + 1 / 3) / 3), 1, 0)
     assert got.exact
     assert "late ones are lost" in got.notes[0]
-    lossy = PipeSpec(loss=0.5, attempts=1, order=Order.MONOTONIC, burst=3).figures()
+    lossy = PipeSpec(loss=0.5, attempts=1, order=PassOrder.MONOTONIC, burst=3).figures()
     assert not lossy.exact
     assert lossy.reliability < played_monotonic(0.5, 3)
-    assert PipeSpec(loss=0.5, attempts=2, order=Order.MONOTONIC).figures().reliability == 0.75
+    assert PipeSpec(loss=0.5, attempts=2, order=PassOrder.MONOTONIC).figures().reliability == 0.75
 
 
 def played_monotonic(loss: float, burst: int) -> float:
@@ -56,11 +56,11 @@ def played_monotonic(loss: float, burst: int) -> float:
 
 
 def test_a_strict_receiver() -> None:
-    got = PipeSpec(loss=0.1, attempts=1, order=Order.STRICT, messages=3).figures()
+    got = PipeSpec(loss=0.1, attempts=1, order=PassOrder.STRICT, messages=3).figures()
     assert (got.reliability, got.uniqueness) == (pytest.approx((0.9 + 0.81 + 0.729) / 3), 1)
     assert got.exact
     assert "all wait" in got.notes[0]
-    for harmless in (PipeSpec(loss=0.1, order=Order.STRICT, messages=1000), PipeSpec(order=Order.STRICT)):
+    for harmless in (PipeSpec(loss=0.1, order=PassOrder.STRICT, messages=1000), PipeSpec(order=PassOrder.STRICT)):
         assert harmless.figures().reliability == 1
         assert not harmless.figures().notes
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from tests.unit.cli.conftest import Semel
 
-from semel.calculus.mode import Counts
+from semel.calculus.mode import MessageCounts
 from semel.cli.audit import parse_findings, parse_time
 from semel.cli.terminal import Terminal
 from semel.errors import ConfigError, PeerUnavailable, SemelError, StoreUnavailable
 from semel.spark import session
 from semel.spark.audit import compact, files, follow, run, sources
-from semel.spark.audit.chains import Comparison, Point
+from semel.spark.audit.chains import ChainComparison, ChainPoint
 from semel.spark.audit.result import Audit, Finding
 from unit.spark.audit import samples
 from unit.spark.audit.samples import audit, cell
@@ -34,7 +34,7 @@ class World:
     """What Spark would have done, and what it was asked."""
 
     audit: Audit = field(default_factory=samples.good)
-    comparison: Comparison | None = None
+    comparison: ChainComparison | None = None
     error: Exception | None = None
     asked: dict[str, Any] = field(default_factory=dict)
     points: tuple[str, str] | None = None
@@ -50,7 +50,7 @@ class Case:
             raise self.world.error
         return replace(self.world.audit, sources=self.world.asked["sources"])
 
-    def compare(self, first: str, last: str) -> Comparison:
+    def compare(self, first: str, last: str) -> ChainComparison:
         self.world.points = (first, last)
         assert self.world.comparison is not None
         return self.world.comparison
@@ -69,7 +69,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     @contextmanager
     def prepared(
-        spark: str, given: tuple[str, ...], options: run.Options, progress: Callable[..., None]
+        spark: str, given: tuple[str, ...], options: run.AuditOptions, progress: Callable[..., None]
     ) -> Iterator[Case]:
         assert spark == "spark"
         made.asked |= {"sources": given, "options": options}
@@ -391,10 +391,10 @@ def test_where_a_person_waits_the_stages_are_named(semel: Semel, world: World, m
 # -- two points
 
 
-def compared(sent: int, unique: int, received: int, surplus: int = 0) -> Comparison:
+def compared(sent: int, unique: int, received: int, surplus: int = 0) -> ChainComparison:
     missing = tuple(f"m{number}" for number in range(sent - unique))
-    of, to = Point("a>b", "sent"), Point("b>c", "accepted")
-    return Comparison(of, to, Counts(sent, unique, received), surplus, missing, tuple(["s"] * surplus))
+    of, to = ChainPoint("a>b", "sent"), ChainPoint("b>c", "accepted")
+    return ChainComparison(of, to, MessageCounts(sent, unique, received), surplus, missing, tuple(["s"] * surplus))
 
 
 def test_two_points_that_agree(semel: Semel, world: World) -> None:
@@ -418,7 +418,7 @@ def test_two_points_that_agree(semel: Semel, world: World) -> None:
     ],
 )
 def test_two_points_that_differ_make_the_claim_false(
-    comparison: Comparison, fail_on: str, exit_code: int, semel: Semel, world: World, tmp_path: Path
+    comparison: ChainComparison, fail_on: str, exit_code: int, semel: Semel, world: World, tmp_path: Path
 ) -> None:
     world.comparison = comparison
     args = ("--from", "a>b", "--to", "b>c", "--fail-on", fail_on, "--out", "r.html")

@@ -13,7 +13,7 @@ from tests.unit.cli.conftest import Ran, Semel
 
 from semel.bench import disk
 from semel.cli import doctor as module
-from semel.cli.doctor import Check
+from semel.cli.doctor import DoctorCheck
 from semel.config import load_config
 from semel.errors import ConfigError, StoreBusy
 from semel.spark import java as java_module
@@ -125,7 +125,7 @@ def test_an_old_or_crippled_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
-    assert module.check_disk() == Check("disk", "bad", "5.0 MB free here", "free some space", 3)
+    assert module.check_disk() == DoctorCheck("disk", "bad", "5.0 MB free here", "free some space", 3)
 
 
 def test_a_slow_disk_and_one_that_may_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +152,8 @@ def test_what_is_not_installed_comes_with_its_command(monkeypatch: pytest.Monkey
 
 def test_programs_of_later_parts_are_only_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda program: "/bin/chrome" if program == "google-chrome" else None)
-    assert module.check_node() == Check("Node", "note", "not found; not needed by this version")
-    assert module.check_chromium() == Check("Chromium", "note", "/bin/chrome; not needed by this version")
+    assert module.check_node() == DoctorCheck("Node", "note", "not found; not needed by this version")
+    assert module.check_chromium() == DoctorCheck("Chromium", "note", "/bin/chrome; not needed by this version")
 
 
 # -- Spark
@@ -169,7 +169,7 @@ def java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Java:
 
 @pytest.mark.usefixtures("java")
 def test_which_java_and_why() -> None:
-    assert module.check_java() == Check(
+    assert module.check_java() == DoctorCheck(
         "Java",
         "ok",
         "17.0.15 in /opt/17 (from PATH), for Spark; passed over /old/bin/java (JAVA_HOME): is version 11, too old",
@@ -181,7 +181,7 @@ def test_no_java_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConfigError("no Java", fix="get one")
 
     monkeypatch.setattr(java_module, "find_java", none)
-    assert module.check_java() == Check("Java", "missing", "no Java", "get one")
+    assert module.check_java() == DoctorCheck("Java", "missing", "no Java", "get one")
     assert module.check_spark(load_config()).detail.endswith("no start-up cache without Java")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semel.cli.doctor_postgres import Server, check_disk, check_standbys, check_url
+from semel.cli.doctor_postgres import ServerFacts, check_disk, check_standbys, check_url
 from semel.stores.postgres_connection import DEFAULTS
 
 SAFE = {
@@ -15,11 +15,11 @@ SAFE = {
 }  # fmt: skip
 
 
-def server(*standbys: str | None, is_standby: bool = False, **settings: str) -> Server:
-    return Server(SAFE | settings, is_standby, standbys)
+def server(*standbys: str | None, is_standby: bool = False, **settings: str) -> ServerFacts:
+    return ServerFacts(SAFE | settings, is_standby, standbys)
 
 
-def states(found: Server) -> dict[str, str]:
+def states(found: ServerFacts) -> dict[str, str]:
     return {check.name: check.state for check in [check_disk(found), *check_standbys(found)]}
 
 
@@ -66,7 +66,7 @@ def test_pg_rewind_needs_checksums_or_hints_where_there_is_anything_to_rewind() 
 
 
 def test_sessions_survive_a_failover_where_the_history_may_be_read() -> None:
-    assert states(Server(SAFE, standbys=["sync"], reads_history=False))["history of timelines"] == "missing"
+    assert states(ServerFacts(SAFE, standbys=["sync"], reads_history=False))["history of timelines"] == "missing"
     assert states(server("sync"))["history of timelines"] == "ok"
     assert "history of timelines" not in states(server("async", synchronous_standby_names=""))
 

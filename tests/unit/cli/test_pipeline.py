@@ -60,13 +60,15 @@ class Spark:
         self.session = settings
         return "spark"
 
-    def run(self, spark: str, pipeline: Pipeline, store: Store, options: runner.RunOptions) -> runner.Run:
+    def run(self, spark: str, pipeline: Pipeline, store: Store, options: runner.RunOptions) -> runner.PipelineRun:
         self.pipeline, self.options = pipeline, options
         for id in self.dies:
             store.commit([Unit((Append(died_stream(pipeline.name), Envelope(id), identity=id),))])
         if self.error is not None:
             raise self.error
-        run = runner.Run(pipeline.name, "finished", "me", 1, options.checkpoint, 0, 0, batch=1, rows=3, rows_per_s=9.0)
+        run = runner.PipelineRun(
+            pipeline.name, "finished", "me", 1, options.checkpoint, 0, 0, batch=1, rows=3, rows_per_s=9.0
+        )
         options.progress(run)
         return run
 
@@ -245,7 +247,9 @@ class TestRunning:
         assert "orders is not running" in semel("pipeline", "stop", "orders").out
 
     def test_a_killed_one_is_told_from_one_that_ended(self, holder: Holder, project: Path, semel: Semel) -> None:
-        run = runner.Run("orders", "running", "driver-1", holder.fence, "/places/orders", 0, 0, batch=4, rows=500)
+        run = runner.PipelineRun(
+            "orders", "running", "driver-1", holder.fence, "/places/orders", 0, 0, batch=4, rows=500
+        )
         holder.commit(Put(runner.state_key("orders"), msgspec.json.encode(run)))
         holder.release()
         shown = semel("pipeline", "status", "orders", "--json").result

@@ -11,7 +11,7 @@ import pytest
 
 from semel.auth.keys import DEV_KEY, AccessKeys
 from semel.cli import remote
-from semel.cli.remote import DEV_ENDPOINT, Place, Server, find_keys, find_server
+from semel.cli.remote import DEV_ENDPOINT, RemoteServer, ServerAddress, find_keys, find_server
 from semel.config import AuthSection
 from semel.errors import (
     AuthError,
@@ -72,17 +72,17 @@ def test_who_only_asks_makes_no_keys(tmp_path: Path) -> None:
 
 
 def test_a_server_is_named_by_a_connection_string(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_server(STRING) == Place("https://s.example", AccessKeys(KEY))
+    assert find_server(STRING) == ServerAddress("https://s.example", AccessKeys(KEY))
     monkeypatch.setenv(remote.CONNECTION_VARIABLE, STRING)
     assert find_server(None).endpoint == "https://s.example"
-    assert find_server(None, dev=True) == Place(DEV_ENDPOINT, AccessKeys(DEV_KEY))
+    assert find_server(None, dev=True) == ServerAddress(DEV_ENDPOINT, AccessKeys(DEV_KEY))
     monkeypatch.setenv("SEMEL_ACCESS_KEY", OTHER)
-    assert find_server(None, "http://t.example/") == Place("http://t.example", AccessKeys(OTHER))
+    assert find_server(None, "http://t.example/") == ServerAddress("http://t.example", AccessKeys(OTHER))
 
 
 def test_else_it_is_the_one_that_serve_would_be_here() -> None:
     keys = find_keys(False, None, AuthSection())
-    assert find_server(None) == Place("http://127.0.0.1:8080", keys)
+    assert find_server(None) == ServerAddress("http://127.0.0.1:8080", keys)
     for text, endpoint in (
         ('host = "0.0.0.0"\nport = 81', "http://127.0.0.1:81"),
         ('host = "::"', "http://[::1]:8080"),
@@ -97,19 +97,19 @@ def test_before_that_it_is_the_one_that_runs_on_the_store_of_this_folder(monkeyp
     own, other = find_keys(False, None, AuthSection()), find_keys(False, Path("other.keys"), AuthSection())
     with alone_with(Path("semel.db")) as tell:
         tell(Running("https://127.0.0.1:81"))
-        assert find_server(None) == Place("https://127.0.0.1:81", own)
-        assert find_server(None, keys=Path("other.keys")) == Place("https://127.0.0.1:81", other)
+        assert find_server(None) == ServerAddress("https://127.0.0.1:81", own)
+        assert find_server(None, keys=Path("other.keys")) == ServerAddress("https://127.0.0.1:81", other)
         assert find_server(None, "http://t.example").endpoint == "http://t.example"
         assert find_server(None, dev=True).endpoint == DEV_ENDPOINT
         assert find_server(STRING).endpoint == "https://s.example"
     with alone_with(Path("semel.db")) as tell:
         tell(Running("http://127.0.0.1:82", keys=str(Path("other.keys").absolute())))
-        assert find_server(None) == Place("http://127.0.0.1:82", other)
+        assert find_server(None) == ServerAddress("http://127.0.0.1:82", other)
     with alone_with(Path("semel.db")) as tell:
         tell(Running("http://127.0.0.1:83", is_dev=True))
-        assert find_server(None) == Place("http://127.0.0.1:83", AccessKeys(DEV_KEY))
+        assert find_server(None) == ServerAddress("http://127.0.0.1:83", AccessKeys(DEV_KEY))
         monkeypatch.setenv("SEMEL_ACCESS_KEY", KEY)
-        assert find_server(None) == Place("http://127.0.0.1:83", AccessKeys(KEY))
+        assert find_server(None) == ServerAddress("http://127.0.0.1:83", AccessKeys(KEY))
         monkeypatch.setenv("SEMEL_STORE__URL", "postgresql://db.example/semel")
         assert find_server(None).endpoint == "http://127.0.0.1:8080"
 
@@ -137,13 +137,13 @@ def test_two_servers_at_once_and_none(
 def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nonsense")
     with pytest.raises(ConfigError, match=r"ca\.pem"):
-        Server(Place("https://s.example", AccessKeys(KEY), tmp_path / "ca.pem"))
+        RemoteServer(ServerAddress("https://s.example", AccessKeys(KEY), tmp_path / "ca.pem"))
 
 
 # -- what it answers
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Server:
+def answering(monkeypatch: pytest.MonkeyPatch, answer: Any) -> RemoteServer:
     client = httpx.Client
 
     def make(**options: Any) -> httpx.Client:
@@ -151,7 +151,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Server:
         return client(**{**options, "transport": httpx.MockTransport(answer)})
 
     monkeypatch.setattr(httpx, "Client", make)
-    return Server(Place("http://s.example", AccessKeys(KEY)))
+    return RemoteServer(ServerAddress("http://s.example", AccessKeys(KEY)))
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import sys
 import pytest
 from rich.console import Console
 
-from semel.cli.terminal import Answer, Terminal, human_bytes
+from semel.cli.terminal import CommandResult, Terminal, human_bytes
 
 
 def test_a_result_goes_to_stdout_and_a_note_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal()
     terminal.note("by the way")
     terminal.note("by the way")
-    assert terminal.show("x", Answer({"n": 1}, ["one [bold]line[/bold]", "two"], 4)) == 4
+    assert terminal.show("x", CommandResult({"n": 1}, ["one [bold]line[/bold]", "two"], 4)) == 4
     printed = capsys.readouterr()
     assert printed.out == "one [bold]line[/bold]\ntwo\n"
     assert printed.err == "by the way\n"
@@ -29,7 +29,7 @@ def test_for_a_machine_there_is_one_object_and_silence(capsys: pytest.CaptureFix
     with terminal.progress("working", 3) as update:
         update(1)
     error = {"code": "c", "message": "m", "fix": "f"}
-    assert terminal.show("a b", Answer({"n": 1}, ["text"], 1, error)) == 1
+    assert terminal.show("a b", CommandResult({"n": 1}, ["text"], 1, error)) == 1
     printed = capsys.readouterr()
     assert printed.out.count("\n") == 1
     assert json.loads(printed.out) == {"ok": False, "command": "a b", "result": {"n": 1}, "error": error}
@@ -37,7 +37,7 @@ def test_for_a_machine_there_is_one_object_and_silence(capsys: pytest.CaptureFix
 
 
 def test_an_answer_that_is_not_well_says_why_after_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
-    Terminal().show("x", Answer({}, ["found"], 1, {"code": "c", "message": "not well", "fix": "rest"}))
+    Terminal().show("x", CommandResult({}, ["found"], 1, {"code": "c", "message": "not well", "fix": "rest"}))
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("found\n", "error: not well\n  fix: rest\n")
 
@@ -73,7 +73,7 @@ def test_a_terminal_that_cannot_draw_is_told_in_lines(
 
 
 def test_a_long_line_is_not_broken_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
-    Terminal().show("x", Answer({}, ["word " * 200]))
+    Terminal().show("x", CommandResult({}, ["word " * 200]))
     assert capsys.readouterr().out.count("\n") == 1
 
 
@@ -92,7 +92,7 @@ def test_whoever_closes_the_pipe_is_not_told_that_a_claim_is_false(monkeypatch: 
 
     monkeypatch.setattr(sys, "stdout", Closed())
     with pytest.raises(BrokenPipeError):
-        Terminal().show("x", Answer({}, ["text"]))
+        Terminal().show("x", CommandResult({}, ["text"]))
 
 
 @pytest.mark.parametrize(

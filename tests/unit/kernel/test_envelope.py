@@ -26,7 +26,7 @@ from semel.kernel.envelope import (
     to_json,
     unpack,
 )
-from semel.kernel.hop import Message, Order, Receiver, ReceiverConfig
+from semel.kernel.hop import HopMessage, ReceiveOrder, Receiver, ReceiverConfig
 from semel.kernel.ledger import Kind
 from semel.kernel.position import OFFSET_MAX
 from semel.testing.strategies import TIME_MAX, envelopes
@@ -183,10 +183,10 @@ def test_the_advice_on_an_index_is_good_for_every_hop() -> None:
         Envelope(id="m", index=-1)
     assert caught.value.fix == "number the messages of a session from 1 upwards"
     bench = Bench()
-    bench.add(Receiver(ReceiverConfig("in", "out>in", stream="inbox/app", order=Order.STRICT)))
+    bench.add(Receiver(ReceiverConfig("in", "out>in", stream="inbox/app", order=ReceiveOrder.STRICT)))
     for index in (0, 1):
         envelope = Envelope(id=f"m{index}", session="s", index=index)
-        bench.wires["in"] = [("out", Message(f"d{index}", envelope, index))]
+        bench.wires["in"] = [("out", HopMessage(f"d{index}", envelope, index))]
         bench.pass_on("in")
     assert [event.kind for event in bench.ledger()] == [Kind.REJECTED, Kind.ACCEPTED]
 

@@ -13,9 +13,18 @@ from tests.unit.kernel.bench import Bench
 from semel.errors import StoreRefused, StoreUnavailable
 from semel.kernel import hop
 from semel.kernel.dedup import GapPolicy, OnGap
-from semel.kernel.effects import Connected, Notify, Received, Resume
+from semel.kernel.effects import Notify, PeerConnected, Received, Resume
 from semel.kernel.envelope import Blob, Envelope
-from semel.kernel.hop import Ask, Confirm, Message, Order, Receiver, ReceiverConfig, Sender, SenderConfig
+from semel.kernel.hop import (
+    AskForGap,
+    Confirm,
+    HopMessage,
+    ReceiveOrder,
+    Receiver,
+    ReceiverConfig,
+    Sender,
+    SenderConfig,
+)
 from semel.kernel.ledger import Kind, balance, fold_ids
 from semel.kernel.ops import Advance, Append, Put, PutBlob, Trim, Unit, WorkState
 from semel.kernel.position import Position
@@ -40,7 +49,7 @@ def start_sender(bench: Bench, config: SenderConfig | None = None) -> Sender:
     return sender
 
 
-def start_receiver(bench: Bench, order: Order = Order.ID, **more: Any) -> Receiver:
+def start_receiver(bench: Bench, order: ReceiveOrder = ReceiveOrder.ID, **more: Any) -> Receiver:
     more.setdefault("stream", "" if more.get("queue") else IN)
     receiver = Receiver(ReceiverConfig("in", "out>in", pipeline="pipe", order=order, **more))
     bench.add(receiver)
@@ -130,7 +139,7 @@ def test_a_second_copy_of_an_undecided_message_waits_for_the_first(bench: Bench)
     start_receiver(bench)
     seat = bench.interpreter.seat("in")
     assert seat is not None
-    message = Message("d1", Envelope(id="a"), 1)
+    message = HopMessage("d1", Envelope(id="a"), 1)
     bench.interpreter.feed(seat, Received("out", message))
     bench.interpreter.feed(seat, Received("out", message))
     bench.run()
@@ -140,7 +149,7 @@ def test_a_second_copy_of_an_undecided_message_waits_for_the_first(bench: Bench)
 
 def test_a_duplicate_is_confirmed_and_counted(bench: Bench) -> None:
     start_receiver(bench)
-    bench.wires["in"] = [("out", Message(f"d{n}", Envelope(id="same"), n)) for n in (1, 2)]
+    bench.wires["in"] = [("out", HopMessage(f"d{n}", Envelope(id="same"), n)) for n in (1, 2)]
     bench.pass_on("in")
     assert bench.sent_to("out") == [Confirm(("d1",)), Confirm(("d2",))]
     assert arrived(bench) == ["same"]
@@ -166,7 +175,7 @@ def test_a_reconnect_sends_what_was_on_the_way(bench: Bench) -> None:
     bench.wires.clear()
     seat = bench.interpreter.seat("out")
     assert seat is not None
-    bench.interpreter.feed(seat, Connected("in"))
+    bench.interpreter.feed(seat, PeerConnected("in"))
     assert [message.envelope.id for message in bench.sent_to("in")] == ["a", "b"]
 
 
@@ -295,8 +304,8 @@ def test_two_senders_with_one_name_do_not_both_advance(bench: Bench) -> None:
     assert counts(bench, Kind.CONFIRMED) == 1
 
 
-@pytest.mark.parametrize("order", [Order.STRICT, Order.MONOTONIC])
-def test_index_order_keeps_a_session_in_order(bench: Bench, order: Order) -> None:
+@pytest.mark.parametrize("order", [ReceiveOrder.STRICT, ReceiveOrder.MONOTONIC])
+def test_index_order_keeps_a_session_in_order(bench: Bench, order: ReceiveOrder) -> None:
     start_sender(bench)
     start_receiver(bench, order)
     publish(bench, *"abcd", session="s")
@@ -305,33 +314,33 @@ def test_index_order_keeps_a_session_in_order(bench: Bench, order: Order) -> Non
 
 
 def test_strict_waits_for_what_is_missing_and_confirms_nothing_early(bench: Bench) -> None:
-    start_receiver(bench, Order.STRICT)
-    bench.wires["in"] = [("out", Message(f"d{n}", Envelope(id=f"m{n}", session="s", index=n), n)) for n in (2, 3)]
+    start_receiver(bench, ReceiveOrder.STRICT)
+    bench.wires["in"] = [("out", HopMessage(f"d{n}", Envelope(id=f"m{n}", session="s", index=n), n)) for n in (2, 3)]
     bench.pass_on("in")
     assert (arrived(bench), bench.sent_to("out")) == ([], [])
-    bench.wires["in"] = [("out", Message("d1", Envelope(id="m1", session="s", index=1), 1))]
+    bench.wires["in"] = [("out", HopMessage("d1", Envelope(id="m1", session="s", index=1), 1))]
     bench.pass_on("in")
     assert arrived(bench) == ["m1", "m2", "m3"]
     assert bench.sent_to("out") == [Confirm(("d1", "d2", "d3"))]
 
 
 def test_monotonic_never_blocks_and_gives_up_what_comes_late(bench: Bench) -> None:
-    start_receiver(bench, Order.MONOTONIC)
+    start_receiver(bench, ReceiveOrder.MONOTONIC)
     for number in (2, 1, 3):
         envelope = Envelope(id=f"m{number}", session="s", index=number)
-        bench.wires["in"] = [("out", Message(f"d{number}", envelope, number))]
+        bench.wires["in"] = [("out", HopMessage(f"d{number}", envelope, number))]
         bench.pass_on("in")
     assert arrived(bench) == ["m2", "m3"]
 
 
 @pytest.mark.parametrize("index", [None, 0])
-@pytest.mark.parametrize("order", [Order.STRICT, Order.MONOTONIC])
+@pytest.mark.parametrize("order", [ReceiveOrder.STRICT, ReceiveOrder.MONOTONIC])
 def test_a_message_whose_place_is_not_known_is_rejected_and_never_confirmed(
-    bench: Bench, order: Order, index: int | None
+    bench: Bench, order: ReceiveOrder, index: int | None
 ) -> None:
     """Taking it for a duplicate would confirm it, and it would be lost in silence."""
     start_receiver(bench, order)
-    bench.wires["in"] = [("out", Message("d1", Envelope(id="m", session="s", index=index), 1))]
+    bench.wires["in"] = [("out", HopMessage("d1", Envelope(id="m", session="s", index=index), 1))]
     bench.pass_on("in")
     assert (arrived(bench), bench.sent_to("out")) == ([], [])
     assert [note.topic for note in bench.notes] == ["rejected"]
@@ -339,16 +348,18 @@ def test_a_message_whose_place_is_not_known_is_rejected_and_never_confirmed(
 
 
 def test_sessions_do_not_wait_for_each_other(bench: Bench) -> None:
-    start_receiver(bench, Order.STRICT)
+    start_receiver(bench, ReceiveOrder.STRICT)
     places = [("a", 2), ("b", 1), ("b", 2)]
-    bench.wires["in"] = [("out", Message(f"{s}{n}", Envelope(id=f"{s}{n}", session=s, index=n), n)) for s, n in places]
+    bench.wires["in"] = [
+        ("out", HopMessage(f"{s}{n}", Envelope(id=f"{s}{n}", session=s, index=n), n)) for s, n in places
+    ]
     bench.pass_on("in")
     assert arrived(bench) == ["b1", "b2"]
 
 
 def test_the_hops_own_index_needs_none_of_the_producer(bench: Bench) -> None:
     start_sender(bench)
-    start_receiver(bench, Order.STRICT, hop_index=True)
+    start_receiver(bench, ReceiveOrder.STRICT, hop_index=True)
     publish(bench, *"abc")
     bench.wires["in"].reverse()
     bench.settle("in", "out")
@@ -357,29 +368,29 @@ def test_the_hops_own_index_needs_none_of_the_producer(bench: Bench) -> None:
 
 def test_a_gap_is_asked_for(bench: Bench) -> None:
     start_sender(bench, SenderConfig("out", OUT, "in", "out>in", policy=ResendPolicy(4, timeout_s=1000.0)))
-    start_receiver(bench, Order.STRICT, gap=GapPolicy(OnGap.ASK, 2.0))
+    start_receiver(bench, ReceiveOrder.STRICT, gap=GapPolicy(OnGap.ASK, 2.0))
     publish(bench, *"abc", session="s")
     bench.pass_on("in", keep=lambda message: int(message.envelope.id != "a"))
     bench.wait(2.0)
-    assert bench.sent_to("out") == [Ask("s", 1, 1)]
+    assert bench.sent_to("out") == [AskForGap("s", 1, 1)]
     bench.settle("out", "in")
     assert arrived(bench) == list("abc")
 
 
 def test_a_gap_in_the_hops_own_index_is_asked_for(bench: Bench) -> None:
     start_sender(bench, SenderConfig("out", OUT, "in", "out>in", policy=ResendPolicy(4, timeout_s=1000.0)))
-    start_receiver(bench, Order.STRICT, gap=GapPolicy(OnGap.ASK, 2.0), hop_index=True)
+    start_receiver(bench, ReceiveOrder.STRICT, gap=GapPolicy(OnGap.ASK, 2.0), hop_index=True)
     publish(bench, *"abc")
     bench.pass_on("in", keep=lambda message: int(message.envelope.id != "a"))
     bench.wait(2.0)
-    assert bench.sent_to("out") == [Ask("", 1, 1)]
+    assert bench.sent_to("out") == [AskForGap("", 1, 1)]
     bench.settle("out", "in")
     assert arrived(bench) == list("abc")
 
 
 def test_a_gap_that_is_skipped_is_recorded_and_reported(bench: Bench) -> None:
-    start_receiver(bench, Order.STRICT, gap=GapPolicy(OnGap.SKIP, 2.0))
-    bench.wires["in"] = [("out", Message("d3", Envelope(id="m3", session="s", index=3), 3))]
+    start_receiver(bench, ReceiveOrder.STRICT, gap=GapPolicy(OnGap.SKIP, 2.0))
+    bench.wires["in"] = [("out", HopMessage("d3", Envelope(id="m3", session="s", index=3), 3))]
     bench.pass_on("in")
     bench.wait(2.0)
     assert arrived(bench) == ["m3"]
@@ -388,12 +399,12 @@ def test_a_gap_that_is_skipped_is_recorded_and_reported(bench: Bench) -> None:
 
 
 def test_a_restarted_receiver_remembers_its_sessions(bench: Bench) -> None:
-    start_receiver(bench, Order.STRICT)
-    message = Message("d1", Envelope(id="m1", session="s", index=1), 1)
+    start_receiver(bench, ReceiveOrder.STRICT)
+    message = HopMessage("d1", Envelope(id="m1", session="s", index=1), 1)
     bench.wires["in"] = [("out", message)]
     bench.pass_on("in")
-    start_receiver(bench, Order.STRICT)
-    bench.wires["in"] = [("out", message), ("out", Message("d2", Envelope(id="m2", session="s", index=2), 2))]
+    start_receiver(bench, ReceiveOrder.STRICT)
+    bench.wires["in"] = [("out", message), ("out", HopMessage("d2", Envelope(id="m2", session="s", index=2), 2))]
     bench.pass_on("in")
     assert arrived(bench) == ["m1", "m2"]
     assert counts(bench, Kind.DUPLICATE) == 1
@@ -401,8 +412,8 @@ def test_a_restarted_receiver_remembers_its_sessions(bench: Bench) -> None:
 
 def test_a_receiver_whose_memory_is_old_reads_it_anew(bench: Bench) -> None:
     """Another node has moved the session on: this one's commit is refused, and a resend finds the truth."""
-    start_receiver(bench, Order.STRICT)
-    messages = [Message(f"d{n}", Envelope(id=f"m{n}", session="s", index=n), n, attempt=2) for n in (1, 2, 3)]
+    start_receiver(bench, ReceiveOrder.STRICT)
+    messages = [HopMessage(f"d{n}", Envelope(id=f"m{n}", session="s", index=n), n, attempt=2) for n in (1, 2, 3)]
     bench.wires["in"] = [("out", messages[0])]
     bench.pass_on("in")
     key = "receive/in/s"
@@ -427,18 +438,18 @@ def test_a_queue_gets_one_key_per_session(bench: Bench) -> None:
     assert counts(bench, Kind.ACCEPTED) == 2
 
 
-def feed(bench: Bench, *messages: Message, peer: str = "out") -> None:
+def feed(bench: Bench, *messages: HopMessage, peer: str = "out") -> None:
     bench.wires["in"] = [(peer, message) for message in messages]
     bench.pass_on("in")
 
 
-def numbered(index: int, session: str = "s", attempt: int = 1) -> Message:
+def numbered(index: int, session: str = "s", attempt: int = 1) -> HopMessage:
     name = f"{session}{index}"
-    return Message(f"d-{name}", Envelope(id=name, session=session, index=index), index, attempt)
+    return HopMessage(f"d-{name}", Envelope(id=name, session=session, index=index), index, attempt)
 
 
-@pytest.mark.parametrize("order", list(Order))
-def test_what_the_store_refuses_is_rejected_with_its_cause(bench: Bench, order: Order) -> None:
+@pytest.mark.parametrize("order", list(ReceiveOrder))
+def test_what_the_store_refuses_is_rejected_with_its_cause(bench: Bench, order: ReceiveOrder) -> None:
     start_receiver(bench, order)
     bench.fail_commits = [REFUSED]
     feed(bench, numbered(1))
@@ -508,7 +519,7 @@ def test_a_sender_goes_on_when_an_operator_has_moved_its_cursor_past_the_chunks(
 
 
 def test_a_late_message_after_a_skipped_gap_is_dropped_and_its_copy_a_duplicate(bench: Bench) -> None:
-    start_receiver(bench, Order.STRICT, gap=GapPolicy(OnGap.SKIP, 2.0))
+    start_receiver(bench, ReceiveOrder.STRICT, gap=GapPolicy(OnGap.SKIP, 2.0))
     feed(bench, numbered(4))
     bench.wait(2.0)
     feed(bench, numbered(2))
@@ -522,7 +533,7 @@ def test_a_late_message_after_a_skipped_gap_is_dropped_and_its_copy_a_duplicate(
 
 
 def test_what_monotonic_gives_up_is_dropped_and_not_called_a_duplicate(bench: Bench) -> None:
-    start_receiver(bench, Order.MONOTONIC)
+    start_receiver(bench, ReceiveOrder.MONOTONIC)
     for message in (numbered(2), numbered(1), numbered(2, attempt=2)):
         feed(bench, message)
     assert [(event.kind, event.message) for event in bench.ledger() if event.message is not None] == [
@@ -532,8 +543,8 @@ def test_what_monotonic_gives_up_is_dropped_and_not_called_a_duplicate(bench: Be
     assert balance(bench.ledger(), open_count=1).holds
 
 
-@pytest.mark.parametrize("event", [Connected("stranger"), Received("stranger", Ask("s", 1, 1))])
-def test_a_sender_sends_nothing_because_a_stranger_says_so(bench: Bench, event: Connected | Received) -> None:
+@pytest.mark.parametrize("event", [PeerConnected("stranger"), Received("stranger", AskForGap("s", 1, 1))])
+def test_a_sender_sends_nothing_because_a_stranger_says_so(bench: Bench, event: PeerConnected | Received) -> None:
     start_sender(bench)
     publish(bench, "a", session="s")
     bench.wires.clear()
@@ -554,10 +565,10 @@ def test_a_confirm_of_a_stranger_counts_for_nothing(bench: Bench) -> None:
     assert bench.store.cursor("send/out") is None
 
 
-@pytest.mark.parametrize("order", [Order.STRICT, Order.MONOTONIC])
-def test_a_message_without_a_session_is_rejected_where_the_index_counts(bench: Bench, order: Order) -> None:
+@pytest.mark.parametrize("order", [ReceiveOrder.STRICT, ReceiveOrder.MONOTONIC])
+def test_a_message_without_a_session_is_rejected_where_the_index_counts(bench: Bench, order: ReceiveOrder) -> None:
     receiver = start_receiver(bench, order)
-    feed(bench, Message("d1", Envelope(id="m", index=1), 1))
+    feed(bench, HopMessage("d1", Envelope(id="m", index=1), 1))
     assert (arrived(bench), bench.sent_to("out"), receiver._sessions) == ([], [], {})
     [event] = bench.ledger()
     assert (event.kind, event.cause) == (
@@ -569,7 +580,7 @@ def test_a_message_without_a_session_is_rejected_where_the_index_counts(bench: B
 
 def test_sessions_that_rest_are_let_go_and_loaded_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hop, "SESSIONS_MAX", 3)
-    receiver = start_receiver(bench, Order.STRICT)
+    receiver = start_receiver(bench, ReceiveOrder.STRICT)
     feed(bench, numbered(2, "waiting"))
     for session in "abc":
         feed(bench, numbered(1, session))
@@ -586,10 +597,10 @@ def test_sessions_that_rest_are_let_go_and_loaded_again(bench: Bench, monkeypatc
 
 def test_a_receiver_finds_its_way_back_into_a_session_whose_state_was_deleted(bench: Bench) -> None:
     """The key goes on counting, so the first version after the new beginning is not the one that was foreseen."""
-    start_receiver(bench, Order.STRICT)
+    start_receiver(bench, ReceiveOrder.STRICT)
     feed(bench, numbered(1))
     bench.store.commit([Unit((Put("receive/in/s", None),))])
-    start_receiver(bench, Order.STRICT)
+    start_receiver(bench, ReceiveOrder.STRICT)
     feed(bench, numbered(1), numbered(2))
     feed(bench, numbered(2, attempt=2), numbered(3))
     feed(bench, numbered(3, attempt=2))
@@ -605,14 +616,14 @@ def _fate(values: list[int]) -> Iterator[int]:
         yield 1
 
 
-@given(st.sampled_from(Order), st.integers(1, 5), fates, fates, st.lists(st.booleans(), max_size=10))
+@given(st.sampled_from(ReceiveOrder), st.integers(1, 5), fates, fates, st.lists(st.booleans(), max_size=10))
 def test_over_any_link_everything_arrives_once(
-    order: Order, window: int, there: list[int], back: list[int], failures: list[bool]
+    order: ReceiveOrder, window: int, there: list[int], back: list[int], failures: list[bool]
 ) -> None:
     """Loss, doubles and store failures in any mixture. Nothing is reordered, so a monotonic receiver loses nothing
     only with a window of one; the others keep their promise with any."""
     bench = Bench()
-    start_sender(bench, sender_config(window=1 if order is Order.MONOTONIC else window))
+    start_sender(bench, sender_config(window=1 if order is ReceiveOrder.MONOTONIC else window))
     start_receiver(bench, order)
     publish(bench, *"abcdefg", session="s")
     bench.fail_commits = [DOWN if fails else None for fails in failures]
@@ -624,7 +635,7 @@ def test_over_any_link_everything_arrives_once(
             break
         bench.wait(5.0)
     assert bench.store.cursor("send/out") == Position(OUT, 1, 7)
-    if order is Order.ID:
+    if order is ReceiveOrder.ID:
         assert sorted(arrived(bench)) == list("abcdefg")
     else:
         assert arrived(bench) == list("abcdefg")

@@ -14,7 +14,7 @@ from semel.kernel.ledger import START, Event, Kind, fold_ids
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Records, Store
 from semel.spark.landing import Job
-from semel.spark.rows import ARROW_TRAVEL, Outcome, Row, batch_of
+from semel.spark.rows import ARROW_TRAVEL, Row, RowOutcome, batch_of
 from semel.spark.sink import SinkOptions
 from semel.spark.staging import Staged, Staging, Task
 from semel.stores.sqlite import SqliteStore
@@ -28,7 +28,7 @@ def row(
     session: str | None = None,
     index: int | None = None,
     stream: str | None = "hub/chat",
-    outcome: Outcome | None = None,
+    outcome: RowOutcome | None = None,
     cause: str | None = None,
     input: str | None = None,
     ordinal: int | None = None,

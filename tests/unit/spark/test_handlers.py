@@ -15,9 +15,9 @@ from semel.errors import ConfigError, HandlerError
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Envelope
 from semel.kernel.position import Position
 from semel.kernel.text import CAUSE_CHARS_MAX
-from semel.spark.handlers import Handling, body, derived, handle, load_function
+from semel.spark.handlers import BatchHandler, body, derived, handle, load_function
 from semel.spark.landing import derived_id
-from semel.spark.rows import Outcome, Row, batch_of, rows_of
+from semel.spark.rows import Row, RowOutcome, batch_of, rows_of
 
 ORDER = Envelope("order-1", data=b"ten", session="shop", index=4, headers={"h": "v"})
 ROW = Row(ORDER, Position("orders", 1, 17))
@@ -66,7 +66,7 @@ def test_of_several_outputs_the_same_message_keeps_its_index() -> None:
 def test_an_input_that_its_outputs_do_not_show_stands_before_them(outputs: list[Envelope]) -> None:
     itself, *out = handled(lambda envelope: outputs)
     bare = Envelope("order-1", session="shop", index=4)
-    assert itself == Row(bare, ROW.position, Outcome.HANDLED)
+    assert itself == Row(bare, ROW.position, RowOutcome.HANDLED)
     assert [(row.input, row.ordinal) for row in out] == [("order-1", place) for place in range(len(outputs))]
 
 
@@ -86,7 +86,7 @@ def test_what_is_made_of_an_output_goes_on_under_its_input_and_number(
 
 def test_nothing_is_a_message_that_was_handled() -> None:
     for nothing in (None, [], ()):
-        assert handled(lambda _, nothing=nothing: nothing) == [replace(ROW, outcome=Outcome.HANDLED)]  # type: ignore[misc]
+        assert handled(lambda _, nothing=nothing: nothing) == [replace(ROW, outcome=RowOutcome.HANDLED)]  # type: ignore[misc]
 
 
 def test_an_exception_makes_a_dead_letter_that_names_it() -> None:
@@ -94,7 +94,7 @@ def test_an_exception_makes_a_dead_letter_that_names_it() -> None:
         raise ValueError(f"no such \x00 article {'x' * 2000}")
 
     [out] = handled(refuses)
-    assert (out.envelope, out.position, out.outcome) == (ORDER, ROW.position, Outcome.DEAD)
+    assert (out.envelope, out.position, out.outcome) == (ORDER, ROW.position, RowOutcome.DEAD)
     assert out.cause is not None
     assert out.cause.startswith("ValueError: no such \ufffd article")
     assert len(out.cause) == CAUSE_CHARS_MAX
@@ -109,7 +109,7 @@ def test_nothing_of_a_generator_that_fails_goes_on() -> None:
         raise RuntimeError
 
     assert [(row.envelope.id, row.outcome, row.cause) for row in handled(half)] == [
-        ("order-1", Outcome.DEAD, "RuntimeError"),
+        ("order-1", RowOutcome.DEAD, "RuntimeError"),
     ]  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def test_nothing_of_a_generator_that_fails_goes_on() -> None:
 )
 def test_what_is_no_message_makes_a_dead_letter(result: Any, cause: str) -> None:
     [out] = handled(lambda _: result)
-    assert out.outcome is Outcome.DEAD
+    assert out.outcome is RowOutcome.DEAD
     assert out.cause is not None
     assert cause in out.cause
 
@@ -148,12 +148,12 @@ def test_a_handler_that_exits_makes_a_dead_letter_that_names_the_message(code: o
         sys.exit(code)  # type: ignore[arg-type]
 
     [out] = handled(exits)
-    assert (out.envelope, out.outcome) == (ORDER, Outcome.DEAD)
+    assert (out.envelope, out.outcome) == (ORDER, RowOutcome.DEAD)
     assert out.cause == f"SystemExit: the handler called exit({code!r}) for order-1"
 
 
 def test_a_row_with_an_outcome_travels_on_untouched() -> None:
-    row = replace(ROW, outcome=Outcome.DUPLICATE, cause="index 4 came again")
+    row = replace(ROW, outcome=RowOutcome.DUPLICATE, cause="index 4 came again")
     assert handled(lambda envelope: pytest.fail("it was called"), row) == [row]
 
 
@@ -194,19 +194,19 @@ def test_what_belongs_in_a_handler_says_so_outside_of_one(call: Callable[[], obj
 def test_batches_go_through_with_rows_that_are_no_messages_as_dead_letters() -> None:
     batch = batch_of([ROW, Row(Envelope("order-2"))])
     bad = pa.table(batch.to_pydict() | {"id": ["order-1", "x" * 300]}, schema=batch.schema).to_batches()
-    [out] = Handling(lambda envelope: envelope, "sales")(bad)
+    [out] = BatchHandler(lambda envelope: envelope, "sales")(bad)
     rows = list(rows_of(out))
-    assert [row.outcome for row in rows] == [None, Outcome.DEAD]
+    assert [row.outcome for row in rows] == [None, RowOutcome.DEAD]
     assert rows[0] == ROW
 
 
 def test_outputs_without_ids_come_to_the_function_under_their_derived_ones() -> None:
     batch = batch_of([replace(ROW, input="m", ordinal=number) for number in range(2)])
     nameless = pa.table(batch.to_pydict() | {"id": [None, None], "session": [None, "\x00"]}, schema=batch.schema)
-    [out] = Handling(lambda envelope: envelope, "sales")(nameless.to_batches())
+    [out] = BatchHandler(lambda envelope: envelope, "sales")(nameless.to_batches())
     good, bad = rows_of(out)
     assert (good.envelope.id, good.outcome) == (derived_id("sales", "m", 0), None)
-    assert (bad.envelope.id, bad.outcome, bad.input) == (derived_id("sales", "m", 1), Outcome.DEAD, "m")
+    assert (bad.envelope.id, bad.outcome, bad.input) == (derived_id("sales", "m", 1), RowOutcome.DEAD, "m")
 
 
 @pytest.fixture

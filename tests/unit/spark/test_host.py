@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.spark.host import GIB, Machine, this_machine
+from semel.spark.host import GIB, HostResources, this_machine
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def put(root: Path, name: str, text: str) -> None:
 
 
 def test_without_limits_it_is_the_cores_allowed_and_the_memory_available(root: Path) -> None:
-    assert this_machine(root) == Machine(4, 16 * GIB)
+    assert this_machine(root) == HostResources(4, 16 * GIB)
 
 
 def test_the_tightest_group_counts_wherever_it_is(root: Path) -> None:
@@ -33,18 +33,18 @@ def test_the_tightest_group_counts_wherever_it_is(root: Path) -> None:
     put(root, "sys/fs/cgroup/memory.max", f"{4 * GIB}\n")
     put(root, "sys/fs/cgroup/memory.current", f"{GIB}\n")
     put(root, "sys/fs/cgroup/a/memory.max", "max\n")
-    assert this_machine(root) == Machine(2, 3 * GIB)
+    assert this_machine(root) == HostResources(2, 3 * GIB)
 
 
 def test_less_than_one_core_is_one_and_a_full_group_has_no_room(root: Path) -> None:
     put(root, "sys/fs/cgroup/a/b/cpu.max", "50000 100000\n")
     put(root, "sys/fs/cgroup/a/b/memory.max", "5\n")
     put(root, "sys/fs/cgroup/a/b/memory.current", "9\n")
-    assert this_machine(root) == Machine(1, 0)
+    assert this_machine(root) == HostResources(1, 0)
 
 
 def test_a_system_without_proc_is_asked_in_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.__getitem__)
-    assert this_machine(tmp_path) == Machine(1, 2_048_000)
+    assert this_machine(tmp_path) == HostResources(1, 2_048_000)

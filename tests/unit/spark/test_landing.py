@@ -32,7 +32,7 @@ from semel.spark.landing import (
     read_state,
     receipts_stream,
 )
-from semel.spark.rows import Outcome, Row, rows_of
+from semel.spark.rows import Row, RowOutcome, rows_of
 from semel.stores.memory import MemoryStore
 
 JOB = Job("orders", "q1", 7)
@@ -118,7 +118,7 @@ def test_outputs_without_numbers_are_told_apart_by_their_input(store: MemoryStor
 
 
 def test_handled_leaves_a_receipt_and_no_output(store: MemoryStore) -> None:
-    land(store, row("a", outcome=Outcome.HANDLED, session="s", index=3))
+    land(store, row("a", outcome=RowOutcome.HANDLED, session="s", index=3))
     assert ids(store, "spark/orders") == []
     assert placed(store, "spark/orders/receipts") == [("a", "s", 3)]
     assert told(store) == {(HOP, Kind.ACCEPTED, "a"): 1, (HOP, Kind.HANDLED, "a"): 1}
@@ -133,7 +133,7 @@ def placed(store: MemoryStore, stream: str) -> list[tuple[str, str | None, int |
 
 def itself(id: str, session: str, index: int) -> Row:
     """An input as a handler puts it before its outputs."""
-    return row(id, session=session, index=index, outcome=Outcome.HANDLED)
+    return row(id, session=session, index=index, outcome=RowOutcome.HANDLED)
 
 
 def test_a_receipt_shows_the_input_and_not_its_outputs(store: MemoryStore) -> None:
@@ -159,12 +159,12 @@ def test_the_same_input_with_outputs_twice_is_two_arrivals(store: MemoryStore) -
 
 
 def test_several_outputs_of_an_output_that_were_all_handled_are_told_once(store: MemoryStore) -> None:
-    land(store, *[row(f"x{n}", input="a", ordinal=n, outcome=Outcome.HANDLED) for n in range(3)])
+    land(store, *[row(f"x{n}", input="a", ordinal=n, outcome=RowOutcome.HANDLED) for n in range(3)])
     assert told(store) == {(HOP, Kind.ACCEPTED, "a"): 1, (HOP, Kind.HANDLED, "a"): 1}
 
 
 def test_a_dead_letter_keeps_its_message_and_says_why(store: MemoryStore) -> None:
-    land(store, row("a", outcome=Outcome.DEAD, cause="bad\x00sum", data=b"body"), row("a", outcome=Outcome.DEAD))
+    land(store, row("a", outcome=RowOutcome.DEAD, cause="bad\x00sum", data=b"body"), row("a", outcome=RowOutcome.DEAD))
     [dead] = records(store, "dead/hub/chat")
     assert dead.envelope.data == b"body"
     assert dead.envelope.headers == {"semel-cause": "bad\ufffdsum", "semel-pipeline": "orders"}
@@ -182,7 +182,7 @@ FATES = {
     "passes": ((row("a", session="s", index=3),), Kind.FORWARDED),
     "makes": ((itself("a", "s", 3), row("x", input="a", ordinal=0), row("y", input="a", ordinal=1)), Kind.FORWARDED),
     "handles": ((itself("a", "s", 3),), Kind.HANDLED),
-    "dies": ((row("a", session="s", index=3, outcome=Outcome.DEAD, cause="no"),), Kind.DEAD_LETTERED),
+    "dies": ((row("a", session="s", index=3, outcome=RowOutcome.DEAD, cause="no"),), Kind.DEAD_LETTERED),
 }
 
 
@@ -218,7 +218,7 @@ def test_what_was_replayed_took_effect(store: MemoryStore, third: str) -> None:
 
 
 def test_a_copy_by_another_way_is_the_same_input(store: MemoryStore) -> None:
-    land(store, row("a", stream="hub/east", outcome=Outcome.DEAD), row("a", stream="hub/west"))
+    land(store, row("a", stream="hub/east", outcome=RowOutcome.DEAD), row("a", stream="hub/west"))
     assert told(store) == {
         ("hub/east>spark/orders", Kind.ACCEPTED, "a"): 1,
         ("hub/east>spark/orders", Kind.DEAD_LETTERED, "a"): 1,
@@ -228,8 +228,8 @@ def test_a_copy_by_another_way_is_the_same_input(store: MemoryStore) -> None:
 
 
 def test_the_death_of_an_output_is_told_of_its_input(store: MemoryStore) -> None:
-    land(store, itself("a", "s", 3), row("x", input="a", ordinal=0, outcome=Outcome.DEAD, cause="no", data=b"body"))
-    land(store, row("z", input="b", ordinal=0, outcome=Outcome.DEAD))
+    land(store, itself("a", "s", 3), row("x", input="a", ordinal=0, outcome=RowOutcome.DEAD, cause="no", data=b"body"))
+    land(store, row("z", input="b", ordinal=0, outcome=RowOutcome.DEAD))
     assert [(dead.envelope.id, dead.envelope.data) for dead in records(store, "dead/hub/chat")] == [
         ("x", b"body"), ("z", b""),
     ]  # fmt: skip
@@ -238,7 +238,7 @@ def test_the_death_of_an_output_is_told_of_its_input(store: MemoryStore) -> None
 
 
 def test_an_output_that_dies_beside_others_is_kept_and_ends_nothing(store: MemoryStore) -> None:
-    dead = row("y", input="a", ordinal=1, outcome=Outcome.DEAD, cause="no", data=b"body")
+    dead = row("y", input="a", ordinal=1, outcome=RowOutcome.DEAD, cause="no", data=b"body")
     land(store, row("x", input="a", ordinal=0), dead)
     assert [dead.envelope.data for dead in records(store, "dead/hub/chat")] == [b"body"]
     assert told(store) == {(HOP, kind, "a"): 1 for kind in (Kind.ACCEPTED, Kind.FORWARDED, Kind.FAILED)}
@@ -248,7 +248,7 @@ def test_an_output_that_dies_beside_others_is_kept_and_ends_nothing(store: Memor
 
 def test_a_dead_letter_with_a_long_id_or_full_headers_has_its_place_too(store: MemoryStore) -> None:
     full = Envelope("y" * 255, headers={f"h{n}": "v" for n in range(64)})
-    land(store, Row(full, outcome=Outcome.DEAD, cause="c"))
+    land(store, Row(full, outcome=RowOutcome.DEAD, cause="c"))
     [dead] = records(store, "dead/input")
     assert dead.envelope.headers == {"semel-cause": "c", "semel-pipeline": "orders"}
     assert dead.identity is not None
@@ -256,14 +256,16 @@ def test_a_dead_letter_with_a_long_id_or_full_headers_has_its_place_too(store: M
 
 
 def test_what_does_not_pass_is_only_told(store: MemoryStore) -> None:
-    land(store, row("a", outcome=Outcome.DUPLICATE, cause="index 3 came again"), row("b", outcome=Outcome.REJECTED))
+    land(
+        store, row("a", outcome=RowOutcome.DUPLICATE, cause="index 3 came again"), row("b", outcome=RowOutcome.REJECTED)
+    )
     assert told(store) == {(HOP, Kind.DUPLICATE, "a"): 1, (HOP, Kind.REJECTED, "b"): 1}
     assert store.status().streams == ()
 
 
 def test_indexes_that_never_came_are_one_gap_and_end_no_message(store: MemoryStore) -> None:
-    skipped = [row(f"s#{n}", session="s", index=n, outcome=Outcome.SKIPPED) for n in (3, 4, 5, 9)]
-    land(store, *skipped, row("a"), row("s#11", session="s", index=11, outcome=Outcome.SKIPPED))
+    skipped = [row(f"s#{n}", session="s", index=n, outcome=RowOutcome.SKIPPED) for n in (3, 4, 5, 9)]
+    land(store, *skipped, row("a"), row("s#11", session="s", index=11, outcome=RowOutcome.SKIPPED))
     counts = told(store)
     gaps = [key for key in counts if key[1] is Kind.ACTION]
     assert gaps == [(HOP, Kind.ACTION, f"gap {gap}") for gap in ("3..5", "9..9", "11..11")]
@@ -282,7 +284,7 @@ def test_a_run_ends_where_another_hop_or_another_sort_of_record_begins(store: Me
     assert counts["input>spark/orders", Kind.FORWARDED, "f"] == 1
 
 
-outcomes = st.sampled_from([None, None, None, *Outcome])
+outcomes = st.sampled_from([None, None, None, *RowOutcome])
 some_rows = st.lists(
     st.builds(
         row,
@@ -342,7 +344,7 @@ def test_a_bad_column_makes_a_dead_letter_that_keeps_the_good_ones(
 ) -> None:
     [dead] = refused(**columns, data=[b"body"], subject=["about"])
     assert (dead.envelope.id, dead.outcome, dead.envelope.data, dead.envelope.subject) == (
-        "a", Outcome.DEAD, b"body", "about",
+        "a", RowOutcome.DEAD, b"body", "about",
     )  # fmt: skip
     assert dead.cause is not None
     assert cause in dead.cause
@@ -397,7 +399,7 @@ def test_bad_names_of_inputs_and_streams_do_not_stop_the_rest(store: MemoryStore
 
 
 def test_a_long_name_of_a_stream_has_a_short_hop(store: MemoryStore) -> None:
-    land(store, row("a", stream="s" * 500), row("b", stream="s" * 500, outcome=Outcome.DEAD))
+    land(store, row("a", stream="s" * 500), row("b", stream="s" * 500, outcome=RowOutcome.DEAD))
     assert ids(store, "spark/orders") == ["a"]
     assert all(len(hop) <= 512 for hop, _, _ in told(store))
 

@@ -18,8 +18,8 @@ from semel.spark.offsets import (
     LATEST,
     PARTITION_ROWS_MIN,
     Bounds,
-    Place,
-    Span,
+    HistorySpan,
+    OffsetSpan,
     Subject,
     check_place,
     check_position,
@@ -36,10 +36,10 @@ CHAT = Subject(stream="hub/chat")
 LEDGER = Subject(dataset="ledger")
 numbers = st.integers(0, 2**53 - 1)
 streams = st.builds(
-    lambda after, to: Place("s1", 1, CHAT, Span(Mark(0, after), Mark(0, to))), numbers, numbers
+    lambda after, to: HistorySpan("s1", 1, CHAT, OffsetSpan(Mark(0, after), Mark(0, to))), numbers, numbers
 )  # fmt: skip
 marks = st.builds(Mark, numbers, numbers)
-ledgers = st.builds(lambda after, to: Place("s1", 3, LEDGER, Span(after, to)), marks, marks)
+ledgers = st.builds(lambda after, to: HistorySpan("s1", 3, LEDGER, OffsetSpan(after, to)), marks, marks)
 
 
 def at(offset: int) -> Mark:
@@ -50,18 +50,18 @@ def bounds(*, gone: int = 0, head: int = 100, epoch: int = 1, store: str = "s1",
     return Bounds(store, epoch, at(origin), at(gone), at(head), at(head))
 
 
-def place(after: int, to: int) -> Place:
-    return Place("s1", 1, CHAT, Span(at(after), at(to)))
+def place(after: int, to: int) -> HistorySpan:
+    return HistorySpan("s1", 1, CHAT, OffsetSpan(at(after), at(to)))
 
 
 @given(streams | ledgers)
-def test_an_offset_survives_the_checkpoint(given: Place) -> None:
+def test_an_offset_survives_the_checkpoint(given: HistorySpan) -> None:
     assert place_of(json.loads(json.dumps(offset_of(given))), given.subject) == given
 
 
 def test_an_offset_says_what_the_batch_holds() -> None:
     assert offset_of(place(5, 9)) == {"store": "s1", "stream": "hub/chat", "epoch": 1, "after": 5, "offset": 9}
-    of_ledger = Place("s1", 2, LEDGER, Span(Mark(812, 7), Mark(813, 1)))
+    of_ledger = HistorySpan("s1", 2, LEDGER, OffsetSpan(Mark(812, 7), Mark(813, 1)))
     assert offset_of(of_ledger) == {
         "store": "s1", "dataset": "ledger", "epoch": 2, "after": "812.7", "mark": "813.1",
     }  # fmt: skip
@@ -83,7 +83,7 @@ def test_an_offset_of_something_else_is_refused(offset: dict[str, object], why: 
 
 @given(st.integers(0, 10**9), st.integers(1, 10**7), st.integers(1, 64))
 def test_parts_cover_a_range_without_overlap(after: int, size: int, parts: int) -> None:
-    span = Span(at(after), at(after + size))
+    span = OffsetSpan(at(after), at(after + size))
     pieces = cut_evenly(span, parts)
     assert pieces[0].after == span.after
     assert pieces[-1].to == span.to
@@ -94,8 +94,11 @@ def test_parts_cover_a_range_without_overlap(after: int, size: int, parts: int) 
 
 
 def test_a_cut_at_the_very_end_makes_no_empty_part() -> None:
-    span = Span(Mark(5, 1), Mark(9, 4))
-    assert cut_at(span, [Mark(7, 2), Mark(9, 4)]) == [Span(Mark(5, 1), Mark(7, 2)), Span(Mark(7, 2), Mark(9, 4))]
+    span = OffsetSpan(Mark(5, 1), Mark(9, 4))
+    assert cut_at(span, [Mark(7, 2), Mark(9, 4)]) == [
+        OffsetSpan(Mark(5, 1), Mark(7, 2)),
+        OffsetSpan(Mark(7, 2), Mark(9, 4)),
+    ]
 
 
 def test_few_rows_are_not_worth_two_tasks() -> None:
@@ -105,9 +108,9 @@ def test_few_rows_are_not_worth_two_tasks() -> None:
 
 
 def test_a_jump_between_epochs_is_not_counted_as_rows() -> None:
-    assert Span(at(0), at(EPOCH_GAP - 1)).is_dense
-    assert not Span(at(10), at(EPOCH_GAP + 10)).is_dense
-    assert not Span(Mark(7, 1), Mark(7, 5)).is_dense
+    assert OffsetSpan(at(0), at(EPOCH_GAP - 1)).is_dense
+    assert not OffsetSpan(at(10), at(EPOCH_GAP + 10)).is_dense
+    assert not OffsetSpan(Mark(7, 1), Mark(7, 5)).is_dense
 
 
 def test_where_a_query_begins_and_ends() -> None:

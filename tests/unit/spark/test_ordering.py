@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from semel import __version__
 from semel.errors import ConfigError, InputError, LimitExceeded, SchemaTooNew
 from semel.kernel.dedup import GapPolicy, GapSkipped, MonotonicIndex, OnGap, Passed, Repeated, StrictIndex
-from semel.spark.ordering import STATE_VERSION, Bucket, Decided, Gap, Order, Rules, Verdict
-from semel.spark.rows import Outcome
+from semel.spark.ordering import STATE_VERSION, Bucket, Decided, Gap, Order, RowVerdict, Rules
+from semel.spark.rows import RowOutcome
 
 SKIP = GapPolicy(OnGap.SKIP, 3.0)
 
@@ -152,7 +152,7 @@ def test_a_skipping_bucket_accounts_for_every_index_once(batches: list[list[Arri
     passed += keeper.out(last)
     skipped = [(gap.session, i) for each in [*told, last] for gap in each.gaps for i in range(gap.first, gap.last + 1)]
     came = {arrival for batch in batches for arrival in batch}
-    late = {keeper.rows[v.row] for each in told for v in each.verdicts if v.outcome is Outcome.DEAD}
+    late = {keeper.rows[v.row] for each in told for v in each.verdicts if v.outcome is RowOutcome.DEAD}
     highest = {session: max(i for s, i in came if s == session) for session, _ in came}
     assert sorted(passed + skipped) == [(s, i) for s in sorted(highest) for i in range(1, highest[s] + 1)]
     assert set(passed) | late == came
@@ -169,14 +169,14 @@ def test_a_copy_is_named_with_its_index() -> None:
     decided = offered(Bucket(Rules()), "s", [1, 2, 3, 3, 5, 5])
     assert decided.passed == [0, 1, 2]
     assert decided.verdicts == [
-        Verdict(3, Outcome.DUPLICATE, "index 3 came again"),
-        Verdict(5, Outcome.DUPLICATE, "index 5 came again"),
+        RowVerdict(3, RowOutcome.DUPLICATE, "index 3 came again"),
+        RowVerdict(5, RowOutcome.DUPLICATE, "index 5 came again"),
     ]
 
 
 @pytest.mark.parametrize("order", ["strict", "monotonic"])
-@pytest.mark.parametrize("unplaced", [Outcome.REJECTED, Outcome.DEAD])
-def test_a_row_without_a_place_gets_its_outcome_and_the_rest_passes(order: Order, unplaced: Outcome) -> None:
+@pytest.mark.parametrize("unplaced", [RowOutcome.REJECTED, RowOutcome.DEAD])
+def test_a_row_without_a_place_gets_its_outcome_and_the_rest_passes(order: Order, unplaced: RowOutcome) -> None:
     decided = offered(Bucket(Rules(order, unplaced=unplaced)), "s", [None, 0, 1, None, 2])
     assert decided.passed == [2, 4]
     assert [(v.row, v.outcome) for v in decided.verdicts] == [(row, unplaced) for row in (0, 1, 3)]
@@ -188,7 +188,10 @@ def test_what_comes_after_its_place_was_given_up_is_no_duplicate() -> None:
     bucket = Bucket(Rules(gap=SKIP))
     offered(bucket, "s", [3])
     assert bucket.on_timer(3.0).gaps == [Gap("s", 1, 2)]
-    assert [v.outcome for v in offered(bucket, "s", [2, 2], now=4.0).verdicts] == [Outcome.DEAD, Outcome.DUPLICATE]
+    assert [v.outcome for v in offered(bucket, "s", [2, 2], now=4.0).verdicts] == [
+        RowOutcome.DEAD,
+        RowOutcome.DUPLICATE,
+    ]
 
 
 def test_a_full_buffer_gives_up_the_gap_at_once_where_gaps_are_skipped() -> None:
@@ -241,7 +244,7 @@ def test_a_session_whose_gaps_are_waited_for_goes_on_where_it_was_however_quiet(
     bucket, _ = Bucket.decode(bucket.encode(lambda rows: b""), bucket.rules, 1e9)
     decided = offered(bucket, "s", [2, 3], now=1e9)
     assert decided.passed == [1]
-    assert [verdict.outcome for verdict in decided.verdicts] == [Outcome.DUPLICATE]
+    assert [verdict.outcome for verdict in decided.verdicts] == [RowOutcome.DUPLICATE]
 
 
 def test_what_a_session_gave_up_before_its_gaps_were_waited_for_is_forgotten_without_its_place() -> None:
@@ -255,7 +258,7 @@ def test_what_a_session_gave_up_before_its_gaps_were_waited_for_is_forgotten_wit
     assert waiting.bucket.next_deadline() is None
     passed, decided = waiting.offer([("s", 2), ("s", 4)], 101.0)
     assert passed == [("s", 4)]
-    assert [verdict.outcome for verdict in decided.verdicts] == [Outcome.DUPLICATE]
+    assert [verdict.outcome for verdict in decided.verdicts] == [RowOutcome.DUPLICATE]
 
 
 def test_a_bucket_that_never_forgets_has_no_deadline() -> None:
@@ -303,7 +306,7 @@ def test_a_state_of_version_1_is_read() -> None:
     assert len(bucket) == 3
     assert bucket.next_deadline() == 122.0
     assert offered(bucket, "d", [6, 7]).passed == [1]
-    assert [v.outcome for v in offered(bucket, "g", [3, 2]).verdicts] == [Outcome.DEAD, Outcome.DUPLICATE]
+    assert [v.outcome for v in offered(bucket, "g", [3, 2]).verdicts] == [RowOutcome.DEAD, RowOutcome.DUPLICATE]
     assert bucket.on_timer(122.0).gaps == [Gap("w", 2, 3)]
     decided = Decided()
     bucket.offer_ids(["n", "m"], [0, 1], 1.0, decided)
@@ -347,5 +350,5 @@ def test_however_many_gaps_are_given_up_a_late_row_is_never_taken_for_a_copy() -
     late = Decided()
     for index in odd:
         bucket.offer("s", [index], [index], 0.0, late)
-    assert [verdict.outcome for verdict in late.verdicts] == [Outcome.DEAD] * len(odd)
+    assert [verdict.outcome for verdict in late.verdicts] == [RowOutcome.DEAD] * len(odd)
     assert not late.passed

@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 from semel.errors import ConfigError, InputError
 from semel.kernel.dedup import GapPolicy, OnGap
 from semel.spark.delivery import delivery
-from semel.spark.handlers import Handling
+from semel.spark.handlers import BatchHandler
 from semel.spark.pipeline import Input, Order, Pipeline, from_file, replay, send_files_along, sink_options
 from semel.testing.limits import scaled
 
@@ -152,7 +152,7 @@ class TestFile:
         """What the handler makes of a message in a process that knows nothing of the file."""
         send_files_along()
         assert pipeline.handler is not None
-        (folder / "task").write_bytes(cloudpickle.dumps(Handling(pipeline.handler, "made")))
+        (folder / "task").write_bytes(cloudpickle.dumps(BatchHandler(pipeline.handler, "made")))
         task = (
             "import pickle, sys\n"
             "from semel.kernel.envelope import Envelope\n"

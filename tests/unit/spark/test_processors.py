@@ -27,7 +27,7 @@ from semel.spark.processors import (
     NOW,
     BatchInOrder,
     Counted,
-    InOrder,
+    OrderingProcessor,
     Pack,
     Settled,
     Unpack,
@@ -36,7 +36,7 @@ from semel.spark.processors import (
     given,
     to_bytes,
 )
-from semel.spark.rows import ARROW, Outcome
+from semel.spark.rows import ARROW, RowOutcome
 from semel.spark.transforms import _with_unplaced
 from semel.spark.waiting import rows_told
 
@@ -75,7 +75,7 @@ class Query:
     """One bucket of a streaming query."""
 
     def __init__(self, rules: Rules = SKIP, *, verdicts: bool = True, waiting: bool = False) -> None:
-        processor = InOrder(rules, verdicts=verdicts, waiting=waiting)
+        processor = OrderingProcessor(rules, verdicts=verdicts, waiting=waiting)
         self.tester = TwsTester(processor, timeMode=processor.time_mode)
         self.now_ms = 0
 
@@ -183,7 +183,7 @@ def test_quiet_sessions_are_forgotten_and_leave_no_state() -> None:
 def test_without_timers_quiet_sessions_are_forgotten_when_others_come_unless_gaps_are_waited_for() -> None:
     for order, again in (("monotonic", None), ("strict", "duplicate")):
         query = Query(Rules(order, forget_s=60.0))
-        assert InOrder(Rules(order), verdicts=True).time_mode == "None"
+        assert OrderingProcessor(Rules(order), verdicts=True).time_mode == "None"
         query.batch(rows([("s", 1, "east")]))
         query.now_ms = 60_000
         query.batch(rows([("other", 1, "east")]))
@@ -201,13 +201,13 @@ def test_without_verdicts_only_what_passes_comes_out_with_its_own_columns() -> N
 def test_without_verdicts_a_row_without_a_place_stops_the_query_instead_of_vanishing() -> None:
     with pytest.raises(InputError, match="s-None cannot be put in order: it has no index"):
         Query(verdicts=False).batch(rows([("s", None, "a")]))
-    query = Query(Rules(unplaced=Outcome.DEAD))
+    query = Query(Rules(unplaced=RowOutcome.DEAD))
     assert query.batch(rows([("s", None, "a")])) == [("s-None", "dead")]
 
 
 def test_a_row_without_a_place_is_only_dead_where_its_verdict_comes_out() -> None:
-    assert _with_unplaced(Rules(buffer=7), verdicts=True) == Rules(buffer=7, unplaced=Outcome.DEAD)
-    assert _with_unplaced(Rules(), verdicts=False).unplaced is Outcome.REJECTED
+    assert _with_unplaced(Rules(buffer=7), verdicts=True) == Rules(buffer=7, unplaced=RowOutcome.DEAD)
+    assert _with_unplaced(Rules(), verdicts=False).unplaced is RowOutcome.REJECTED
 
 
 def test_rows_with_an_outcome_travel_on_and_the_dead_keep_their_place() -> None:

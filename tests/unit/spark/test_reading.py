@@ -37,8 +37,8 @@ from semel.runtime.export.exporter import export
 from semel.spark import engines
 from semel.spark import reading as reading_module
 from semel.spark.engines import SqliteReading
-from semel.spark.offsets import Place, Span, Subject
-from semel.spark.reading import Condition, Reading, can_filter, schema_of
+from semel.spark.offsets import HistorySpan, OffsetSpan, Subject
+from semel.spark.reading import Condition, StoreReader, can_filter, schema_of
 from semel.spark.rows import ARROW, arrow_schema, rows_of
 from semel.spark.source import (
     FilteringSemelDataSource,
@@ -122,8 +122,8 @@ def store(url: str, writers: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def reading(url: str, store: Any) -> Iterator[Reading]:
-    with closing(Reading(url)) as reading:
+def reading(url: str, store: Any) -> Iterator[StoreReader]:
+    with closing(StoreReader(url)) as reading:
         yield reading
 
 
@@ -135,16 +135,16 @@ def append(store: Any, *ids: str, stream: str = "hub/chat", **attributes: Any) -
     commit(store, *(Append(stream, Envelope(id=id, **attributes), identity=id) for id in ids))
 
 
-def whole(reading: Reading, subject: Subject) -> Place:
+def whole(reading: StoreReader, subject: Subject) -> HistorySpan:
     bounds = reading.bounds(subject)
-    return Place(bounds.store, bounds.epoch, subject, Span(bounds.origin, bounds.head))
+    return HistorySpan(bounds.store, bounds.epoch, subject, OffsetSpan(bounds.origin, bounds.head))
 
 
 def table(
-    reading: Reading,
+    reading: StoreReader,
     subject: Subject,
     *conditions: Condition,
-    place: Place | None = None,
+    place: HistorySpan | None = None,
     names: list[str] | None = None,
 ) -> pa.Table:
     schema = schema_of(subject)
@@ -154,7 +154,7 @@ def table(
     return pa.Table.from_batches(list(batches), schema)
 
 
-def ids(reading: Reading, *conditions: Condition, place: Place | None = None) -> list[str]:
+def ids(reading: StoreReader, *conditions: Condition, place: HistorySpan | None = None) -> list[str]:
     found: list[str] = table(reading, CHAT, *conditions, place=place, names=["id"])["id"].to_pylist()
     return found
 
@@ -162,7 +162,7 @@ def ids(reading: Reading, *conditions: Condition, place: Place | None = None) ->
 # -- messages
 
 
-def test_every_message_comes_back_as_the_store_reads_it(store: Any, reading: Reading) -> None:
+def test_every_message_comes_back_as_the_store_reads_it(store: Any, reading: StoreReader) -> None:
     envelopes = [
         Envelope(id="plain"),
         Envelope(
@@ -182,7 +182,7 @@ def test_every_message_comes_back_as_the_store_reads_it(store: Any, reading: Rea
 
 
 def test_a_column_that_begins_with_nothing_but_nulls_keeps_its_type(
-    store: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch
+    store: Any, reading: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The SQLite driver guesses a type from the first batch, whatever comes later."""
     append(store, *(f"m{n}" for n in range(2000)))
@@ -199,7 +199,7 @@ def test_a_column_that_begins_with_nothing_but_nulls_keeps_its_type(
         assert found["offset"].to_pylist() == list(range(1, 2002))
 
 
-def test_a_body_in_chunks_is_put_together(store: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_in_chunks_is_put_together(store: Any, reading: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_module, "CHUNK_PARTS", 2)
     large = os.urandom(700_000)
     blob = put_body(store, "b1", [large])
@@ -209,7 +209,7 @@ def test_a_body_in_chunks_is_put_together(store: Any, reading: Reading, monkeypa
     assert table(reading, CHAT)["data"].to_pylist() == [b"small", large, b"small"]
 
 
-def test_large_rows_come_in_small_pages(store: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_rows_come_in_small_pages(store: Any, reading: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_module, "PAGE_BYTES", 10_000)
     for n in range(40):
         append(store, f"small{n}", data=b"x")
@@ -221,7 +221,9 @@ def test_large_rows_come_in_small_pages(store: Any, reading: Reading, monkeypatc
     assert all(sum(len(row["data"]) for row in page) <= 10_000 or len(page) == 1 for page in pages)
 
 
-def test_pages_of_one_shape_are_surveyed_once(store: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_one_shape_are_surveyed_once(
+    store: Any, reading: StoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading_module, "PAGE_ROWS", 10)
     for n in range(95):
         append(store, f"m{n}", data=b"x" * (n % 7), session="s", index=n + 1)
@@ -238,7 +240,7 @@ def test_pages_of_one_shape_are_surveyed_once(store: Any, reading: Reading, monk
     ids=lambda other: next(iter(other)),
 )
 def test_a_page_that_looks_different_is_read_as_it_is(
-    store: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
+    store: Any, reading: StoreReader, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(reading_module, "PAGE_ROWS", 10)
     monkeypatch.setattr(reading_module, "PAGE_BYTES", 20_000)
@@ -252,7 +254,7 @@ def test_a_page_that_looks_different_is_read_as_it_is(
     assert surveys[0] > 1
 
 
-def counted(reading: Reading, name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def counted(reading: StoreReader, name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often a method is called from now on."""
     calls, method = [0], getattr(reading, name)
 
@@ -264,7 +266,7 @@ def counted(reading: Reading, name: str, monkeypatch: pytest.MonkeyPatch) -> lis
     return calls
 
 
-def test_only_messages_are_read(store: Any, reading: Reading) -> None:
+def test_only_messages_are_read(store: Any, reading: StoreReader) -> None:
     append(store, "m1")
     commit(store, Append("hub/chat", Envelope(id="who"), kind=RecordKind.JOIN))
     append(store, "m2")
@@ -272,11 +274,11 @@ def test_only_messages_are_read(store: Any, reading: Reading) -> None:
     assert ids(reading) == ["m1", "m2"]
 
 
-def test_a_stream_that_nobody_wrote_to_is_empty(reading: Reading) -> None:
+def test_a_stream_that_nobody_wrote_to_is_empty(reading: StoreReader) -> None:
     assert ids(reading) == []
 
 
-def test_a_range_is_the_same_rows_for_ever(store: Any, reading: Reading) -> None:
+def test_a_range_is_the_same_rows_for_ever(store: Any, reading: StoreReader) -> None:
     append(store, *(f"m{n}" for n in range(1, 8)))
     place = whole(reading, CHAT).moved(Mark(0, 2), Mark(0, 5))
     before = table(reading, CHAT, place=place)
@@ -286,7 +288,7 @@ def test_a_range_is_the_same_rows_for_ever(store: Any, reading: Reading) -> None
     assert before["id"].to_pylist() == ["m3", "m4", "m5"]
 
 
-def test_what_was_trimmed_is_an_error_and_never_a_gap(store: Any, reading: Reading) -> None:
+def test_what_was_trimmed_is_an_error_and_never_a_gap(store: Any, reading: StoreReader) -> None:
     append(store, *(f"m{n}" for n in range(1, 8)))
     place = whole(reading, CHAT)
     commit(store, Trim("hub/chat", 4))
@@ -296,7 +298,7 @@ def test_what_was_trimmed_is_an_error_and_never_a_gap(store: Any, reading: Readi
     assert ids(reading, place=place.moved(Mark(0, 3), Mark(0, 7))) == ["m4", "m5", "m6", "m7"]
 
 
-def test_a_trim_between_two_pages_is_noticed(store: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trim_between_two_pages_is_noticed(store: Any, reading: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_module, "PAGE_ROWS", 2)
     append(store, *(f"m{n}" for n in range(1, 8)))
     batches = reading.batches(whole(reading, CHAT), ARROW)
@@ -307,7 +309,7 @@ def test_a_trim_between_two_pages_is_noticed(store: Any, reading: Reading, monke
         next(batches)
 
 
-def test_a_new_epoch_stops_the_reader(store: Any, reading: Reading) -> None:
+def test_a_new_epoch_stops_the_reader(store: Any, reading: StoreReader) -> None:
     append(store, "m1")
     place = whole(reading, CHAT)
     store.raise_epoch()
@@ -316,7 +318,7 @@ def test_a_new_epoch_stops_the_reader(store: Any, reading: Reading) -> None:
     assert "checkpointLocation" in caught.value.fix
 
 
-def test_offsets_jump_at_a_new_epoch_and_rows_are_still_counted(store: Any, reading: Reading) -> None:
+def test_offsets_jump_at_a_new_epoch_and_rows_are_still_counted(store: Any, reading: StoreReader) -> None:
     append(store, "m1", "m2", "m3")
     store.raise_epoch()
     append(store, "m4", "m5")
@@ -329,15 +331,15 @@ def test_offsets_jump_at_a_new_epoch_and_rows_are_still_counted(store: Any, read
     assert found == [2] * 5
 
 
-def test_another_store_at_the_same_place_is_noticed(store: Any, reading: Reading) -> None:
+def test_another_store_at_the_same_place_is_noticed(store: Any, reading: StoreReader) -> None:
     append(store, "m1")
     place = whole(reading, CHAT)
-    other = Place("another", place.epoch, place.subject, place.span)
+    other = HistorySpan("another", place.epoch, place.subject, place.span)
     with pytest.raises(EpochChanged, match="at this URL is store"):
         ids(reading, place=other)
 
 
-def test_a_store_that_was_put_back_is_noticed(store: Any, reading: Reading) -> None:
+def test_a_store_that_was_put_back_is_noticed(store: Any, reading: StoreReader) -> None:
     append(store, "m1")
     place = whole(reading, CHAT)
     with pytest.raises(StoreError, match="only up to 1"):
@@ -350,7 +352,7 @@ def test_a_store_that_was_put_back_is_noticed(store: Any, reading: Reading) -> N
 # -- columns and filters
 
 
-def test_columns_are_chosen_and_checked(store: Any, reading: Reading) -> None:
+def test_columns_are_chosen_and_checked(store: Any, reading: StoreReader) -> None:
     append(store, "m1", data=b"x")
     place = whole(reading, CHAT)
     [batch] = reading.batches(place, arrow_schema(["offset", "epoch", "id"]))
@@ -361,7 +363,7 @@ def test_columns_are_chosen_and_checked(store: Any, reading: Reading) -> None:
         list(reading.batches(place, pa.schema([("offset", pa.string())])))
 
 
-def test_filters_are_applied_by_the_database(store: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filters_are_applied_by_the_database(store: Any, reading: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_module, "PAGE_ROWS", 2)
     for n in range(1, 10):
         append(store, f"m{n}", session=f"s{n % 3}", index=n, time=1_000_000 * n)
@@ -406,7 +408,7 @@ def test_filters_of_spark_as_conditions() -> None:
 # -- ledger and index
 
 
-def test_datasets_have_the_columns_and_rows_of_the_export(store: Any, reading: Reading, tmp_path: Path) -> None:
+def test_datasets_have_the_columns_and_rows_of_the_export(store: Any, reading: StoreReader, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     template = Event(Kind.ACCEPTED, "a>b", "pipe")
@@ -425,7 +427,7 @@ def test_datasets_have_the_columns_and_rows_of_the_export(store: Any, reading: R
         assert found.num_rows >= 2
 
 
-def test_ledger_filters(store: Any, reading: Reading) -> None:
+def test_ledger_filters(store: Any, reading: StoreReader) -> None:
     for n, kind in enumerate((Kind.SENT, Kind.ACCEPTED, Kind.SENT)):
         commit(store, Log(Event(kind, f"a>b{n}", "p", message=f"m{n}")))
     at = [row["at"] for row in table(reading, LEDGER).to_pylist()]
@@ -443,7 +445,7 @@ def test_ledger_filters(store: Any, reading: Reading) -> None:
     assert messages == [["m0", "m2"], ["m1"], [], ["m1", "m2"], ["m2"]]
 
 
-def test_a_swept_ledger_is_not_read_as_if_it_were_whole(store: Any, reading: Reading, tmp_path: Path) -> None:
+def test_a_swept_ledger_is_not_read_as_if_it_were_whole(store: Any, reading: StoreReader, tmp_path: Path) -> None:
     for n in range(5):
         commit(store, Log(Event(Kind.SENT, "a>b", message=f"m{n}")))
     place = whole(reading, LEDGER)
@@ -459,7 +461,7 @@ def test_a_swept_ledger_is_not_read_as_if_it_were_whole(store: Any, reading: Rea
 
 
 def test_a_range_of_marks_is_cut_into_parts_that_hold_every_row_once(
-    store: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch
+    store: Any, reading: StoreReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("semel.spark.offsets.PARTITION_ROWS_MIN", 10)
     for k in range(20):
@@ -481,7 +483,7 @@ def test_a_range_of_marks_is_cut_into_parts_that_hold_every_row_once(
 @pytest.mark.connected
 def test_nothing_is_lost_beside_a_transaction_that_stays_open(postgres_url: str) -> None:
     """The open one took its numbers first and commits last: a reader that went by numbers would pass it over."""
-    with closing(open_store(postgres_url)) as store, closing(Reading(postgres_url)) as reading:
+    with closing(open_store(postgres_url)) as store, closing(StoreReader(postgres_url)) as reading:
         with psycopg.connect(postgres_url) as slow:
             store.bind(slow).apply([Log(Event(Kind.SENT, "a>b", message="slow"))])
             append(store, "m1", "m2")
@@ -500,7 +502,7 @@ def test_nothing_is_lost_beside_a_transaction_that_stays_open(postgres_url: str)
         assert table(reading, INDEX)["message"].to_pylist() == ["m1", "m2"]
 
 
-def test_a_page_is_read_in_one_snapshot(url: str, store: Any, reading: Reading) -> None:
+def test_a_page_is_read_in_one_snapshot(url: str, store: Any, reading: StoreReader) -> None:
     append(store, "m1", "m2")
     with reading.snapshot():
         before = reading._bounds(CHAT)
@@ -510,12 +512,12 @@ def test_a_page_is_read_in_one_snapshot(url: str, store: Any, reading: Reading) 
     assert reading.bounds(CHAT) != before
 
 
-def test_a_reader_only_reads(reading: Reading) -> None:
+def test_a_reader_only_reads(reading: StoreReader) -> None:
     with pytest.raises(StoreError), reading.snapshot():
         reading._ask("DELETE FROM semel_stream")
 
 
-def test_a_reading_travels_to_another_process(store: Any, reading: Reading) -> None:
+def test_a_reading_travels_to_another_process(store: Any, reading: StoreReader) -> None:
     append(store, "m1")
     place = whole(reading, CHAT)
     with closing(pickle.loads(pickle.dumps(reading))) as copy:
@@ -524,7 +526,7 @@ def test_a_reading_travels_to_another_process(store: Any, reading: Reading) -> N
 
 @pytest.mark.connected
 def test_a_connection_that_died_is_replaced(postgres_url: str) -> None:
-    with closing(open_store(postgres_url)) as store, closing(Reading(postgres_url)) as reading:
+    with closing(open_store(postgres_url)) as store, closing(StoreReader(postgres_url)) as reading:
         append(store, "m1")
         before = reading.bounds(CHAT)
         with psycopg.connect(postgres_url, autocommit=True) as other:
@@ -543,7 +545,7 @@ def test_a_file_that_is_read_is_not_written(tmp_path: Path) -> None:
     with closing(open_store(url)) as store:
         append(store, "m1")
     before = (tmp_path / "semel.db").read_bytes()
-    with closing(Reading(url)) as reading:
+    with closing(StoreReader(url)) as reading:
         assert ids(reading) == ["m1"]
     assert (tmp_path / "semel.db").read_bytes() == before
     with closing(open_store(url)) as store:
@@ -563,7 +565,7 @@ def test_what_is_no_store_is_said_so(
     tmp_path: Path, make: Callable[[Path], object], error: type[StoreError], why: str
 ) -> None:
     make(tmp_path / "semel.db")
-    with closing(Reading(f"sqlite:///{tmp_path}/semel.db")) as reading, pytest.raises(error, match=why) as caught:
+    with closing(StoreReader(f"sqlite:///{tmp_path}/semel.db")) as reading, pytest.raises(error, match=why) as caught:
         reading.bounds(CHAT)
     assert caught.value.fix
 
@@ -573,15 +575,19 @@ def test_a_locked_file_is_busy(tmp_path: Path, writers: Any, monkeypatch: pytest
     url = f"sqlite:///{tmp_path}/semel.db"
     other = writers.Writer(url)
     other.lock(tmp_path / "semel.db")
-    with closing(Reading(url)) as reading, pytest.raises(StoreBusy, match="locked"):
+    with closing(StoreReader(url)) as reading, pytest.raises(StoreBusy, match="locked"):
         reading.bounds(CHAT)
 
 
 def test_a_file_that_this_process_has_open_is_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/semel.db"
-    with closing(open_store(url)), closing(Reading(url)) as reading, pytest.raises(ConfigError, match="open already"):
+    with (
+        closing(open_store(url)),
+        closing(StoreReader(url)) as reading,
+        pytest.raises(ConfigError, match="open already"),
+    ):
         reading.bounds(CHAT)
-    with closing(Reading(url)) as one, closing(Reading(url)) as two:
+    with closing(StoreReader(url)) as one, closing(StoreReader(url)) as two:
         assert one.bounds(CHAT) == two.bounds(CHAT)
 
 
@@ -589,11 +595,11 @@ def test_a_file_that_is_deleted_meanwhile(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/semel.db"
     with closing(open_store(url)) as store:
         append(store, "m1")
-    with closing(Reading(url)) as reading:
+    with closing(StoreReader(url)) as reading:
         place = whole(reading, CHAT)
     for file in tmp_path.iterdir():
         file.unlink()
-    with closing(Reading(url)) as reading, pytest.raises(StoreUnavailable, match="there is no store"):
+    with closing(StoreReader(url)) as reading, pytest.raises(StoreUnavailable, match="there is no store"):
         ids(reading, place=place)
 
 
@@ -602,18 +608,18 @@ def test_a_store_of_a_newer_semel(tmp_path: Path) -> None:
     open_store(url).close()
     with closing(sqlite3.connect(tmp_path / "semel.db")) as other, other:
         other.execute("UPDATE semel_store SET schema = 999")
-    with closing(Reading(url)) as reading, pytest.raises(SchemaTooNew, match="schema 999"):
+    with closing(StoreReader(url)) as reading, pytest.raises(SchemaTooNew, match="schema 999"):
         reading.bounds(CHAT)
 
 
 @pytest.mark.connected
 def test_a_database_without_our_tables(postgres_url: str) -> None:
-    with closing(Reading(postgres_url)) as reading, pytest.raises(NotAStore, match="table of Semel is missing"):
+    with closing(StoreReader(postgres_url)) as reading, pytest.raises(NotAStore, match="table of Semel is missing"):
         reading.bounds(CHAT)
 
 
 def test_a_server_that_is_not_there_and_a_password_that_is_not_shown() -> None:
-    reading = Reading("postgresql://me:secret@127.0.0.1:1/db")
+    reading = StoreReader("postgresql://me:secret@127.0.0.1:1/db")
     with pytest.raises(StoreUnavailable, match="refused") as caught:
         reading.bounds(CHAT)
     assert "secret" not in str(caught.value)
@@ -622,7 +628,7 @@ def test_a_server_that_is_not_there_and_a_password_that_is_not_shown() -> None:
 @pytest.mark.parametrize("url", ["memory:", "mysql://x", "semel.db", "postgresql://[x"])
 def test_urls_that_spark_cannot_read(url: str) -> None:
     with pytest.raises(ConfigError):
-        Reading(url).bounds(CHAT)
+        StoreReader(url).bounds(CHAT)
 
 
 # -- the readers that Spark calls
@@ -663,7 +669,7 @@ def test_filters_on_the_offset_decide_what_is_read(url: str, store: Any) -> None
     assert list(kept) == [unknown]
     [partition] = reader.partitions()
     assert isinstance(partition, RangePartition)
-    assert partition.place.span == Span(Mark(0, 4), Mark(0, 6))
+    assert partition.place.span == OffsetSpan(Mark(0, 4), Mark(0, 6))
     assert read_all(reader, [partition]) == ["m5", "m6"]
 
 
@@ -753,7 +759,7 @@ def test_a_file_is_not_looked_for_on_another_machine(tmp_path: Path) -> None:
 
 def test_a_relative_path_is_the_planners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    engine = Reading("sqlite:///semel.db").engine
+    engine = StoreReader("sqlite:///semel.db").engine
     assert isinstance(engine, SqliteReading)
     assert engine.path == tmp_path / "semel.db"
 

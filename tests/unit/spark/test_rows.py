@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from semel.errors import InputError
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Envelope
 from semel.kernel.position import Position
-from semel.spark.rows import ARROW, Outcome, Row, arrow_schema, batch_of, rows_of
+from semel.spark.rows import ARROW, Row, RowOutcome, arrow_schema, batch_of, rows_of
 from semel.testing.strategies import envelopes
 
 positions = st.builds(Position, st.just("hub/chat"), st.integers(1, 9), st.integers(1, 2**53 - 1))
@@ -18,7 +18,7 @@ rows = st.builds(
     Row,
     envelopes().filter(lambda envelope: envelope.blob is None),
     st.none() | positions,
-    st.none() | st.sampled_from(Outcome),
+    st.none() | st.sampled_from(RowOutcome),
     st.none() | st.text(max_size=20),
     st.none() | st.text(min_size=1, max_size=20),
     st.none() | st.integers(0, 2**31 - 1),

@@ -151,7 +151,7 @@ class TestDriver:
         heard: list[int] = []
         renewed: list[int] = []
 
-        def progress(run: runner.Run) -> None:
+        def progress(run: runner.PipelineRun) -> None:
             heard.append(run.batch)
             raise OSError("the terminal is gone")
 
@@ -191,7 +191,7 @@ class TestFromOutside:
 
     def leave(self, store: MemoryStore, state: str) -> None:
         now = time.time_ns() // 1000
-        run = runner.Run("orders", state, "driver", 1, "/checkpoints/orders", now, now, batch=4, rows=500)
+        run = runner.PipelineRun("orders", state, "driver", 1, "/checkpoints/orders", now, now, batch=4, rows=500)
         store.commit([Unit((Put(runner.state_key("orders"), msgspec.json.encode(run)),))])
 
     def test_one_that_never_ran(self, store: MemoryStore) -> None:

@@ -15,7 +15,7 @@ import pytest
 import semel
 from semel.errors import ConfigError, PeerUnavailable
 from semel.spark import session as module
-from semel.spark.host import GIB, Machine
+from semel.spark.host import GIB, HostResources
 from semel.spark.java import Java, start_cache
 from semel.spark.session import (
     QUICK_CHECKPOINTS,
@@ -32,7 +32,7 @@ from semel.spark.session import (
 )
 from semel.testing.limits import scaled
 
-MACHINE = Machine(3, 10 * GIB)
+MACHINE = HostResources(3, 10 * GIB)
 
 
 # -- which settings
@@ -77,7 +77,7 @@ def test_tests_run_on_one_partition() -> None:
 
 @pytest.mark.parametrize(("free", "memory"), [(0, "1024m"), (GIB, "1024m"), (6 * GIB, "3072m"), (99 * GIB, "8192m")])
 def test_memory_is_half_of_what_is_free_within_bounds(free: int, memory: str) -> None:
-    assert driver_memory(Machine(1, free)) == memory
+    assert driver_memory(HostResources(1, free)) == memory
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from semel.kernel.store import Store
 from semel.runtime.host.lease_holder import Holder
 from semel.spark import sink as module
 from semel.spark.landing import Job, derived_id, read_state
-from semel.spark.rows import Outcome as Fate
 from semel.spark.rows import Row
+from semel.spark.rows import RowOutcome as Fate
 from semel.spark.sink import StreamTarget, land, read_options, taken_up_to
 from semel.spark.staging import Staged, Task
 from semel.spark.writers import BatchWriter, StreamWriter, make_stream_writer, make_writer

@@ -10,13 +10,13 @@ from semel.kernel.ops import Put, Unit
 from semel.kernel.store import Store
 from semel.spark import waiting
 from semel.spark.landing import Job, Landing
-from semel.spark.rows import Outcome, Row
+from semel.spark.rows import Row, RowOutcome
 from semel.spark.waiting import Wait, Waits, read_waits, rows_told, told, waiting_ops, waits_key
 from semel.stores.memory import MemoryStore
 
 
 def row(session: str, index: int, rows: int) -> Row:
-    return Row(Envelope(f"{session}#waits", session=session, index=index), outcome=Outcome.WAITING, cause=told(rows))
+    return Row(Envelope(f"{session}#waits", session=session, index=index), outcome=RowOutcome.WAITING, cause=told(rows))
 
 
 def land(store: Store, *rows: Row, query: str = "q", batch: int = 0) -> Waits:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semel.stores import postgres_switch
-from semel.stores.postgres_switch import Switch, Verdict
+from semel.stores.postgres_switch import Switch, SwitchVerdict
 
 
 class Run:
@@ -53,8 +53,8 @@ def test_a_later_look_that_misses_something_takes_the_word_back(monkeypatch: pyt
     witness: Any = Word()
     member: Any = Member()
     switch = Switch(session, 2, witness, member)
-    assert switch._look(0, lambda run: None) is Verdict.WAIT
+    assert switch._look(0, lambda run: None) is SwitchVerdict.WAIT
     assert switch.is_kept_by_us
     witness.loss = "a commit is not there"
-    assert switch._look(0, lambda run: None) is Verdict.LOST
+    assert switch._look(0, lambda run: None) is SwitchVerdict.LOST
     assert not switch.is_kept_by_us

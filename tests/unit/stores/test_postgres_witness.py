@@ -10,7 +10,7 @@ import pytest
 from semel.errors import StoreUnavailable
 from semel.stores import postgres_witness
 from semel.stores.postgres_members import _may_live, _this_process
-from semel.stores.postgres_witness import MARKER_KEEP_US, Commit, Witness
+from semel.stores.postgres_witness import MARKER_KEEP_US, Witness, WitnessedCommit
 
 STREAM = "hub/orders"
 
@@ -77,7 +77,7 @@ def loss(witness: Witness, server: Server, switch_lsn: int | None, *, is_pending
 
 
 def test_a_commit_is_there_when_its_marker_is(witness: Witness, server: Server) -> None:
-    witness.committed(0, Commit("w", 7, 0))
+    witness.committed(0, WitnessedCommit("w", 7, 0))
     server.markers["w"] = 7
     assert loss(witness, server, 500) is None
     server.markers["w"] = 6
@@ -86,7 +86,7 @@ def test_a_commit_is_there_when_its_marker_is(witness: Witness, server: Server) 
 
 
 def test_a_marker_that_may_have_been_swept_proves_nothing(witness: Witness, server: Server) -> None:
-    witness.committed(0, Commit("w", 7, 0))
+    witness.committed(0, WitnessedCommit("w", 7, 0))
     assert loss(witness, server, None, now=MARKER_KEEP_US) is None
     assert "swept" in loss(witness, server, 500, now=MARKER_KEEP_US)
 
@@ -140,7 +140,7 @@ def test_nothing_is_answered_from_before_a_switch(witness: Witness) -> None:
     witness.saw(0, 1)
     witness.meet(2)
     for answer in (
-        lambda: witness.committed(0, Commit("w", 1, 0)),
+        lambda: witness.committed(0, WitnessedCommit("w", 1, 0)),
         lambda: witness.read(0, STREAM, 1, 1),
         lambda: witness.saw(0, 1),
     ):
@@ -193,7 +193,7 @@ def test_a_lease_on_a_server_that_was_replaced_is_none(witness: Witness, time: T
 
 
 def test_a_raised_epoch_must_not_be_lost_itself(witness: Witness, server: Server) -> None:
-    witness.committed(0, Commit("w", 7, 0))
+    witness.committed(0, WitnessedCommit("w", 7, 0))
     witness.read(0, STREAM, 3, 33)
     witness.begin_anew(800)
     assert loss(witness, server, 800) is None

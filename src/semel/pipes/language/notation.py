@@ -72,7 +72,7 @@ _PLAIN_NAME = re.compile(r"(?:[^\W]|[.~@:%+]|/(?!/))(?:[^\W]|[.~@:%+]|-(?![>\[\s
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TextSpan:
     """A part of the text."""
 
     start: int
@@ -83,7 +83,7 @@ class Span:
 class _Token:
     kind: str
     text: str
-    span: Span
+    span: TextSpan
 
 
 def parse_path(text: str, name: str = "path") -> Path:
@@ -111,7 +111,7 @@ class _Parser:
         self.at = 0
         self.depth = 0
         self.hops = 0
-        self.seen: dict[str, Span] = {}
+        self.seen: dict[str, TextSpan] = {}
         self.next = self._scan()
 
     def parse(self) -> Path:
@@ -127,14 +127,14 @@ class _Parser:
     def _scan(self) -> _Token:
         while True:
             if self.at == len(self.text):
-                return _Token("end", "", Span(self.at, self.at))
+                return _Token("end", "", TextSpan(self.at, self.at))
             found = _TOKEN.match(self.text, self.at)
             if found is None:
-                return _Token("odd", self.text[self.at], Span(self.at, self.at + 1))
+                return _Token("odd", self.text[self.at], TextSpan(self.at, self.at + 1))
             start, self.at = self.at, found.end()
             if found.lastgroup != "space":
                 kind = found[0] if found.lastgroup == "mark" else str(found.lastgroup)
-                return _Token(kind, found[0], Span(start, self.at))
+                return _Token(kind, found[0], TextSpan(start, self.at))
 
     def _take(self) -> _Token:
         token = self.next
@@ -171,7 +171,7 @@ class _Parser:
         try:
             return Path(tuple(steps))
         except ConfigError as error:
-            self._fail(error.message, error.fix, opened.span if opened else Span(0, len(self.text)))
+            self._fail(error.message, error.fix, opened.span if opened else TextSpan(0, len(self.text)))
 
     def _leg(self, before: list[Place | Way] | None = None) -> list[Place | Way]:
         """place way place …; a further leg goes on where the steps `before` end."""
@@ -213,7 +213,7 @@ class _Parser:
         whole = _with_first(begin, both) if isinstance(begin, Pipe) else _with_last(last, both)
         steps[-1:] = [whole, *places[1:]]
 
-    def _one_point(self, end: Point, start: Point, was: Span, here: Span) -> Point:
+    def _one_point(self, end: Point, start: Point, was: TextSpan, here: TextSpan) -> Point:
         """A point that is written twice may be described at either place."""
         bare = Point(end.name)
         told = [replace(each, local=False) for each in (end, start)]
@@ -245,7 +245,7 @@ class _Parser:
         if len(inner.steps) < 2:
             self._fail(
                 "a pipe needs two ends", "write (P1 -> P2), or take the parentheses away",
-                Span(opened.span.start, closing.span.end),
+                TextSpan(opened.span.start, closing.span.end),
             )  # fmt: skip
         stated, braces = self._braces("a pipe", PIPE_OPTIONS)
         return Pipe(inner, self._options(stated, braces))
@@ -288,7 +288,7 @@ class _Parser:
         except InputError as error:
             self._fail(error.message, error.fix, token.span)
 
-    def _remember(self, name: str, span: Span) -> None:
+    def _remember(self, name: str, span: TextSpan) -> None:
         if name in self.seen:
             self._fail(
                 f"the path comes to {name} twice: a cycle",
@@ -318,7 +318,7 @@ class _Parser:
         if len(branches) < 2:
             self._fail(
                 "one branch is not side by side with anything", "give two branches, or take the parentheses away",
-                Span(opened.span.start, closing.span.end),
+                TextSpan(opened.span.start, closing.span.end),
             )  # fmt: skip
         return Parallel(tuple(branches))
 
@@ -359,20 +359,20 @@ class _Parser:
             self._fail("the hop has no arrow", "write -> behind the bracket: -[loss=0.1]->", closing.span)
         return hops
 
-    def _count_hop(self, span: Span) -> None:
+    def _count_hop(self, span: TextSpan) -> None:
         self.hops += 1
         if self.hops > HOPS_MAX:
             self._fail(f"the path has more than {HOPS_MAX:,} hops", "split it into several paths", span)
 
     # options
 
-    def _braces(self, owner: str, known: tuple[str, ...]) -> tuple[_Stated, Span]:
+    def _braces(self, owner: str, known: tuple[str, ...]) -> tuple[_Stated, TextSpan]:
         opened = self._accept("{")
         if opened is None:
-            return {}, Span(self.at, self.at)
+            return {}, TextSpan(self.at, self.at)
         stated = self._list(owner, known, ("}",), opened)
         closing = self._close("}", opened, "the brace")
-        return stated, Span(opened.span.start, closing.span.end)
+        return stated, TextSpan(opened.span.start, closing.span.end)
 
     def _list(self, owner: str, known: tuple[str, ...], ends: tuple[str, ...], opened: _Token) -> _Stated:
         stated: _Stated = {}
@@ -413,7 +413,7 @@ class _Parser:
         found = _WORD.match(self.text, self.at)
         if found is None:
             self._fail(f"{key.text} has no value", f"write {key.text}=…", key.span)
-        span = Span(self.at, found.end())
+        span = TextSpan(self.at, found.end())
         self.at = found.end()
         self.next = self._scan()
         try:
@@ -421,7 +421,7 @@ class _Parser:
         except ConfigError as error:
             self._fail(error.message, error.fix, span)
 
-    def _options(self, stated: _Stated, braces: Span) -> Options:
+    def _options(self, stated: _Stated, braces: TextSpan) -> Options:
         spans = {name: span for name, (_, span) in stated.items()}
         values = {name: value for name, (value, _) in stated.items()}
         if values.get("repeats") and "retries" in values:
@@ -496,12 +496,12 @@ class _Parser:
             return "addresses are written 0#B; comments begin with //"
         return otherwise
 
-    def _fail(self, message: str, fix: str, *spans: Span) -> NoReturn:
+    def _fail(self, message: str, fix: str, *spans: TextSpan) -> NoReturn:
         where = spans or (self.next.span,)
         raise PathSyntaxError(point_at(self.text, message, *where), fix=fix) from None
 
 
-_Stated = dict[str, tuple[object, Span]]
+_Stated = dict[str, tuple[object, TextSpan]]
 
 
 def _with_first(place: Place, point: Point) -> Place:
@@ -524,7 +524,7 @@ def _with_last(place: Place, point: Point) -> Place:
 # -- pointing
 
 
-def point_at(text: str, message: str, *spans: Span) -> str:
+def point_at(text: str, message: str, *spans: TextSpan) -> str:
     """`message` with line and column, and the lines concerned with carets under the words."""
     line, column = _line_and_column(text, spans[0].start)
     others = "".join(
@@ -541,7 +541,7 @@ def _line_and_column(text: str, at: int) -> tuple[int, int]:
     return text.count("\n", 0, at) + 1, at - (text.rfind("\n", 0, at) + 1) + 1
 
 
-def _carets(text: str, spans: list[Span]) -> Iterator[str]:
+def _carets(text: str, spans: list[TextSpan]) -> Iterator[str]:
     """The line, cut to what fits on a terminal, and the carets under it."""
     begin = text.rfind("\n", 0, spans[0].start) + 1
     end = text.find("\n", begin)

@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from semel.errors import ConfigError, InputError, PathSyntaxError
 from semel.kernel.text import check_id
-from semel.pipes.language.notation import HOPS_MAX, POINTS_MAX, TEXT_CHARS_MAX, Span, parse_path, point_at
+from semel.pipes.language.notation import HOPS_MAX, POINTS_MAX, TEXT_CHARS_MAX, TextSpan, parse_path, point_at
 from semel.pipes.language.options import HOP_OPTIONS, PIPE_OPTIONS, POINT_OPTIONS, Options, read_option, unknown_option
 from semel.pipes.language.path import Branch, Hop, Parallel, Path, Point, Way
 from semel.pipes.language.spans import PipeSpan, nest_spans
@@ -195,25 +195,25 @@ class _Reader:
 
     # where it stands: tomllib does not say, so the usual way of writing is searched
 
-    def _header(self, kind: str, at: int) -> Span | None:
+    def _header(self, kind: str, at: int) -> TextSpan | None:
         found = list(re.finditer(rf"(?m)^[ \t]*(\[+[ \t]*{re.escape(kind)}[ \t]*\]+)", self.text))
-        return Span(found[at].start(1), found[at].end(1)) if at < len(found) else None
+        return TextSpan(found[at].start(1), found[at].end(1)) if at < len(found) else None
 
-    def _key(self, kind: str, at: int, key: str) -> Span | None:
-        header = self._header(kind, at) if kind else Span(0, 0)
+    def _key(self, kind: str, at: int, key: str) -> TextSpan | None:
+        header = self._header(kind, at) if kind else TextSpan(0, 0)
         if header is None:
             return None
         end = re.compile(r"(?m)^[ \t]*\[").search(self.text, header.end)
         found = re.compile(rf"(?m)^[ \t]*({re.escape(key)})[ \t]*=").search(
             self.text, header.end, end.start() if end else len(self.text)
         )
-        return Span(found.start(1), found.end(1)) if found else header if kind else None
+        return TextSpan(found.start(1), found.end(1)) if found else header if kind else None
 
     def _fail_key(self, key: str, known: Iterable[str], owner: str, kind: str, at: int) -> NoReturn:
         span = self._key(kind, at, key) or self._header(key, 0)
         self._fail(f"{owner} has no key {key!r}", f"{_nearest(key, known)}known are {', '.join(known)}", span)
 
-    def _fail(self, message: str, fix: str, span: Span | None = None) -> NoReturn:
+    def _fail(self, message: str, fix: str, span: TextSpan | None = None) -> NoReturn:
         raise PathSyntaxError(point_at(self.text, message, span) if span else message, fix=fix) from None
 
 

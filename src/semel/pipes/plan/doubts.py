@@ -166,7 +166,7 @@ def find_advice(found: Sequence[Stretch], alone: Sequence[Figures], end: Figures
                 f"{stretch.name}: the timeout of {options.timeout:g} s is below the round trip of {stretch.rtt_s:g} s, "
                 f"so a message is sent {times:g} times even if nothing is lost"
             )
-        confirm_loss = stretch.alone.inner.way_back_loss() if isinstance(stretch.alone, calculus.Pipe) else 0.0
+        confirm_loss = stretch.alone.inner.way_back_loss() if isinstance(stretch.alone, calculus.PipeElement) else 0.0
         if (
             stretch.resends
             and confirm_loss

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from semel import calculus
-from semel.calculus import Crash, Dedup, Element, Link, Passage, Series, Store, overlap
+from semel.calculus import Crash, Dedup, DurableElement, Element, LinkElement, Passage, Series, overlap
 from semel.errors import ConfigError
 from semel.pipes.language.options import ConfirmOn, DedupBy, Options
 from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Place, Point, Way
@@ -52,7 +52,7 @@ class Stretch:
     @property
     def resends(self) -> bool:
         """By its options, or because its sender is durable."""
-        return isinstance(self.alone, calculus.Pipe)
+        return isinstance(self.alone, calculus.PipeElement)
 
     @property
     def options(self) -> Options | None:
@@ -110,25 +110,25 @@ def folded(elements: Iterable[Element]) -> Series:
     return Series(kept)
 
 
-def _first_copy(before: Series) -> Link:
+def _first_copy(before: Series) -> LinkElement:
     nothing = min(1.0, max(0.0, float(before.apply(0.0, 0.0)[1])))
-    return Link(loss=nothing, confirm_loss=min(1.0, max(0.0, before.way_back_loss())))
+    return LinkElement(loss=nothing, confirm_loss=min(1.0, max(0.0, before.way_back_loss())))
 
 
-def _as_link(element: Element) -> Link | None:
+def _as_link(element: Element) -> LinkElement | None:
     """The element as a link that never makes a second copy, if it is one."""
     if isinstance(element, Crash):
-        return Link(loss=element.probability)
-    if isinstance(element, Link) and not element.duplicate and not element.repeats:
+        return LinkElement(loss=element.probability)
+    if isinstance(element, LinkElement) and not element.duplicate and not element.repeats:
         return element
     return None
 
 
-def _joined(one: Link, two: Link) -> Link:
+def _joined(one: LinkElement, two: LinkElement) -> LinkElement:
     """Calculated from the losses and not from what gets through: small losses keep their digits."""
     loss = one.loss + two.loss - one.loss * two.loss
     confirm_loss = one.confirm_loss + two.confirm_loss - one.confirm_loss * two.confirm_loss
-    return Link(loss=min(1.0, loss), confirm_loss=min(1.0, confirm_loss))
+    return LinkElement(loss=min(1.0, loss), confirm_loss=min(1.0, confirm_loss))
 
 
 def pipes_deep(path: Path) -> int:
@@ -256,7 +256,7 @@ class _Ends:
 def _of_point(point: Point, durable: frozenset[str]) -> Iterator[Element]:
     if point.name in durable:
         yield Dedup()
-        yield Store()
+        yield DurableElement()
     elif point.crash:
         yield Crash(point.crash)
 
@@ -266,9 +266,9 @@ def _of_part(part: Hop | Parallel | Pipe, ends: _Ends, rtt_s: float) -> tuple[tu
     behind = tuple(_of_point(ends.end, ends.durable))
     by_number = _dedup_at_end(part) in (DedupBy.INDEX, DedupBy.STRICT)
     if ends.keeps and by_number:
-        behind = (Store(),)
+        behind = (DurableElement(),)
     if isinstance(part, Parallel):
-        return (calculus.Parallel(_of_branch(branch, ends) for branch in part.branches),), behind
+        return (calculus.ParallelElement(_of_branch(branch, ends) for branch in part.branches),), behind
     sent = _sent(part, ends, rtt_s)
     if part.options.dedup is DedupBy.NONE or (ends.keeps and not by_number):
         return (sent,), behind
@@ -286,9 +286,9 @@ def _of_part(part: Hop | Parallel | Pipe, ends: _Ends, rtt_s: float) -> tuple[tu
     return (folded([sent, *behind, Dedup()]),), ()
 
 
-def _remembering(sent: Element, forgets: float) -> calculus.Pipe:
+def _remembering(sent: Element, forgets: float) -> calculus.PipeElement:
     """With a memory of the numbers of its own hop."""
-    pipe = sent if isinstance(sent, calculus.Pipe) else calculus.Pipe(sent, 1)
+    pipe = sent if isinstance(sent, calculus.PipeElement) else calculus.PipeElement(sent, 1)
     return replace(pipe, dedup=True, forgets=0.0 if pipe.cascade else forgets)
 
 
@@ -309,9 +309,9 @@ def _sent(part: Hop | Pipe, ends: _Ends, rtt_s: float, *, dedup: bool = False) -
         return inner
     if ends.keeps and ends.end.crash:
         # it has committed what it heard, and died before it said so
-        inner = folded([inner, Link(confirm_loss=ends.end.crash)])
+        inner = folded([inner, LinkElement(confirm_loss=ends.end.crash)])
     late = options.confirm is not ConfirmOn.RECEIPT
-    return calculus.Pipe(inner, ends.attempts(options), dedup, late, overlap(rtt_s, options.timeout))
+    return calculus.PipeElement(inner, ends.attempts(options), dedup, late, overlap(rtt_s, options.timeout))
 
 
 def _alone(part: Hop | Parallel | Pipe, ends: _Ends, rtt_s: float) -> Element:
@@ -326,7 +326,7 @@ def _alone(part: Hop | Parallel | Pipe, ends: _Ends, rtt_s: float) -> Element:
 def _inner(part: Hop | Pipe) -> Element:
     if isinstance(part, Hop):
         options = part.options
-        return Link(options.loss, options.duplicate, options.confirm_loss, options.repeats)
+        return LinkElement(options.loss, options.duplicate, options.confirm_loss, options.repeats)
     return Passage(folded(_inside(part.inner)), _way_back_loss(part.inner))
 
 

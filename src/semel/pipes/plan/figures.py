@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from semel.calculus.mode import Counts
+from semel.calculus.mode import MessageCounts
 from semel.errors import InputError
 from semel.kernel.ledger import Event, Kind, fold_ids, hash_id
 from semel.kernel.store import Record
@@ -61,7 +61,7 @@ class Measured:
     message and a doubled one may hide each other, and copies that a worker took over anew after a crash look like
     messages. `counts` are plain numbers."""
 
-    counts: Counts
+    counts: MessageCounts
     exact: bool
     gaps: int = 0
 
@@ -95,9 +95,9 @@ def compare(sent: Tally, arrived: Tally) -> Measured:
     """Two writers' word about the same messages."""
     gaps = sent.gaps + arrived.gaps
     if sent.ids is not None and arrived.ids is not None:
-        return Measured(Counts.of(sent.ids, arrived.ids), True, gaps)
+        return Measured(MessageCounts.of(sent.ids, arrived.ids), True, gaps)
     same = sent.n == arrived.n and sent.fold is not None and sent.fold == arrived.fold
-    return Measured(Counts(sent.n, min(sent.n, arrived.n), arrived.n if sent.n else 0), same, gaps)
+    return Measured(MessageCounts(sent.n, min(sent.n, arrived.n), arrived.n if sent.n else 0), same, gaps)
 
 
 def records_by_place(records: Iterable[Record]) -> Expand:

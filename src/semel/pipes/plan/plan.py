@@ -38,7 +38,7 @@ _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class HopPlan:
+class StretchPlan:
     """One stretch of a path: a hop, branches, or a pipe.
 
     `alone` are its own figures, for a message that enters it once; `so_far` those from the start of the path to where
@@ -53,7 +53,7 @@ class HopPlan:
     mode: str
     transmissions: float
     time_s: float
-    inside: tuple[HopPlan, ...] = ()
+    inside: tuple[StretchPlan, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -74,7 +74,7 @@ class Plan:
     """`end` are the figures from the first point to the last; `product` is the source's rule, a lower bound of them."""
 
     path: Path
-    hops: tuple[HopPlan, ...]
+    hops: tuple[StretchPlan, ...]
     end: Figures
     product: DeliveryMode
     element: Element
@@ -167,7 +167,7 @@ def _planned(path: Path, rate: float | None) -> Plan:
     before = folded(first)
     product = _figures(before).delivery_mode
     entering = _figures(before).copies
-    hops: list[HopPlan] = []
+    hops: list[StretchPlan] = []
     for at, stretch in enumerate(found):
         rest = found[at + 1 :] if len(found) <= RUNNING_MAX else None
         hop = _hop_plan(stretch, before, entering, rest, rate)
@@ -202,13 +202,13 @@ def _planned(path: Path, rate: float | None) -> Plan:
 
 def _hop_plan(
     stretch: Stretch, before: Series, entering: float, rest: Sequence[Stretch] | None, rate: float | None
-) -> HopPlan:
+) -> StretchPlan:
     onward = None
     if rest is not None:
         onward = folded(each for later in rest for each in (*later.elements, *later.behind))
     alone = _alone(stretch, rate)
     sends = _times(entering, alone.attempts if stretch.resends else 1.0)
-    if onward is not None and isinstance(stretch.alone, calculus.Pipe) and stretch.alone.cascade:
+    if onward is not None and isinstance(stretch.alone, calculus.PipeElement) and stretch.alone.cascade:
         sends = _sends_in_cascade(stretch, stretch.alone, before, rest or ())
         alone = _in_cascade(stretch, alone, sends / entering if entering else 1.0)
     inner = tuple(_planned(path, rate) for path in inner_paths(stretch))
@@ -218,7 +218,7 @@ def _hop_plan(
     each = math.fsum(hop.transmissions for hop in inside)
     if isinstance(stretch.part, Hop):
         each = 1.0 + stretch.part.options.repeats
-    return HopPlan(
+    return StretchPlan(
         stretch.name,
         {Hop: "hop", Parallel: "branches", Pipe: "pipe"}[type(stretch.part)],
         _text(stretch.part),
@@ -231,12 +231,12 @@ def _hop_plan(
     )
 
 
-def _sends_in_cascade(stretch: Stretch, pipe: calculus.Pipe, before: Series, rest: Sequence[Stretch]) -> float:
+def _sends_in_cascade(stretch: Stretch, pipe: calculus.PipeElement, before: Series, rest: Sequence[Stretch]) -> float:
     """Attempts on this stretch for one message of the path: what lies behind it makes it send again."""
     onward = [*stretch.behind, *(each for later in rest for each in (*later.elements, *later.behind))]
     # a copy that a memory drops is confirmed again: for the confirms, every copy counts
     u, g = Series(each for each in onward if not isinstance(each, calculus.Dedup)).apply(0.0, 1.0, True)
-    counted = replace(pipe, inner=Series((calculus.Meter(calculus.Jet.variable(1.0)), pipe.inner)))
+    counted = replace(pipe, inner=Series((calculus.MeterElement(calculus.Jet.variable(1.0)), pipe.inner)))
     total = Series([*before.elements, counted]).apply(u, g)[1]
     return total.first if isinstance(total, calculus.Jet) else 0.0
 
@@ -252,11 +252,11 @@ def _in_cascade(stretch: Stretch, alone: Figures, attempts: float) -> Figures:
 def _figures(element: Element) -> Figures:
     """The figures of a series whose first pipe may get its confirms late: its overlap says so already."""
     parts = Series((element,)).elements
-    late = parts[0].overlap if parts and isinstance(parts[0], calculus.Pipe) else 0
+    late = parts[0].overlap if parts and isinstance(parts[0], calculus.PipeElement) else 0
     return figures(element, rtt_s=late + 1.0 if late else 0.0)
 
 
-def _with_leaks(end: Figures, path: Path, found: Sequence[Stretch], hops: Sequence[HopPlan]) -> Figures:
+def _with_leaks(end: Figures, path: Path, found: Sequence[Stretch], hops: Sequence[StretchPlan]) -> Figures:
     """The copies that leak past a memory arrive, unless a later memory without such bounds drops them."""
     durable = durable_points(path)
     kept, leak = 1.0, 0.0
@@ -312,7 +312,7 @@ def _alone(stretch: Stretch, rate: float | None) -> Figures:
 def _so_far(before: Series, stretch: Stretch, onward: Series) -> Figures:
     """With what follows at work: under cascade that makes the stretch send again."""
     here = folded([*before.elements, *stretch.elements, *stretch.behind])
-    if not any(isinstance(each, calculus.Pipe) and each.cascade for each in here.elements):
+    if not any(isinstance(each, calculus.PipeElement) and each.cascade for each in here.elements):
         return _figures(here)
     unconfirmed = float(onward.apply(0.0, 1.0, _is_asked(here))[0])
     return _figures(Series([*here.elements, _Rest(unconfirmed)]))
@@ -333,9 +333,9 @@ def _times(one: float, two: float) -> float:
 
 def _is_asked(elements: Series) -> bool:
     for each in reversed(elements.elements):
-        if isinstance(each, calculus.Pipe):
+        if isinstance(each, calculus.PipeElement):
             return each.cascade
-        if isinstance(each, calculus.Store):
+        if isinstance(each, calculus.DurableElement):
             return False
     return False
 

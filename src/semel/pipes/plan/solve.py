@@ -241,7 +241,7 @@ class _Draft:
         """Of every sender that resends: for how many of its attempts an id must be kept, the time between two of them
         and the others that are sent in it, None if not known."""
         for stretch in stretches(self.path)[1]:
-            if not stretch.resends or not isinstance(stretch.alone, calculus.Pipe) or stretch.options is None:
+            if not stretch.resends or not isinstance(stretch.alone, calculus.PipeElement) or stretch.options is None:
                 continue
             loss, confirm_loss = attempt_losses(stretch.alone)
             span = calculus.span_for_leak(loss, confirm_loss, leak) if leak > 0 else None
@@ -286,7 +286,7 @@ def element_uniqueness(path: Path) -> float:
     return figures(element(path)).uniqueness
 
 
-def attempt_losses(pipe: calculus.Pipe) -> tuple[float, float]:
+def attempt_losses(pipe: calculus.PipeElement) -> tuple[float, float]:
     """Of one whole attempt: how often nothing arrives, and how often no confirm comes back although something did."""
     loss = min(1.0, max(0.0, float(pipe.inner.apply(0.0, 0.0)[1])))
     unconfirmed = float(pipe.inner.apply(0.0, 1.0)[0])

@@ -24,7 +24,7 @@ import msgspec
 from semel.errors import ConfigError, InputError
 from semel.kernel.effects import Deliver, Delivered, Effect, Event, Notify, Received, Resume, Send
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Ask, Confirm, Message
+from semel.kernel.hop import AskForGap, Confirm, HopMessage
 from semel.kernel.resend import Resend, ResendPolicy, Transmit
 from semel.kernel.text import ID_CHARS_MAX, check_id
 from semel.pipes.language.options import ConfirmOn
@@ -44,21 +44,21 @@ PipeKind = Callable[[str, str], Ends]
 # -- the wire
 
 
-class Open(msgspec.Struct, frozen=True, tag="channel-open"):
+class OpenSession(msgspec.Struct, frozen=True, tag="channel-open"):
     """The initiator asks for a responder. Its inner address is on the way back. Asking again is the same question."""
 
     session: str
 
 
-class Opened(msgspec.Struct, frozen=True, tag="channel-opened"):
-    """`responder` is the one that was made for the session. It is named in all that follows: a late copy of `Open` may
-    reach a spawner that was restarted, and that one's responder knows nothing of what the first one has had."""
+class SessionOpened(msgspec.Struct, frozen=True, tag="channel-opened"):
+    """`responder` is the one that was made for the session. It is named in all that follows: a late copy of
+    `OpenSession` may reach a spawner that was restarted, whose responder knows nothing of what the first has had."""
 
     session: str
     responder: str
 
 
-class Close(msgspec.Struct, frozen=True, tag="channel-close"):
+class CloseSession(msgspec.Struct, frozen=True, tag="channel-close"):
     """One side no longer has the session, or never had it."""
 
     session: str
@@ -70,25 +70,25 @@ class Carried(msgspec.Struct, frozen=True, tag="channel-carried"):
 
     session: str
     responder: str
-    body: Message | Confirm | Ask
+    body: HopMessage | Confirm | AskForGap
 
 
-CHANNEL_TYPES = (Open, Opened, Close, Carried)
-ChannelWire = Open | Opened | Close | Carried
+CHANNEL_TYPES = (OpenSession, SessionOpened, CloseSession, Carried)
+ChannelWire = OpenSession | SessionOpened | CloseSession | Carried
 
 
-class Inside(msgspec.Struct, frozen=True):
+class InnerMessage(msgspec.Struct, frozen=True):
     """What the application sent, as the pipe carries it: the way that lies before it beyond the channel, and the way
     back. It is an application's envelope, or a message of another protocol, such as a channel's above this one."""
 
     onward: tuple[str, ...]
     back: tuple[str, ...]
     envelope: Envelope | None = None
-    wire: Message | Confirm | Ask | ChannelWire | StorageWire | None = None
+    wire: HopMessage | Confirm | AskForGap | ChannelWire | StorageWire | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Inside)
+_decoder = msgspec.msgpack.Decoder(InnerMessage)
 
 
 def addressed(found: ToWorker) -> Parcel:
@@ -107,8 +107,8 @@ Kept = OrderedDict[str, Envelope]
 class _Moves:
     """What came of something: for the far end, for the application here, for people."""
 
-    frames: list[Message | Confirm | Ask] = field(default_factory=list)
-    arrived: list[Inside] = field(default_factory=list)
+    frames: list[HopMessage | Confirm | AskForGap] = field(default_factory=list)
+    arrived: list[InnerMessage] = field(default_factory=list)
     notes: list[Effect] = field(default_factory=list)
 
 
@@ -134,8 +134,8 @@ class _End:
             self._keys[envelope.id] = key
         return self._collect(self.out.receive(Received(APP, envelope), now), now)
 
-    def take(self, body: Message | Confirm | Ask, now: float) -> _Moves:
-        stage = self.arrivals if isinstance(body, Message) else self.out
+    def take(self, body: HopMessage | Confirm | AskForGap, now: float) -> _Moves:
+        stage = self.arrivals if isinstance(body, HopMessage) else self.out
         return self._collect(stage.receive(Received(FAR, body), now), now)
 
     def resume(self, now: float) -> _Moves:
@@ -185,7 +185,7 @@ def _never_discards(resend: ResendPolicy | None) -> bool:
     return resend is not None and (resend.retry.retries is None or resend.retry.then != "discard")
 
 
-def _pack(inside: Inside, source: str, number: str) -> tuple[str, Envelope]:
+def _pack(inside: InnerMessage, source: str, number: str) -> tuple[str, Envelope]:
     """What makes it the same as another, and the message that the pipe carries.
 
     An application's message keeps its id, with the place that it goes to: the same message to two places is two. A
@@ -209,10 +209,10 @@ def _digest(data: bytes) -> str:
 def _first_attempt(wire: Any) -> Any:
     if isinstance(wire, Carried):
         return msgspec.structs.replace(wire, body=_first_attempt(wire.body))
-    return msgspec.structs.replace(wire, attempt=1, floor=0) if isinstance(wire, Message) else wire
+    return msgspec.structs.replace(wire, attempt=1, floor=0) if isinstance(wire, HopMessage) else wire
 
 
-def _unpack(envelope: Envelope) -> Inside:
+def _unpack(envelope: Envelope) -> InnerMessage:
     if envelope.type != CARRIED:
         raise InputError(f"{envelope.id} does not come from a channel", fix="send to the channel's outer address")
     try:
@@ -266,8 +266,8 @@ class _Host:
         """What the pipe is to carry, or why it cannot."""
         try:
             if isinstance(body, Envelope):
-                return _pack(Inside(onward, back, envelope=body), self.name, "")
-            return _pack(Inside(onward, back, wire=body), self.name, self._next())
+                return _pack(InnerMessage(onward, back, envelope=body), self.name, "")
+            return _pack(InnerMessage(onward, back, wire=body), self.name, self._next())
         except InputError as error:
             return self._rejected(error)
 
@@ -282,7 +282,7 @@ class _Host:
             effects.append(self._send(route, *(Carried(*names, frame) for frame in moves.frames)))
         return effects + moves.notes
 
-    def _arrived(self, inside: Inside, trace: tuple[str, ...]) -> list[Effect]:
+    def _arrived(self, inside: InnerMessage, trace: tuple[str, ...]) -> list[Effect]:
         body = inside.envelope if inside.envelope is not None else inside.wire
         if not inside.onward:
             return [self._astray("the route ends at the channel")]
@@ -362,7 +362,7 @@ class Channel(_Host):
 
 
 class Initiator(_Host):
-    """Opens a session and keeps it open until the application sends `Close` to the outer address.
+    """Opens a session and keeps it open until the application sends `CloseSession` to the outer address.
 
     `run` names this life and is never used twice: its sessions begin with it."""
 
@@ -374,7 +374,7 @@ class Initiator(_Host):
         self._responder = ""
         self._end = _End(config.pipe, config.name, run)
         self._waiting: Kept = OrderedDict()
-        self._opens: Resend[Open] = Resend(until_answered(config.timeout_s))
+        self._opens: Resend[OpenSession] = Resend(until_answered(config.timeout_s))
         self._finished = False
 
     @property
@@ -417,18 +417,18 @@ class Initiator(_Host):
         if len(self._opens):
             return []
         self.session = self._next()
-        opens = self._opens.offer(self.session, Open(self.session), now)
+        opens = self._opens.offer(self.session, OpenSession(self.session), now)
         return [self._send(self.config.route, each.item) for each in opens]
 
     def _heard(self, body: Any, now: float) -> list[Effect]:
         match body:
-            case Opened(session=session, responder=responder) if session in self._opens.unconfirmed():
+            case SessionOpened(session=session, responder=responder) if session in self._opens.unconfirmed():
                 self._opens.confirm(session, now)
                 self._responder = responder
                 return self._opened(now)
             case Carried(session=session, responder=responder, body=frame) if self._is_mine(session, responder):
                 return self._moved(self._end.take(frame, now))
-            case Close(session=session, reason=reason) if session == self.session and self.is_open:
+            case CloseSession(session=session, reason=reason) if session == self.session and self.is_open:
                 return self._lost(reason, now)
         return []
 
@@ -453,7 +453,7 @@ class Initiator(_Host):
     # -- messages
 
     def _offer(self, onward: tuple[str, ...], back: tuple[str, ...], body: Any, now: float) -> list[Effect]:
-        if isinstance(body, Close):
+        if isinstance(body, CloseSession):
             self._finished = True
             return []
         if self._finished or self.unconfirmed >= self.config.queue_max:
@@ -471,7 +471,7 @@ class Initiator(_Host):
         if not self._finished or not self.is_open or self.unconfirmed:
             return []
         self.is_open = False
-        return [self._send(self.config.route, Close(self.session, FINISHED))]
+        return [self._send(self.config.route, CloseSession(self.session, FINISHED))]
 
     def _moved(self, moves: _Moves) -> list[Effect]:
         return self._out(moves, (self.session, self._responder), self.config.route, (f"{LOCAL}#{self.outer}",))
@@ -548,14 +548,14 @@ class Spawner(_Host):
 
     def _heard(self, back: tuple[str, ...], body: Any, now: float) -> list[Effect]:
         match body:
-            case Open(session=session):
+            case OpenSession(session=session):
                 return self._opens(session, back, now)
             case Carried(session=session, responder=name, body=frame):
                 responder = self._responder(session, back, now)
                 if responder is None or responder.name != name:
-                    return [self._send(back, Close(session, UNKNOWN))] if back else []
+                    return [self._send(back, CloseSession(session, UNKNOWN))] if back else []
                 return self._moved(session, responder, responder.end.take(frame, now))
-            case Close(session=session):
+            case CloseSession(session=session):
                 self.sessions.pop(session, None)
         return []
 
@@ -577,15 +577,15 @@ class Spawner(_Host):
         responder = self._responder(session, back, now)
         if responder is None:
             if len(self.sessions) >= self.config.sessions_max:
-                return [self._send(back, Close(session, FULL))]
+                return [self._send(back, CloseSession(session, FULL))]
             name = self._next()
             responder = Responder(name, _End(self.config.pipe, self.name, name), back, now)
             self.sessions[session] = responder
-        return [self._send(back, Opened(session, responder.name))]
+        return [self._send(back, SessionOpened(session, responder.name))]
 
     def _close(self, session: str, reason: str) -> list[Effect]:
         responder = self.sessions.pop(session)
-        effects: list[Effect] = [self._send(responder.route, Close(session, reason))]
+        effects: list[Effect] = [self._send(responder.route, CloseSession(session, reason))]
         if responder.end.kept:
             detail = f"{self.name}: {session} was closed ({reason}) with {len(responder.end.kept)} unconfirmed"
             effects.append(Notify("session-closed", detail))

@@ -24,7 +24,6 @@ from semel.kernel.effects import (
     CommitFailed,
     Committed,
     CommitUnknown,
-    Connected,
     Deliver,
     Delivered,
     DeliverFailed,
@@ -34,6 +33,7 @@ from semel.kernel.effects import (
     Loaded,
     LoadFailed,
     Notify,
+    PeerConnected,
     Received,
     Resume,
     Send,
@@ -53,16 +53,16 @@ from semel.pipes.services.storage import (
     TRIMMED,
     GetIndex,
     IndexIs,
-    Place,
     Pull,
     Pulled,
-    Refused,
+    ReadPlace,
     SaveIndex,
+    StorageRefused,
     decode_place,
     is_refusal,
     until_answered,
 )
-from semel.pipes.workers.meter import Meter, Reports
+from semel.pipes.workers.meter import HopMeter, Reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +111,14 @@ class Consumer:
     def __init__(self, config: ConsumerConfig, run: str) -> None:
         self.name = config.name
         self.config = config
-        self.meter = Meter(config.hop, config.pipeline, config.stream, config.service)
+        self.meter = HopMeter(config.hop, config.pipeline, config.stream, config.service)
         self._reports = Reports([self.meter], config.report_s)
         self._run = run
         self._last = 0
-        self._place: Place | None = None
+        self._place: ReadPlace | None = None
         self._version = 0
-        self._saved = Place()
-        self._saving: tuple[str, Place] | None = None
+        self._saved = ReadPlace()
+        self._saving: tuple[str, ReadPlace] | None = None
         self._asks: Resend[GetIndex | SaveIndex] = Resend(until_answered(config.timeout_s), seed=config.seed)
         self._pulls: Resend[Pull] = Resend(until_answered(config.wait_s + config.timeout_s), seed=config.seed)
         self._queue: deque[Record] = deque()
@@ -126,20 +126,20 @@ class Consumer:
         self._token = 0
         self._busy = False
         self._attempt = 1
-        self._failing: Place | None = None
-        self._going: tuple[Place, Kind] = Place(), Kind.HANDLED
+        self._failing: ReadPlace | None = None
+        self._going: tuple[ReadPlace, Kind] = ReadPlace(), Kind.HANDLED
         self._put_at: int | None = None
         self._again_at: float | None = None
         self._suspended = False
         self._stopped = False
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> ReadPlace | None:
         """Everything up to here is handled; None until the consumer knows."""
         return self._place
 
     @property
-    def saved(self) -> Place:
+    def saved(self) -> ReadPlace:
         """What the index service has confirmed."""
         return self._saved
 
@@ -166,7 +166,7 @@ class Consumer:
                 return self._pulled(pulled, now)
             case Received(peer=peer, message=IndexIs() as index) if peer == service:
                 return self._index_is(index, now)
-            case Received(peer=peer, message=Refused() as refused) if peer == service:
+            case Received(peer=peer, message=StorageRefused() as refused) if peer == service:
                 return self._refused(refused, now)
             case Delivered(token=token, ops=ops) if self._busy and token == self._token:
                 return self._handled(ops, now)
@@ -183,7 +183,7 @@ class Consumer:
                 return self._begin(decode_place(state), now)
             case LoadFailed(key=key) if key == self.config.key:
                 self._again_at = now + LOAD_AGAIN_S
-            case Connected(peer=peer) if peer == service:
+            case PeerConnected(peer=peer) if peer == service:
                 return self._sends([*self._asks.resend_all(now), *self._pulls.resend_all(now)])
             case Resume() if self._suspended:
                 self._suspended, self._attempt = False, 1
@@ -228,7 +228,7 @@ class Consumer:
             return []
         effects = self._sends(transmits)
         if self._saving is None or index.request != self._saving[0]:
-            self._saved = Place(index.epoch, index.index)
+            self._saved = ReadPlace(index.epoch, index.index)
             return effects + self._begin(self._saved, now)
         self._saved, self._saving = self._saving[1], None
         return effects + self._save(now)
@@ -244,7 +244,7 @@ class Consumer:
 
     # -- reading
 
-    def _begin(self, place: Place, now: float) -> list[Effect]:
+    def _begin(self, place: ReadPlace, now: float) -> list[Effect]:
         if self._failing is not None and place >= self._failing:
             self._attempt, self._failing = 1, None
         self._place = place
@@ -275,7 +275,7 @@ class Consumer:
                 self._queue.append(Record(Position(self.config.stream, pulled.epoch, offset), envelope, at=0))
         return self._go_on(now)
 
-    def _refused(self, refused: Refused, now: float) -> list[Effect]:
+    def _refused(self, refused: StorageRefused, now: float) -> list[Effect]:
         """An index that is refused for now is asked for again by its own timer."""
         first, _ = self._pulls.confirm(refused.request, now)
         if not first:
@@ -285,17 +285,17 @@ class Consumer:
             self._again_at = now + self.config.timeout_s
             return []
         if refused.reason == TRIMMED and self.config.trimmed == "skip" and refused.first is not None:
-            return self._skip_trimmed(Place(refused.epoch, refused.first - 1))
+            return self._skip_trimmed(ReadPlace(refused.epoch, refused.first - 1))
         return self._stop(refused)
 
-    def _skip_trimmed(self, to: Place) -> list[Effect]:
+    def _skip_trimmed(self, to: ReadPlace) -> list[Effect]:
         assert self._place is not None
         gap = f"{self._place.offset + 1}..{to.offset}"
         cause = f"offsets {gap} were trimmed before {self.name} had read them"
         event = LedgerEvent(Kind.ACTION, self.config.hop, self.config.pipeline, message=f"gap {gap}", cause=cause)
         return [*self._commit((), event, to), Notify("trimmed", f"{self.name} goes on without them: {cause}")]
 
-    def _stop(self, refused: Refused) -> list[Effect]:
+    def _stop(self, refused: StorageRefused) -> list[Effect]:
         """Going on would skip records in silence, so the consumer stops and says so."""
         self._stopped = True
         left = f"; the first one left is {refused.first}" if refused.first is not None else ""
@@ -318,7 +318,7 @@ class Consumer:
     def _passes(self, ops: tuple[Op, ...], kind: Kind, now: float, cause: str | None = None) -> list[Effect]:
         """The message is done with. Whatever must be durable for that is committed first."""
         record = self._queue[0]
-        to = Place(record.position.epoch, record.position.offset)
+        to = ReadPlace(record.position.epoch, record.position.offset)
         if not ops and not self.config.durable and kind is not Kind.SKIPPED:
             self.meter.count(kind, record.envelope.id, to.offset)
             return self._passed(to, now)
@@ -328,7 +328,7 @@ class Consumer:
         )  # fmt: skip
         return self._commit(ops, event, to)
 
-    def _commit(self, ops: tuple[Op, ...], event: LedgerEvent, to: Place) -> list[Effect]:
+    def _commit(self, ops: tuple[Op, ...], event: LedgerEvent, to: ReadPlace) -> list[Effect]:
         self._busy = True
         self._token += 1
         self._going = to, event.kind
@@ -346,7 +346,7 @@ class Consumer:
             self.meter.count_told(kind)
         return self._passed(to, now)
 
-    def _passed(self, to: Place, now: float) -> list[Effect]:
+    def _passed(self, to: ReadPlace, now: float) -> list[Effect]:
         self._busy, self._attempt, self._failing = False, 1, None
         self._place = to
         if self._queue:
@@ -385,7 +385,7 @@ class Consumer:
         if self._queue:
             record = self._queue[0]
             self._seen.forget(record.envelope.id)
-            self._failing = Place(record.position.epoch, record.position.offset)
+            self._failing = ReadPlace(record.position.epoch, record.position.offset)
         self._queue.clear()
         self._again_at = at
         if self.config.durable:

@@ -13,21 +13,21 @@ from semel.kernel.effects import (
     CommitFailed,
     Committed,
     CommitUnknown,
-    Connected,
     Effect,
     Event,
     Notify,
+    PeerConnected,
     Received,
     Resume,
     Send,
 )
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Confirm, Message
+from semel.kernel.hop import Confirm, HopMessage
 from semel.kernel.ledger import Kind
 from semel.kernel.resend import GaveUp, Resend, ResendPolicy, Transmit
 from semel.kernel.text import stream_name
-from semel.pipes.services.storage import NO_STREAM, Create, Created, Push, Pushed, Refused, until_answered
-from semel.pipes.workers.meter import Meter, Reports
+from semel.pipes.services.storage import NO_STREAM, Create, Created, Push, Pushed, StorageRefused, until_answered
+from semel.pipes.workers.meter import HopMeter, Reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Publisher:
     def __init__(self, config: PublisherConfig, run: str) -> None:
         self.name = config.name
         self.config = config
-        self.meter = Meter(config.hop, config.pipeline, stream_name("publish", config.name), config.service)
+        self.meter = HopMeter(config.hop, config.pipeline, stream_name("publish", config.name), config.service)
         self._reports = Reports([self.meter], config.report_s)
         self._run = run
         self._last = 0
@@ -100,13 +100,13 @@ class Publisher:
                 return self._pushed(pushed, now)
             case Received(peer=peer, message=Created(request=request)) if peer == service:
                 return self._created(request, now)
-            case Received(peer=peer, message=Refused() as refused) if peer == service:
+            case Received(peer=peer, message=StorageRefused() as refused) if peer == service:
                 return self._refused(refused, now)
-            case Received(peer=peer, message=Message(delivery=delivery, envelope=envelope)):
+            case Received(peer=peer, message=HopMessage(delivery=delivery, envelope=envelope)):
                 return self._take(envelope, (peer, delivery), now)
             case Received(message=Envelope() as envelope):
                 return self._take(envelope, None, now)
-            case Connected(peer=peer) if peer == service:
+            case PeerConnected(peer=peer) if peer == service:
                 creates = [Send(service, each.item) for each in self._creates.resend_all(now)]
                 return [*creates, *self._sends(self._pushes.resend_all(now))]
             case Resume() if self._pushes.suspended is not None:
@@ -207,7 +207,7 @@ class Publisher:
         first, _ = self._creates.confirm(request, now)
         return self._sends(self._pushes.resend_all(now)) if first else []
 
-    def _refused(self, refused: Refused, now: float) -> list[Effect]:
+    def _refused(self, refused: StorageRefused, now: float) -> list[Effect]:
         """A push for want of its stream: create it. Anything else is for people, who hear of it once; the resends go on
         meanwhile."""
         if refused.reason == NO_STREAM:

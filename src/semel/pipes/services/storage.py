@@ -143,7 +143,7 @@ class IndexIs(msgspec.Struct, frozen=True, tag="storage-index-is"):
     index: int
 
 
-class Refused(msgspec.Struct, frozen=True, tag="storage-refused"):
+class StorageRefused(msgspec.Struct, frozen=True, tag="storage-refused"):
     """`first` is the first offset that is left of a trimmed stream; `epoch` the one that the store is in."""
 
     request: str
@@ -152,8 +152,8 @@ class Refused(msgspec.Struct, frozen=True, tag="storage-refused"):
     first: int | None = None
 
 
-STORAGE_TYPES = (Create, Created, Push, Pushed, Pull, Pulled, SaveIndex, GetIndex, IndexIs, Refused)
-StorageWire = Create | Created | Push | Pushed | Pull | Pulled | SaveIndex | GetIndex | IndexIs | Refused
+STORAGE_TYPES = (Create, Created, Push, Pushed, Pull, Pulled, SaveIndex, GetIndex, IndexIs, StorageRefused)
+StorageWire = Create | Created | Push | Pushed | Pull | Pulled | SaveIndex | GetIndex | IndexIs | StorageRefused
 Request = Create | Push | Pull | SaveIndex | GetIndex
 
 
@@ -162,7 +162,7 @@ def _check_number(what: str, value: int) -> None:
         raise InputError(f"{what} is {value}", fix="give a number from 0 to 2^53-1")
 
 
-class Place(msgspec.Struct, frozen=True, order=True):
+class ReadPlace(msgspec.Struct, frozen=True, order=True):
     """How far somebody has come. A later epoch comes after every place of an earlier one."""
 
     epoch: int = 0
@@ -172,11 +172,11 @@ class Place(msgspec.Struct, frozen=True, order=True):
         return f"{self.epoch}:{self.offset}".encode()
 
 
-def decode_place(state: State | None) -> Place:
+def decode_place(state: State | None) -> ReadPlace:
     if state is None:
-        return Place()
+        return ReadPlace()
     epoch, _, offset = state.value.decode().partition(":")
-    return Place(int(epoch), int(offset))
+    return ReadPlace(int(epoch), int(offset))
 
 
 # -- the service
@@ -250,7 +250,7 @@ class StorageService:
         self._pulls_of: Counter[str] = Counter()
         self._ends: list[tuple[float, tuple[str, str]]] = []
         self._indexing: dict[str, deque[tuple[str, SaveIndex | GetIndex]]] = {}
-        self._saving: dict[int, tuple[str, Place]] = {}
+        self._saving: dict[int, tuple[str, ReadPlace]] = {}
 
     def start(self, now: float) -> Sequence[Effect]:
         return [Load(self.config.key)]
@@ -309,11 +309,11 @@ class StorageService:
     def _asked(self, peer: str, request: Request, now: float) -> Sequence[Effect]:
         assert self._streams is not None
         if not self._may_reach(request):
-            return [Send(peer, Refused(request.request, FORBIDDEN))]
+            return [Send(peer, StorageRefused(request.request, FORBIDDEN))]
         if isinstance(request, Create):
             return self._create(peer, request)
         if request.stream not in self._streams:
-            return [Send(peer, Refused(request.request, NO_STREAM))]
+            return [Send(peer, StorageRefused(request.request, NO_STREAM))]
         match request:
             case Push():
                 return self._push(peer, request)
@@ -343,7 +343,7 @@ class StorageService:
         if request.stream in self._streams:
             return [Send(peer, Created(request.request, request.stream))]
         if request.stream not in self._wanted and len(self._streams | set(self._wanted)) >= self.config.streams_max:
-            return [Send(peer, Refused(request.request, FORBIDDEN))]
+            return [Send(peer, StorageRefused(request.request, FORBIDDEN))]
         asking = self._wanted.setdefault(request.stream, [])
         if (peer, request.request) not in asking and len(asking) < self.config.waiting_max:
             asking.append((peer, request.request))
@@ -452,7 +452,7 @@ class StorageService:
         key = pull.stream, after
         reading = self._readings.get(key)
         if self._pulls_of[peer] >= self.config.waiting_per_peer or (reading is None and not self._may_read(peer)):
-            return [Send(peer, Refused(pull.request, BUSY))]
+            return [Send(peer, StorageRefused(pull.request, BUSY))]
         effects: list[Effect] = []
         if reading is None:
             reading = self._readings[key] = _Reading(peer)
@@ -487,7 +487,7 @@ class StorageService:
     def _found(self, key: Key, records: Sequence[Record]) -> list[Effect]:
         return [Send(peer, self._pulled(pull, records)) for peer, pull in self._waiting(key)]
 
-    def _pulled(self, pull: Pull, records: Sequence[Record]) -> Pulled | Refused:
+    def _pulled(self, pull: Pull, records: Sequence[Record]) -> Pulled | StorageRefused:
         """As much as fits, and at least one. A body in chunks cannot cross a hop: nothing after it goes before it."""
         entries: list[tuple[int, Envelope]] = []
         room = self.config.pull_bytes_max
@@ -498,12 +498,12 @@ class StorageService:
             entries.append((record.position.offset, record.envelope))
         epoch = records[0].position.epoch
         if not entries:
-            return Refused(pull.request, CHUNKED, epoch, records[0].position.offset)
+            return StorageRefused(pull.request, CHUNKED, epoch, records[0].position.offset)
         end = len(entries) == len(records) < self.config.pull_max
         return Pulled(pull.request, epoch, tuple(entries), end)
 
     def _refuse_all(self, key: Key, reason: str, epoch: int = 0, first: int | None = None) -> list[Effect]:
-        return [Send(peer, Refused(pull.request, reason, epoch, first)) for peer, pull in self._waiting(key)]
+        return [Send(peer, StorageRefused(pull.request, reason, epoch, first)) for peer, pull in self._waiting(key)]
 
     # -- the index of each client
 
@@ -519,20 +519,20 @@ class StorageService:
     def _index_key(self, request: SaveIndex | GetIndex) -> str:
         return f"{self.config.key}/index/{quote_part(request.client)}/{request.stream}"
 
-    def _go_on(self, key: str, stands: Place, version: int) -> list[Effect]:
+    def _go_on(self, key: str, stands: ReadPlace, version: int) -> list[Effect]:
         """Answer who waits, until somebody wants the index moved."""
         queue = self._indexing.get(key, deque())
         effects: list[Effect] = []
         while queue:
             peer, request = queue[0]
             if isinstance(request, SaveIndex) and _moves(request, stands):
-                return [*effects, self._save(key, Place(request.epoch, request.index), version)]
+                return [*effects, self._save(key, ReadPlace(request.epoch, request.index), version)]
             queue.popleft()
             effects.append(Send(peer, IndexIs(request.request, stands.epoch, stands.offset)))
         self._indexing.pop(key, None)
         return effects
 
-    def _save(self, key: str, place: Place, version: int) -> Commit:
+    def _save(self, key: str, place: ReadPlace, version: int) -> Commit:
         token = self._next_token()
         self._saving[token] = key, place
         return Commit((Put(key, place.encode(), expected=version),), token, chain=None)
@@ -555,6 +555,6 @@ def _less(counts: Counter[str], name: str) -> None:
         del counts[name]
 
 
-def _moves(request: SaveIndex, stands: Place) -> bool:
-    wanted = Place(request.epoch, request.index)
+def _moves(request: SaveIndex, stands: ReadPlace) -> bool:
+    wanted = ReadPlace(request.epoch, request.index)
     return wanted != stands if request.reset else wanted > stands

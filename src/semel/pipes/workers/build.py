@@ -28,7 +28,7 @@ APP = "app"
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class PointLink:
     """What lies between two points. Confirms go back over it with a loss of their own. `crash`: the point at its far
     end only forwards, and dies so often with a copy in hand."""
 
@@ -41,7 +41,7 @@ class Link:
     crash: float = 0.0
 
 
-Route = tuple[Link, ...]
+Route = tuple[PointLink, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +267,8 @@ class _Builder:
         ends.outlets.append(OutletConfig(f"{ends.name}>{receiver.name}", receiver.name))
         inlet = _inlet(name, ends.name, options, confirm)
         receiver.inlets.append(replace(inlet, unpacks=True, confirms_carrier=ends.durable))
-        self._join(sender, begins, (Link(sender.name, begins.name),))
-        self._join(ends, receiver, (Link(ends.name, receiver.name),))
+        self._join(sender, begins, (PointLink(sender.name, begins.name),))
+        self._join(ends, receiver, (PointLink(ends.name, receiver.name),))
 
 
 def _check_middle(drafts: Sequence[_Draft]) -> None:
@@ -288,7 +288,7 @@ def _no_further(inlet: InletConfig) -> InletConfig:
 
 def _bare_route(inner: Path) -> Route | None:
     """The links of a middle that promises nothing; None if it does more than forward."""
-    links: list[Link] = []
+    links: list[PointLink] = []
     for at in range(1, len(inner.steps), 2):
         way, sender, receiver = inner.steps[at], inner.steps[at - 1], inner.steps[at + 1]
         if not isinstance(way, Hop) or not _is_bare(way.options):
@@ -351,5 +351,5 @@ def _inlet(hop: str, peer: str, options: Options, confirm: ConfirmOn | None) -> 
     return InletConfig(hop, (peer,), confirm, options.dedup, options.keep, options.size, gap=gap)
 
 
-def _link(sender: str, receiver: str, options: Options) -> Link:
-    return Link(sender, receiver, options.loss, options.duplicate, options.confirm_loss, options.delay)
+def _link(sender: str, receiver: str, options: Options) -> PointLink:
+    return PointLink(sender, receiver, options.loss, options.duplicate, options.confirm_loss, options.delay)

@@ -22,7 +22,6 @@ from semel.kernel.effects import (
     CommitFailed,
     Committed,
     CommitUnknown,
-    Connected,
     Deliver,
     Delivered,
     DeliverFailed,
@@ -32,6 +31,7 @@ from semel.kernel.effects import (
     LoadFailed,
     Machine,
     Notify,
+    PeerConnected,
     ReadDone,
     ReadFailed,
     ReadTrimmed,
@@ -41,7 +41,16 @@ from semel.kernel.effects import (
     Wake,
 )
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Ask, Confirm, Message, Order, Receiver, ReceiverConfig, Sender, SenderConfig
+from semel.kernel.hop import (
+    AskForGap,
+    Confirm,
+    HopMessage,
+    ReceiveOrder,
+    Receiver,
+    ReceiverConfig,
+    Sender,
+    SenderConfig,
+)
 from semel.kernel.ops import Duplicate, Fresh
 from semel.kernel.position import Position
 from semel.kernel.resend import ResendPolicy
@@ -52,11 +61,11 @@ from semel.pipes.workers.route import Parcel
 from semel.pipes.workers.stage import StageConfig
 
 ORDERS = {
-    DedupBy.NONE: Order.ID,
-    DedupBy.ID: Order.ID,
-    DedupBy.INDEX: Order.MONOTONIC,
-    DedupBy.STRICT: Order.STRICT,
-    DedupBy.SESSION: Order.STRICT,
+    DedupBy.NONE: ReceiveOrder.ID,
+    DedupBy.ID: ReceiveOrder.ID,
+    DedupBy.INDEX: ReceiveOrder.MONOTONIC,
+    DedupBy.STRICT: ReceiveOrder.STRICT,
+    DedupBy.SESSION: ReceiveOrder.STRICT,
 }
 OWED_MAX = 100_000
 """Confirms that wait. Beyond it the oldest are let go: their senders send again and are answered then."""
@@ -123,9 +132,9 @@ class DurableStage:
         match event:
             case Received(peer=peer, message=Parcel(bodies=bodies)):
                 return [each for body in bodies for each in self.receive(Received(peer, body), now)]
-            case Received(message=Message() | Envelope()):
+            case Received(message=HopMessage() | Envelope()):
                 return self._arrived(self._inbound(event), now)
-            case Received(message=Confirm() | Ask()) | Connected() | Wake() | Resume():
+            case Received(message=Confirm() | AskForGap()) | PeerConnected() | Wake() | Resume():
                 return self._tell_all(self._out, event, now)
             case Committed() | CommitFailed() | CommitUnknown() | Delivered() | DeliverFailed():
                 return self._completed(event, now)
@@ -152,7 +161,7 @@ class DurableStage:
         """Where the hop's indexes decide, every run of a peer counts for itself."""
         message = event.message
         if isinstance(message, Envelope):
-            message = Message(message.id, message, 0)
+            message = HopMessage(message.id, message, 0)
         if not self._hop_index:
             return Received(event.peer, message)
         return Received(f"{event.peer}{RUN}{message.delivery.rpartition('/')[0]}", message)
@@ -256,7 +265,7 @@ def _receiver(config: StageConfig) -> ReceiverConfig:
         stream=config.stream,
         pipeline=config.pipeline,
         order=order,
-        hop_index=order is not Order.ID and inlet.dedup is not DedupBy.SESSION,
+        hop_index=order is not ReceiveOrder.ID and inlet.dedup is not DedupBy.SESSION,
         buffer_max=inlet.buffer_max,
         gap=inlet.gap,
     )

@@ -18,9 +18,9 @@ from typing import TypeVar
 
 from semel.errors import ConfigError
 from semel.kernel.dedup import GapAsked, GapPolicy, IdWindow, MonotonicIndex, Passed, Repeated, StrictIndex
-from semel.kernel.hop import Message
+from semel.kernel.hop import HopMessage
 from semel.pipes.language.options import ConfirmOn, DedupBy
-from semel.pipes.workers.meter import Meter
+from semel.pipes.workers.meter import HopMeter
 
 S = TypeVar("S")
 
@@ -50,7 +50,7 @@ class InletConfig:
     confirms_carrier: bool = False
 
 
-Arrival = tuple[str, Message]
+Arrival = tuple[str, HopMessage]
 """A peer, and what came from it."""
 
 
@@ -63,7 +63,7 @@ def session_of(arrival: Arrival) -> str:
 @dataclass(slots=True)
 class Inlet:
     config: InletConfig
-    meter: Meter
+    meter: HopMeter
     ids: IdWindow | None = None
     _monotonic: OrderedDict[str, MonotonicIndex] = field(default_factory=OrderedDict)
     _strict: OrderedDict[str, StrictIndex[Arrival]] = field(default_factory=OrderedDict)

@@ -24,7 +24,7 @@ def _per_kind(value: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class Meter:
+class HopMeter:
     """Of one hop, on one side of it. `counts` grow for good; `take` hands over what is new since it was last called."""
 
     hop: str
@@ -91,12 +91,12 @@ class Reports:
     Its commits bear negative tokens, so that they are never taken for one of its owner's.
     """
 
-    def __init__(self, meters: Sequence[Meter], every_s: float | None) -> None:
+    def __init__(self, meters: Sequence[HopMeter], every_s: float | None) -> None:
         self.meters = meters
         self.at: float | None = None
         self._every_s = every_s
         self._token = 0
-        self._under_way: dict[int, list[tuple[Meter, list[Event]]]] = {}
+        self._under_way: dict[int, list[tuple[HopMeter, list[Event]]]] = {}
 
     def look(self, now: float) -> None:
         """Set a time for the next report if there is anything to say."""
@@ -110,12 +110,12 @@ class Reports:
         taken = [(meter, events) for meter in self.meters if (events := meter.take())]
         return [self._commit(taken)] if taken else []
 
-    def one(self, meter: Meter, event: Event) -> list[Commit]:
+    def one(self, meter: HopMeter, event: Event) -> list[Commit]:
         """About one message, at once and by its name."""
         meter.count_told(event.kind)
         return [self._commit([(meter, [event])])]
 
-    def _commit(self, taken: list[tuple[Meter, list[Event]]]) -> Commit:
+    def _commit(self, taken: list[tuple[HopMeter, list[Event]]]) -> Commit:
         self._token -= 1
         self._under_way[self._token] = taken
         return Commit(tuple(Log(event) for _, events in taken for event in events), self._token, chain=None)

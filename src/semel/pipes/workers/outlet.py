@@ -13,17 +13,17 @@ import msgspec
 
 from semel.errors import InputError
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Message
+from semel.kernel.hop import HopMessage
 from semel.kernel.ledger import Kind
 from semel.kernel.resend import GaveUp, Resend, ResendPolicy, Transmit
-from semel.pipes.workers.meter import Meter
+from semel.pipes.workers.meter import HopMeter
 
 PACKED = "semel.pipe.message"
 PACKED_BYTES_MAX = 180 * 1024
 """Of the body that a packed message may have, with room for the longest headers within the limit of an envelope."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
+_decoder = msgspec.msgpack.Decoder(HopMessage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +42,14 @@ class OutletConfig:
 
 
 class Outlet:
-    def __init__(self, config: OutletConfig, meter: Meter, run: str, *, stage: str, seed: int = 0) -> None:
+    def __init__(self, config: OutletConfig, meter: HopMeter, run: str, *, stage: str, seed: int = 0) -> None:
         self.config = config
         self.meter = meter
         self._stage = stage
         self._run = run
         self._last = 0
         self._floor = 1
-        self.resend: Resend[Message] | None = Resend(config.resend, seed=seed) if config.resend is not None else None
+        self.resend: Resend[HopMessage] | None = Resend(config.resend, seed=seed) if config.resend is not None else None
 
     @property
     def is_full(self) -> bool:
@@ -63,23 +63,23 @@ class Outlet:
         """Whether it can be carried at all: inside another message there is less room."""
         return not self.config.packs or (envelope.blob is None and len(envelope.data) <= PACKED_BYTES_MAX)
 
-    def offer(self, envelope: Envelope, now: float) -> tuple[str, list[Message]]:
+    def offer(self, envelope: Envelope, now: float) -> tuple[str, list[HopMessage]]:
         """The delivery that a confirm will name, and what goes on the wire now."""
         self._last = index = self._last + 1
-        message = Message(f"{self._run}/{index}", envelope, index)
+        message = HopMessage(f"{self._run}/{index}", envelope, index)
         self.meter.count(Kind.SENT, envelope.id, index)
         if self.resend is not None:
             return message.delivery, self.messages(self.resend.offer(message.delivery, message, now))
         return message.delivery, [message, *self._repeats(message)] if self.config.repeats else [message]
 
-    def _repeats(self, message: Message) -> list[Message]:
+    def _repeats(self, message: HopMessage) -> list[HopMessage]:
         for _ in range(self.config.repeats):
             self.meter.count(Kind.RESENT, message.envelope.id, message.index)
         return [_attempt(message, repeat + 2) for repeat in range(self.config.repeats)]
 
-    def messages(self, transmits: Sequence[Transmit[Message] | GaveUp]) -> list[Message]:
+    def messages(self, transmits: Sequence[Transmit[HopMessage] | GaveUp]) -> list[HopMessage]:
         """What `Resend` wants on the wire, counted."""
-        messages: list[Message] = []
+        messages: list[HopMessage] = []
         for transmit in transmits:
             if isinstance(transmit, GaveUp):
                 continue
@@ -90,13 +90,13 @@ class Outlet:
             messages.append(message)
         return self._with_floor(messages) if self.config.floors and messages else messages
 
-    def _with_floor(self, messages: list[Message]) -> list[Message]:
+    def _with_floor(self, messages: list[HopMessage]) -> list[HopMessage]:
         assert self.resend is not None
         while self._floor < self._last and f"{self._run}/{self._floor}" not in self.resend:
             self._floor += 1
         return [msgspec.structs.replace(message, floor=self._floor) for message in messages]
 
-    def confirm(self, deliveries: Sequence[str], now: float) -> list[Message]:
+    def confirm(self, deliveries: Sequence[str], now: float) -> list[HopMessage]:
         """What goes out in the room that these confirms make."""
         if self.resend is None:
             return []
@@ -107,18 +107,18 @@ class Outlet:
 
     def gave_up(self, gave_up: GaveUp) -> None:
         item = gave_up.item
-        assert isinstance(item, Message)
+        assert isinstance(item, HopMessage)
         self.meter.count(Kind.FAILED, item.envelope.id, item.index)
 
-    def wire(self, message: Message) -> Message | Envelope:
+    def wire(self, message: HopMessage) -> HopMessage | Envelope:
         return pack(self._stage, message) if self.config.packs else message
 
 
-def _attempt(message: Message, attempt: int) -> Message:
-    return Message(message.delivery, message.envelope, message.index, attempt)
+def _attempt(message: HopMessage, attempt: int) -> HopMessage:
+    return HopMessage(message.delivery, message.envelope, message.index, attempt)
 
 
-def pack(sender: str, message: Message) -> Envelope:
+def pack(sender: str, message: HopMessage) -> Envelope:
     """A pipe's message as the body of its middle's messages. Each attempt is a message of its own to the middle: were
     it the same, a middle that drops duplicates would drop the resend that the pipe lives by."""
     return Envelope(
@@ -130,7 +130,7 @@ def pack(sender: str, message: Message) -> Envelope:
     )
 
 
-def unpack(envelope: Envelope) -> tuple[str, Message]:
+def unpack(envelope: Envelope) -> tuple[str, HopMessage]:
     """The pipe's sender and its message."""
     if envelope.type != PACKED:
         raise InputError(f"{envelope.id} is not a pipe's message", fix="send into a pipe through its sending end")

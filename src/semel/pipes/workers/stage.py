@@ -25,19 +25,19 @@ from semel.kernel.effects import (
     CommitFailed,
     Committed,
     CommitUnknown,
-    Connected,
     Deliver,
     Delivered,
     DeliverFailed,
     Effect,
     Event,
     Notify,
+    PeerConnected,
     Received,
     Resume,
     Send,
 )
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Ask, Confirm, Message
+from semel.kernel.hop import AskForGap, Confirm, HopMessage
 from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Op
 from semel.kernel.position import Position
@@ -47,7 +47,7 @@ from semel.kernel.store import Record
 from semel.kernel.text import clean_cause, stream_name
 from semel.pipes.language.options import ConfirmOn, DedupBy
 from semel.pipes.workers.inlet import Arrival, Inlet, InletConfig, session_of
-from semel.pipes.workers.meter import Meter, Reports
+from semel.pipes.workers.meter import HopMeter, Reports
 from semel.pipes.workers.outlet import PACKED_BYTES_MAX, Outlet, OutletConfig, unpack
 from semel.pipes.workers.route import Parcel
 
@@ -113,10 +113,10 @@ class Stage:
         self._token = 0
         self._reports = Reports(self._meters(), config.report_s)
 
-    def _meter(self, hop: str, peer: str = "") -> Meter:
-        return Meter(hop, self.config.pipeline, self._stream, peer, self.config.folds)
+    def _meter(self, hop: str, peer: str = "") -> HopMeter:
+        return HopMeter(hop, self.config.pipeline, self._stream, peer, self.config.folds)
 
-    def _meters(self) -> list[Meter]:
+    def _meters(self) -> list[HopMeter]:
         return [*(inlet.meter for inlet in self.inlets), *(outlet.meter for outlet in self.outlets), self.handled]
 
     @property
@@ -147,7 +147,7 @@ class Stage:
                 return self._settle([each for body in bodies for each in self._heard(peer, body, now)], now)
             case Received(peer=peer, message=body):
                 return self._settle(self._heard(peer, body, now), now)
-            case Connected(peer=peer):
+            case PeerConnected(peer=peer):
                 return self._settle(self._send_all_again(peer, now), now)
             case Delivered(token=token, ops=ops):
                 return self._settle(self._delivered(token, ops), now)
@@ -185,17 +185,17 @@ class Stage:
 
     def _heard(self, peer: str, body: object, now: float) -> list[Effect]:
         match body:
-            case Message():
+            case HopMessage():
                 return self._taken(peer, body, now)
             case Confirm(deliveries=deliveries):
                 return self._confirmed(peer, deliveries, now)
             case Envelope():
-                return self._taken(peer, Message(body.id, body, 0), now)
-            case Ask():
+                return self._taken(peer, HopMessage(body.id, body, 0), now)
+            case AskForGap():
                 return self._send_all_again(peer, now)
         return []
 
-    def _taken(self, peer: str, message: Message, now: float) -> list[Effect]:
+    def _taken(self, peer: str, message: HopMessage, now: float) -> list[Effect]:
         """As it came, or as it was before it went into the middle of a pipe that ends here. A middle that waits for it
         is told that it is through, whatever it holds: the pipe's own sender answers for that from here on."""
         inlet = self._inlet(peer)
@@ -220,7 +220,7 @@ class Stage:
                 self._by_peer[peer] = inlet
         return inlet
 
-    def _arrived(self, inlet: Inlet, peer: str, message: Message, now: float) -> list[Effect]:
+    def _arrived(self, inlet: Inlet, peer: str, message: HopMessage, now: float) -> list[Effect]:
         arrival = peer, message
         held = self._held.get(inlet.key(arrival)) if self._held else None
         if held is not None:
@@ -246,7 +246,7 @@ class Stage:
     def _takes(self, envelope: Envelope) -> bool:
         return all(outlet.takes(envelope) for outlet in self.outlets)
 
-    def _reject(self, inlet: Inlet, message: Message) -> list[Effect]:
+    def _reject(self, inlet: Inlet, message: HopMessage) -> list[Effect]:
         """Not confirmed, so that its sender keeps it and people hear of it."""
         inlet.meter.count(Kind.REJECTED, message.envelope.id, message.index)
         detail = (
@@ -310,7 +310,7 @@ class Stage:
 
     def _gaps(self, inlet: Inlet, now: float) -> list[Effect]:
         passed, asks, gaps = inlet.on_timer(now)
-        effects: list[Effect] = [Send(peer, Ask("", ask.first, ask.last)) for peer, ask in asks]
+        effects: list[Effect] = [Send(peer, AskForGap("", ask.first, ask.last)) for peer, ask in asks]
         effects += [Notify("gap-skipped", f"{self.name}: {gap}") for gap in gaps]
         for arrival in passed:
             effects += self._accept(inlet, arrival, now)
@@ -338,7 +338,7 @@ class Stage:
         if len(held.deliveries) > max(COPIES_MAX, len(self.outlets)):
             self._onward.pop(held.deliveries.pop(0), None)
 
-    def _sends(self, outlet: Outlet, messages: Sequence[Message]) -> list[Effect]:
+    def _sends(self, outlet: Outlet, messages: Sequence[HopMessage]) -> list[Effect]:
         return [Send(outlet.config.peer, outlet.wire(message)) for message in messages]
 
     def _confirmed(self, peer: str, deliveries: Sequence[str], now: float) -> list[Effect]:

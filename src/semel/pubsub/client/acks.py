@@ -15,7 +15,7 @@ from semel.errors import SemelError
 from semel.kernel.resend import GaveUp, Resend, ResendPolicy, Transmit
 from semel.kernel.retry import RetryPolicy
 from semel.pubsub.client.errors import kept, unanswered, unknown
-from semel.pubsub.client.events import Acked, Changing, ClientOptions, Failed, OutboxEntry
+from semel.pubsub.client.events import Acked, Changing, ClientOptions, OutboxEntry, RequestFailed
 from semel.pubsub.hub.records import MESSAGE_ID
 from semel.pubsub.protocol.frames import Codec, Frame
 from semel.pubsub.protocol.messages import SendToGroup
@@ -53,11 +53,11 @@ class Pending(msgspec.Struct, eq=False):
         has_id = isinstance(self.request, SendToGroup) and MESSAGE_ID in (self.request.metadata or {})
         return has_id and (self.sent_at is None or self.sent_at > first_remembered)
 
-    def unfinished(self, cause: SemelError) -> Failed:
+    def unfinished(self, cause: SemelError) -> RequestFailed:
         """What became of it when the client ends."""
         if self.entry is None:
             return unanswered(cause, self.sent_at is not None)
-        return Failed(kept(cause) if self.is_kept else unknown(cause), maybe_taken=True)
+        return RequestFailed(kept(cause) if self.is_kept else unknown(cause), maybe_taken=True)
 
 
 class Requests:

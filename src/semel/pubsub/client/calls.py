@@ -18,7 +18,7 @@ class Invocation(msgspec.Struct, eq=False):
     is_sent: bool = False
 
 
-class Invocations:
+class ClientInvocations:
     """Their ids are ours, and none is used twice in the life of a client."""
 
     def __init__(self, codec: Codec) -> None:

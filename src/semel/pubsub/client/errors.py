@@ -12,7 +12,7 @@ from semel.errors import (
     SemelError,
     StreamBroken,
 )
-from semel.pubsub.client.events import Failed
+from semel.pubsub.client.events import RequestFailed
 from semel.pubsub.protocol.messages import ErrorName, Fault
 
 _FOR_A_TIME = frozenset({ErrorName.INTERNAL, ErrorName.TIMEOUT, ErrorName.TRANSIENT})
@@ -64,8 +64,8 @@ def not_taken_in_time(was_sent: bool) -> SemelError:
 STOPPED = LocalProtocolError("the client was stopped")
 
 
-def unanswered(cause: SemelError, was_sent: bool) -> Failed:
-    return Failed(unknown(cause) if was_sent else not_sent(cause), maybe_taken=was_sent)
+def unanswered(cause: SemelError, was_sent: bool) -> RequestFailed:
+    return RequestFailed(unknown(cause) if was_sent else not_sent(cause), maybe_taken=was_sent)
 
 
 # -- streams

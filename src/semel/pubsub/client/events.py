@@ -132,7 +132,7 @@ class Outbox(Protocol):
 # -- what the application says
 
 
-class Ask(msgspec.Struct, frozen=True):
+class SubmitRequest(msgspec.Struct, frozen=True):
     """Do this and settle `token`, which is the caller's and new. The number of an ack or an invocation is ours to give.
 
     `id` is the application's own, for `SendToGroup`: with it a message is sent again after the loss of a session, and
@@ -215,7 +215,7 @@ class Abort(msgspec.Struct, frozen=True):
     error: SemelError
 
 
-class Delivered(msgspec.Struct, frozen=True):
+class MessageDelivered(msgspec.Struct, frozen=True):
     """The application has had the message of this number, and those before it."""
 
     number: int
@@ -224,7 +224,7 @@ class Delivered(msgspec.Struct, frozen=True):
 # -- what the driver says
 
 
-class Opened(msgspec.Struct, frozen=True):
+class SocketOpened(msgspec.Struct, frozen=True):
     socket: int
     subprotocol: str | None
 
@@ -263,13 +263,13 @@ class NotKept(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Ask
+    SubmitRequest
     | StreamEvent
     | Withdraw
     | Stop
     | Abort
-    | Delivered
-    | Opened
+    | MessageDelivered
+    | SocketOpened
     | OpenFailed
     | FrameReceived
     | Closed
@@ -281,7 +281,7 @@ Event = (
 # -- what became of a request
 
 
-class Taken(msgspec.Struct, frozen=True):
+class RequestAccepted(msgspec.Struct, frozen=True):
     """The server has it, durably. `is_duplicate`: it had it before this attempt."""
 
     is_duplicate: bool = False
@@ -291,18 +291,18 @@ class InOutbox(msgspec.Struct, frozen=True):
     """It is durable here, and will be sent until the server has it."""
 
 
-class Answered(msgspec.Struct, frozen=True):
+class InvocationAnswered(msgspec.Struct, frozen=True):
     data: Data | None
 
 
-class Failed(msgspec.Struct, frozen=True):
+class RequestFailed(msgspec.Struct, frozen=True):
     """`maybe_taken`: nobody knows whether the server has it. Otherwise it surely has not."""
 
     error: SemelError
     maybe_taken: bool = False
 
 
-Result = Taken | InOutbox | Answered | Failed
+Result = RequestAccepted | InOutbox | InvocationAnswered | RequestFailed
 
 
 # -- what happens to the client as a whole
@@ -351,7 +351,7 @@ class GroupStateLost(msgspec.Struct, frozen=True):
 
 class Abandoned(msgspec.Struct, frozen=True):
     """A message out of the outbox is not sent any more, and nobody waits to hear it: the server refuses it, or it is so
-    old that the hub may have taken and forgotten it. `maybe_taken` as in `Failed`."""
+    old that the hub may have taken and forgotten it. `maybe_taken` as in `RequestFailed`."""
 
     entry: OutboxEntry
     error: SemelError
@@ -378,7 +378,7 @@ class Recover(msgspec.Struct, frozen=True):
 
 
 class Connect(msgspec.Struct, frozen=True):
-    """Open a socket. `recover` None: for a new session, with a fresh token. Then `Opened` or `OpenFailed`."""
+    """Open a socket. `recover` None: for a new session, with a fresh token. Then `SocketOpened` or `OpenFailed`."""
 
     socket: int
     recover: Recover | None = None
@@ -397,8 +397,8 @@ class CloseSocket(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Deliver(msgspec.Struct, frozen=True, gc=False):
-    """Hand it to the application after those before it have returned, then say `Delivered`."""
+class DeliverMessage(msgspec.Struct, frozen=True, gc=False):
+    """Hand it to the application after those before it have returned, then say `MessageDelivered`."""
 
     number: int
     message: Message
@@ -409,7 +409,7 @@ class Settle(msgspec.Struct, frozen=True):
     result: Result
 
 
-class Notify(msgspec.Struct, frozen=True):
+class NotifyApplication(msgspec.Struct, frozen=True):
     state: State
 
 
@@ -447,5 +447,15 @@ class Remove(msgspec.Struct, frozen=True):
 
 
 Effect = (
-    Connect | SendFrame | CloseSocket | Deliver | Settle | Notify | StreamOver | TellStates | Keep | MarkSent | Remove
+    Connect
+    | SendFrame
+    | CloseSocket
+    | DeliverMessage
+    | Settle
+    | NotifyApplication
+    | StreamOver
+    | TellStates
+    | Keep
+    | MarkSent
+    | Remove
 )

@@ -8,7 +8,7 @@ from collections import deque
 import msgspec
 
 from semel.pubsub.client.events import ClientOptions
-from semel.pubsub.client.sequence import Arrivals
+from semel.pubsub.client.sequence import SequenceAcks
 
 OVERFLOW, ROOM_AGAIN = 2.0, 0.5
 """How full it is when no more is taken, and when it is again."""
@@ -18,7 +18,7 @@ class _Handed(msgspec.Struct, frozen=True, gc=False):
     """`arrivals` are those of the session in which it came."""
 
     number: int
-    arrivals: Arrivals | None
+    arrivals: SequenceAcks | None
     sequence_id: int
     size: int
 
@@ -51,7 +51,7 @@ class Handing:
         """On the next one the server begins with what was not taken."""
         self._overflowed = False
 
-    def add(self, sequence_id: int, size: int, arrivals: Arrivals | None) -> int:
+    def add(self, sequence_id: int, size: int, arrivals: SequenceAcks | None) -> int:
         """Returns the number under which it is handed on."""
         self._count += 1
         self._bytes += size

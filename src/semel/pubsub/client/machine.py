@@ -31,65 +31,65 @@ from semel.errors import (
 )
 from semel.kernel.retry import RetryPolicy
 from semel.pubsub.client.acks import Pending, Requests
-from semel.pubsub.client.calls import Invocation, Invocations
+from semel.pubsub.client.calls import ClientInvocations, Invocation
 from semel.pubsub.client.checks import check_request, with_id
 from semel.pubsub.client.errors import STOPPED, error_of, is_for_a_time, not_taken_in_time, unanswered, unknown
 from semel.pubsub.client.events import (
     Abandoned,
     Abort,
     Acked,
-    Answered,
-    Ask,
     BeginStream,
     Changing,
     ClientOptions,
     Closed,
     CloseSocket,
     Connect,
-    Deliver,
-    Delivered,
+    DeliverMessage,
     Effect,
     EndStream,
     Event,
-    Failed,
     FlushStream,
     FrameReceived,
     GroupLost,
     GroupStateLost,
     InOutbox,
     Interrupted,
+    InvocationAnswered,
     Keep,
     KeepStream,
     Kept,
     MarkSent,
     Message,
-    Notify,
+    MessageDelivered,
+    NotifyApplication,
     NotKept,
     Online,
-    Opened,
     OpenFailed,
     OutboxEntry,
     Recover,
     Recovered,
     Remove,
+    RequestAccepted,
+    RequestFailed,
     Result,
     SendFrame,
     SessionLost,
     Settle,
+    SocketOpened,
     State,
     Stop,
     Stopped,
     StreamEvent,
     StreamOver,
-    Taken,
+    SubmitRequest,
     TellStates,
     Withdraw,
     WritePart,
 )
 from semel.pubsub.client.inbox import Handing
-from semel.pubsub.client.sequence import Arrivals
-from semel.pubsub.client.states import GroupStates
-from semel.pubsub.client.streams import Streams
+from semel.pubsub.client.sequence import SequenceAcks
+from semel.pubsub.client.states import ClientGroupStates
+from semel.pubsub.client.streams import ClientStreams
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import RELIABLE, Codec, Frame
 from semel.pubsub.protocol.frames_simple import SimpleCodec
@@ -139,7 +139,7 @@ class _Session(msgspec.Struct):
     user: str | None
 
 
-class Client:
+class ClientMachine:
     """`chance` gives a number in [0, 1). `kept` is what the outbox holds from before."""
 
     def __init__(self, options: ClientOptions, chance: Callable[[], float], kept: Iterable[OutboxEntry] = ()) -> None:
@@ -154,9 +154,9 @@ class Client:
         self._after_refusal = RetryPolicy(
             None, min(REFUSED_S, options.ack_timeout_max_s), 2.0, options.ack_timeout_max_s
         )
-        self._invocations = Invocations(codec)
-        self._streams = Streams(options, codec, chance, self._send, self._settle, self._stream_over)
-        self.states = GroupStates(self._settle, self._tell_states)
+        self._invocations = ClientInvocations(codec)
+        self._streams = ClientStreams(options, codec, chance, self._send, self._settle, self._stream_over)
+        self.states = ClientGroupStates(self._settle, self._tell_states)
         self._arrivals = self._new_arrivals()
         self._handing = Handing(options)
         self._session: _Session | None = None
@@ -172,9 +172,9 @@ class Client:
         self._stop_delivers = True
         self._effects: list[Effect] = []
 
-    def _new_arrivals(self) -> Arrivals:
+    def _new_arrivals(self) -> SequenceAcks:
         options = self.options
-        return Arrivals(options.sequence_ack_count, options.sequence_ack_bytes, options.sequence_ack_s)
+        return SequenceAcks(options.sequence_ack_count, options.sequence_ack_bytes, options.sequence_ack_s)
 
     # -- the machine
 
@@ -191,13 +191,13 @@ class Client:
             case FrameReceived(socket=socket, frame=frame):
                 if self._is_open(socket):
                     self._hear(frame, now)
-            case Ask():
+            case SubmitRequest():
                 self._ask(event, now)
             case BeginStream() | WritePart() | FlushStream() | EndStream() | KeepStream():
                 self._ask_stream(event, now)
-            case Delivered(number=number):
+            case MessageDelivered(number=number):
                 self._delivered(number, now)
-            case Opened(socket=socket, subprotocol=subprotocol):
+            case SocketOpened(socket=socket, subprotocol=subprotocol):
                 if socket == self._socket and self.phase is Phase.OPENING:
                     self._opened(subprotocol, now)
             case OpenFailed(socket=socket, error=error):
@@ -293,7 +293,7 @@ class Client:
         return not self._is_asked() and (not len(self._handing) or not self._stop_delivers)
 
     def _notify(self, state: State) -> None:
-        self._effects.append(Notify(state))
+        self._effects.append(NotifyApplication(state))
 
     def _settle(self, token: int | None, result: Result) -> None:
         if token is not None:
@@ -454,7 +454,7 @@ class Client:
         for invocation in self._invocations:
             if invocation.is_sent:
                 self._invocations.remove(invocation)
-                self._settle(invocation.token, Failed(unknown(error), maybe_taken=True))
+                self._settle(invocation.token, RequestFailed(unknown(error), maybe_taken=True))
         self._leave_socket(now)
         self._since = now
         self._try_again(error, now)
@@ -467,7 +467,7 @@ class Client:
                 self._fail(pending, unknown(SessionGone("its session was lost")), maybe_taken=True)
 
     def _fail(self, pending: Pending, error: SemelError, *, maybe_taken: bool) -> None:
-        self._settle(pending.token, Failed(error, maybe_taken))
+        self._settle(pending.token, RequestFailed(error, maybe_taken))
         if pending.entry is not None:
             self._effects.append(Remove(pending.entry.id))
             if pending.token is None:
@@ -537,7 +537,7 @@ class Client:
             if not arrivals.arrive(sequence_id, size, now):
                 return
             self._calm_down()
-        self._effects.append(Deliver(self._handing.add(sequence_id, size, arrivals), message))
+        self._effects.append(DeliverMessage(self._handing.add(sequence_id, size, arrivals), message))
 
     def _delivered(self, number: int, now: float) -> None:
         self._handing.delivered(number, now)
@@ -550,7 +550,7 @@ class Client:
 
     # -- requests
 
-    def _ask(self, asked: Ask, now: float) -> None:
+    def _ask(self, asked: SubmitRequest, now: float) -> None:
         try:
             self._check(asked)
             request = with_id(asked.request, asked.id)
@@ -558,7 +558,7 @@ class Client:
             if asked.keep and self._is_adopted(asked, request, now):
                 return
         except SemelError as error:
-            self._settle(asked.token, Failed(error))
+            self._settle(asked.token, RequestFailed(error))
             return
         if isinstance(request, Invoke):
             self._invocations.add(asked.token, request)
@@ -579,7 +579,7 @@ class Client:
         if self._stop_at is not None or self.phase is Phase.STOPPED:
             raise LocalProtocolError("the client is stopped", fix="ask before it is stopped")
 
-    def _check(self, asked: Ask) -> None:
+    def _check(self, asked: SubmitRequest) -> None:
         self._check_running()
         if not self.room:
             raise LimitExceeded(
@@ -589,7 +589,7 @@ class Client:
         if asked.keep and asked.id is None:
             raise InputError("only a message with an id can be kept", fix="give it an id of your own")
 
-    def _is_adopted(self, asked: Ask, request: Acked | Invoke, now: float) -> bool:
+    def _is_adopted(self, asked: SubmitRequest, request: Acked | Invoke, now: float) -> bool:
         """Whether it is in the outbox already, or on its way there, and nobody waits for it: a process that died has
         left it, and the next one, which cannot know how far that came, asks for the same again."""
         pending = self._requests.by_id(asked.id or "")
@@ -617,7 +617,7 @@ class Client:
             if isinstance(asked, BeginStream | WritePart):
                 self._check_running()
         except SemelError as error:
-            self._settle(asked.token, Failed(error))
+            self._settle(asked.token, RequestFailed(error))
             return
         self._streams.ask(asked)
         if asked.token is not None:
@@ -701,15 +701,15 @@ class Client:
         if isinstance(pending.request, SubscribeGroupState):
             self.states.watched(pending.token, pending.request.group)
         else:
-            self._settle(pending.token, Taken(is_duplicate))
+            self._settle(pending.token, RequestAccepted(is_duplicate))
 
     def _answered(self, invocation: Invocation, told: InvokeResponse) -> None:
         self._calm_down()
         self._invocations.remove(invocation)
         if told.error is None:
-            self._settle(invocation.token, Answered(told.data))
+            self._settle(invocation.token, InvocationAnswered(told.data))
         else:
-            self._settle(invocation.token, Failed(error_of(told.error), maybe_taken=is_for_a_time(told.error)))
+            self._settle(invocation.token, RequestFailed(error_of(told.error), maybe_taken=is_for_a_time(told.error)))
 
     def _give_up(self, token: int, error: SemelError | None) -> None:
         """Nobody waits any more. What is kept is sent all the same."""
@@ -729,7 +729,7 @@ class Client:
             self._give_up_other(token, error)
             return
         maybe_taken = was_sent or (pending is not None and pending.entry is not None)
-        self._settle(token, Failed(error or not_taken_in_time(maybe_taken), maybe_taken))
+        self._settle(token, RequestFailed(error or not_taken_in_time(maybe_taken), maybe_taken))
 
     def _give_up_other(self, token: int, error: SemelError | None) -> None:
         if self._streams.is_token(token):
@@ -765,7 +765,7 @@ class Client:
         pending = self._requests.by_id(id)
         if pending is not None and not pending.is_kept:
             self._requests.remove(pending)
-            self._settle(pending.token, Failed(error))
+            self._settle(pending.token, RequestFailed(error))
 
     # -- the end
 

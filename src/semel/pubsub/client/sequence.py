@@ -7,7 +7,7 @@ and takes an acknowledgement beyond it for a lie; so on each socket no more is a
 from __future__ import annotations
 
 
-class Arrivals:
+class SequenceAcks:
     """At once when more than `count` messages or `size_max` bytes can be acknowledged, otherwise after `delay_s`."""
 
     def __init__(self, count: int, size_max: int, delay_s: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from semel.errors import SemelError
-from semel.pubsub.client.events import Acked, Changing, Failed, Result, Taken
+from semel.pubsub.client.events import Acked, Changing, RequestAccepted, RequestFailed, Result
 from semel.pubsub.protocol.messages import (
     GroupStateItem,
     GroupStateSnapshot,
@@ -24,7 +24,7 @@ from semel.pubsub.protocol.messages import (
 )
 
 
-class View:
+class WatchedGroup:
     """One group that is watched. `items` are all who have a state there, by connection id. `is_taken`: the server has
     said that it is watched; `is_told`: there was a snapshot."""
 
@@ -54,7 +54,7 @@ class View:
         return self.items.pop(item.connection_id, None) is not None
 
 
-class GroupStates:
+class ClientGroupStates:
     """`own` is what this client has surely said, by group, and says again in a new session. `settle` says what became
     of a token, `tell` what has changed in a group."""
 
@@ -65,7 +65,7 @@ class GroupStates:
     ) -> None:
         self._settle, self._tell = settle, tell
         self.own: dict[str, dict[str, str]] = {}
-        self.views: dict[str, View] = {}
+        self.views: dict[str, WatchedGroup] = {}
         self._waiting: dict[int, str] = {}
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class GroupStates:
     def sent(self, request: Acked) -> None:
         """The snapshot may come before the answer, if that is lost."""
         if isinstance(request, SubscribeGroupState):
-            self.views.setdefault(request.group, View())
+            self.views.setdefault(request.group, WatchedGroup())
 
     def taken(self, request: Acked) -> None:
         """The server has done it."""
@@ -95,23 +95,23 @@ class GroupStates:
             case SetGroupState(group=group, state=state):
                 self.own[group] = dict(state or {})
             case SubscribeGroupState(group=group):
-                self.views.setdefault(group, View()).is_taken = True
+                self.views.setdefault(group, WatchedGroup()).is_taken = True
             case UnsubscribeGroupState(group=group):
-                self._drop(group, Taken())
+                self._drop(group, RequestAccepted())
 
     def watched(self, token: int | None, group: str) -> None:
         """Whoever asked for it waits until there is something to look at."""
         if token is not None and not self.views[group].is_told:
             self._waiting[token] = group
         else:
-            self._settle(token, Taken())
+            self._settle(token, RequestAccepted())
 
     def refused(self, request: Acked, error: SemelError, *, restores: bool) -> None:
         match request:
             case SetGroupState(group=group) if restores:
                 self.own.pop(group, None)
             case SubscribeGroupState(group=group) if restores or not self._is_taken(group):
-                self._drop(group, Failed(error))
+                self._drop(group, RequestFailed(error))
 
     def _is_taken(self, group: str) -> bool:
         view = self.views.get(group)
@@ -140,7 +140,7 @@ class GroupStates:
         if changed:
             self._tell(told.group, tuple(changed))
         if view.is_told and view.is_taken:
-            self._settle_waiting(told.group, Taken())
+            self._settle_waiting(told.group, RequestAccepted())
 
     # -- the end
 
@@ -150,7 +150,7 @@ class GroupStates:
     def give_up(self, token: int, error: SemelError) -> None:
         """It is watched all the same."""
         del self._waiting[token]
-        self._settle(token, Failed(error, maybe_taken=True))
+        self._settle(token, RequestFailed(error, maybe_taken=True))
 
     def finish(self, error: SemelError) -> None:
         for token in list(self._waiting):

@@ -31,12 +31,12 @@ from semel.pubsub.client.events import (
     BeginStream,
     ClientOptions,
     EndStream,
-    Failed,
     FlushStream,
     KeepStream,
+    RequestAccepted,
+    RequestFailed,
     Result,
     StreamEvent,
-    Taken,
     WritePart,
 )
 from semel.pubsub.client.window import Window
@@ -108,7 +108,7 @@ class _Stream(msgspec.Struct, eq=False):
         return self.end is not None and self.end.error is None and self.end.sent > 0
 
 
-class Streams:
+class ClientStreams:
     """`send` puts a frame on the socket, `settle` says what became of a token, `over` that a stream is gone."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Streams:
         try:
             self._ask(event)
         except SemelError as error:
-            self._tell(None if isinstance(event, KeepStream) else event.token, Failed(error))
+            self._tell(None if isinstance(event, KeepStream) else event.token, RequestFailed(error))
 
     def _ask(self, event: StreamEvent) -> None:
         match event:
@@ -186,7 +186,7 @@ class Streams:
             write = stream.writes.popleft()
             part = StreamData(stream.id, stream.window.next, write.data)
             stream.window.add(self._codec.encode_request(part), write.size)
-            self._settle(write.token, Taken())
+            self._settle(write.token, RequestAccepted())
 
     def _flush(self, stream: _Stream, token: int) -> None:
         self._tokens[token] = stream
@@ -195,7 +195,7 @@ class Streams:
 
     def _flushed(self, stream: _Stream) -> None:
         while stream.flushes and stream.flushes[0][0] <= stream.window.first:
-            self._settle(stream.flushes.popleft()[1], Taken())
+            self._settle(stream.flushes.popleft()[1], RequestAccepted())
 
     def _end(self, stream: _Stream, event: EndStream) -> None:
         if event.token is not None:
@@ -286,7 +286,7 @@ class Streams:
     def _has_begun(self, stream: _Stream) -> bool:
         stream.is_begun = True
         self._calm_down(stream)
-        self._settle(stream.token, Taken())
+        self._settle(stream.token, RequestAccepted())
         stream.token = None
         return True
 
@@ -388,7 +388,7 @@ class Streams:
             stream.end.token = None
         else:
             stream.flushes = deque(each for each in stream.flushes if each[1] != token)
-        self._settle(token, Failed(error or not_taken_in_time(was_sent), maybe_taken=was_sent))
+        self._settle(token, RequestFailed(error or not_taken_in_time(was_sent), maybe_taken=was_sent))
 
     def _abandon(self, stream: _Stream) -> None:
         """It may have begun already: then it is to be ended."""
@@ -401,7 +401,7 @@ class Streams:
     def _break(self, stream: _Stream, error: SemelError | None) -> None:
         """It is over, with an error or as asked."""
         del self._streams[stream.id]
-        result = Taken() if error is None else Failed(error)
+        result = RequestAccepted() if error is None else RequestFailed(error)
         if stream.end is not None:
             self._settle(stream.end.token, result)
         self._settle(stream.token, result)
@@ -413,7 +413,7 @@ class Streams:
         stream.writes.clear()
         stream.flushes.clear()
         for token in tokens:
-            self._settle(token, Failed(error))
+            self._settle(token, RequestFailed(error))
 
     def _settle(self, token: int | None, result: Result) -> None:
         if token is not None:

@@ -21,7 +21,7 @@ from enum import Enum
 
 import msgspec
 
-from semel.pubsub.events.cloudevents import IncomingResponse, OutgoingRequest, Unreachable
+from semel.pubsub.events.cloudevents import HandlerUnreachable, IncomingResponse, OutgoingRequest
 from semel.pubsub.events.handlers import VALIDATE, EventHandler
 
 TIMEOUT_S = 10.0
@@ -36,7 +36,7 @@ _PORT = re.compile(r"(?<!:):[0-9]+\Z")
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
-class Verdict(Enum):
+class UrlVerdict(Enum):
     YES = "yes"
     NO = "no"
     ASK_WITH_GET = "ask with GET"
@@ -60,11 +60,11 @@ class Standing(msgspec.Struct, frozen=True):
     def is_due(self, now: float) -> bool:
         return now >= self.ask_at
 
-    def after(self, verdict: Verdict, now: float) -> Standing:
+    def after(self, verdict: UrlVerdict, now: float) -> Standing:
         """What is known when this was the last word: not `ASK_WITH_GET`, which is none."""
-        if verdict is Verdict.YES:
+        if verdict is UrlVerdict.YES:
             return Standing(now, now + VALID_S)
-        yes_at = self.yes_at if verdict is Verdict.NO_ANSWER else None
+        yes_at = self.yes_at if verdict is UrlVerdict.NO_ANSWER else None
         return Standing(yes_at, now + self.wait_s, min(self.wait_s * 2, WAIT_MAX_S))
 
 
@@ -77,13 +77,13 @@ def validation_request(handler: EventHandler, hub: str, origin: str, method: str
     return OutgoingRequest(method, handler.url_for(hub, VALIDATE), headers)
 
 
-def judge(reply: IncomingResponse | Unreachable, origin: str, method: str = OPTIONS) -> Verdict:
+def judge(reply: IncomingResponse | HandlerUnreachable, origin: str, method: str = OPTIONS) -> UrlVerdict:
     """What the reply to a question means. A server that is in trouble has not answered it."""
-    if isinstance(reply, Unreachable) or reply.status == 408 or reply.status >= 500:
-        return Verdict.NO_ANSWER
+    if isinstance(reply, HandlerUnreachable) or reply.status == 408 or reply.status >= 500:
+        return UrlVerdict.NO_ANSWER
     if reply.status == 404 and method == OPTIONS:
-        return Verdict.ASK_WITH_GET
-    return Verdict.YES if 200 <= reply.status < 300 and _names_us(reply, origin) else Verdict.NO
+        return UrlVerdict.ASK_WITH_GET
+    return UrlVerdict.YES if 200 <= reply.status < 300 and _names_us(reply, origin) else UrlVerdict.NO
 
 
 def _names_us(response: IncomingResponse, origin: str) -> bool:

@@ -86,7 +86,7 @@ class IncomingResponse(msgspec.Struct, frozen=True):
     body: bytes = b""
 
 
-class Unreachable(msgspec.Struct, frozen=True):
+class HandlerUnreachable(msgspec.Struct, frozen=True):
     """No response, or not all of it: no connection, a broken one, or the time was up (`is_late`)."""
 
     cause: str
@@ -97,13 +97,13 @@ class NotAllowed(msgspec.Struct, frozen=True):
     """It was not sent: the handler has not said that it wants events of this server."""
 
 
-Reply = IncomingResponse | Unreachable | NotAllowed
+Reply = IncomingResponse | HandlerUnreachable | NotAllowed
 
 
 # -- events
 
 
-class Client(msgspec.Struct, frozen=True, array_like=True):
+class EventClient(msgspec.Struct, frozen=True, array_like=True):
     """Whose event it is. `subprotocol` is empty where there is none; `state` is what handlers have last said of it."""
 
     hub: str
@@ -124,7 +124,7 @@ class Family(StrEnum):
 class PendingEvent(msgspec.Struct, frozen=True, array_like=True):
     """An event on its way to its handler. `id` is unique among the events of the client, `at` in microseconds."""
 
-    client: Client
+    client: EventClient
     id: str
     at: int
     family: Family
@@ -173,7 +173,7 @@ class Certificate(msgspec.Struct, frozen=True):
 
 
 def connect_event(
-    client: Client,
+    client: EventClient,
     at: int,
     *,
     claims: Mapping[str, Sequence[str]],
@@ -193,24 +193,24 @@ def connect_event(
     return _system_event(client, CONNECT_ID, at, SystemEvent.CONNECT, body)
 
 
-def connected_event(client: Client, at: int) -> PendingEvent:
+def connected_event(client: EventClient, at: int) -> PendingEvent:
     return _system_event(client, CONNECTED_ID, at, SystemEvent.CONNECTED, {})
 
 
-def disconnected_event(client: Client, id: str, at: int, reason: str) -> PendingEvent:
+def disconnected_event(client: EventClient, id: str, at: int, reason: str) -> PendingEvent:
     return _system_event(client, id, at, SystemEvent.DISCONNECTED, {"reason": reason})
 
 
-def joined_event(client: Client, id: str, at: int, group: str) -> PendingEvent:
+def joined_event(client: EventClient, id: str, at: int, group: str) -> PendingEvent:
     return _system_event(client, id, at, SystemEvent.JOINED, {"group": group})
 
 
-def left_event(client: Client, id: str, at: int, group: str) -> PendingEvent:
+def left_event(client: EventClient, id: str, at: int, group: str) -> PendingEvent:
     return _system_event(client, id, at, SystemEvent.LEFT, {"group": group})
 
 
 def user_event(
-    client: Client,
+    client: EventClient,
     id: str,
     at: int,
     name: str,
@@ -221,7 +221,7 @@ def user_event(
     return PendingEvent(client, id, at, Family.USER, name, data, metadata, ack_id)
 
 
-def _system_event(client: Client, id: str, at: int, event: SystemEvent, body: object) -> PendingEvent:
+def _system_event(client: EventClient, id: str, at: int, event: SystemEvent, body: object) -> PendingEvent:
     family = Family.GROUP if event in (SystemEvent.JOINED, SystemEvent.LEFT) else Family.SYSTEM
     return PendingEvent(client, id, at, family, event.value, Data(DataType.JSON, msgspec.json.encode(body)))
 
@@ -292,13 +292,13 @@ def _escaped(found: re.Match[str]) -> str:
 # -- what became of it
 
 
-class Failed(msgspec.Struct, frozen=True):
+class HandlerFailed(msgspec.Struct, frozen=True):
     """It counts as not done. `cause` is for the log, never for the client."""
 
     cause: str
 
 
-class Refused(msgspec.Struct, frozen=True):
+class HandlerRefused(msgspec.Struct, frozen=True):
     """The client may not come in: `status` and `message` are the handler's words to it, to be sent as plain text."""
 
     status: int
@@ -325,7 +325,7 @@ class Allowed(msgspec.Struct, frozen=True):
         )
 
 
-class Answered(msgspec.Struct, frozen=True):
+class HandlerAnswered(msgspec.Struct, frozen=True):
     """The handler has taken it. `data` None: nothing to tell the client. `state` None: as before."""
 
     data: Data | None = None
@@ -345,39 +345,39 @@ def told(event: PendingEvent, why: str = NOT_TAKEN) -> Fault | CloseCode | None:
     return CloseCode.INTERNAL if subprotocol_of(event.client.subprotocol) is None else None
 
 
-def read_connect(reply: Reply, offered: Sequence[str]) -> Allowed | Refused | Failed:
-    """`offered` are the client's subprotocols. After `Failed` the client gets status 500."""
+def read_connect(reply: Reply, offered: Sequence[str]) -> Allowed | HandlerRefused | HandlerFailed:
+    """`offered` are the client's subprotocols. After `HandlerFailed` the client gets status 500."""
     if isinstance(reply, IncomingResponse) and 400 <= reply.status < 500:
         text = reply.body[: 4 * REFUSAL_CHARS_MAX].decode(errors="replace")
-        return Refused(reply.status, clean_cause(text[:REFUSAL_CHARS_MAX]))
+        return HandlerRefused(reply.status, clean_cause(text[:REFUSAL_CHARS_MAX]))
     try:
         response = _taken(reply)
         return _allowed(_decoded_answer(response.body), offered, _state(response) or "")
     except (InputError, FrameError, HttpError) as error:
-        return Failed(error.message)
+        return HandlerFailed(error.message)
 
 
-def read_user_event(reply: Reply) -> Answered | Failed:
+def read_user_event(reply: Reply) -> HandlerAnswered | HandlerFailed:
     try:
         response = _taken(reply)
         metadata = _metadata(response)
-        return Answered(_data(response, metadata), metadata, _state(response))
+        return HandlerAnswered(_data(response, metadata), metadata, _state(response))
     except (InputError, FrameError, HttpError) as error:
-        return Failed(error.message)
+        return HandlerFailed(error.message)
 
 
-def read_notification(reply: Reply) -> Answered | Failed:
+def read_notification(reply: Reply) -> HandlerAnswered | HandlerFailed:
     """A handler that is only told has nothing to say."""
     try:
         _taken(reply)
-        return Answered()
+        return HandlerAnswered()
     except InputError as error:
-        return Failed(error.message)
+        return HandlerFailed(error.message)
 
 
 def _taken(reply: Reply) -> IncomingResponse:
     """The response, if it says yes and is no larger than allowed."""
-    if isinstance(reply, Unreachable):
+    if isinstance(reply, HandlerUnreachable):
         raise InputError(f"the event handler cannot be reached: {clean_cause(reply.cause)}")
     if isinstance(reply, NotAllowed):
         raise InputError(
@@ -495,7 +495,7 @@ def next_try(attempt: int, reply: Reply, began: float, now: float) -> float | No
 
 
 def _may_pass(reply: Reply) -> bool:
-    if isinstance(reply, Unreachable):
+    if isinstance(reply, HandlerUnreachable):
         return not reply.is_late
     return isinstance(reply, IncomingResponse) and _is_trouble(reply.status)
 

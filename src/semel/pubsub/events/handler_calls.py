@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from semel.pubsub.events.cloudevents import TOTAL_S, Client, PendingEvent, Reply, next_try
+from semel.pubsub.events.cloudevents import TOTAL_S, EventClient, PendingEvent, Reply, next_try
 from semel.pubsub.events.handlers import EventHandler
 from semel.pubsub.hub.session import Session
 
@@ -123,8 +123,8 @@ class Timers:
             heappop(self._heap)[2](now)
 
 
-def client_of(hub: str, session: Session) -> Client:
-    return Client(hub, session.id, session.user, session.subprotocol, session.state)
+def client_of(hub: str, session: Session) -> EventClient:
+    return EventClient(hub, session.id, session.user, session.subprotocol, session.state)
 
 
 def micros(now: float) -> int:

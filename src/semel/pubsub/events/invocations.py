@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from semel.pubsub.events.cloudevents import NO_HANDLER, NOT_TAKEN, Answered, Failed, Reply, read_user_event, user_event
+from semel.pubsub.events.cloudevents import (
+    NO_HANDLER,
+    NOT_TAKEN,
+    HandlerAnswered,
+    HandlerFailed,
+    Reply,
+    read_user_event,
+    user_event,
+)
 from semel.pubsub.events.handler_calls import HandlerCalls, client_of, micros
 from semel.pubsub.events.handlers import Handlers
 from semel.pubsub.hub.commits import Failure, hint
@@ -72,9 +80,9 @@ class Invocations:
         fault = Fault(ErrorName.INTERNAL, why)
         self._hub.tell(session, InvokeResponse(invocation_id, error=fault))
 
-    def _respond(self, session: Session, invocation_id: str, answer: Answered | Failed) -> None:
+    def _respond(self, session: Session, invocation_id: str, answer: HandlerAnswered | HandlerFailed) -> None:
         """A new state of the connection is durable first."""
-        if isinstance(answer, Failed):
+        if isinstance(answer, HandlerFailed):
             self._hub.notify("event-failed", f"an invocation of {session.id}: {answer.cause}")
             self._refuse(session, invocation_id, NOT_TAKEN)
             return

@@ -44,9 +44,9 @@ from semel.kernel.ops import (
 from semel.pubsub.events.cloudevents import (
     NO_HANDLER,
     NOT_TAKEN,
-    Answered,
-    Failed,
     Family,
+    HandlerAnswered,
+    HandlerFailed,
     PendingEvent,
     Reply,
     connected_event,
@@ -348,7 +348,7 @@ class Events:
                 session.waiting.setdefault(event.ack_id, 0)
         handler = event.handler(self._handlers)
         if handler is None:
-            self._answer(held, event, Failed(NO_HANDLER), now)
+            self._answer(held, event, HandlerFailed(NO_HANDLER), now)
             return
         read = read_user_event if event.family is Family.USER else read_notification
 
@@ -359,20 +359,22 @@ class Events:
 
     # -- what became of it
 
-    def _answer(self, held: _Held, event: PendingEvent, answer: Answered | Failed, now: float) -> None:
+    def _answer(self, held: _Held, event: PendingEvent, answer: HandlerAnswered | HandlerFailed, now: float) -> None:
         """Again and again, until it is in the store or somebody else has the row."""
         if self._held.get(held.connection) is not held:
             return
         end = _End(held, lambda now: self._answer(held, event, answer, now))
         session = self._hub.roster.get(held.connection)
-        if isinstance(answer, Failed):
+        if isinstance(answer, HandlerFailed):
             self._finish_failed(end, event, answer, session, now)
         elif session is not None and event.family is Family.USER:
             self._finish_for(end, event, answer, session, now)
         else:
             self._finish(end, self._ops(held, WorkState.DONE, Kind.HANDLED), now)
 
-    def _finish_for(self, end: _End, event: PendingEvent, answer: Answered, session: Session, now: float) -> None:
+    def _finish_for(
+        self, end: _End, event: PendingEvent, answer: HandlerAnswered, session: Session, now: float
+    ) -> None:
         appends, chunks = self._message(answer, session, now)
         puts: list[Put] = []
         before = session.state
@@ -397,7 +399,7 @@ class Events:
         more = (*chunks, *self._ops(end.held, WorkState.DONE, Kind.HANDLED), self._claim(session.id))
         self._hub.commit_for(session, appends, puts, done, failed, more)
 
-    def _message(self, answer: Answered, session: Session, now: float) -> tuple[list[Append], Sequence[Op]]:
+    def _message(self, answer: HandlerAnswered, session: Session, now: float) -> tuple[list[Append], Sequence[Op]]:
         """What the handler says to the client, as a record for it alone."""
         if answer.data is None:
             return [], ()
@@ -410,7 +412,7 @@ class Events:
         return [append], chunks
 
     def _finish_failed(
-        self, end: _End, event: PendingEvent, answer: Failed, session: Session | None, now: float
+        self, end: _End, event: PendingEvent, answer: HandlerFailed, session: Session | None, now: float
     ) -> None:
         """A client that hears of it may try again. What nobody else knows of is kept for a while."""
         is_known = session is not None and event.ack_id is not None

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from semel.pubsub.hub.records import TO_CONNECTION, TO_GROUP, TO_USER
 from semel.pubsub.hub.session import Session
-from semel.pubsub.protocol.filters import Connection
+from semel.pubsub.protocol.filters import FilteredConnection
 
 
 class Member(Protocol):
@@ -112,7 +112,7 @@ class Here(Roster[Session]):
         members = self.groups.get(group, {}).values()
         return [session for session in members if session.groups[group] < offset]
 
-    def seen(self, session: Session, offset: int) -> Connection:
+    def seen(self, session: Session, offset: int) -> FilteredConnection:
         """As a filter sees it, at this place in the stream."""
         return session
 
@@ -136,7 +136,7 @@ class Past(Here):
     def members(self, group: str, offset: int) -> list[Session]:
         return [session for session, since, until in self._stays.get(group, ()) if since < offset < until]
 
-    def seen(self, session: Session, offset: int) -> Connection:
+    def seen(self, session: Session, offset: int) -> FilteredConnection:
         groups = {group for group, since, until in self._stays_of[session.id] if since < offset < until}
         return _Seen(session.connection_id, session.user_id, session.protocol, groups)
 

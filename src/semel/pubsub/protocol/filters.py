@@ -42,7 +42,7 @@ NESTING_MAX = 50
 _INTEGER_MAX = 2**63 - 1
 
 
-class Connection(Protocol):
+class FilteredConnection(Protocol):
     """What a filter asks about. One with a `protocol` is asked for that as well; without, it is null."""
 
     @property
@@ -58,7 +58,7 @@ class Connection(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class Filter:
     text: str
-    matches: Callable[[Connection], bool]
+    matches: Callable[[FilteredConnection], bool]
 
 
 @lru_cache(maxsize=256)
@@ -343,7 +343,7 @@ class _Type(StrEnum):
     COLLECTION = "collection"
 
 
-_Ask = Callable[[Connection], Any]
+_Ask = Callable[[FilteredConnection], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +405,7 @@ class _Compiler:
         self._around: _Node | None = None
         """The nearest of what the service names when it does not know a word in it."""
 
-    def condition(self, node: _Node, around: _Node) -> Callable[[Connection], bool]:
+    def condition(self, node: _Node, around: _Node) -> Callable[[FilteredConnection], bool]:
         return self._typed(node, _Type.BOOL, around).ask
 
     def _value(self, node: _Node) -> _Value:
@@ -561,7 +561,7 @@ def _applied(gives: _Type, run: Callable[..., Any], values: list[_Value], of_nul
     if all(value.constant for value in values[1:]):
         return _Value(gives, _applied_to_one(run, first, [_fixed(value) for value in values[1:]], of_null))
 
-    def ask(connection: Connection) -> Any:
+    def ask(connection: FilteredConnection) -> Any:
         arguments = [first(connection), *(each(connection) for each in rest)]
         return of_null if None in arguments else run(*arguments)
 
@@ -573,7 +573,7 @@ def _applied_to_one(run: Callable[..., Any], first: _Ask, others: list[Any], of_
     if None in others:
         return lambda _: of_null
 
-    def ask(connection: Connection) -> Any:
+    def ask(connection: FilteredConnection) -> Any:
         value = first(connection)
         return of_null if value is None else run(value, *others)
 
@@ -585,7 +585,7 @@ def _not(condition: _Ask) -> _Value:
 
 
 def _all(conditions: tuple[_Ask, ...]) -> _Value:
-    def ask(connection: Connection) -> bool:
+    def ask(connection: FilteredConnection) -> bool:
         for condition in conditions:  # noqa: SIM110  a generator costs more than the questions
             if not condition(connection):
                 return False
@@ -595,7 +595,7 @@ def _all(conditions: tuple[_Ask, ...]) -> _Value:
 
 
 def _any(conditions: tuple[_Ask, ...]) -> _Value:
-    def ask(connection: Connection) -> bool:
+    def ask(connection: FilteredConnection) -> bool:
         for condition in conditions:  # noqa: SIM110
             if condition(connection):
                 return True
@@ -620,7 +620,7 @@ def _equal(one: _Value, other: _Value) -> _Value:
 
 
 def _ordered(order: Callable[[int, int], bool], left: _Ask, right: _Ask) -> _Value:
-    def ask(connection: Connection) -> bool:
+    def ask(connection: FilteredConnection) -> bool:
         one, other = left(connection), right(connection)
         return one is not None and other is not None and order(one, other)
 
@@ -643,7 +643,7 @@ def _among(value: _Value, items: list[_Value]) -> _Value:
     if not others:
         return _Value(_Type.BOOL, lambda connection: ask(connection) in fixed)
 
-    def among(connection: Connection) -> bool:
+    def among(connection: FilteredConnection) -> bool:
         found = ask(connection)
         return found in fixed or any(found == other(connection) for other in others)
 

@@ -31,7 +31,7 @@ MESSAGE_EVENT = "message"
 IN_ORDER = "semel_in_order"
 
 
-class Mode(msgspec.Struct, frozen=True):
+class SimpleMode(msgspec.Struct, frozen=True):
     """What the frames of a client without a subprotocol mean: an event each, or a message to `group`."""
 
     group: str | None = None
@@ -55,7 +55,7 @@ class Newcomer:
     hub: str
     subprotocol: str | None
     opening: Open
-    mode: Mode | None
+    mode: SimpleMode | None
     claims: ClientClaims
 
 
@@ -80,14 +80,14 @@ class TurnedAway:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class HandshakeRefused:
     """To be answered with an HTTP error."""
 
     status: int
     message: str
 
 
-Admission = Newcomer | Returning | TurnedAway | Refused
+Admission = Newcomer | Returning | TurnedAway | HandshakeRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +107,11 @@ class Handshake:
                 return self._returning(hub, query, connection, offered, now)
             return self._newcomer(request, hub, query, offered, now)
         except AuthError as error:
-            return Refused(HTTPStatus.UNAUTHORIZED, error.message)
+            return HandshakeRefused(HTTPStatus.UNAUTHORIZED, error.message)
         except HttpError as error:
-            return Refused(error.status, error.message)
+            return HandshakeRefused(error.status, error.message)
         except InputError as error:
-            return Refused(HTTPStatus.BAD_REQUEST, error.message)
+            return HandshakeRefused(HTTPStatus.BAD_REQUEST, error.message)
 
     def _returning(self, hub: str, query: Query, connection: str, offered: Sequence[str], now: float) -> Admission:
         """In the subprotocol that its session has: its token is for no other. An event handler may have chosen one that
@@ -134,14 +134,16 @@ class Handshake:
         claims = read_client_token(_token(request, query), self.keys, self._audiences(request, hub), now)
         return self._let_in(hub, query, self.random(16).hex(), claims, _chosen(offered), "", now)
 
-    def let_in(self, newcomer: Newcomer, allowed: Allowed, request: HttpRequest, now: float) -> Newcomer | Refused:
+    def let_in(
+        self, newcomer: Newcomer, allowed: Allowed, request: HttpRequest, now: float
+    ) -> Newcomer | HandshakeRefused:
         """As the event handler has it. Who it is and how it speaks may be other than what its token says."""
         subprotocol = allowed.subprotocol or newcomer.subprotocol
         claims, connection = allowed.over(newcomer.claims), newcomer.opening.connection
         try:
             return self._let_in(newcomer.hub, Query(request.query), connection, claims, subprotocol, allowed.state, now)
         except (HttpError, InputError) as error:
-            return Refused(HTTPStatus.BAD_REQUEST, error.message)
+            return HandshakeRefused(HTTPStatus.BAD_REQUEST, error.message)
 
     def _let_in(
         self,
@@ -198,13 +200,13 @@ def _in_order(query: Query) -> bool:
     return (query.one(IN_ORDER) or "").lower() == "true"
 
 
-def _mode(query: Query) -> Mode:
+def _mode(query: Query) -> SimpleMode:
     wanted = (query.one("webpubsub_mode") or "sendEvent").lower()
     if wanted == "sendevent":
-        return Mode()
+        return SimpleMode()
     if wanted != "sendtogroup":
         raise InputError("webpubsub_mode is unknown", fix="use sendEvent or sendToGroup")
     group = query.one("group")
     if group is None:
         raise InputError("the query does not say which group", fix="add &group=name")
-    return Mode(check_group(group), (query.one("noEcho") or "false").lower() == "true")
+    return SimpleMode(check_group(group), (query.one("noEcho") or "false").lower() == "true")

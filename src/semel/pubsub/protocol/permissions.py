@@ -38,7 +38,7 @@ class Permission(StrEnum):
     SEND_TO_GROUP = "sendToGroup"
 
 
-class Scope(msgspec.Struct, frozen=True):
+class PermissionScope(msgspec.Struct, frozen=True):
     """The groups for which one permission holds: all of them or those allowed and fitting, but never the denied."""
 
     everywhere: bool = False
@@ -56,11 +56,11 @@ class Scope(msgspec.Struct, frozen=True):
     def covers_all(self) -> bool:
         return self.everywhere and not self.denied
 
-    def with_group(self, group: str) -> Scope:
+    def with_group(self, group: str) -> PermissionScope:
         scope = msgspec.structs.replace(self, denied=self.denied - {group})
         return scope if scope.covers(group) else msgspec.structs.replace(scope, allowed=scope.allowed | {group})
 
-    def without_group(self, group: str) -> Scope:
+    def without_group(self, group: str) -> PermissionScope:
         scope = msgspec.structs.replace(self, allowed=self.allowed - {group})
         return msgspec.structs.replace(scope, denied=scope.denied | {group}) if scope.covers(group) else scope
 
@@ -68,15 +68,15 @@ class Scope(msgspec.Struct, frozen=True):
         return len(self.allowed) + len(self.denied) <= GROUPS_MAX and len(self.patterns) <= PATTERNS_MAX
 
 
-_NOWHERE = Scope()
-_EVERYWHERE = Scope(everywhere=True)
+_NOWHERE = PermissionScope()
+_EVERYWHERE = PermissionScope(everywhere=True)
 
 
 class Permissions(msgspec.Struct, frozen=True):
     """One connection's permissions. A change makes a new value."""
 
-    join_leave: Scope = _NOWHERE
-    send: Scope = _NOWHERE
+    join_leave: PermissionScope = _NOWHERE
+    send: PermissionScope = _NOWHERE
 
     @classmethod
     def of_roles(cls, roles: Iterable[str]) -> Permissions:
@@ -104,10 +104,10 @@ class Permissions(msgspec.Struct, frozen=True):
             return self._with(permission, _NOWHERE)
         return self._with(permission, self._scope(permission).without_group(_checked(target)))
 
-    def _scope(self, permission: Permission) -> Scope:
+    def _scope(self, permission: Permission) -> PermissionScope:
         return self.send if permission is Permission.SEND_TO_GROUP else self.join_leave
 
-    def _with(self, permission: Permission, scope: Scope) -> Permissions:
+    def _with(self, permission: Permission, scope: PermissionScope) -> Permissions:
         if not scope.within_limits():
             raise LimitExceeded(
                 f"a connection can be granted or revoked {permission} for at most {GROUPS_MAX} groups one by one",
@@ -132,7 +132,7 @@ def _checked(group: str) -> str:
     return group
 
 
-def _scope_of(roles: list[str], permission: Permission) -> Scope:
+def _scope_of(roles: list[str], permission: Permission) -> PermissionScope:
     everywhere = f"webpubsub.{permission}"
     of_group, of_pattern = f"{everywhere}.", f"{everywhere}s."
     if everywhere in roles:
@@ -145,7 +145,7 @@ def _scope_of(roles: list[str], permission: Permission) -> Scope:
                 return _EVERYWHERE
             patterns[pattern.text] = None
     allowed = dict.fromkeys(group for group in groups if is_group(group))
-    return Scope(allowed=frozenset([*allowed][:GROUPS_MAX]), patterns=tuple([*patterns][:PATTERNS_MAX]))
+    return PermissionScope(allowed=frozenset([*allowed][:GROUPS_MAX]), patterns=tuple([*patterns][:PATTERNS_MAX]))
 
 
 # -- patterns

@@ -22,19 +22,19 @@ from semel.kernel.store import Store
 from semel.pubsub.client.data import Message, data_of, value_of
 from semel.pubsub.client.events import (
     Acked,
-    Answered,
     ClientOptions,
-    Failed,
     InOutbox,
+    InvocationAnswered,
     Online,
     Outbox,
     OutboxEntry,
     Recovered,
+    RequestAccepted,
+    RequestFailed,
     Result,
     SessionLost,
     State,
     Stop,
-    Taken,
 )
 from semel.pubsub.protocol.messages import (
     GroupStateItem,
@@ -49,8 +49,8 @@ from semel.pubsub.protocol.messages import (
     SubscribeGroupState,
     UnsubscribeGroupState,
 )
-from semel.runtime.client.driver import Driver
-from semel.runtime.client.inbox import Inbox, MessageHandler, StreamHandler
+from semel.runtime.client.driver import ClientDriver
+from semel.runtime.client.inbox import ClientInbox, MessageHandler, StreamHandler
 from semel.runtime.client.outbox import open_outbox
 from semel.runtime.client.socket import Dialer, Url
 from semel.runtime.client.states import GroupStateHandler, StateTeller
@@ -87,8 +87,8 @@ class WebPubSubClient:
         self.options = options or ClientOptions()
         self._dialer = Dialer(url, self.options.subprotocol, tls)
         self._outbox, self._outbox_name = outbox, outbox_name
-        self._driver: Driver | None = None
-        self._inbox = Inbox()
+        self._driver: ClientDriver | None = None
+        self._inbox = ClientInbox()
         self._teller = StateTeller(self._states_of)
         self._saying: dict[str, dict[str, str]] = {}
         self._on_state: StateHandler | None = None
@@ -119,13 +119,13 @@ class WebPubSubClient:
             self._raise_end()
         return self
 
-    async def _make_driver(self) -> Driver:
+    async def _make_driver(self) -> ClientDriver:
         outbox: Outbox | None = None
         kept: Sequence[OutboxEntry] = ()
         if self._outbox is not None:
             outbox, kept = await asyncio.to_thread(open_outbox, self._outbox, self._outbox_name)
         deliver, tell_states = self._inbox.put, self._teller.tell
-        return Driver(self._dialer, self.options, outbox, kept, deliver, self._notify, tell_states)
+        return ClientDriver(self._dialer, self.options, outbox, kept, deliver, self._notify, tell_states)
 
     async def close(self, drain_s: float = 10.0) -> None:
         """Ends the session when all that was asked is answered and all that came is handled, or after `drain_s`. A
@@ -170,7 +170,7 @@ class WebPubSubClient:
             await self.close(0)
 
     @property
-    def _running(self) -> Driver:
+    def _running(self) -> ClientDriver:
         if self._driver is None:
             raise LocalProtocolError("the client is not open", fix="use it inside `async with`, or await open() first")
         return self._driver
@@ -266,7 +266,7 @@ class WebPubSubClient:
         """The answer of the server's event handler. It is asked once; after a loss nobody knows whether it was done."""
         content = data_of(data, type) if data is not None else None
         answer = await self._result(Invoke("", event, content), timeout_s=timeout_s)
-        assert isinstance(answer, Answered)
+        assert isinstance(answer, InvocationAnswered)
         return value_of(answer.data) if answer.data is not None else None
 
     def stream_to_group(
@@ -337,14 +337,14 @@ class WebPubSubClient:
 
     async def _ask(self, request: Acked, **how: Any) -> bool:
         result = await self._result(request, **how)
-        return isinstance(result, InOutbox) or (isinstance(result, Taken) and not result.is_duplicate)
+        return isinstance(result, InOutbox) or (isinstance(result, RequestAccepted) and not result.is_duplicate)
 
     async def _result(self, request: Acked | Invoke, **how: Any) -> Result:
         driver = self._running
         if driver.ended.done():
             self._raise_end()
         result = await driver.ask(request, **how)
-        if isinstance(result, Failed):
+        if isinstance(result, RequestFailed):
             raise result.error
         return result
 

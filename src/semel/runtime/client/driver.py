@@ -18,24 +18,23 @@ from semel.pubsub.client.errors import not_taken_in_time
 from semel.pubsub.client.events import (
     Abandoned,
     Acked,
-    Ask,
     ClientOptions,
     CloseSocket,
     Connect,
-    Deliver,
+    DeliverMessage,
     Effect,
     Event,
-    Failed,
     GroupLost,
     GroupStateLost,
     Interrupted,
     Keep,
     MarkSent,
     Message,
-    Notify,
+    NotifyApplication,
     Outbox,
     OutboxEntry,
     Remove,
+    RequestFailed,
     Result,
     SendFrame,
     SessionLost,
@@ -44,10 +43,11 @@ from semel.pubsub.client.events import (
     Stopped,
     StreamEvent,
     StreamOver,
+    SubmitRequest,
     TellStates,
     Withdraw,
 )
-from semel.pubsub.client.machine import Client
+from semel.pubsub.client.machine import ClientMachine
 from semel.pubsub.protocol.messages import GroupStateItem, Invoke
 from semel.runtime.client.outbox import OutboxWriter
 from semel.runtime.client.socket import Dialer, Socket
@@ -58,7 +58,7 @@ log = logging.getLogger("semel.client")
 TIMER_MAX_S = 30.0
 
 
-class Driver:
+class ClientDriver:
     """`kept` is what the outbox holds from before. `deliver` gets messages in order, `notify` what happens to the
     client as a whole, and `tell_states` what changes in watched groups; all are called on the loop."""
 
@@ -76,7 +76,7 @@ class Driver:
         self._clock = steady_clock()
         self._loop = asyncio.get_running_loop()
         self._outbox = OutboxWriter(outbox, self.tell) if outbox is not None else None
-        self.machine = Client(options, random.random, kept)
+        self.machine = ClientMachine(options, random.random, kept)
         self.ended: asyncio.Future[SemelError | None] = self._loop.create_future()
         self._sockets: dict[int, Socket] = {}
         self._waiting: dict[int, asyncio.Future[Result]] = {}
@@ -108,11 +108,13 @@ class Driver:
             async with asyncio.timeout(timeout_s):
                 await self._wait_for_room()
         except TimeoutError:
-            return Failed(not_taken_in_time(was_sent=False))
+            return RequestFailed(not_taken_in_time(was_sent=False))
         if timeout_s is not None:
             timeout_s = max(0.0, begin + timeout_s - self._clock())
         keep = self._outbox is not None and id is not None
-        return await self._settled(lambda token: Ask(token, request, id, at_least_once, keep, until_kept, timeout_s))
+        return await self._settled(
+            lambda token: SubmitRequest(token, request, id, at_least_once, keep, until_kept, timeout_s)
+        )
 
     async def ask_stream(self, make: Callable[[int], StreamEvent]) -> Result:
         """What became of it. `make` gets the token."""
@@ -171,7 +173,7 @@ class Driver:
             case SendFrame(socket=number, frame=frame):
                 if (socket := self._sockets.get(number)) is not None:
                     socket.send(frame)
-            case Deliver(number=number, message=message):
+            case DeliverMessage(number=number, message=message):
                 self._deliver(number, message)
             case Settle(token=token, result=result):
                 if (answer := self._waiting.get(token)) is not None and not answer.done():
@@ -181,7 +183,7 @@ class Driver:
             case CloseSocket(socket=number, code=code, reason=reason):
                 if (socket := self._sockets.get(number)) is not None:
                     socket.close(code, reason)
-            case Notify(state=state):
+            case NotifyApplication(state=state):
                 self._told(state)
             case StreamOver(stream_id=id, error=error):
                 if (hear := self._streams.pop(id, None)) is not None:

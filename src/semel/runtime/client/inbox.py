@@ -16,10 +16,10 @@ from typing import Self, TypeVar
 from semel.errors import HandlerError, LocalProtocolError, SemelError, StreamBroken
 from semel.pubsub.client import events as client_events
 from semel.pubsub.client.data import Message, message_of
-from semel.pubsub.client.events import Abort, Delivered
+from semel.pubsub.client.events import Abort, MessageDelivered
 from semel.pubsub.client.inbound import Began, Came, Ended, Handled, Inbound
 from semel.pubsub.protocol.messages import GroupMessage, Metadata
-from semel.runtime.client.driver import Driver
+from semel.runtime.client.driver import ClientDriver
 
 log = logging.getLogger("semel.client")
 
@@ -95,9 +95,9 @@ class IncomingStream:
 StreamHandler = Callable[[IncomingStream], Awaitable[None] | None]
 
 
-class Inbox:
+class ClientInbox:
     def __init__(self) -> None:
-        self._driver: Driver | None = None
+        self._driver: ClientDriver | None = None
         self._messages: deque[tuple[int, client_events.Message]] = deque()
         self._news = asyncio.Event()
         self._handed = 0  # the number of the message that the iteration has given out last
@@ -107,12 +107,12 @@ class Inbox:
         self._streams: dict[int, IncomingStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, driver: Driver) -> None:
+    def start(self, driver: ClientDriver) -> None:
         self._driver = driver
         self._begin_handling()
 
     @property
-    def _running(self) -> Driver:
+    def _running(self) -> ClientDriver:
         assert self._driver is not None
         return self._driver
 
@@ -127,7 +127,7 @@ class Inbox:
     def _done(self, number: int) -> None:
         upto = self._handled.add(number)
         if upto is not None and not self._running.ended.done():
-            self._running.tell(Delivered(upto))
+            self._running.tell(MessageDelivered(upto))
 
     # -- who takes it
 

@@ -29,7 +29,7 @@ from websockets.http11 import Response
 from websockets.typing import Subprotocol as Offered
 
 from semel.errors import AuthError, ConfigError, Forbidden, PeerUnavailable, RemoteProtocolError, SemelError
-from semel.pubsub.client.events import Closed, Event, FrameReceived, Opened, OpenFailed, Recover
+from semel.pubsub.client.events import Closed, Event, FrameReceived, OpenFailed, Recover, SocketOpened
 from semel.pubsub.protocol.frames import Frame
 from semel.pubsub.protocol.handshake import IN_ORDER
 
@@ -193,7 +193,7 @@ class Socket:
         self._is_open = True
         writer = asyncio.get_running_loop().create_task(self._write(self.connection))
         try:
-            self._tell(Opened(self._number, self.connection.subprotocol))
+            self._tell(SocketOpened(self._number, self.connection.subprotocol))
             await self._read(self.connection)
         finally:
             writer.cancel()

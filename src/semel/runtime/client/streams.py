@@ -12,21 +12,21 @@ from semel.pubsub.client.data import data_of
 from semel.pubsub.client.events import (
     BeginStream,
     EndStream,
-    Failed,
     FlushStream,
     KeepStream,
+    RequestFailed,
     StreamEvent,
     WritePart,
 )
 from semel.pubsub.protocol.messages import ErrorName, Fault, StartStream
-from semel.runtime.client.driver import Driver
+from semel.runtime.client.driver import ClientDriver
 
 
 class OutgoingStream:
     """Its parts are published once and in order, over broken connections too, as long as the session lives. When it is
     left by an error, those who receive it hear that it is not whole."""
 
-    def __init__(self, driver: Driver, request: StartStream) -> None:
+    def __init__(self, driver: ClientDriver, request: StartStream) -> None:
         self._driver, self._request = driver, request
         self._is_begun = self._is_over = False
         self._error: SemelError | None = None
@@ -94,7 +94,7 @@ class OutgoingStream:
 
     async def _ask(self, make: Callable[[int], StreamEvent]) -> None:
         result = await self._driver.ask_stream(make)
-        if isinstance(result, Failed):
+        if isinstance(result, RequestFailed):
             raise result.error
 
     def _check_open(self) -> None:

@@ -85,7 +85,7 @@ class PlannedFile(msgspec.Struct, frozen=True):
     max: str
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ExportPlan(msgspec.Struct, frozen=True):
     """A range of marks on its way into files. What follows from it is the same, whoever carries it out."""
 
     epoch: int
@@ -258,14 +258,14 @@ class _Range:
         rows.rows += batch.num_rows
         rows.batches.append(batch)
 
-    def plan(self, epoch: int, after: Mark) -> Plan:
+    def plan(self, epoch: int, after: Mark) -> ExportPlan:
         assert self.first is not None
         assert self.last is not None
         files = tuple(
             PlannedFile(_day_text(day), rows.rows, mark_text(rows.min), mark_text(rows.max))
             for day, rows in sorted(self.days.items())
         )
-        return Plan(epoch, mark_text(after), mark_text(self.first), mark_text(self.last), self.rows, files)
+        return ExportPlan(epoch, mark_text(after), mark_text(self.first), mark_text(self.last), self.rows, files)
 
 
 class _Exporter:
@@ -386,11 +386,11 @@ class _Exporter:
 
     # -- planning
 
-    def _stored_plan(self) -> Plan | None:
+    def _stored_plan(self) -> ExportPlan | None:
         state = self.store.state(self.plan_key)
-        return msgspec.json.decode(state.value, type=Plan) if state is not None else None
+        return msgspec.json.decode(state.value, type=ExportPlan) if state is not None else None
 
-    def _next(self, mark: Mark) -> tuple[Plan | None, _Range | None]:
+    def _next(self, mark: Mark) -> tuple[ExportPlan | None, _Range | None]:
         """The plan that an export before this one left behind, or a new one for the rows after the mark."""
         plan = self._stored_plan()
         if plan is not None:
@@ -436,7 +436,7 @@ class _Exporter:
 
     # -- carrying out
 
-    def _carry_out(self, plan: Plan, rows: _Range | None) -> None:
+    def _carry_out(self, plan: ExportPlan, rows: _Range | None) -> None:
         self._note_epoch(plan)
         missing = [file for file in plan.files if not self._is_there(plan, file)]
         if missing and rows is None:
@@ -452,13 +452,13 @@ class _Exporter:
         )
         self.rows += plan.rows
 
-    def _note_epoch(self, plan: Plan) -> None:
+    def _note_epoch(self, plan: ExportPlan) -> None:
         """Only once the plan is committed: before that, nobody can be sure of still being the owner."""
         path = self.folder / "_epochs" / f"{self.store_part}-{plan.epoch}.json"
         if not path.exists():
             self._put_file(path, msgspec.json.encode(EpochStart(self.store.store_id, plan.epoch, plan.after)))
 
-    def _read_again(self, plan: Plan) -> _Range:
+    def _read_again(self, plan: ExportPlan) -> _Range:
         """The rows of a plan are still in the store until it is marked done. If they are not, it has been."""
         rows = self._read(parse_mark(plan.after), parse_mark(plan.last))
         if rows.rows == plan.rows and rows.plan(plan.epoch, parse_mark(plan.after)) == plan:
@@ -469,11 +469,11 @@ class _Exporter:
             fix="rows were removed by hand or the store is damaged: restore it from a backup",
         )
 
-    def _name(self, plan: Plan, file: PlannedFile) -> str:
+    def _name(self, plan: ExportPlan, file: PlannedFile) -> str:
         first, last = parse_mark(plan.first), parse_mark(plan.last)
         return f"day={file.day}/seg-{self.store_part}-{plan.epoch}-{first}-{last}"
 
-    def _is_there(self, plan: Plan, file: PlannedFile) -> bool:
+    def _is_there(self, plan: ExportPlan, file: PlannedFile) -> bool:
         """A file has its name only after it was synced, so one with the right number of rows is complete."""
         path = self.folder / f"{self._name(plan, file)}.parquet"
         try:
@@ -481,7 +481,7 @@ class _Exporter:
         except (OSError, _arrow().ArrowInvalid):
             return False
 
-    def _write(self, plan: Plan, file: PlannedFile, batches: list[Any]) -> None:
+    def _write(self, plan: ExportPlan, file: PlannedFile, batches: list[Any]) -> None:
         self.holder.renew()
         name = self._name(plan, file)
         temporary = self._temporary(name.replace("/", "-"))
@@ -490,7 +490,7 @@ class _Exporter:
         self._rename(temporary, self.folder / f"{name}.parquet")
         reach("export.renamed")
 
-    def _metadata(self, plan: Plan, file: PlannedFile) -> dict[str, str]:
+    def _metadata(self, plan: ExportPlan, file: PlannedFile) -> dict[str, str]:
         return {
             "semel.dataset": f"{self.dataset}/v1",
             "semel.store": self.store.store_id,
@@ -499,7 +499,7 @@ class _Exporter:
             "semel.day": file.day,
         }
 
-    def _list(self, plan: Plan, file: PlannedFile) -> None:
+    def _list(self, plan: ExportPlan, file: PlannedFile) -> None:
         name = self._name(plan, file)
         content = (self.folder / f"{name}.parquet").read_bytes()
         segment = Segment(

@@ -24,17 +24,17 @@ from typing import Any, Self, get_args
 from semel.errors import HandlerError, PeerUnavailable, SemelError, StoreUnavailable
 from semel.kernel.effects import (
     Close,
-    Connected,
     Deliver,
     Delivered,
     DeliverFailed,
-    Disconnected,
     Event,
     Load,
     LoadAll,
     LoadHead,
     Machine,
     Notify,
+    PeerConnected,
+    PeerDisconnected,
     Read,
     Received,
     Send,
@@ -455,10 +455,10 @@ class Performer:
         self._tell(transport, peer, Received(peer, message))
 
     def connected(self, transport: Transport, peer: str) -> None:
-        self._tell(transport, peer, Connected(peer))
+        self._tell(transport, peer, PeerConnected(peer))
 
     def disconnected(self, transport: Transport, peer: str) -> None:
-        self._tell(transport, peer, Disconnected(peer))
+        self._tell(transport, peer, PeerDisconnected(peer))
 
     def _tell(self, transport: Transport, peer: str, event: Event) -> None:
         if self._closing:

@@ -23,9 +23,9 @@ from typing import Any
 import msgspec
 
 from semel.errors import ConfigError, InputError, LimitExceeded, SemelError, StoreUnavailable, Suspended
-from semel.kernel.effects import Close, Connected, Disconnected, Notify, Received
+from semel.kernel.effects import Close, Notify, PeerConnected, PeerDisconnected, Received
 from semel.kernel.envelope import FRAME_BYTES_MAX, Envelope
-from semel.kernel.hop import Message
+from semel.kernel.hop import HopMessage
 from semel.kernel.retry import RetryPolicy
 from semel.pipes.language.options import DedupBy
 from semel.pipes.services.channel import Channel, ChannelConfig, Initiator, Spawner, addressed
@@ -354,7 +354,7 @@ class PipeNode:
             offer = _Offer(envelope, loop.create_future(), loop.time() + OFFER_AGAIN_S)
             self._offers[worker, envelope.id] = offer
             self._look_later(loop, OFFER_AGAIN_S)
-            self.performer.feed(worker, Received(APP, Message(envelope.id, envelope, 0)))
+            self.performer.feed(worker, Received(APP, HopMessage(envelope.id, envelope, 0)))
         await asyncio.shield(offer.stored)
 
     def _look_later(self, loop: asyncio.AbstractEventLoop, wait_s: float) -> None:
@@ -368,7 +368,7 @@ class PipeNode:
         now = loop.time()
         for (worker, _), offer in [item for item in self._offers.items() if item[1].again_at <= now]:
             offer.again_at = now + OFFER_AGAIN_S
-            self.performer.feed(worker, Received(APP, Message(offer.envelope.id, offer.envelope, 0)))
+            self.performer.feed(worker, Received(APP, HopMessage(offer.envelope.id, offer.envelope, 0)))
         if self._offers:
             self._look_later(loop, OFFER_AGAIN_S / 2)
 
@@ -482,7 +482,7 @@ class PipeNode:
             self._lose(f"there is no connected node named {node}", via)
             return
         if type(parcel.bodies[0]) is Envelope:
-            bodies = tuple(Message(body.id, body, 0) if type(body) is Envelope else body for body in parcel.bodies)
+            bodies = tuple(HopMessage(body.id, body, 0) if type(body) is Envelope else body for body in parcel.bodies)
             parcel = Parcel(parcel.onward, parcel.back, bodies)
         self._tcp.send(node, parcel)
         if via is not None:
@@ -529,7 +529,7 @@ class PipeNode:
 
     def _tell_application(self, hear: Hear, parcel: Parcel) -> None:
         for body in parcel.bodies:
-            envelope = body.envelope if isinstance(body, Message) else body
+            envelope = body.envelope if isinstance(body, HopMessage) else body
             if not isinstance(envelope, Envelope):
                 log.warning("%s: a %s is no message for the application", self.name, type(body).__name__)
                 continue
@@ -585,14 +585,14 @@ class PipeNode:
 
     def connected(self, transport: Transport, peer: str) -> None:
         self._nodes.add(peer)
-        self._tell(peer, Connected)
+        self._tell(peer, PeerConnected)
 
     def disconnected(self, transport: Transport, peer: str) -> None:
         if peer not in self._configured:
             self._nodes.discard(peer)
-        self._tell(peer, Disconnected)
+        self._tell(peer, PeerDisconnected)
 
-    def _tell(self, node: str, event: type[Connected] | type[Disconnected]) -> None:
+    def _tell(self, node: str, event: type[PeerConnected] | type[PeerDisconnected]) -> None:
         """Workers that send over this connection hear of it under the names of those whom they send to."""
         for port in self._ports.values():
             for peer, route in port.routes.items():

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Confirm, Message
+from semel.kernel.hop import Confirm, HopMessage
 from semel.pipes.workers.build import APP
 from semel.pipes.workers.route import LOCAL, TRANSPORT, Parcel
 from semel.runtime.transports.base import Inbox
@@ -164,7 +164,7 @@ def parts(bodies: list[Any], most: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _weight(body: Any) -> int:
-    if type(body) is Message:
+    if type(body) is HopMessage:
         return len(body.delivery) + _weight(body.envelope)
     if type(body) is Envelope:
         size = BODY_BYTES + len(body.id) + len(body.source) + len(body.type) + len(body.data)

@@ -25,8 +25,8 @@ from semel.runtime.server.limits import ListenerLimits
 from semel.runtime.server.rates import Rate, is_loopback, source_of
 from semel.runtime.transports.websocket import (
     Accept,
-    Peer,
     SocketService,
+    WebSocketPeer,
     accept_head,
     check_upgrade,
     subprotocols,
@@ -70,21 +70,21 @@ class Listener:
         self._tls = tls
         self._socket_paths = socket_paths
         self._servers: list[asyncio.Server] = []
-        self._connections: set[HttpConnection | Peer] = set()
+        self._connections: set[HttpConnection | WebSocketPeer] = set()
         self._addresses: Counter[str] = Counter()
         self._connection_rate = Rate(self.limits.connection_rate)
         self._request_rate = Rate(self.limits.request_rate)
         self._warned_at = float("-inf")
         self._bodies_bytes = 0
-        self._gathering: list[Peer] = []
+        self._gathering: list[WebSocketPeer] = []
         self._sweeping: asyncio.Task[None] | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
     @property
-    def peers(self) -> list[Peer]:
+    def peers(self) -> list[WebSocketPeer]:
         """The WebSockets that are open now."""
-        return [connection for connection in self._connections if isinstance(connection, Peer)]
+        return [connection for connection in self._connections if isinstance(connection, WebSocketPeer)]
 
     @property
     def connections(self) -> int:
@@ -159,12 +159,12 @@ class Listener:
             self._warned_at = now
             log.warning("%s from %s come too fast and are refused with 429, perhaps from others as well", what, source)
 
-    def _count(self, connection: HttpConnection | Peer) -> None:
+    def _count(self, connection: HttpConnection | WebSocketPeer) -> None:
         self._connections.add(connection)
         self._addresses[source_of(connection.address)] += 1
         self._empty.clear()
 
-    def leave(self, connection: HttpConnection | Peer) -> None:
+    def leave(self, connection: HttpConnection | WebSocketPeer) -> None:
         self._connections.discard(connection)
         if isinstance(connection, HttpConnection):
             self.drop(connection.kept_bytes)
@@ -215,12 +215,12 @@ class Listener:
                 f"{accept.subprotocol} was not offered", fix="choose one of `subprotocols(request)`"
             )
         transport = connection.transport
-        peer = Peer(self, transport, accept, connection.address)
+        peer = WebSocketPeer(self, transport, accept, connection.address)
         self._count(peer)
         transport.write(accept_head(request, accept.subprotocol))
         peer.begin(connection.hand_over(peer))
 
-    def gather(self, peer: Peer) -> None:
+    def gather(self, peer: WebSocketPeer) -> None:
         if not self._gathering:
             self._loop.call_soon(self._flush)
         self._gathering.append(peer)

@@ -30,7 +30,7 @@ from semel.http import HttpRequest, HttpResponse, text_response
 from semel.kernel.store import Store
 from semel.pubsub.events import cloudevents
 from semel.pubsub.events.abuse import host_of
-from semel.pubsub.events.cloudevents import Allowed, Client, Failed, connect_event, read_connect
+from semel.pubsub.events.cloudevents import Allowed, EventClient, HandlerFailed, connect_event, read_connect
 from semel.pubsub.events.handler_calls import HANDLERS
 from semel.pubsub.events.handlers import Handlers, SystemEvent
 from semel.pubsub.hub.calls import Answer, Call, Outcome
@@ -41,7 +41,7 @@ from semel.pubsub.hub.records import stream_of
 from semel.pubsub.hub.sockets import Anew, Frames, Gone, Open, Resume, Room, Shut, Stalled, Write
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import Codec
-from semel.pubsub.protocol.handshake import Handshake, Mode, Newcomer, Refused, Returning, TurnedAway
+from semel.pubsub.protocol.handshake import Handshake, HandshakeRefused, Newcomer, Returning, SimpleMode, TurnedAway
 from semel.pubsub.protocol.messages import CloseCode, Ping, SendToGroup, SequenceAck, StreamData, StreamEnd
 from semel.pubsub.protocol.messages import Request as ClientRequest
 from semel.pubsub.rest.api import Rest, RestSettings
@@ -50,7 +50,7 @@ from semel.runtime.host.store_watch import StoreWatch
 from semel.runtime.server.metrics import Metrics, Traffic
 from semel.runtime.server.operating import Operating
 from semel.runtime.transports.base import Inbox
-from semel.runtime.transports.websocket import Accept, Message, Peer, subprotocols
+from semel.runtime.transports.websocket import Accept, Message, WebSocketPeer, subprotocols
 
 if TYPE_CHECKING:
     from semel.runtime.server.webhooks import Webhooks
@@ -98,7 +98,7 @@ class _Guest:
     link: HubLink | None
     told: Open | Resume | None
     codec: Codec | None
-    mode: Mode | None = None
+    mode: SimpleMode | None = None
     farewell: str = ""
     name: str = ""
     waiting: deque[Frames | Gone] = field(default_factory=deque)
@@ -117,7 +117,7 @@ class HubLink:
 
     def __init__(self, name: str, webhooks: Webhooks | None = None) -> None:
         self.name, self.webhooks = name, webhooks
-        self.sockets: dict[str, Peer] = {}
+        self.sockets: dict[str, WebSocketPeer] = {}
         self.frames_in = self.frames_out = 0
         self._calls: dict[str, asyncio.Future[Answer]] = {}
         self._count = 0
@@ -131,7 +131,7 @@ class HubLink:
         assert self._inbox is not None
         self._inbox.received(self, peer, told)
 
-    def enter(self, peer: Peer) -> str:
+    def enter(self, peer: WebSocketPeer) -> str:
         self._count += 1
         name = f"socket-{self._count}"
         self.sockets[name] = peer
@@ -228,7 +228,7 @@ class PubSub:
         self._handshake = Handshake(settings.keys, random, settings.endpoints)
         self._rest = Rest(RestSettings(settings.keys, settings.endpoints))
         self._links: dict[str, asyncio.Task[HubLink]] = {}
-        self._held: list[Peer] = []
+        self._held: list[WebSocketPeer] = []
         self._has_begun = False
         performer.on_room(self._release)
         self.watch = StoreWatch(performer)
@@ -368,7 +368,7 @@ class PubSub:
         if isinstance(admission, Newcomer):
             admission = await self._ask_handler(admission, request)
         match admission:
-            case Refused(status=status, message=message):
+            case HandshakeRefused(status=status, message=message):
                 log.info("a client is refused with %d: %s", status, " ".join(message.split()))
                 return text_response(status, message)
             case TurnedAway(subprotocol=subprotocol, reason=reason):
@@ -381,7 +381,7 @@ class PubSub:
             case Newcomer(hub=hub, subprotocol=subprotocol, opening=opening, mode=mode):
                 return Accept(subprotocol, _Guest(await self._reachable(hub), opening, _codec(subprotocol), mode))
 
-    async def _ask_handler(self, newcomer: Newcomer, request: HttpRequest) -> Newcomer | Refused:
+    async def _ask_handler(self, newcomer: Newcomer, request: HttpRequest) -> Newcomer | HandshakeRefused:
         """Whether it may come in, if an event handler wants to decide that. Nothing of it is kept: a client that hears
         no answer comes again."""
         handlers = self._settings.handlers.get(newcomer.hub)
@@ -391,7 +391,9 @@ class PubSub:
             return newcomer
         offered, opening = subprotocols(request), newcomer.opening
         event = connect_event(
-            Client(newcomer.hub, opening.connection, opening.user),  # in which subprotocol is for the handler to say
+            EventClient(
+                newcomer.hub, opening.connection, opening.user
+            ),  # in which subprotocol is for the handler to say
             round(self._clock() * 1e6),
             claims=newcomer.claims.claims,
             query=parse_qsl(request.query, keep_blank_values=True),
@@ -401,13 +403,13 @@ class PubSub:
         match read_connect(await webhooks.ask(event, handler, CONNECT_S), offered):
             case Allowed() as allowed:
                 return self._handshake.let_in(newcomer, allowed, request, self._clock())
-            case cloudevents.Refused(status=status, message=message):
-                return Refused(status, message)
-            case Failed(cause=cause):
+            case cloudevents.HandlerRefused(status=status, message=message):
+                return HandshakeRefused(status, message)
+            case HandlerFailed(cause=cause):
                 log.warning("%s: a client is not let in: %s", newcomer.hub, cause)
-                return Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "the event handler could not decide")
+                return HandshakeRefused(HTTPStatus.INTERNAL_SERVER_ERROR, "the event handler could not decide")
 
-    def on_open(self, peer: Peer) -> None:
+    def on_open(self, peer: WebSocketPeer) -> None:
         guest = _guest(peer)
         if guest.link is None:
             peer.close(CloseCode.POLICY, guest.farewell)
@@ -415,7 +417,7 @@ class PubSub:
         guest.name = guest.link.enter(peer)
         guest.link.tell(guest.name, guest.told)
 
-    def on_frames(self, peer: Peer, messages: list[Message]) -> None:
+    def on_frames(self, peer: WebSocketPeer, messages: list[Message]) -> None:
         guest = _guest(peer)
         if guest.link is None:
             return
@@ -429,7 +431,7 @@ class PubSub:
             return
         self._tell(peer, guest, requests)
 
-    def _tell(self, peer: Peer, guest: _Guest, requests: Sequence[ClientRequest]) -> None:
+    def _tell(self, peer: WebSocketPeer, guest: _Guest, requests: Sequence[ClientRequest]) -> None:
         is_waiting = bool(guest.waiting)
         guest.waiting.extend(map(Frames, _parts(requests)))
         if not is_waiting and not self._goes_on(guest):
@@ -454,17 +456,17 @@ class PubSub:
                 else:
                     self._held.append(peer)
 
-    def on_room(self, peer: Peer) -> None:
+    def on_room(self, peer: WebSocketPeer) -> None:
         peer.release()
         guest = _guest(peer)
         if guest.link is not None:
             guest.link.tell(guest.name, Room())
 
-    def on_stalled(self, peer: Peer) -> None:
+    def on_stalled(self, peer: WebSocketPeer) -> None:
         """The hub sends no more messages to who is full. Answers it still gets, so it may ask for no more of them."""
         peer.hold()
 
-    def on_closed(self, peer: Peer, code: int | None, reason: str) -> None:
+    def on_closed(self, peer: WebSocketPeer, code: int | None, reason: str) -> None:
         guest = _guest(peer)
         if guest.link is not None:
             guest.link.sockets.pop(guest.name, None)
@@ -474,7 +476,7 @@ class PubSub:
                 guest.link.tell(guest.name, Gone(code, reason))
 
 
-def _guest(peer: Peer) -> _Guest:
+def _guest(peer: WebSocketPeer) -> _Guest:
     assert isinstance(peer.key, _Guest)
     return peer.key
 

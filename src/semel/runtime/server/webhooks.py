@@ -20,19 +20,19 @@ import httpx
 from semel import __version__
 from semel.auth.keys import AccessKeys
 from semel.errors import SemelError
-from semel.pubsub.events.abuse import GET, OPTIONS, TIMEOUT_S, UNKNOWN, Standing, Verdict, judge, validation_request
+from semel.pubsub.events.abuse import GET, OPTIONS, TIMEOUT_S, UNKNOWN, Standing, UrlVerdict, judge, validation_request
 from semel.pubsub.events.cloudevents import (
     FOLLOW_REDIRECTS,
     RESPONSE_BYTES_MAX,
     SHARE_COOKIES,
     TRUST_ENVIRONMENT,
     Family,
+    HandlerUnreachable,
     IncomingResponse,
     NotAllowed,
     OutgoingRequest,
     PendingEvent,
     Reply,
-    Unreachable,
     next_try,
     request_for,
 )
@@ -82,7 +82,7 @@ class Webhooks:
         )
         self._cookies = Cookies()
         self._rooms: dict[str, Room] = {}
-        self._standings: dict[str, tuple[Standing, Verdict | None]] = {}
+        self._standings: dict[str, tuple[Standing, UrlVerdict | None]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._is_closed = False
@@ -128,7 +128,7 @@ class Webhooks:
         except Exception as error:
             # the hub waits for an answer, whatever it is
             log.exception("%s: an event handler could not be called", self.hub)
-            reply = Unreachable(f"the call failed: {type(error).__name__}")
+            reply = HandlerUnreachable(f"the call failed: {type(error).__name__}")
         tell(Replied(token, reply))
 
     async def _fetch(self, token: str, blob: str, tell: Callable[[Fetched], None]) -> None:
@@ -164,8 +164,8 @@ class Webhooks:
                 request = request_for(event, handler, self._keys, self._origin, self._clock())
                 reply = await self._exchange(request, event.client.connection)
         except TimeoutError:
-            reply = Unreachable("it did not answer in time", is_late=True)
-        if isinstance(reply, Unreachable) or not 200 <= reply.status < 300:
+            reply = HandlerUnreachable("it did not answer in time", is_late=True)
+        if isinstance(reply, HandlerUnreachable) or not 200 <= reply.status < 300:
             self.failures += 1
         elif event.name == SystemEvent.DISCONNECTED and event.family is Family.SYSTEM:
             self._cookies.forget(event.client.connection)
@@ -173,7 +173,7 @@ class Webhooks:
 
     async def _exchange(
         self, request: OutgoingRequest, connection: str | None = None
-    ) -> IncomingResponse | Unreachable:
+    ) -> IncomingResponse | HandlerUnreachable:
         """With the cookies of the connection, if it is about one."""
         try:
             asked = self._http.build_request(
@@ -187,14 +187,14 @@ class Webhooks:
             finally:
                 await response.aclose()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return Unreachable(f"{type(error).__name__}: {error}")
+            return HandlerUnreachable(f"{type(error).__name__}: {error}")
         if connection is not None:
             self._cookies.keep(response, connection)
         return IncomingResponse(response.status_code, tuple(response.headers.multi_items()), body)
 
     # -- whether it wants events at all
 
-    async def _refusal(self, handler: EventHandler) -> NotAllowed | Unreachable | None:
+    async def _refusal(self, handler: EventHandler) -> NotAllowed | HandlerUnreachable | None:
         url, now = handler.url, self._clock()
         standing, _ = self._standings.get(url, (UNKNOWN, None))
         if standing.is_due(now) and url not in self._asking:
@@ -206,29 +206,29 @@ class Webhooks:
         standing, verdict = self._standings.get(url, (UNKNOWN, None))
         if standing.is_allowed(self._clock()):
             return None
-        if verdict is Verdict.NO:
+        if verdict is UrlVerdict.NO:
             return NotAllowed()
-        return Unreachable("it does not answer whether it wants events")
+        return HandlerUnreachable("it does not answer whether it wants events")
 
     async def _question(self, handler: EventHandler) -> None:
         try:
             verdict = await self._verdict(handler, OPTIONS)
-            if verdict is Verdict.ASK_WITH_GET:
+            if verdict is UrlVerdict.ASK_WITH_GET:
                 verdict = await self._verdict(handler, GET)
             standing, _ = self._standings.get(handler.url, (UNKNOWN, None))
             self._standings[handler.url] = standing.after(verdict, self._clock()), verdict
         finally:
             del self._asking[handler.url]
-        if verdict is not Verdict.YES:
+        if verdict is not UrlVerdict.YES:
             log.warning("%s: may events be sent to %r? The answer is %s", self.hub, handler, verdict.value)
 
-    async def _verdict(self, handler: EventHandler, method: str) -> Verdict:
+    async def _verdict(self, handler: EventHandler, method: str) -> UrlVerdict:
         self.questions += 1
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 reply = await self._exchange(validation_request(handler, self.hub, self._origin, method))
         except TimeoutError:
-            reply = Unreachable("it did not answer in time", is_late=True)
+            reply = HandlerUnreachable("it did not answer in time", is_late=True)
         return judge(reply, self._origin, method)
 
 

@@ -18,7 +18,7 @@ import hmac
 import msgspec
 
 from semel.errors import InputError, LimitExceeded, SemelError
-from semel.kernel.hop import Ask, Confirm, Message, Wire
+from semel.kernel.hop import AskForGap, Confirm, HopMessage, Wire
 from semel.pipes.services.channel import ChannelWire
 from semel.pipes.services.storage import StorageWire
 from semel.pipes.workers.route import Parcel
@@ -58,7 +58,7 @@ class WireParcel(Parcel, frozen=True, tag="parcel"):
 Greeting = Challenge | Hello | Welcome | Refusal
 
 _encoder = msgspec.msgpack.Encoder()
-_wire = msgspec.msgpack.Decoder(Message | Confirm | Ask | WireParcel)
+_wire = msgspec.msgpack.Decoder(HopMessage | Confirm | AskForGap | WireParcel)
 _greeting = msgspec.msgpack.Decoder(Greeting)
 
 

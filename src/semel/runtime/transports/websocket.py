@@ -1,8 +1,8 @@
 """WebSockets as a server sees them: RFC 6455 without extensions.
 
-`FrameReader` turns bytes into messages and knows nothing of sockets. `Peer` is one connected client: what came in one
-read is handed over together, and what is written within one tick goes out together. Frames to be sent are made by
-`semel.pubsub.protocol.wire`, once for all who get them.
+`FrameReader` turns bytes into messages and knows nothing of sockets. `WebSocketPeer` is one connected client: what came
+in one read is handed over together, and what is written within one tick goes out together. Frames to be sent are made
+by `semel.pubsub.protocol.wire`, once for all who get them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CLOSE_CODES = {1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class CloseFrame:
     """A close frame that came, or why the stream cannot be read any further."""
 
     code: int
@@ -61,7 +61,7 @@ class FrameReader:
 
     def __init__(self, limit: int) -> None:
         self.ping: bytes | None = None
-        self.close: Close | None = None
+        self.close: CloseFrame | None = None
         self._limit = limit
         self._held: bytearray | None = None
         self._needed = 0
@@ -80,9 +80,9 @@ class FrameReader:
         try:
             read = self._read(data, messages)
         except FrameError as error:
-            self.close = Close(error.close_code, error.reason, is_fault=True)
+            self.close = CloseFrame(error.close_code, error.reason, is_fault=True)
         except UnicodeDecodeError:
-            self.close = Close(CloseCode.BAD_FRAME, "a text is not UTF-8", is_fault=True)
+            self.close = CloseFrame(CloseCode.BAD_FRAME, "a text is not UTF-8", is_fault=True)
         else:
             if read < len(data) and self.close is None:
                 self._held = bytearray(data[read:])
@@ -180,13 +180,13 @@ def _too_big(size: int, limit: int) -> FrameError:
     )
 
 
-def _closing(payload: bytes) -> Close:
+def _closing(payload: bytes) -> CloseFrame:
     if not payload:
-        return Close(NO_CODE)
+        return CloseFrame(NO_CODE)
     code = int.from_bytes(payload[:2], "big")
     if len(payload) == 1 or code not in _CLOSE_CODES:
         raise _broken("a close frame without a code that may be sent")
-    return Close(code, payload[2:].decode())
+    return CloseFrame(code, payload[2:].decode())
 
 
 def close_frame(code: int, reason: str = "") -> bytes:
@@ -260,24 +260,24 @@ def accept_head(request: HttpRequest, subprotocol: str | None) -> bytes:
 class SocketService(Protocol):
     """Who speaks with the peers. All of this is called on the loop, and must not wait."""
 
-    def on_open(self, peer: Peer) -> None:
+    def on_open(self, peer: WebSocketPeer) -> None:
         """It may be written to from now on."""
         ...
 
-    def on_frames(self, peer: Peer, messages: list[Message]) -> None:
+    def on_frames(self, peer: WebSocketPeer, messages: list[Message]) -> None:
         """What came in one read, in order: text as `str`, binary as `bytes`. Nothing comes after `peer.close`."""
         ...
 
-    def on_room(self, peer: Peer) -> None:
+    def on_room(self, peer: WebSocketPeer) -> None:
         """It was full and has taken enough to be written to again."""
         ...
 
-    def on_stalled(self, peer: Peer) -> None:
+    def on_stalled(self, peer: WebSocketPeer) -> None:
         """It takes nothing, or not as much as is written, and holds `stalled_bytes` of memory. Said once until it has
         room again. Close it, abort it, or write no more."""
         ...
 
-    def on_closed(self, peer: Peer, code: int | None, reason: str) -> None:
+    def on_closed(self, peer: WebSocketPeer, code: int | None, reason: str) -> None:
         """The last that is heard of a peer. `code` is that of the close frame that began the end, whoever sent it; 1005
         if that said nothing, None if the connection ended without one."""
         ...
@@ -289,14 +289,14 @@ class SocketHost(Protocol):
     limits: ListenerLimits
     sockets: SocketService
 
-    def gather(self, peer: Peer) -> None:
+    def gather(self, peer: WebSocketPeer) -> None:
         """Call `peer.flush` at the end of this tick."""
         ...
 
-    def leave(self, connection: Peer) -> None: ...
+    def leave(self, connection: WebSocketPeer) -> None: ...
 
 
-class Peer(asyncio.Protocol):
+class WebSocketPeer(asyncio.Protocol):
     """One client on a WebSocket."""
 
     __slots__ = (
@@ -339,7 +339,7 @@ class Peer(asyncio.Protocol):
         self._written = self._taken = 0
         self._taken_at = self._heard
         self._deadline: float | None = None
-        self._close: Close | None = None
+        self._close: CloseFrame | None = None
         self._reason = ""
         self._is_closing = self._is_deaf = self._is_full = self._is_stalled = False
         transport.set_write_buffer_limits(high=host.limits.full_bytes, low=host.limits.room_bytes)
@@ -401,7 +401,7 @@ class Peer(asyncio.Protocol):
     def close(self, code: int = CloseCode.NORMAL, reason: str = "") -> None:
         """Send what was written and then a close frame. Who does not answer it within `close_s` is cut off."""
         if not self._is_closing:
-            self._finish(Close(code, reason))
+            self._finish(CloseFrame(code, reason))
 
     def abort(self, reason: str = "") -> None:
         """Cut the connection. What was written and is not with the system yet is lost."""
@@ -520,14 +520,14 @@ class Peer(asyncio.Protocol):
             self.flush()
             self._send(bytes((0x8A, len(payload))) + payload)
 
-    def _on_close(self, close: Close) -> None:
+    def _on_close(self, close: CloseFrame) -> None:
         self._is_deaf = True
         if self._is_closing:
             self._leave()
         else:
             self._finish(close)
 
-    def _finish(self, close: Close) -> None:
+    def _finish(self, close: CloseFrame) -> None:
         """Our close frame goes out, as the first one or as an answer."""
         self._close = close
         self.flush()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from semel.kernel.effects import Connected, Disconnected, Event, Received
-from semel.kernel.hop import Ask, Confirm, Message
+from semel.kernel.effects import Event, PeerConnected, PeerDisconnected, Received
+from semel.kernel.hop import AskForGap, Confirm, HopMessage
 from semel.sim.kernel.world import KernelWorld
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class Link:
             return
         self._server = self._last_server = server
         self._connection += 1
-        self._tell(self._client, self.client_machine, Connected(self.name))
-        self._tell(server, self._server_machine, Connected(self._peer(self._connection)))
+        self._tell(self._client, self.client_machine, PeerConnected(self.name))
+        self._tell(server, self._server_machine, PeerConnected(self._peer(self._connection)))
 
     def _choose(self) -> Node:
         """Mostly another node than last time, as when a balancer moves clients away from one that failed."""
@@ -100,7 +100,7 @@ class Link:
             (server, self._server_machine, self._peer(self._connection)),
         )
         for node, machine, peer in ends:
-            gone = Disconnected(peer)
+            gone = PeerDisconnected(peer)
             self._world.after(self._world.between(NOTICE_S), f"{self.name} cut", self._tell, node, machine, gone)
         self._dial_soon(DIAL_AGAIN_S)
 
@@ -189,10 +189,10 @@ class Link:
 def _label(message: Any) -> str:
     """A message as the trace names it."""
     match message:
-        case Message(delivery=delivery, attempt=attempt):
+        case HopMessage(delivery=delivery, attempt=attempt):
             return f"{delivery} attempt {attempt}"
         case Confirm(deliveries=deliveries):
             return f"confirms {' '.join(deliveries)}"
-        case Ask(session=session, first=first, last=last):
+        case AskForGap(session=session, first=first, last=last):
             return f"asks for {session} {first}..{last}"
     return str(message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from semel.kernel.hop import Order
+from semel.kernel.hop import ReceiveOrder
 from semel.kernel.ops import Trim, Unit
 from semel.kernel.store import Record
 from semel.sim.kernel.database import Database
@@ -122,7 +122,7 @@ class Storm:
         if hub.shared:
             hub.crash()
         inbound = self._world.weather.inbound
-        if not hub.shared or (inbound.in_order and inbound.order is not Order.STRICT):
+        if not hub.shared or (inbound.in_order and inbound.order is not ReceiveOrder.STRICT):
             for node in self._path.hubs:
                 node.crash()
         length, archive = self._backup

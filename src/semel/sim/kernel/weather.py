@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from semel.kernel.dedup import GapPolicy, OnGap
-from semel.kernel.hop import Order
+from semel.kernel.hop import ReceiveOrder
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import GiveUp, RetryPolicy
 
@@ -25,7 +25,7 @@ Target = Literal["queue", "stream"]
 class HopPlan:
     """One reliable hop: how it is sent, and how the receiver tells new from old."""
 
-    order: Order
+    order: ReceiveOrder
     hop_index: bool
     policy: ResendPolicy
     buffer_max: int
@@ -34,12 +34,12 @@ class HopPlan:
     @property
     def in_order(self) -> bool:
         """Stop-and-wait keeps the order because nothing else is under way; a strict index restores it."""
-        return self.policy.window == 1 or self.order is Order.STRICT
+        return self.policy.window == 1 or self.order is ReceiveOrder.STRICT
 
     @property
     def in_whole_order(self) -> bool:
         """Not only each session's order, but that of all messages of one sender."""
-        return self.policy.window == 1 or (self.order is Order.STRICT and self.hop_index)
+        return self.policy.window == 1 or (self.order is ReceiveOrder.STRICT and self.hop_index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +201,9 @@ def _policy(random: Random, slow: bool, window: int) -> ResendPolicy:
     return ResendPolicy(window, random.uniform(0.3, 1.5), retry)
 
 
-def _hop(random: Random, slow: bool, order: Order, hop_index: bool, gap: GapPolicy) -> HopPlan:
+def _hop(random: Random, slow: bool, order: ReceiveOrder, hop_index: bool, gap: GapPolicy) -> HopPlan:
     """A monotonic index loses what comes late, so it is only ever used with stop-and-wait."""
-    window = 1 if order is Order.MONOTONIC else random.choice((1, 2, 4, 8, 16))
+    window = 1 if order is ReceiveOrder.MONOTONIC else random.choice((1, 2, 4, 8, 16))
     return HopPlan(order, hop_index, _policy(random, slow, window), random.choice((2, 1000)), gap)
 
 
@@ -217,9 +217,9 @@ def _inbound(random: Random, slow: bool, traffic: Traffic, restore: bool) -> Hop
     return _hop(random, slow, order, hop_index, _gap(random, may_skip=not restore and not hop_index))
 
 
-def _orders(without_session: bool) -> list[tuple[Order, bool]]:
-    by_hop = [(Order.ID, False), (Order.STRICT, True), (Order.MONOTONIC, True)]
-    return by_hop if without_session else [*by_hop, (Order.STRICT, False), (Order.MONOTONIC, False)]
+def _orders(without_session: bool) -> list[tuple[ReceiveOrder, bool]]:
+    by_hop = [(ReceiveOrder.ID, False), (ReceiveOrder.STRICT, True), (ReceiveOrder.MONOTONIC, True)]
+    return by_hop if without_session else [*by_hop, (ReceiveOrder.STRICT, False), (ReceiveOrder.MONOTONIC, False)]
 
 
 def _subscription(
@@ -233,9 +233,9 @@ def _subscription(
     target: Target = random.choice(("queue", "stream"))
     orders = _orders(traffic.without_session)
     if not inbound.in_order:
-        orders = [pair for pair in orders if pair[0] is Order.ID or pair[1]]
+        orders = [pair for pair in orders if pair[0] is ReceiveOrder.ID or pair[1]]
     if restore:
-        orders = [pair for pair in orders if not pair[1] or (pair[0] is Order.MONOTONIC and target == "queue")]
+        orders = [pair for pair in orders if not pair[1] or (pair[0] is ReceiveOrder.MONOTONIC and target == "queue")]
     order, hop_index = random.choice(orders)
     hop = _hop(random, slow, order, hop_index, _gap(random, may_skip=not restore and not hop_index))
     rivals = hub_nodes == 2 and not hop_index and random.random() < 0.3
@@ -244,13 +244,13 @@ def _subscription(
 
 def _without_starving(inbound: HopPlan, subscriptions: tuple[Subscription, ...]) -> tuple[Subscription, ...]:
     """What the hub may skip, a strict session after it must be able to skip as well."""
-    if inbound.order is not Order.STRICT or inbound.gap.then is not OnGap.SKIP:
+    if inbound.order is not ReceiveOrder.STRICT or inbound.gap.then is not OnGap.SKIP:
         return subscriptions
     return tuple(_skipping(sub) for sub in subscriptions)
 
 
 def _skipping(sub: Subscription) -> Subscription:
-    if sub.hop.order is not Order.STRICT or sub.hop.hop_index:
+    if sub.hop.order is not ReceiveOrder.STRICT or sub.hop.hop_index:
         return sub
     return replace(sub, hop=replace(sub.hop, gap=GapPolicy(OnGap.SKIP, 2.0)))
 

@@ -20,7 +20,7 @@ from typing import Any
 from semel.errors import ConfigError, LimitExceeded
 from semel.kernel.effects import Received
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Ask, Confirm
+from semel.kernel.hop import AskForGap, Confirm
 from semel.kernel.ledger import Kind
 from semel.pipes.language.path import Path
 from semel.pipes.workers.build import APP, Built, Route, build
@@ -206,7 +206,7 @@ class _Run:
         return probability > 0 and self._random.random() < probability
 
     def send(self, worker: str, peer: str, message: Any) -> None:
-        if type(message) is Confirm or type(message) is Ask:
+        if type(message) is Confirm or type(message) is AskForGap:
             lane = self._way_back.get((worker, peer))
             if lane is not None and lane.answers(self._random):
                 self._push(lane.answer_rank, self.now + lane.delay_s, _CONFIRM, lane.target, worker, message)

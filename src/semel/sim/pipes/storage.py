@@ -10,7 +10,7 @@ from functools import partial
 
 from semel.kernel.effects import Effect, Event, Notify, Received, Resume, Send
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Confirm, Message
+from semel.kernel.hop import Confirm, HopMessage
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Records
@@ -61,7 +61,7 @@ class Source:
         effects: list[Effect] = []
         while (due := self._next()) and self._due[due[0]] <= now:
             self._given.add(due[0])
-            message = Message(due[0], Envelope(due[0]), 0)
+            message = HopMessage(due[0], Envelope(due[0]), 0)
             effects += self._heard(self._publisher.receive(Received("app", message), now))
         return effects
 

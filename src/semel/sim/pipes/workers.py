@@ -18,7 +18,7 @@ from semel.kernel.effects import (
 )
 from semel.kernel.effects import Resume as ResumeEvent
 from semel.kernel.group import Group
-from semel.kernel.hop import Ask, Confirm
+from semel.kernel.hop import AskForGap, Confirm
 from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Applied, Duplicate, Fresh, Log, Op, Outcome
@@ -215,7 +215,7 @@ class Durable(Process):
 
 
 def _is_answer(message: Any) -> bool:
-    return isinstance(message, Confirm | Ask)
+    return isinstance(message, Confirm | AskForGap)
 
 
 def _is_data(effect: Effect) -> bool:

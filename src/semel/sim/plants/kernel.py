@@ -21,7 +21,7 @@ from semel.kernel.effects import (
     Send,
 )
 from semel.kernel.group import CommitQueue, Group, Waiting
-from semel.kernel.hop import Confirm, Message, Receiver, Sender, _delivery
+from semel.kernel.hop import Confirm, HopMessage, Receiver, Sender, _delivery
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import (
     Advance,
@@ -66,7 +66,7 @@ def _ack_before_commit(
     (Receiver, "_repeat"),
 )
 def _duplicate_confirmed_early(
-    right: Callable[..., Any], receiver: Receiver, name: str, peer: str, message: Message
+    right: Callable[..., Any], receiver: Receiver, name: str, peer: str, message: HopMessage
 ) -> list[Effect]:
     return [Send(peer, Confirm((message.delivery,)))]
 
@@ -77,7 +77,7 @@ def _duplicate_confirmed_early(
     (Receiver, "_arrived_by_index"),
 )
 def _early_confirmed(
-    right: Callable[..., Sequence[Effect]], receiver: Receiver, name: str, peer: str, message: Message, now: float
+    right: Callable[..., Sequence[Effect]], receiver: Receiver, name: str, peer: str, message: HopMessage, now: float
 ) -> Sequence[Effect]:
     index = receiver._sessions[name].index
     waiting = len(index) if not isinstance(index, MonotonicIndex) else 0
@@ -178,7 +178,7 @@ def _gap_never_looked_up(right: Callable[..., Any], receiver: Receiver, name: st
 
 
 @plant("new-id-on-resend", "every attempt gets an id of its own", (Sender, "_message"))
-def _new_id_on_resend(right: Callable[..., Message], sender: Sender, transmit: Transmit[Record]) -> Message:
+def _new_id_on_resend(right: Callable[..., HopMessage], sender: Sender, transmit: Transmit[Record]) -> HopMessage:
     message = right(sender, transmit)
     if transmit.attempt == 1:
         return message
@@ -191,7 +191,7 @@ _NEWEST_TEXT = "only the confirm of the newest attempt counts, so a slow link ma
 
 
 @plant(_NEWEST, _NEWEST_TEXT, (Sender, "_message"))
-def _name_attempt(right: Callable[..., Message], sender: Sender, transmit: Transmit[Record]) -> Message:
+def _name_attempt(right: Callable[..., HopMessage], sender: Sender, transmit: Transmit[Record]) -> HopMessage:
     return msgspec.structs.replace(right(sender, transmit), delivery=f"{transmit.id}#{transmit.attempt}")
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from semel.kernel.effects import Effect, Send
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Confirm, Message
+from semel.kernel.hop import Confirm, HopMessage
 from semel.pipes.language.options import ConfirmOn, DedupBy
 from semel.pipes.workers.inlet import Arrival, Inlet
 from semel.pipes.workers.outlet import Outlet
@@ -27,7 +27,9 @@ _NEWEST_TEXT = "every attempt has a reference of its own and only the newest one
 
 
 @plant(_NEWEST, _NEWEST_TEXT, (Outlet, "messages"), caught_by="pipes")
-def _name_attempts(right: Callable[..., list[Message]], outlet: Outlet, transmits: Sequence[Any]) -> list[Message]:
+def _name_attempts(
+    right: Callable[..., list[HopMessage]], outlet: Outlet, transmits: Sequence[Any]
+) -> list[HopMessage]:
     return [
         msgspec.structs.replace(message, delivery=f"{message.delivery}#{message.attempt}")
         for message in right(outlet, transmits)
@@ -36,8 +38,8 @@ def _name_attempts(right: Callable[..., list[Message]], outlet: Outlet, transmit
 
 @plant(_NEWEST, _NEWEST_TEXT, (Outlet, "confirm"), caught_by="pipes")
 def _newest_only(
-    right: Callable[..., list[Message]], outlet: Outlet, deliveries: Sequence[str], now: float
-) -> list[Message]:
+    right: Callable[..., list[HopMessage]], outlet: Outlet, deliveries: Sequence[str], now: float
+) -> list[HopMessage]:
     ids = []
     for delivery in deliveries:
         id, _, attempt = delivery.rpartition("#")
@@ -54,8 +56,8 @@ def _newest_only(
     caught_by="pipes",
 )
 def _constant_reference(
-    right: Callable[..., tuple[str, list[Message]]], outlet: Outlet, envelope: Envelope, now: float
-) -> tuple[str, list[Message]]:
+    right: Callable[..., tuple[str, list[HopMessage]]], outlet: Outlet, envelope: Envelope, now: float
+) -> tuple[str, list[HopMessage]]:
     outlet._last = 0
     if outlet.resend is not None:
         outlet.resend._flights.clear()
@@ -102,7 +104,7 @@ def _cascade_confirms_early(right: Callable[..., list[Effect]], stage: Stage, he
     caught_by="pipes",
 )
 def _early_one_confirmed(
-    right: Callable[..., list[Effect]], stage: Stage, inlet: Inlet, peer: str, message: Message, now: float
+    right: Callable[..., list[Effect]], stage: Stage, inlet: Inlet, peer: str, message: HopMessage, now: float
 ) -> list[Effect]:
     effects = right(stage, inlet, peer, message, now)
     if effects or inlet.config.dedup is not DedupBy.STRICT:

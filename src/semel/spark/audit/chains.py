@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from semel.calculus.mode import Counts, DeliveryMode
+from semel.calculus.mode import DeliveryMode, MessageCounts
 from semel.errors import InputError
 from semel.kernel.ledger import Kind, hash_id
 from semel.spark.audit import identity
-from semel.spark.audit.figures import Hop, Way, sent_within
-from semel.spark.audit.result import Chain, Figures, Inside
+from semel.spark.audit.figures import LedgerHop, Way, sent_within
+from semel.spark.audit.result import CellFigures, Chain, LostInside
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -31,9 +31,9 @@ CHAINS_MAX = 64
 BITS = 62
 
 
-def chains_of(hops: Sequence[Hop]) -> list[tuple[Hop, ...]]:
+def chains_of(hops: Sequence[LedgerHop]) -> list[tuple[LedgerHop, ...]]:
     """All ways of two hops or more that cannot be made longer, within one pipeline. No hop comes twice in one."""
-    found: list[tuple[Hop, ...]] = []
+    found: list[tuple[LedgerHop, ...]] = []
     for pipeline in sorted({hop.pipeline for hop in hops}):
         mine = [hop for hop in hops if hop.pipeline == pipeline and hop.receiver]
         reached = {hop.receiver for hop in mine if hop.receiver != hop.sender}
@@ -43,7 +43,7 @@ def chains_of(hops: Sequence[Hop]) -> list[tuple[Hop, ...]]:
     return [chain for chain in found if len(chain) > 1][:CHAINS_MAX]
 
 
-def _onward(chain: tuple[Hop, ...], hops: Sequence[Hop]) -> list[tuple[Hop, ...]]:
+def _onward(chain: tuple[LedgerHop, ...], hops: Sequence[LedgerHop]) -> list[tuple[LedgerHop, ...]]:
     points = {hop.sender for hop in chain}
     onward = [hop for hop in hops if hop.sender == chain[-1].receiver and hop.receiver not in points]
     if not onward:
@@ -51,14 +51,14 @@ def _onward(chain: tuple[Hop, ...], hops: Sequence[Hop]) -> list[tuple[Hop, ...]
     return [longer for hop in onward for longer in _onward((*chain, hop), hops)][:CHAINS_MAX]
 
 
-def predicted(chain: Sequence[Hop], totals: Iterable[Figures]) -> float | None:
+def predicted(chain: Sequence[LedgerHop], totals: Iterable[CellFigures]) -> float | None:
     """The product of the hops' own figures; None where one of them has none."""
     modes = []
     for hop in chain:
         counts = [cell.delivery for cell in totals if (cell.pipeline, cell.hop) == (hop.pipeline, hop.hop)]
         sent, unique = sum(count.sent for count in counts), sum(count.unique for count in counts)
         received = sum(count.received for count in counts)
-        reliability = Counts(sent, unique, received).reliability
+        reliability = MessageCounts(sent, unique, received).reliability
         if reliability is None:
             return None
         modes.append(DeliveryMode(reliability, unique / received if received else 1.0))
@@ -70,12 +70,12 @@ class Stay:
     """A worker between hops: what it took over `into` and says it has forwarded must be seen on one of `onward`, or
     have a receipt. A receipt says that the worker gave its outputs ids of their own."""
 
-    into: Hop
-    onward: tuple[Hop, ...]
+    into: LedgerHop
+    onward: tuple[LedgerHop, ...]
     receipts: Way | None = None
 
-    def inside(self, lost: int) -> Inside:
-        return Inside(self.into.pipeline, self.into.hop, tuple(hop.hop for hop in self.onward), lost)
+    def inside(self, lost: int) -> LostInside:
+        return LostInside(self.into.pipeline, self.into.hop, tuple(hop.hop for hop in self.onward), lost)
 
 
 def receipts_of(point: str) -> str:
@@ -83,7 +83,7 @@ def receipts_of(point: str) -> str:
     return f"{point}/receipts"
 
 
-def stays_of(chains: Sequence[Sequence[Hop]], hops: Sequence[Hop], streams: Collection[str]) -> list[Stay]:
+def stays_of(chains: Sequence[Sequence[LedgerHop]], hops: Sequence[LedgerHop], streams: Collection[str]) -> list[Stay]:
     """Where messages of these chains stay on their way: all hops that lead on count, not only those of one chain."""
     into = {hop.code: hop for chain in chains for hop in chain[:-1] if hop.has(Kind.FORWARDED)}
     found = []
@@ -93,14 +93,16 @@ def stays_of(chains: Sequence[Sequence[Hop]], hops: Sequence[Hop], streams: Coll
     return found
 
 
-def _receipts_way(hop: Hop) -> Way:
+def _receipts_way(hop: LedgerHop) -> Way:
     """Receipts are records of a stream, so they are read like what is sent on a hop that begins there."""
     stream = receipts_of(hop.receiver)
-    return Way(Hop(hop.pipeline, f"{stream}>", hash_id(f"{hop.pipeline}\n{hop.hop}\n{stream}"), 0, 0), implied=True)
+    return Way(
+        LedgerHop(hop.pipeline, f"{stream}>", hash_id(f"{hop.pipeline}\n{hop.hop}\n{stream}"), 0, 0), implied=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class JudgedSpan:
     """When it is judged, and which messages count: by the time of their first send."""
 
     now: int
@@ -133,9 +135,9 @@ class Paths:
 
 def measure(
     rows: DataFrame,
-    chains: Sequence[Sequence[Hop]],
+    chains: Sequence[Sequence[LedgerHop]],
     stays: Sequence[Stay],
-    span: Span,
+    span: JudgedSpan,
     *,
     sent_on: Collection[int] | None = None,
 ) -> Paths:
@@ -159,7 +161,7 @@ def measure(
 
 
 def figures_of(
-    chains: Sequence[Sequence[Hop]], stays: Sequence[Stay], paths: Paths, totals: Sequence[Figures]
+    chains: Sequence[Sequence[LedgerHop]], stays: Sequence[Stay], paths: Paths, totals: Sequence[CellFigures]
 ) -> list[Chain]:
     inside = {stay.into.code: lost for stay, lost in zip(stays, paths.lost, strict=True)}
     return [
@@ -178,9 +180,9 @@ def figures_of(
 
 def _counts(
     rows: DataFrame,
-    chains: Sequence[Sequence[Hop]],
+    chains: Sequence[Sequence[LedgerHop]],
     stays: Sequence[Stay],
-    span: Span,
+    span: JudgedSpan,
     sent_on: Collection[int] | None,
 ) -> list[tuple[int, int, int, int]]:
     """A bit for each chain: it was sent at its beginning, it was taken at its end; and for each stay: it was lost
@@ -242,7 +244,7 @@ def _codes(stays: Sequence[Stay]) -> set[int]:
     return hops | {stay.receipts.hop.code for stay in stays if stay.receipts is not None}
 
 
-def _stay_masks(stays: Sequence[Stay], span: Span) -> dict[str, Column]:
+def _stay_masks(stays: Sequence[Stay], span: JudgedSpan) -> dict[str, Column]:
     onward = [
         (hop.code, 1 << at)
         for at, stay in enumerate(stays)
@@ -256,7 +258,7 @@ def _stay_masks(stays: Sequence[Stay], span: Span) -> dict[str, Column]:
     }
 
 
-def _left(span: Span) -> Column:
+def _left(span: JudgedSpan) -> Column:
     """The worker has let go of it as forwarded and in no other way, and it has had the time to be seen again."""
     only = (F.col("forwarded") > 0) & (F.col("ended") <= F.col("forwarded")) & (F.col("dropped") == 0)
     since = F.coalesce("first_accepted", "first_at")
@@ -267,7 +269,7 @@ def _gone() -> Column:
     return _without(F.col("left"), F.col("seen"))
 
 
-def lost_inside(rows: DataFrame, stays: Sequence[Stay], span: Span) -> DataFrame:
+def lost_inside(rows: DataFrame, stays: Sequence[Stay], span: JudgedSpan) -> DataFrame:
     """The rows of the messages lost in these stays, at the hop that brought them. At most 62 stays."""
     each = _by_message(rows, _codes(stays), _stay_masks(stays, span))
     elsewhere = F.bit_or(_without(F.col("seen"), F.col("passed"))).over(Window.partitionBy("key"))
@@ -292,14 +294,14 @@ def _mask(bits: Sequence[tuple[int, int]], holds: Column) -> Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ChainPoint:
     """Where messages are seen: at the sending or the receiving end of a hop, or in a stream."""
 
     name: str
     side: str
 
     @classmethod
-    def parse(cls, text: str, side: str) -> Point:
+    def parse(cls, text: str, side: str) -> ChainPoint:
         """`sent:a>b`, `accepted:a>b`, `stream:name`; a hop alone is meant at `side`, a name alone is a stream."""
         given, colon, name = text.partition(":")
         if colon and given in ("sent", "accepted", "stream"):
@@ -311,18 +313,18 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ChainComparison:
     """What was at the one point and what of it was at the other. `missing` and `surplus` are ids, the first of them."""
 
-    sender: Point
-    receiver: Point
-    counts: Counts
+    sender: ChainPoint
+    receiver: ChainPoint
+    counts: MessageCounts
     surplus_count: int
     missing: tuple[str, ...] = ()
     surplus: tuple[str, ...] = ()
 
 
-def seen_at(point: Point, events: DataFrame, records: DataFrame, ways: Sequence[Way]) -> DataFrame:
+def seen_at(point: ChainPoint, events: DataFrame, records: DataFrame, ways: Sequence[Way]) -> DataFrame:
     """The ids of the messages that were seen there, with the number of copies."""
     if point.side == "stream":
         rows = records.where(F.col("stream") == point.name)
@@ -332,7 +334,7 @@ def seen_at(point: Point, events: DataFrame, records: DataFrame, ways: Sequence[
         known = ", ".join(sorted({way.hop.hop for way in ways})) or "none"
         raise InputError(f"there is no hop {point.name!r} in these sources", fix=f"the hops are: {known}")
     if point.side == "sent" and any(way.implied for way in here):
-        return seen_at(Point(here[0].hop.sender, "stream"), events, records, ways)
+        return seen_at(ChainPoint(here[0].hop.sender, "stream"), events, records, ways)
     kinds = [Kind.SENT, Kind.RESENT] if point.side == "sent" else [Kind.ACCEPTED]
     if point.side == "accepted" and any(way.taken for way in here):
         kinds += [Kind.HANDLED, Kind.FORWARDED, Kind.MIRRORED]
@@ -340,7 +342,9 @@ def seen_at(point: Point, events: DataFrame, records: DataFrame, ways: Sequence[
     return rows.groupBy("session", "message").agg(F.count("*").alias("copies"))
 
 
-def compare(sent: DataFrame, arrived: DataFrame, sender: Point, receiver: Point, each: int) -> Comparison:
+def compare(
+    sent: DataFrame, arrived: DataFrame, sender: ChainPoint, receiver: ChainPoint, each: int
+) -> ChainComparison:
     """Two points by the ids seen there, and by sessions that are known at both."""
     of = sent.select("session", "message", F.lit(1).alias("sent"), F.lit(0).cast("long").alias("copies"))
     to = arrived.select("session", "message", F.lit(0).alias("sent"), "copies")
@@ -360,10 +364,10 @@ def compare(sent: DataFrame, arrived: DataFrame, sender: Point, receiver: Point,
         F.count_if(~was_sent).alias("surplus"),
     ).first()
     assert row is not None
-    counts = Counts(row["sent"], row["unique"], row["received"], row["squares"])
+    counts = MessageCounts(row["sent"], row["unique"], row["received"], row["squares"])
     missing = _ids(both.where(was_sent & ~came), each) if row["unique"] < row["sent"] else ()
     surplus = _ids(both.where(~was_sent), each) if row["surplus"] else ()
-    return Comparison(sender, receiver, counts, row["surplus"], missing, surplus)
+    return ChainComparison(sender, receiver, counts, row["surplus"], missing, surplus)
 
 
 def _ids(rows: DataFrame, each: int) -> tuple[str, ...]:

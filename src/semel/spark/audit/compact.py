@@ -28,8 +28,8 @@ from semel.errors import InputError, StoreBusy, StoreError
 from semel.runtime.export.exporter import mark_text
 from semel.runtime.export.files import sync
 from semel.spark.audit import expand, figures, sources
-from semel.spark.audit.figures import Hop
-from semel.spark.audit.sources import Evidence, Part
+from semel.spark.audit.figures import LedgerHop
+from semel.spark.audit.sources import Evidence, ExportedFile
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -54,7 +54,7 @@ class Day(msgspec.Struct, frozen=True):
     rows: int
     files: tuple[File, ...]
     covers: tuple[str, ...]
-    hops: tuple[Hop, ...]
+    hops: tuple[LedgerHop, ...]
     streams: tuple[str, ...]
     split: int | None = None
 
@@ -77,7 +77,7 @@ class Compacted:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CompactedDays:
     """Compacted days that an audit may use, with the folder that they are in."""
 
     folder: Path
@@ -101,13 +101,13 @@ def read_manifest(folder: Path) -> Manifest:
     return found if (found.version, found.buckets) == (VERSION, BUCKETS) else Manifest()
 
 
-def token(part: Part) -> str:
+def token(part: ExportedFile) -> str:
     """The name of a segment in `covers`, with the mark after which its rows did not count."""
     until = f"@{mark_text(part.until)}" if part.until is not None else ""
     return f"{part.dataset}/{part.segment.path}{until}"
 
 
-def split(evidence: Evidence) -> tuple[list[Found], list[Part]]:
+def split(evidence: Evidence) -> tuple[list[CompactedDays], list[ExportedFile]]:
     """The compacted days that are good for this evidence, and the segments that no such day covers.
 
     A day is good when everything that it covers still counts, and counts once."""
@@ -123,7 +123,7 @@ def split(evidence: Evidence) -> tuple[list[Found], list[Part]]:
                 for cover in covers:
                     del rest[cover]
         if good:
-            found.append(Found(folder, tuple(good)))
+            found.append(CompactedDays(folder, tuple(good)))
     return found, list(rest.values())
 
 
@@ -136,7 +136,7 @@ def _check_files(folder: Path, day: Day) -> None:
 
 
 @contextmanager
-def events_table(spark: SparkSession, found: Sequence[Found]) -> Iterator[list[DataFrame]]:
+def events_table(spark: SparkSession, found: Sequence[CompactedDays]) -> Iterator[list[DataFrame]]:
     """The compacted days of each folder as a bucketed table, for as long as the block lasts. Spark knows buckets only
     from a catalog; the entry is taken out again and the files stay."""
     names: list[str] = []
@@ -147,7 +147,7 @@ def events_table(spark: SparkSession, found: Sequence[Found]) -> Iterator[list[D
             spark.sql(f"DROP TABLE IF EXISTS {name}")
 
 
-def _create(spark: SparkSession, found: Found, names: list[str]) -> DataFrame:
+def _create(spark: SparkSession, found: CompactedDays, names: list[str]) -> DataFrame:
     top = events_folder(found.folder)
     name = f"semel_events_{uuid.uuid4().hex}"
     spark.sql(
@@ -207,7 +207,7 @@ def _due(evidence: Evidence, manifest: Manifest, days: Sequence[str] | None) -> 
     return sorted(day for day in (days or present) if covered.get(day) != present[day])
 
 
-def _incomplete(spark: SparkSession, evidence: Evidence, parts: Sequence[Part]) -> dict[str, str]:
+def _incomplete(spark: SparkSession, evidence: Evidence, parts: Sequence[ExportedFile]) -> dict[str, str]:
     """Days that stay as they are, with the reason. Where ranges do not fit the index, it has most often not been
     exported as far as the ledger."""
     ledger = sources.ledger(spark, evidence, [part for part in parts if part.dataset == "ledger"])
@@ -227,7 +227,7 @@ def _day() -> Column:
     return F.date_from_unix_date(days).cast("string")
 
 
-def _write(spark: SparkSession, evidence: Evidence, folder: Path, parts: dict[str, list[Part]]) -> list[Day]:
+def _write(spark: SparkSession, evidence: Evidence, folder: Path, parts: dict[str, list[ExportedFile]]) -> list[Day]:
     top, generation = events_folder(folder), f"gen-{uuid.uuid4().hex[:12]}"
     every = [part for day in parts.values() for part in day]
     name = f"semel_compact_{uuid.uuid4().hex}"
@@ -241,7 +241,7 @@ def _write(spark: SparkSession, evidence: Evidence, folder: Path, parts: dict[st
     return _listed(spark, top, generation, parts)
 
 
-def _events(spark: SparkSession, evidence: Evidence, parts: Sequence[Part]) -> DataFrame:
+def _events(spark: SparkSession, evidence: Evidence, parts: Sequence[ExportedFile]) -> DataFrame:
     """Everything that the segments say, one row per message and event, and the records of their streams."""
     own = sources.ledger(spark, evidence, [part for part in parts if part.dataset == "ledger"])
     ranges = expand.ranges(own)
@@ -275,7 +275,7 @@ def as_records(events: DataFrame) -> DataFrame:
     return rows.withColumn("stream", F.col("hop")).withColumn("offset", F.col("ord"))
 
 
-def _listed(spark: SparkSession, top: Path, generation: str, parts: dict[str, list[Part]]) -> list[Day]:
+def _listed(spark: SparkSession, top: Path, generation: str, parts: dict[str, list[ExportedFile]]) -> list[Day]:
     """What was written, as the manifest will have it. A day with nothing in it that counts has no files."""
     schema = f"{EVENTS}, day string"
     folder = top / generation

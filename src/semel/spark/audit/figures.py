@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from semel.kernel.ledger import ENDS, Kind
 from semel.spark.audit import expand, sketch
 from semel.spark.audit.expand import Ranges
-from semel.spark.audit.result import Figures, Latency, WindowState
+from semel.spark.audit.result import CellFigures, Latency, WindowState
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -38,7 +38,7 @@ _RANKS = (0.5, 0.9, 0.99, 0.999)
 _NEVER = 2**63 - 1
 
 
-class Hop(msgspec.Struct, frozen=True):
+class LedgerHop(msgspec.Struct, frozen=True):
     """A hop as the ledger knows it. `code` stands for it in the rows; `kinds` has a bit for each kind of event.
     `lanes` are the streams that its acceptances stand in, two of them at most, and "" for the ledger itself. Offsets of
     two streams have no order among each other."""
@@ -78,7 +78,7 @@ class Way:
     `waits_from`: the receiver has yet to take what was sent from this time on, so that is in flight.
     """
 
-    hop: Hop
+    hop: LedgerHop
     implied: bool = False
     unseen: bool = False
     taken: bool = False
@@ -91,7 +91,7 @@ class Survey:
     """What there is, before anything is counted: hops, ranges to expand, and by pipeline, hop and kind what was
     metered, which is counted without ids."""
 
-    hops: tuple[Hop, ...] = ()
+    hops: tuple[LedgerHop, ...] = ()
     ranges: Ranges = field(default_factory=Ranges)
     metered: tuple[tuple[str, str, Kind, int], ...] = ()
 
@@ -121,7 +121,7 @@ def survey(rows: DataFrame) -> Survey:
     )
     known = [cell for cell in cells if not cell["metered"]]
     hops = [
-        Hop(cell["pipeline"], cell["hop"], cell["code"], 1 << cell["kind"], cell["n"], _lanes_of(cell))
+        LedgerHop(cell["pipeline"], cell["hop"], cell["code"], 1 << cell["kind"], cell["n"], _lanes_of(cell))
         for cell in known
     ]
     in_ranges = [cell for cell in known if cell["level"] is not None]
@@ -143,18 +143,18 @@ def _lanes_of(cell: Row) -> tuple[str, ...]:
     return tuple(sorted({cell["lane"], cell["last_lane"]})) if is_acceptance else ()
 
 
-def together(hops: Iterable[Hop]) -> list[Hop]:
+def together(hops: Iterable[LedgerHop]) -> list[LedgerHop]:
     """Several surveys as one."""
-    found: dict[int, Hop] = {}
+    found: dict[int, LedgerHop] = {}
     for hop in hops:
         known = found.get(hop.code)
         kinds, events, lanes = (known.kinds, known.events, known.lanes) if known else (0, 0, ())
         both = tuple(sorted({*lanes, *hop.lanes})[:2])
-        found[hop.code] = Hop(hop.pipeline, hop.hop, hop.code, kinds | hop.kinds, events + hop.events, both)
+        found[hop.code] = LedgerHop(hop.pipeline, hop.hop, hop.code, kinds | hop.kinds, events + hop.events, both)
     return sorted(found.values(), key=lambda hop: (hop.pipeline, hop.hop))
 
 
-def ways(hops: Sequence[Hop], streams: Iterable[str]) -> list[Way]:
+def ways(hops: Sequence[LedgerHop], streams: Iterable[str]) -> list[Way]:
     """How each hop is to be read. What has only operators' actions on it is none."""
     real = [hop for hop in hops if hop.kinds & ~(1 << Kind.ACTION)]
     known = set(streams)
@@ -479,13 +479,15 @@ def with_ranks(rows: DataFrame) -> DataFrame:
     return rows.withColumn("ranks", ranks("sketch"))
 
 
-def figures(row: dict[str, Any], ways: dict[int, Way]) -> Figures:
+def figures(row: dict[str, Any], ways: dict[int, Way]) -> CellFigures:
     """One row of `windows` or `totals` as a value."""
     hop = ways[row["code"]].hop
     is_open = row["unsettled"] or row["in_flight"]
     state = WindowState.OPEN if is_open else WindowState.SETTLED if row["sent"] else WindowState.EMPTY
     counts = {name: row[name] for name in SUMS if name != "unsettled"}
-    return Figures(hop.pipeline, hop.hop, row["session_class"], row["window"], state, **counts, latency=_latency(row))
+    return CellFigures(
+        hop.pipeline, hop.hop, row["session_class"], row["window"], state, **counts, latency=_latency(row)
+    )
 
 
 def _latency(row: dict[str, Any]) -> Latency:

@@ -25,9 +25,18 @@ from pyspark.sql import functions as F
 from semel.errors import ConfigError, StoreError
 from semel.spark.audit import figures, findings, follow_parts, follow_settle, follow_turn, notes, sources
 from semel.spark.audit.chains import Paths
-from semel.spark.audit.follow_state import ROWS, Asked, Folder, Judgement, State, columns, metered, part_name
-from semel.spark.audit.result import Audit, Figures
-from semel.spark.audit.run import Case, Options, as_much_as, choose, clock_us, judged_at
+from semel.spark.audit.follow_state import (
+    ROWS,
+    AuditQuestion,
+    Folder,
+    FollowState,
+    LastJudgement,
+    columns,
+    metered,
+    part_name,
+)
+from semel.spark.audit.result import Audit, CellFigures
+from semel.spark.audit.run import AuditOptions, Case, as_much_as, choose, clock_us, judged_at
 from semel.spark.session import checkpoint_settings, register
 from semel.spark.source import MAX_ROWS_PER_BATCH
 
@@ -64,7 +73,7 @@ class FollowOptions:
 def follow(
     spark: SparkSession,
     given: Sequence[str | Path],
-    options: Options,
+    options: AuditOptions,
     following: FollowOptions,
     tell: Callable[[Audit, dict[str, DataFrame]], None],
 ) -> None:
@@ -81,8 +90,8 @@ def follow(
 
 @contextmanager
 def opened(
-    spark: SparkSession, given: Sequence[str | Path], options: Options, following: FollowOptions
-) -> Iterator[Follower]:
+    spark: SparkSession, given: Sequence[str | Path], options: AuditOptions, following: FollowOptions
+) -> Iterator[AuditFollower]:
     """Look at the stores, and take the state where the last run left it. One at a time in a folder."""
     evidence = sources.find(given)
     if evidence.folders:
@@ -92,25 +101,25 @@ def opened(
         )
     folder = Folder(spark, following.folder.absolute())
     with folder.alone():
-        yield Follower(spark, evidence, options, following, folder)
+        yield AuditFollower(spark, evidence, options, following, folder)
 
 
-class Follower:
+class AuditFollower:
     """One run. `step` takes in what is new and judges."""
 
     def __init__(
         self,
         spark: SparkSession,
         evidence: sources.Evidence,
-        options: Options,
+        options: AuditOptions,
         following: FollowOptions,
         folder: Folder,
     ) -> None:
         self.spark, self.evidence, self.options, self.folder = spark, evidence, options, folder
         self.keep_us, self.rows_max = round(following.keep_s * _SECOND_US), following.rows_max
         window_us = round((options.window_s or WINDOW_S) * _SECOND_US)
-        self.asked = Asked(evidence.stores, window_us, options.session_class, options.pipelines)
-        self.state = folder.found(State(self.asked, notes=evidence.notes))
+        self.asked = AuditQuestion(evidence.stores, window_us, options.session_class, options.pipelines)
+        self.state = folder.found(FollowState(self.asked, notes=evidence.notes))
 
     def step(self) -> tuple[Audit, dict[str, DataFrame]]:
         """The tables are good until the next step."""
@@ -123,7 +132,7 @@ class Follower:
             self._settle(case)
             return case.audit(), case.tables()
 
-    def _put(self, state: State) -> None:
+    def _put(self, state: FollowState) -> None:
         self.folder.put(state)
         self.state = state
 
@@ -249,11 +258,11 @@ class Followed(Case):
     """What the last judgement says. `ledger` are the ranges that wait for their records."""
 
     place: Path
-    judgement: Judgement
+    judgement: LastJudgement
     late: int
 
     @classmethod
-    def of(cls, case: Case, folder: Folder, state: State) -> Self:
+    def of(cls, case: Case, folder: Folder, state: FollowState) -> Self:
         assert state.judgement is not None
         of_case = {field.name: getattr(case, field.name) for field in fields(Case)}
         of_case["notes"] = (*case.notes, *notes.kept(state.horizon))
@@ -293,7 +302,7 @@ class Followed(Case):
     def _read_windows(self) -> pa.Table:
         return pq.read_table(self.place / "windows.parquet")
 
-    def _start_notes(self, totals: Sequence[Figures]) -> list[str]:
+    def _start_notes(self, totals: Sequence[CellFigures]) -> list[str]:
         """The messages are not looked through again for it."""
         return []
 

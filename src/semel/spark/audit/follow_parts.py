@@ -15,8 +15,18 @@ from pyspark.sql import functions as F
 
 from semel.kernel.ledger import Kind
 from semel.spark.audit import compact, expand, figures
-from semel.spark.audit.figures import Hop, Way
-from semel.spark.audit.follow_state import MESSAGES, ROWS, Folder, Part, State, columns, count_rows, mark, union
+from semel.spark.audit.figures import LedgerHop, Way
+from semel.spark.audit.follow_state import (
+    MESSAGES,
+    ROWS,
+    Folder,
+    FollowedPart,
+    FollowState,
+    columns,
+    count_rows,
+    mark,
+    union,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,13 +34,13 @@ if TYPE_CHECKING:
 STORES = 2
 """Where an event was written down is always kept: another store may come into it at any time."""
 EVENTS, TAKEN, RECORDS = range(3)
-_ANY = Way(Hop("", "", 0, -1, 0))
+_ANY = Way(LedgerHop("", "", 0, -1, 0))
 """A hop on which everything may have happened, so that every count is made."""
 _RANGE_KEY = ("store", "history", "seq")
 _STREAMS_MAX = 64
 
 
-def fold(folder: Folder, state: State, batch: DataFrame, name: str) -> Part:
+def fold(folder: Folder, state: FollowState, batch: DataFrame, name: str) -> FollowedPart:
     """The part of a batch, written."""
     ledger, index = (
         batch.where(F.col("dataset") == dataset).select(*columns(ROWS[dataset])) for dataset in ("ledger", "index")
@@ -43,7 +53,7 @@ def fold(folder: Folder, state: State, batch: DataFrame, name: str) -> Part:
     at = F.unix_micros("at")
     times = ledger.agg(F.min(at), F.max(at)).first()
     streams = compact.records(index).select("stream").distinct().collect()
-    return Part(
+    return FollowedPart(
         name,
         survey.hops,
         tuple(sorted(row["stream"] for row in streams)),
@@ -53,7 +63,7 @@ def fold(folder: Folder, state: State, batch: DataFrame, name: str) -> Part:
     )
 
 
-def _expanded(folder: Folder, state: State, ledger: DataFrame, name: str) -> list[DataFrame]:
+def _expanded(folder: Folder, state: FollowState, ledger: DataFrame, name: str) -> list[DataFrame]:
     """The events of all ranges whose records are there by now. The others wait."""
     waiting = [state.pending] if state.pending else []
     ranges = expand.ranges(ledger).unionByName(folder.read_parts("pending", waiting, ROWS["ledger"]))
@@ -80,7 +90,7 @@ def near(index: DataFrame, ranges: DataFrame) -> DataFrame:
     return index.where(reduce(or_, spans))
 
 
-def counted(events: DataFrame, hops: Sequence[Hop]) -> list[DataFrame]:
+def counted(events: DataFrame, hops: Sequence[LedgerHop]) -> list[DataFrame]:
     """One row per message and hop: as the events are, and once more with handlings for acceptances."""
     facts = figures.facts(events, (), exact=True, stores=STORES)
     rows = [_marked(figures.messages(facts, [_ANY], STORES), EVENTS)]

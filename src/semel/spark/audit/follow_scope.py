@@ -25,7 +25,7 @@ LANE = ("code", "session", "store")
 
 
 @dataclass(frozen=True)
-class Scope(Case):
+class MessageScope(Case):
     """The audit of some messages. `lanes` say how far their sessions had come without them. `known` has those whose
     order is known: out of order with a `highest`, otherwise in order. With `disorder`, that is all that are out of
     order, every one that was accepted is known."""

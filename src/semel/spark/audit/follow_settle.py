@@ -12,16 +12,16 @@ import msgspec
 from pyspark.sql import functions as F
 
 from semel.spark.audit import follow_parts
-from semel.spark.audit.follow_scope import Scope
+from semel.spark.audit.follow_scope import MessageScope
 from semel.spark.audit.follow_state import (
     FORGOTTEN,
     LANES,
     MESSAGES,
     ROWS,
     Folder,
+    FollowState,
     Forgotten,
     Lanes,
-    State,
     columns,
     count_rows,
     part_name,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-def put_together(folder: Folder, state: State) -> State:
+def put_together(folder: Folder, state: FollowState) -> FollowState:
     """The newest parts become one. All of them have been judged."""
     count = suffix([part.rows for part in state.parts])
     names = state.names[-count:]
@@ -42,7 +42,7 @@ def put_together(folder: Folder, state: State) -> State:
     return _replaced(folder, state, count, rows, folder.read_parts("index", names, ROWS["index"]))
 
 
-def let_go(folder: Folder, state: State, case: Case, horizon: int, remember_us: int) -> State:
+def let_go(folder: Folder, state: FollowState, case: Case, horizon: int, remember_us: int) -> FollowState:
     """Close the windows before `horizon`, and keep the messages only to which something has happened since."""
     rows = folder.read_parts("messages", state.names, MESSAGES)
     before = folder.marks_forgotten(state)
@@ -52,7 +52,7 @@ def let_go(folder: Folder, state: State, case: Case, horizon: int, remember_us: 
     place = folder.fresh("forgotten")
     folder.write(last.where(F.col("last") < F.lit(horizon)).select("mark"), place)
     gone = folder.read([place], FORGOTTEN)
-    scope = Scope.of(case, rows.join(gone, "mark", "left_semi"), state.asked.window_us)
+    scope = MessageScope.of(case, rows.join(gone, "mark", "left_semi"), state.asked.window_us)
     closed = state.closed + scope.paths
     scope.close()
     index = folder.read_parts("index", state.names, ROWS["index"]).where(_since(horizon))
@@ -68,7 +68,7 @@ def _since(horizon: int) -> Column:
     return F.unix_micros("at") >= F.lit(horizon)
 
 
-def _replaced(folder: Folder, state: State, count: int, rows: DataFrame, index: DataFrame) -> State:
+def _replaced(folder: Folder, state: FollowState, count: int, rows: DataFrame, index: DataFrame) -> FollowState:
     """One part in the place of the last ones."""
     name = part_name(state.batch)
     place = folder.path / "parts" / name
@@ -83,12 +83,12 @@ def _replaced(folder: Folder, state: State, count: int, rows: DataFrame, index: 
     return msgspec.structs.replace(state, parts=parts, pending=name, judgement=judgement)
 
 
-def put_lanes_together(folder: Folder, state: State) -> State:
+def put_lanes_together(folder: Folder, state: FollowState) -> FollowState:
     count = suffix([each.rows for each in state.lanes])
     return _with_lanes(folder, state, folder.lanes(state.lanes[-count:]), count)
 
 
-def _with_lanes(folder: Folder, state: State, rows: DataFrame, count: int) -> State:
+def _with_lanes(folder: Folder, state: FollowState, rows: DataFrame, count: int) -> FollowState:
     place = folder.fresh("lanes")
     folder.write(rows.select(*columns(LANES)), place)
     lanes = (*state.lanes[: len(state.lanes) - count], Lanes(place.name, count_rows(place)))

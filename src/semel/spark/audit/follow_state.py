@@ -35,7 +35,7 @@ from semel.kernel.ledger import Kind
 from semel.runtime.export.files import sync
 from semel.spark.audit import figures, sources
 from semel.spark.audit.chains import Paths
-from semel.spark.audit.figures import Hop
+from semel.spark.audit.figures import LedgerHop
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -58,7 +58,7 @@ FORGOTTEN = "mark long"
 ROWS = {dataset: f"{schema}, store string, history int" for dataset, schema in sources.SCHEMAS.items()}
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AuditQuestion(msgspec.Struct, frozen=True):
     """What the state is about. Another question needs another folder."""
 
     stores: tuple[str, ...]
@@ -67,18 +67,18 @@ class Asked(msgspec.Struct, frozen=True):
     pipelines: tuple[str, ...]
 
 
-class Part(msgspec.Struct, frozen=True):
+class FollowedPart(msgspec.Struct, frozen=True):
     """What one batch brought, or several of them put together. `rows` are those of messages."""
 
     name: str
-    hops: tuple[Hop, ...] = ()
+    hops: tuple[LedgerHop, ...] = ()
     streams: tuple[str, ...] = ()
     metered: tuple[tuple[str, str, int, int], ...] = ()
     times: tuple[int, int] | None = None
     rows: int = 0
 
 
-class Reading(msgspec.Struct, frozen=True):
+class HopReadings(msgspec.Struct, frozen=True):
     """How the hops were read, by their codes, and what was asked. Once that is different, everything that is kept is
     judged again."""
 
@@ -90,14 +90,14 @@ class Reading(msgspec.Struct, frozen=True):
     until: int | None
 
 
-class Judgement(msgspec.Struct, frozen=True):
+class LastJudgement(msgspec.Struct, frozen=True):
     """The last one: what it was of, and when. `waits` are the hops with messages in flight whatever the deadline,
     and `held` the sessions that wait behind a gap there.
     `due` is the time of which the settling changes something next. `rows` were looked at to make it."""
 
     name: str
     parts: tuple[str, ...]
-    reading: Reading
+    reading: HopReadings
     now: int
     waits: dict[int, int]
     paths: Paths
@@ -119,19 +119,19 @@ class Forgotten(msgspec.Struct, frozen=True):
     horizon: int
 
 
-class State(msgspec.Struct, frozen=True):
+class FollowState(msgspec.Struct, frozen=True):
     """`horizon`: the windows before it are closed for good. `closed` is how the messages went that were let go of, from
     end to end, and `late` counts those of which something was heard again. `notes` are what was to be said when it
     began."""
 
-    asked: Asked
+    asked: AuditQuestion
     query: str = ""
     batch: int = -1
-    parts: tuple[Part, ...] = ()
+    parts: tuple[FollowedPart, ...] = ()
     pending: str | None = None
     horizon: int = 0
     turn: int = 0
-    judgement: Judgement | None = None
+    judgement: LastJudgement | None = None
     lanes: tuple[Lanes, ...] = ()
     forgotten: tuple[Forgotten, ...] = ()
     closed: Paths = Paths()
@@ -174,7 +174,7 @@ class Folder:
 
     # -- the state
 
-    def found(self, fresh: State) -> State:
+    def found(self, fresh: FollowState) -> FollowState:
         """A state and the checkpoint that it belongs to go together. One without the other is no use: all is read
         again."""
         path = self.path / STATE_FILE
@@ -182,7 +182,7 @@ class Folder:
             return self._start_over(fresh)
         try:
             version = msgspec.json.decode(path.read_bytes(), type=_Version).version
-            state = msgspec.json.decode(path.read_bytes(), type=State) if version == VERSION else None
+            state = msgspec.json.decode(path.read_bytes(), type=FollowState) if version == VERSION else None
         except msgspec.DecodeError as error:
             fix = f"remove {self.path}: everything in it is read from the stores again"
             raise StoreError(f"{path} cannot be read: {error}", fix=fix) from None
@@ -195,12 +195,12 @@ class Folder:
             )
         return state
 
-    def _start_over(self, state: State) -> State:
+    def _start_over(self, state: FollowState) -> FollowState:
         shutil.rmtree(self.checkpoint, ignore_errors=True)
         self.put(state)
         return state
 
-    def put(self, state: State) -> None:
+    def put(self, state: FollowState) -> None:
         """The moment at which it counts."""
         beside = self.path / f"{STATE_FILE}.{os.getpid()}.part"
         with beside.open("wb") as file:
@@ -209,7 +209,7 @@ class Folder:
             os.fsync(file.fileno())
         beside.replace(self.path / STATE_FILE)
 
-    def remove_leftovers(self, state: State) -> None:
+    def remove_leftovers(self, state: FollowState) -> None:
         """What a run that died had written and nobody names, and what was replaced."""
         used = {*state.names, state.pending, state.judgement.name if state.judgement else None}
         used |= {each.name for each in state.lanes} | {each.name for each in state.forgotten}
@@ -246,7 +246,7 @@ class Folder:
     def read_parts(self, dataset: str, names: Sequence[str], schema: str) -> DataFrame:
         return self.read([self.path / "parts" / name / dataset for name in names], schema)
 
-    def of_marks(self, parts: Sequence[Part], marks: DataFrame) -> DataFrame:
+    def of_marks(self, parts: Sequence[FollowedPart], marks: DataFrame) -> DataFrame:
         """The rows of some messages. Of all files the marks are read, and no more than that of most of them."""
         rows = self.read_parts("messages", [part.name for part in parts], MESSAGES)
         if sum(part.rows for part in parts) > _ROWS_FEW:
@@ -257,7 +257,7 @@ class Folder:
             rows = self.spark.read.schema(MESSAGES).parquet(*files)
         return rows.join(marks, "mark", "left_semi").select(*columns(MESSAGES))
 
-    def marks_forgotten(self, state: State) -> DataFrame | None:
+    def marks_forgotten(self, state: FollowState) -> DataFrame | None:
         places = [self.path / "forgotten" / each.name for each in state.forgotten]
         return self.read(places, FORGOTTEN) if places else None
 
@@ -314,10 +314,10 @@ def suffix(sizes: Sequence[int]) -> int:
     return count
 
 
-def together(name: str, parts: Sequence[Part], rows: int) -> Part:
+def together(name: str, parts: Sequence[FollowedPart], rows: int) -> FollowedPart:
     hops = figures.together(hop for part in parts for hop in part.hops)
     times = [time for part in parts if part.times is not None for time in part.times]
-    return Part(
+    return FollowedPart(
         name,
         tuple(hops),
         tuple(sorted({stream for part in parts for stream in part.streams})),
@@ -327,7 +327,7 @@ def together(name: str, parts: Sequence[Part], rows: int) -> Part:
     )
 
 
-def metered(parts: Sequence[Part]) -> Iterator[tuple[str, str, Kind, int]]:
+def metered(parts: Sequence[FollowedPart]) -> Iterator[tuple[str, str, Kind, int]]:
     sums: dict[tuple[str, str, int], int] = {}
     for pipeline, hop, kind, n in (cell for part in parts for cell in part.metered):
         sums[pipeline, hop, kind] = sums.get((pipeline, hop, kind), 0) + n

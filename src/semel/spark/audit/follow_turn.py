@@ -28,15 +28,15 @@ from pyspark.sql import functions as F
 
 from semel.spark.audit import expand, findings, follow_parts, follow_windows
 from semel.spark.audit.chains import Paths
-from semel.spark.audit.follow_scope import LANE, MESSAGE, Scope
+from semel.spark.audit.follow_scope import LANE, MESSAGE, MessageScope
 from semel.spark.audit.follow_state import (
     MESSAGES,
     WATCHED,
     Folder,
-    Judgement,
+    FollowState,
+    HopReadings,
     Lanes,
-    Reading,
-    State,
+    LastJudgement,
     columns,
     count_rows,
     mark,
@@ -57,19 +57,19 @@ _MARKS_FEW = 1_000_000
 class Turned:
     """What the state has to say from now on."""
 
-    judgement: Judgement
+    judgement: LastJudgement
     lanes: tuple[Lanes, ...]
     closed: Paths
     late: int = 0
 
 
-def judge(folder: Folder, state: State, case: Case) -> Turned | None:
+def judge(folder: Folder, state: FollowState, case: Case) -> Turned | None:
     """The next judgement, written and not yet named; None where the last one still holds."""
     return _Turn(folder, state, case).run()
 
 
-def reading_of(case: Case) -> Reading:
-    return Reading(
+def reading_of(case: Case) -> HopReadings:
+    return HopReadings(
         tuple((way.hop.code, way.implied, way.unseen, way.taken, way.shared) for way in case.ways),
         tuple(tuple(hop.code for hop in chain) for chain in case._chains),
         tuple(
@@ -83,12 +83,12 @@ def reading_of(case: Case) -> Reading:
 
 
 class _Turn:
-    def __init__(self, folder: Folder, state: State, case: Case) -> None:
+    def __init__(self, folder: Folder, state: FollowState, case: Case) -> None:
         self.folder, self.state, self.case, self.last = folder, state, case, state.judgement
         self.reading = reading_of(case)
         self.into = folder.fresh("judged")
         self.waits = {way.hop.code: way.waits_from for way in case.ways if way.waits_from is not None}
-        self.used: list[Scope | DataFrame] = []
+        self.used: list[MessageScope | DataFrame] = []
 
     def run(self) -> Turned | None:
         if self._still_holds():
@@ -100,7 +100,7 @@ class _Turn:
             return replace(turned, late=self._count_late())
         finally:
             for each in self.used:
-                each.close() if isinstance(each, Scope) else each.unpersist()
+                each.close() if isinstance(each, MessageScope) else each.unpersist()
 
     def _is_comparable(self) -> bool:
         return self.last is not None and self.last.reading == self.reading and self.last.now <= self.case.now
@@ -134,8 +134,8 @@ class _Turn:
         gone = self.folder.marks_forgotten(self.state)
         return rows if gone is None else rows.join(gone, "mark", "left_anti").select(*rows.columns)
 
-    def _scope(self, rows: DataFrame, case: Case | None = None, **more: Any) -> Scope:
-        scope = replace(Scope.of(case or self.case, rows, self.state.asked.window_us), **more)
+    def _scope(self, rows: DataFrame, case: Case | None = None, **more: Any) -> MessageScope:
+        scope = replace(MessageScope.of(case or self.case, rows, self.state.asked.window_us), **more)
         self.used.append(scope)
         return scope
 
@@ -170,7 +170,7 @@ class _Turn:
 
     # -- only what is new
 
-    def _some(self, last: Judgement | None) -> Turned | None:
+    def _some(self, last: LastJudgement | None) -> Turned | None:
         assert last is not None
         was = self.folder.path / "judged" / last.name
         watched = self.folder.read([was / "watched"], WATCHED)
@@ -193,7 +193,7 @@ class _Turn:
         paths = last.paths + -before.paths + after.paths
         return Turned(self._judgement(paths, count), (*self.state.lanes, lanes), self.state.closed)
 
-    def _touched(self, last: Judgement, was: Path, watched: DataFrame) -> DataFrame:
+    def _touched(self, last: LastJudgement, was: Path, watched: DataFrame) -> DataFrame:
         """The marks of the messages to judge."""
         settled = self.case.now - self.case.options.deadline_us
         marks = [
@@ -215,7 +215,7 @@ class _Turn:
         new = self._new_rows().select("mark").distinct()
         return new.join(gone, "mark", "left_semi").count() if gone is not None else 0
 
-    def _waited(self, last: Judgement) -> Iterable[DataFrame]:
+    def _waited(self, last: LastJudgement) -> Iterable[DataFrame]:
         """What pipelines have taken in the meantime, or have fallen behind with."""
         rows = self.folder.read_parts("messages", self.state.names, MESSAGES)
         for way in self.case.ways:
@@ -227,7 +227,7 @@ class _Turn:
                 since = F.coalesce("first_sent", "first_at") >= F.lit(min(times))
                 yield rows.where(here & since).select("mark")
 
-    def _held(self, last: Judgement) -> Iterable[DataFrame]:
+    def _held(self, last: LastJudgement) -> Iterable[DataFrame]:
         """The messages of sessions that wait for another index than they did, or wait no more."""
         changed = {session for _, session, _ in set(last.held) ^ set(self.case.held)}
         if changed:
@@ -241,8 +241,8 @@ class _Turn:
         return self._kept(rows.join(sessions, "session", "left_semi").select("mark").distinct())
 
     def _both(
-        self, last: Judgement, was: Path, watched: DataFrame, touched: DataFrame, again: DataFrame | None = None
-    ) -> tuple[Scope, Scope, DataFrame]:
+        self, last: LastJudgement, was: Path, watched: DataFrame, touched: DataFrame, again: DataFrame | None = None
+    ) -> tuple[MessageScope, MessageScope, DataFrame]:
         """Before and after, and the sessions in which something happened between what was known. The order of those
         in `again` is judged from the beginning."""
         judged = [part for part in self.state.parts if part.name in last.parts]
@@ -288,10 +288,10 @@ class _Turn:
 
     def _put_findings_right(
         self,
-        last: Judgement,
+        last: LastJudgement,
         was: Path,
-        before: tuple[Scope, list[Row]],
-        after: tuple[Scope, list[Row]],
+        before: tuple[MessageScope, list[Row]],
+        after: tuple[MessageScope, list[Row]],
         touched: DataFrame,
     ) -> None:
         if not last.ranges and not any(_is_wrong(sums, scope) for scope, sums in (before, after)):
@@ -308,12 +308,12 @@ class _Turn:
         self.folder.write(rows, place)
         return Lanes(place.name, count_rows(place))
 
-    def _judgement(self, paths: Paths, rows: int) -> Judgement:
+    def _judgement(self, paths: Paths, rows: int) -> LastJudgement:
         due = [
             pc.min(pq.read_table(path, columns=["due"])["due"]).as_py()
             for path in (self.into / "watched").glob("*.parquet")
         ]
-        return Judgement(
+        return LastJudgement(
             self.into.name,
             self.state.names,
             self.reading,
@@ -331,7 +331,7 @@ def _of(rows: DataFrame, touched: DataFrame) -> DataFrame:
     return rows.join(touched, "mark", "left_semi").select(*columns(MESSAGES))
 
 
-def _disturbed(after: Scope, known: DataFrame, lanes: DataFrame) -> DataFrame:
+def _disturbed(after: MessageScope, known: DataFrame, lanes: DataFrame) -> DataFrame:
     """Sessions whose acceptances did not come in the order in which they happened: one that was known is now another,
     or belongs to another session, or a new one stands before the last that is known."""
     was = known.select(*MESSAGE, *(F.col(name).alias(f"_{name}") for name in ("ord", "idx", "store")))
@@ -346,7 +346,7 @@ def _disturbed(after: Scope, known: DataFrame, lanes: DataFrame) -> DataFrame:
     return rows.where(moved).select("session").union(gone.select("session")).distinct()
 
 
-def _is_wrong(sums: Iterable[Row], scope: Scope) -> bool:
+def _is_wrong(sums: Iterable[Row], scope: MessageScope) -> bool:
     """Only then are the messages looked through for which."""
     counted = any(row[name] for row in sums for name in COLUMNS.values())
     return counted or bool(scope.ranges.ranges) or any(scope.paths.lost)

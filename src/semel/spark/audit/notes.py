@@ -8,7 +8,7 @@ from semel.kernel.ledger import Kind
 from semel.spark.audit.figures import Survey, Way
 from semel.spark.audit.findings import Start
 from semel.spark.audit.report import exact_moment, moment, place
-from semel.spark.audit.result import Figures
+from semel.spark.audit.result import CellFigures
 from semel.spark.audit.sources import Held
 from semel.words import plural
 
@@ -74,7 +74,7 @@ def late_starts(starts: Iterable[Start]) -> list[str]:
     ]
 
 
-def skewed(totals: Sequence[Figures]) -> list[str]:
+def skewed(totals: Sequence[CellFigures]) -> list[str]:
     return [
         f"{place(cell.pipeline, cell.hop)}: {cell.latency.skewed:,} messages were accepted up to"
         f" {cell.latency.skew_ms:g} ms before they were sent: the clocks differ, and these are left out of the"

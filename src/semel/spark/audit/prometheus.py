@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from semel.spark.audit.files import write_whole
-from semel.spark.audit.report import Outcome, chain_name, judge, measures
-from semel.spark.audit.result import Audit, Figures, Finding
+from semel.spark.audit.report import AuditOutcome, chain_name, judge, measures
+from semel.spark.audit.result import Audit, CellFigures, Finding
 
 Labels = Mapping[str, str]
 Sample = tuple[Labels, float | None]
@@ -49,7 +49,7 @@ def metrics(audit: Audit, fail_on: Iterable[Finding] = tuple(Finding)) -> str:
 
 def _families(audit: Audit, fail_on: tuple[Finding, ...]) -> Iterator[str]:
     outcome = judge(audit, fail_on).outcome
-    holds = None if outcome is Outcome.NO_DATA else float(outcome is Outcome.HOLDS)
+    holds = None if outcome is AuditOutcome.NO_DATA else float(outcome is AuditOutcome.HOLDS)
     yield _family("holds", "gauge", "1 when the claim holds, 0 when not; absent without settled data.", [({}, holds)])
     now = None if audit.now is None else audit.now / 1_000_000
     yield _family("timestamp_seconds", "gauge", "The time at which it was judged.", [({}, now)])
@@ -69,11 +69,11 @@ def _families(audit: Audit, fail_on: tuple[Finding, ...]) -> Iterator[str]:
     yield from _chains(audit)
 
 
-def _labels(figures: Figures) -> dict[str, str]:
+def _labels(figures: CellFigures) -> dict[str, str]:
     return {"pipeline": figures.pipeline, "hop": figures.hop, "session_class": figures.session_class}
 
 
-def _figures(cells: list[tuple[dict[str, str], Figures]]) -> Iterator[str]:
+def _figures(cells: list[tuple[dict[str, str], CellFigures]]) -> Iterator[str]:
     reliability: list[Sample] = []
     uniqueness: list[Sample] = []
     latency: list[Sample] = []

@@ -15,13 +15,13 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
-from semel.calculus.mode import Counts, Verdict
+from semel.calculus.mode import MessageCounts, ModeVerdict
 from semel.errors import InputError
-from semel.spark.audit.result import Audit, Chain, Example, Figures, Finding, Latency, WindowState
+from semel.spark.audit.result import Audit, CellFigures, Chain, Example, Finding, Latency, WindowState
 from semel.words import plural
 
 if TYPE_CHECKING:
-    from semel.spark.audit.chains import Comparison
+    from semel.spark.audit.chains import ChainComparison
 
 TOLERANCE = 0.001
 """How far from 1 a figure may be and still count as 1 where a mode is named."""
@@ -57,13 +57,13 @@ EXPLAINED = {
 
 _COUNTED = tuple(
     field.name
-    for field in fields(Figures)
+    for field in fields(CellFigures)
     if field.name not in ("pipeline", "hop", "session_class", "window", "state", "latency")
 )
 _MICROSECONDS = 1_000_000
 
 
-class Outcome(Enum):
+class AuditOutcome(Enum):
     HOLDS = "holds"
     FAILS = "fails"
     NO_DATA = "no settled data"
@@ -73,7 +73,7 @@ class Outcome(Enum):
 class Judgement:
     """`found` counts every finding, `failing` are those of them that make the claim false."""
 
-    outcome: Outcome
+    outcome: AuditOutcome
     sentence: str
     found: dict[Finding, int]
     failing: tuple[Finding, ...]
@@ -85,10 +85,10 @@ def judge(audit: Audit, fail_on: Iterable[Finding] = tuple(Finding)) -> Judgemen
     wanted = set(fail_on)
     failing = tuple(finding for finding in Finding if found[finding] and finding in wanted)
     if failing:
-        return Judgement(Outcome.FAILS, _failing_sentence(audit, failing), found, failing)
+        return Judgement(AuditOutcome.FAILS, _failing_sentence(audit, failing), found, failing)
     if not audit.settled:
-        return Judgement(Outcome.NO_DATA, _no_data_sentence(audit), found, ())
-    return Judgement(Outcome.HOLDS, _holding_sentence(audit, found, wanted), found, ())
+        return Judgement(AuditOutcome.NO_DATA, _no_data_sentence(audit), found, ())
+    return Judgement(AuditOutcome.HOLDS, _holding_sentence(audit, found, wanted), found, ())
 
 
 def _failing_sentence(audit: Audit, failing: tuple[Finding, ...]) -> str:
@@ -144,7 +144,7 @@ def said(finding: Finding, count: int) -> str:
 # -- two points
 
 
-def between(comparison: Comparison) -> dict[Finding, int]:
+def between(comparison: ChainComparison) -> dict[Finding, int]:
     """What two points differ in. Everything counts that was seen there, settled or not."""
     counts = comparison.counts
     return {
@@ -154,7 +154,7 @@ def between(comparison: Comparison) -> dict[Finding, int]:
     }
 
 
-def points_sentence(comparison: Comparison) -> str:
+def points_sentence(comparison: ChainComparison) -> str:
     counts, found = comparison.counts, between(comparison)
     told = _listed([said(finding, count) for finding, count in found.items() if count]) or "no difference"
     return (
@@ -163,7 +163,7 @@ def points_sentence(comparison: Comparison) -> str:
     )
 
 
-def judge_points(comparison: Comparison, fail_on: Iterable[Finding]) -> str:
+def judge_points(comparison: ChainComparison, fail_on: Iterable[Finding]) -> str:
     """Why the claim is false between two points; empty where it holds."""
     found, wanted = between(comparison), set(fail_on)
     return points_sentence(comparison) if any(found[finding] for finding in found if finding in wanted) else ""
@@ -172,7 +172,7 @@ def judge_points(comparison: Comparison, fail_on: Iterable[Finding]) -> str:
 # -- figures of several cells taken together
 
 
-def merge(cells: Sequence[Figures], window: int | None = None) -> Figures:
+def merge(cells: Sequence[CellFigures], window: int | None = None) -> CellFigures:
     """The figures of several cells of one hop as if they were one.
 
     Counts are added. Percentiles cannot be: the median is the mean weighted by messages, every higher one is the
@@ -182,7 +182,7 @@ def merge(cells: Sequence[Figures], window: int | None = None) -> Figures:
         return first
     classes = {cell.session_class for cell in cells}
     sums = {name: sum(getattr(cell, name) for cell in cells) for name in _COUNTED}
-    return Figures(
+    return CellFigures(
         pipeline=first.pipeline,
         hop=first.hop,
         session_class=first.session_class if len(classes) == 1 else "",
@@ -193,7 +193,7 @@ def merge(cells: Sequence[Figures], window: int | None = None) -> Figures:
     )
 
 
-def _state(cells: Sequence[Figures]) -> WindowState:
+def _state(cells: Sequence[CellFigures]) -> WindowState:
     states = {cell.state for cell in cells}
     if WindowState.OPEN in states:
         return WindowState.OPEN
@@ -229,7 +229,7 @@ def _highest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def counted(counts: Callable[[], Counts]) -> Counts | None:
+def counted(counts: Callable[[], MessageCounts]) -> MessageCounts | None:
     """The counts, or None where they cannot be: a report about a damaged ledger must still be written."""
     try:
         return counts()
@@ -244,17 +244,17 @@ class Measure:
     reliability: float | None
     uniqueness: float | None
     duplication: float | None
-    verdict: Verdict | None
+    verdict: ModeVerdict | None
     words: str
 
 
-def measures(figures: Figures) -> tuple[Measure, Measure]:
+def measures(figures: CellFigures) -> tuple[Measure, Measure]:
     """Of the pipe, and of the delivery."""
     pipe, delivery = counted(lambda: figures.pipe), counted(lambda: figures.delivery)
     return _measure(pipe, figures), _measure(delivery, figures)
 
 
-def _measure(counts: Counts | None, figures: Figures) -> Measure:
+def _measure(counts: MessageCounts | None, figures: CellFigures) -> Measure:
     if counts is None:
         return Measure(None, None, None, None, "the counts do not fit each other")
     verdict = counts.verdict(TOLERANCE)
@@ -274,7 +274,7 @@ class Health(Enum):
     NONE = "none"
 
 
-def health(figures: Figures) -> Health:
+def health(figures: CellFigures) -> Health:
     if not figures.holds:
         return Health.BAD
     if figures.state is WindowState.OPEN and figures.sent == figures.in_flight:
@@ -288,20 +288,20 @@ class Bin:
 
     start: int
     end: int
-    figures: Figures
+    figures: CellFigures
 
 
 @dataclass(frozen=True)
-class Hop:
+class ReportHop:
     """One hop of one pipeline: `classes` one by one, and `windows` with all classes taken together."""
 
     pipeline: str
     name: str
-    classes: tuple[Figures, ...]
-    windows: tuple[Figures, ...]
+    classes: tuple[CellFigures, ...]
+    windows: tuple[CellFigures, ...]
 
     @cached_property
-    def total(self) -> Figures:
+    def total(self) -> CellFigures:
         return merge(self.classes)
 
     @cached_property
@@ -339,10 +339,10 @@ class Hop:
         return sum(count for _, count in self.findings), self.total.in_flight
 
 
-def hops(audit: Audit) -> list[Hop]:
+def hops(audit: Audit) -> list[ReportHop]:
     """Pipeline by pipeline, and in each along the path."""
-    classes: dict[tuple[str, str], list[Figures]] = {}
-    windows: dict[tuple[str, str], dict[int, list[Figures]]] = {}
+    classes: dict[tuple[str, str], list[CellFigures]] = {}
+    windows: dict[tuple[str, str], dict[int, list[CellFigures]]] = {}
     for figures in audit.totals:
         classes.setdefault((figures.pipeline, figures.hop), []).append(figures)
     for figures in audit.windows:
@@ -350,20 +350,20 @@ def hops(audit: Audit) -> list[Hop]:
             cells = windows.setdefault((figures.pipeline, figures.hop), {})
             cells.setdefault(figures.window, []).append(figures)
     found = [
-        Hop(pipeline, name, tuple(of), _by_time(windows.get((pipeline, name), {})))
+        ReportHop(pipeline, name, tuple(of), _by_time(windows.get((pipeline, name), {})))
         for (pipeline, name), of in classes.items()
     ]
     pipelines = dict.fromkeys(hop.pipeline for hop in found)
     return [hop for name in pipelines for hop in _along([hop for hop in found if hop.pipeline == name])]
 
 
-def _along(found: Sequence[Hop]) -> list[Hop]:
+def _along(found: Sequence[ReportHop]) -> list[ReportHop]:
     """From where messages enter, hop after hop; those of a circle that nothing leads into come last."""
-    onward: dict[str, list[Hop]] = {}
+    onward: dict[str, list[ReportHop]] = {}
     for hop in found:
         onward.setdefault(hop.points[0], []).append(hop)
     reached = {hop.points[1] for hop in found}
-    order: dict[str, Hop] = {}
+    order: dict[str, ReportHop] = {}
     for begin in sorted(found, key=lambda hop: hop.points[0] in reached):
         following = deque([begin])
         while following:
@@ -374,7 +374,7 @@ def _along(found: Sequence[Hop]) -> list[Hop]:
     return list(order.values())
 
 
-def _by_time(windows: dict[int, list[Figures]]) -> tuple[Figures, ...]:
+def _by_time(windows: dict[int, list[CellFigures]]) -> tuple[CellFigures, ...]:
     return tuple(merge(windows[start], start) for start in sorted(windows))
 
 
@@ -397,7 +397,7 @@ class Axis:
         each = max(1, math.ceil((end - start) / window / bins_max))
         return cls(start, end, window * each, each)
 
-    def bins(self, hop: Hop) -> list[Bin]:
+    def bins(self, hop: ReportHop) -> list[Bin]:
         """Only those in which there is a window: what is missing is missing."""
         return [
             Bin(start, start + self.step, merge(list(cells), start))
@@ -419,7 +419,7 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FindingGroup:
     """A finding on one hop. `spots` are the first windows of it, `rest` counts what lies in `rest_windows` others."""
 
     finding: Finding
@@ -431,7 +431,7 @@ class Group:
     rest_windows: int
 
 
-def groups(audit: Audit, spots_max: int = 50) -> list[Group]:
+def groups(audit: Audit, spots_max: int = 50) -> list[FindingGroup]:
     """Findings by hop and window, in the order in which `Finding` has them."""
     known: dict[tuple[Finding, str, str], dict[int | None, list[Example]]] = {}
     for example in audit.examples:
@@ -456,11 +456,11 @@ def groups(audit: Audit, spots_max: int = 50) -> list[Group]:
 def _group(
     finding: Finding,
     place: tuple[str, str],
-    hop: Hop | None,
+    hop: ReportHop | None,
     known: dict[int | None, list[Example]],
     spots_max: int,
     beyond: int,
-) -> Group:
+) -> FindingGroup:
     """`beyond` are those that the hop brought to its end, to be lost after it."""
     counts: dict[int | None, int] = {window: len(examples) for window, examples in known.items()}
     for figures in hop.windows if hop is not None and finding in COLUMNS else ():
@@ -472,7 +472,9 @@ def _group(
     shown = sorted(order[:spots_max], key=lambda window: (window is None, window or 0))
     spots = tuple(Spot(window, counts[window], tuple(known.get(window, ()))) for window in shown)
     total = max((hop.found(finding) if hop is not None else 0) + beyond, sum(counts.values()))
-    return Group(finding, *place, total, spots, total - sum(spot.count for spot in spots), len(order) - len(spots))
+    return FindingGroup(
+        finding, *place, total, spots, total - sum(spot.count for spot in spots), len(order) - len(spots)
+    )
 
 
 def advice(audit: Audit) -> list[str]:

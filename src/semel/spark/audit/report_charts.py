@@ -16,7 +16,7 @@ from semel.spark.audit.report import (
     Axis,
     Bin,
     Health,
-    Hop,
+    ReportHop,
     duration,
     health,
     measures,
@@ -61,7 +61,7 @@ class _Scale:
         return self.top + self.height * (1 - (at - low) / (high - low))
 
 
-def draw_course(hop: Hop, axis: Axis, number: int) -> str:
+def draw_course(hop: ReportHop, axis: Axis, number: int) -> str:
     bins = axis.bins(hop)
     panels = [name for name in _PANELS if _is_needed(name, hop, bins)]
     height = sum(_PANELS[name] + _SPACE for name in panels) + _FOOT
@@ -79,7 +79,7 @@ def draw_course(hop: Hop, axis: Axis, number: int) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def _is_needed(name: str, hop: Hop, bins: Sequence[Bin]) -> bool:
+def _is_needed(name: str, hop: ReportHop, bins: Sequence[Bin]) -> bool:
     if name == "found":
         return bool(hop.findings)
     return name == "ratio" or any(each.figures.latency.p50 is not None for each in bins)
@@ -289,7 +289,7 @@ _NAME_WIDTH = 230
 _STRIP_WIDTH = 1080
 
 
-def draw_strip(hops: Iterable[tuple[int, Hop]], axis: Axis) -> str:
+def draw_strip(hops: Iterable[tuple[int, ReportHop]], axis: Axis) -> str:
     """A row for each hop: when it held, when not. Stretches of the same kind are one rectangle."""
     rows = list(hops)
     height = len(rows) * _ROW + 26

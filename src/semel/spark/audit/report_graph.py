@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from semel.spark.audit.report import Health, Hop, duration, ratio, spelled
+from semel.spark.audit.report import Health, ReportHop, duration, ratio, spelled
 from semel.spark.audit.result import Finding
 
 _BOX = (124, 40)
@@ -56,14 +56,14 @@ class _Arrow:
 
     source: _Node
     target: _Node
-    hop: Hop
+    hop: ReportHop
     number: int
     backward: bool
     first: bool = True
     last: bool = True
 
 
-def draw_graph(hops: Sequence[tuple[int, Hop]]) -> str:
+def draw_graph(hops: Sequence[tuple[int, ReportHop]]) -> str:
     """The hops with the numbers by which the page knows them."""
     nodes, arrows = _layout(hops)
     layers = _layers(nodes)
@@ -84,9 +84,9 @@ def draw_graph(hops: Sequence[tuple[int, Hop]]) -> str:
 # -- where everything is
 
 
-def _layout(hops: Sequence[tuple[int, Hop]]) -> tuple[list[_Node], list[_Arrow]]:
+def _layout(hops: Sequence[tuple[int, ReportHop]]) -> tuple[list[_Node], list[_Arrow]]:
     points: dict[str, _Node] = {}
-    ways: list[tuple[_Node, _Node, int, Hop]] = []
+    ways: list[tuple[_Node, _Node, int, ReportHop]] = []
     extra: list[_Node] = []
     for number, hop in hops:
         first, last = (points.setdefault(name, _Node(name)) for name in hop.points)
@@ -109,7 +109,7 @@ def _layout(hops: Sequence[tuple[int, Hop]]) -> tuple[list[_Node], list[_Arrow]]
     return nodes, arrows
 
 
-def _turned(nodes: Sequence[_Node], ways: Sequence[tuple[_Node, _Node, int, Hop]]) -> set[tuple[_Node, _Node]]:
+def _turned(nodes: Sequence[_Node], ways: Sequence[tuple[_Node, _Node, int, ReportHop]]) -> set[tuple[_Node, _Node]]:
     """The ways that lead back to where one came from. Without them there is no circle. No recursion: a path may be
     longer than Python's stack."""
     onward: dict[_Node, list[_Node]] = {node: [] for node in nodes}
@@ -154,7 +154,7 @@ def _set_layers(nodes: Sequence[_Node], ways: Sequence[tuple[_Node, _Node]]) -> 
                 ready.append(last)
 
 
-def _pieces(first: _Node, last: _Node, number: int, hop: Hop, backward: bool) -> list[_Arrow]:
+def _pieces(first: _Node, last: _Node, number: int, hop: ReportHop, backward: bool) -> list[_Arrow]:
     between = [_Node(None, layer) for layer in range(first.layer + 1, last.layer)]
     stops = [first, *between, last]
     pieces = [
@@ -270,7 +270,7 @@ def _label_svg(arrow: _Arrow) -> str:
     )
 
 
-def _found_lines(hop: Hop) -> list[str]:
+def _found_lines(hop: ReportHop) -> list[str]:
     """In one line, or in two when it is too much for one."""
     if hop.health is not Health.BAD:
         return [_MARKS[hop.health]]
@@ -280,7 +280,7 @@ def _found_lines(hop: Hop) -> list[str]:
     return [f"✗ {' · '.join(words[:2])}", " · ".join(words[2:4]) + (" …" if len(words) > 4 else "")]
 
 
-def _rest(hop: Hop) -> str:
+def _rest(hop: ReportHop) -> str:
     p99 = duration(hop.total.latency.p99)
     bound = "≤" if hop.latency_is_bound else ""
     return f"p99 {bound}{p99} · {compact(hop.total.sent)} sent"

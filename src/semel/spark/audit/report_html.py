@@ -20,12 +20,12 @@ from semel.spark.audit.report import (
     EXPLAINED,
     TOLERANCE,
     WORDS,
+    AuditOutcome,
     Axis,
-    Group,
-    Hop,
+    FindingGroup,
     Judgement,
     Measure,
-    Outcome,
+    ReportHop,
     Spot,
     all_notes,
     chain_name,
@@ -42,16 +42,16 @@ from semel.spark.audit.report import (
 )
 from semel.spark.audit.report_charts import draw_course, draw_strip
 from semel.spark.audit.report_graph import draw_graph
-from semel.spark.audit.result import Audit, Example, Figures, Finding
+from semel.spark.audit.result import Audit, CellFigures, Example, Finding
 from semel.words import plural
 
 if TYPE_CHECKING:
-    from semel.spark.audit.chains import Comparison
+    from semel.spark.audit.chains import ChainComparison
 
 COURSES_MAX = 12
 """So many hops have charts of their own, those with most findings first; all are in the strip and in the table."""
 
-Numbered = list[tuple[int, Hop]]
+Numbered = list[tuple[int, ReportHop]]
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _HATCH = (
@@ -60,11 +60,11 @@ _HATCH = (
     "</defs></svg>"
 )
 _ICONS = {
-    Outcome.HOLDS: '<path d="M5 12.5l4.5 4.5L19 7.5"/>',
-    Outcome.FAILS: '<path d="M7 7l10 10M17 7L7 17"/>',
-    Outcome.NO_DATA: '<path d="M12 7v5.5l3.5 2"/>',
+    AuditOutcome.HOLDS: '<path d="M5 12.5l4.5 4.5L19 7.5"/>',
+    AuditOutcome.FAILS: '<path d="M7 7l10 10M17 7L7 17"/>',
+    AuditOutcome.NO_DATA: '<path d="M12 7v5.5l3.5 2"/>',
 }
-_STYLES = {Outcome.HOLDS: "holds", Outcome.FAILS: "fails", Outcome.NO_DATA: "unknown"}
+_STYLES = {AuditOutcome.HOLDS: "holds", AuditOutcome.FAILS: "fails", AuditOutcome.NO_DATA: "unknown"}
 
 _DEFINITIONS = (
     ("Hop", "The way between two points, from the one that sends to the one that receives."),
@@ -100,12 +100,12 @@ _DEFINITIONS = (
 
 
 def write_report(
-    audit: Audit, file: Path, fail_on: Iterable[Finding] = tuple(Finding), comparison: Comparison | None = None
+    audit: Audit, file: Path, fail_on: Iterable[Finding] = tuple(Finding), comparison: ChainComparison | None = None
 ) -> None:
     write_whole(file, page(audit, fail_on, comparison))
 
 
-def page(audit: Audit, fail_on: Iterable[Finding] = tuple(Finding), comparison: Comparison | None = None) -> str:
+def page(audit: Audit, fail_on: Iterable[Finding] = tuple(Finding), comparison: ChainComparison | None = None) -> str:
     judgement = judge(audit, fail_on)
     numbered = list(enumerate(hops(audit), 1))
     axis = Axis.of(audit)
@@ -299,7 +299,7 @@ def _over_time(numbered: Numbered, axis: Axis | None) -> str:
     )
 
 
-def _course(number: int, hop: Hop, axis: Axis) -> str:
+def _course(number: int, hop: ReportHop, axis: Axis) -> str:
     rows = "".join(_bin_row(each.start, each.figures) for each in axis.bins(hop))
     columns = ("from", "state", "sent", "lost", "doubled", "disorder", "R", "UR", "R pipe", "UR pipe", "p50", "p99")
     head = "".join(f'<th scope="col">{name}</th>' for name in columns)
@@ -311,7 +311,7 @@ def _course(number: int, hop: Hop, axis: Axis) -> str:
     )
 
 
-def _bin_row(start: int, figures: Figures) -> str:
+def _bin_row(start: int, figures: CellFigures) -> str:
     pipe, delivery = measures(figures)
     cells = [
         moment(start),
@@ -346,7 +346,7 @@ def _hop_table(numbered: Numbered) -> str:
     return _scroll(table, "Figures of every hop")
 
 
-def _hop_rows(number: int, hop: Hop) -> str:
+def _hop_rows(number: int, hop: ReportHop) -> str:
     pipeline = f'<br><span class="soft">{_text(hop.pipeline)}</span>' if hop.pipeline else ""
     name = f'<th scope="row" class="name">{_text(hop.name)}{pipeline}</th>'
     rows = f'<tr id="hop-{number}">{name}{_hop_cells(hop.total, hop.latency_is_bound)}</tr>'
@@ -359,7 +359,7 @@ def _hop_rows(number: int, hop: Hop) -> str:
     return rows
 
 
-def _hop_cells(figures: Figures, bound: bool = False) -> str:
+def _hop_cells(figures: CellFigures, bound: bool = False) -> str:
     pipe, delivery = measures(figures)
     found = "".join(_count_cell(getattr(figures, column), bad=True) for column in COLUMNS.values())
     latency = figures.latency
@@ -394,7 +394,7 @@ def _ratio_cells(side: Measure) -> str:
     )
 
 
-def _points(comparison: Comparison | None) -> str:
+def _points(comparison: ChainComparison | None) -> str:
     if comparison is None:
         return ""
     ids = (("Not arrived", comparison.missing), ("Not sent", comparison.surplus))
@@ -444,7 +444,7 @@ def _ratio_or_more(value: float | None) -> str:
 # -- findings
 
 
-def _findings(found: list[Group], audit: Audit) -> str:
+def _findings(found: list[FindingGroup], audit: Audit) -> str:
     if not found:
         words = "Nothing." if audit.settled else "Nothing, but nothing has settled either."
         return f"<p>{words}</p>"
@@ -463,7 +463,7 @@ def _findings(found: list[Group], audit: Audit) -> str:
     return note + "".join(parts)
 
 
-def _group(group: Group, *, opened: bool) -> str:
+def _group(group: FindingGroup, *, opened: bool) -> str:
     columns = ("window", "message", "session", "index", "copies", "detail")
     head = "".join(f'<th scope="col" class="text">{name}</th>' for name in columns)
     rows = "".join(_spot(spot) for spot in group.spots)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from semel.calculus.mode import Counts
+from semel.calculus.mode import MessageCounts
 
 
 class Finding(Enum):
@@ -52,7 +52,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class CellFigures:
     """What was counted in one cell. `window` is the start of the window in microseconds, None for the whole time.
 
     Of the messages sent: `lost` have had their time and came to no visible end, `given_up` ended at the sender
@@ -89,14 +89,14 @@ class Figures:
     latency: Latency = Latency()
 
     @property
-    def pipe(self) -> Counts:
+    def pipe(self) -> MessageCounts:
         """R and UR before dedup, of the messages that have had their time."""
-        return Counts(self.sent - self.in_flight, self.arrivals_unique, self.arrivals, self.arrivals_squares)
+        return MessageCounts(self.sent - self.in_flight, self.arrivals_unique, self.arrivals, self.arrivals_squares)
 
     @property
-    def delivery(self) -> Counts:
+    def delivery(self) -> MessageCounts:
         """R and UR after dedup, of the messages that have had their time."""
-        return Counts(self.sent - self.in_flight, self.accepted_unique, self.accepted, self.accepted_squares)
+        return MessageCounts(self.sent - self.in_flight, self.accepted_unique, self.accepted, self.accepted_squares)
 
     @property
     def holds(self) -> bool:
@@ -125,7 +125,7 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class LostInside:
     """Lost inside a worker: accepted over `hop`, said to be forwarded, and never seen on any hop that goes on."""
 
     pipeline: str
@@ -167,14 +167,14 @@ class Audit:
     deadline_s: float
     window_s: float
     events: int
-    totals: tuple[Figures, ...]
-    windows: tuple[Figures, ...]
+    totals: tuple[CellFigures, ...]
+    windows: tuple[CellFigures, ...]
     chains: tuple[Chain, ...] = ()
     examples: tuple[Example, ...] = ()
     gaps: int = 0
     notes: tuple[str, ...] = field(default=())
     seconds: float = 0.0
-    inside: tuple[Inside, ...] = ()
+    inside: tuple[LostInside, ...] = ()
     late: int = 0
 
     @property

@@ -23,9 +23,9 @@ from pyspark.sql import functions as F
 from semel.errors import InputError
 from semel.kernel.ledger import Kind
 from semel.spark.audit import chains, compact, expand, figures, findings, identity, notes, receivers, sources
-from semel.spark.audit.chains import Comparison, Point
-from semel.spark.audit.figures import Hop, Way
-from semel.spark.audit.result import Audit, Chain, Figures, Finding, Inside, WindowState
+from semel.spark.audit.chains import ChainComparison, ChainPoint
+from semel.spark.audit.figures import LedgerHop, Way
+from semel.spark.audit.result import Audit, CellFigures, Chain, Finding, LostInside, WindowState
 from semel.spark.session import with_settings
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _UNCOMPILED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.facto
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AuditOptions:
     """`deadline_s` is the time that a message may take; only after that is it lost. `window_s` None chooses one that
     gives about a hundred windows. Times are in microseconds. `now` is when it is judged: None is the clock where there
     is a live store, and the newest event where there are folders only, which "newest" asks for in any case. Messages
@@ -94,7 +94,7 @@ class Case:
     """The evidence, looked through once: which hops there are and how each is to be read."""
 
     spark: SparkSession
-    options: Options
+    options: AuditOptions
     evidence: sources.Evidence
     compacted: tuple[DataFrame, ...]
     ledger: DataFrame
@@ -304,7 +304,7 @@ class Case:
     def _window_sums(self) -> list[dict[str, Any]]:
         return [row.asDict() for row in self._windows.collect()]
 
-    def figures(self) -> list[Figures]:
+    def figures(self) -> list[CellFigures]:
         """Of every window, and with `window` None of the whole time, by hop and session class."""
         ways = {way.hop.code: way for way in self.ways}
         rows = self._window_sums()
@@ -358,7 +358,7 @@ class Case:
     # -- from end to end
 
     @cached_property
-    def _chains(self) -> list[tuple[Hop, ...]]:
+    def _chains(self) -> list[tuple[LedgerHop, ...]]:
         """A hop with many receivers is the end of the ways that lead there: what arrives is another thing than what was
         sent, once for each of them."""
         return chains.chains_of([way.hop for way in self.ways if not way.hop.is_fanned])
@@ -372,8 +372,8 @@ class Case:
         return (*self.ways, *(stay.receipts for stay in self._stays if stay.receipts is not None))
 
     @property
-    def _path_span(self) -> chains.Span:
-        return chains.Span(self.now, self.options.deadline_us, self.options.since, self.options.until)
+    def _path_span(self) -> chains.JudgedSpan:
+        return chains.JudgedSpan(self.now, self.options.deadline_us, self.options.since, self.options.until)
 
     @cached_property
     def _paths(self) -> chains.Paths:
@@ -388,16 +388,16 @@ class Case:
         sent_on = {way.hop.code for way in self.ways if not way.unseen} if self.by_id else None
         return chains.measure(rows, self._chains, self._stays, self._path_span, sent_on=sent_on)
 
-    def chains(self, totals: Sequence[Figures]) -> list[Chain]:
+    def chains(self, totals: Sequence[CellFigures]) -> list[Chain]:
         return chains.figures_of(self._chains, self._stays, self._paths, totals)
 
-    def inside(self) -> list[Inside]:
+    def inside(self) -> list[LostInside]:
         """What was lost inside workers, by the hop that brought it."""
         return [stay.inside(lost) for stay, lost in zip(self._stays, self._paths.lost, strict=True) if lost]
 
-    def compare(self, sender: str, receiver: str) -> Comparison:
+    def compare(self, sender: str, receiver: str) -> ChainComparison:
         """Any two points by the ids of the messages seen there."""
-        of, to = Point.parse(sender, "sent"), Point.parse(receiver, "accepted")
+        of, to = ChainPoint.parse(sender, "sent"), ChainPoint.parse(receiver, "accepted")
         events, records = self.all_events(), self.all_records()
         seen = [chains.seen_at(point, events, records, self.ways) for point in (of, to)]
         return chains.compare(seen[0], seen[1], of, to, self.options.examples_max)
@@ -434,7 +434,7 @@ class Case:
     def _unnamed_notes(self) -> Sequence[str]:
         return receivers.unnamed_notes(self._receivers.unnamed()) if self._receivers is not None else ()
 
-    def _start_notes(self, totals: Sequence[Figures]) -> list[str]:
+    def _start_notes(self, totals: Sequence[CellFigures]) -> list[str]:
         """Messages are only looked through for it where some of a stream are lost."""
         lost = {(cell.pipeline, cell.hop) for cell in totals if cell.lost}
         ways = [way for way in self.ways if way.implied and (way.hop.pipeline, way.hop.hop) in lost]
@@ -472,7 +472,7 @@ _TIMES = ("first_sent", "first_accepted")
 def audit(
     spark: SparkSession,
     sources: Sequence[str | Path],
-    options: Options | None = None,
+    options: AuditOptions | None = None,
     progress: Callable[[str, float], None] = lambda what, part: None,
 ) -> Audit:
     """Audit everything that the sources hold."""
@@ -484,11 +484,11 @@ def audit(
 def prepared(
     spark: SparkSession,
     given: Sequence[str | Path],
-    options: Options | None = None,
+    options: AuditOptions | None = None,
     progress: Callable[[str, float], None] = lambda what, part: None,
 ) -> Iterator[Case]:
     """Look through the sources. What the case gives is good until the block ends."""
-    began, options = time.monotonic(), options or Options()
+    began, options = time.monotonic(), options or AuditOptions()
     clock = clock_us()
     progress("looking at the sources", 0.0)
     evidence = sources.find(given)
@@ -537,7 +537,7 @@ def as_much_as(spark: SparkSession, rows: int) -> AbstractContextManager[None]:
     return with_settings(spark, _UNCOMPILED if rows <= LITTLE else {})
 
 
-def _streams(index: DataFrame, hops: Sequence[Hop]) -> set[str]:
+def _streams(index: DataFrame, hops: Sequence[LedgerHop]) -> set[str]:
     """Which senders are streams, and which workers keep receipts. Senders are only asked about on hops where nobody
     writes down what was sent."""
     names = {hop.sender for hop in hops if not hop.has(Kind.SENT, Kind.RESENT)}
@@ -548,13 +548,13 @@ def _streams(index: DataFrame, hops: Sequence[Hop]) -> set[str]:
     return {row["stream"] for row in rows.select("stream").distinct().collect()}
 
 
-def choose(options: Options, hops: Sequence[Hop], streams: Iterable[str]) -> list[Way]:
+def choose(options: AuditOptions, hops: Sequence[LedgerHop], streams: Iterable[str]) -> list[Way]:
     """How the hops of the pipelines that were asked for are to be read."""
     found = figures.ways(hops, streams)
     return [way for way in found if not options.pipelines or way.hop.pipeline in options.pipelines]
 
 
-def _check_pipelines(options: Options, hops: Sequence[Hop]) -> None:
+def _check_pipelines(options: AuditOptions, hops: Sequence[LedgerHop]) -> None:
     known = {hop.pipeline for hop in hops}
     for pipeline in options.pipelines:
         if pipeline not in known:
@@ -578,7 +578,7 @@ def clock_us() -> int:
     return time.time_ns() // 1000
 
 
-def judged_at(options: Options, times: tuple[int, int] | None, clock: int | None) -> int:
+def judged_at(options: AuditOptions, times: tuple[int, int] | None, clock: int | None) -> int:
     """What a live store does not say by now, its receiver does not do: its silence counts. `clock` is the time before
     the stores were looked at, since none of them can tell of what came after. Without a live store it is None: an
     export speaks of the past, and is judged as of then. One without any event speaks of no time: 0."""
@@ -594,20 +594,20 @@ def _window_us(span_us: int) -> int:
     return step * 1_000_000
 
 
-def _filled(cells: Sequence[Figures], window_us: int) -> list[Figures]:
+def _filled(cells: Sequence[CellFigures], window_us: int) -> list[CellFigures]:
     """With a cell for every window in which nothing was sent, as long as these are not too many."""
-    by_hop: dict[tuple[str, str, str], dict[int, Figures]] = {}
+    by_hop: dict[tuple[str, str, str], dict[int, CellFigures]] = {}
     for cell in cells:
         assert cell.window is not None
         by_hop.setdefault((cell.pipeline, cell.hop, cell.session_class), {})[cell.window] = cell
-    filled: list[Figures] = []
+    filled: list[CellFigures] = []
     for name, known in by_hop.items():
         first, last = min(known), max(known)
         if (last - first) // window_us > WINDOWS_FILLED_MAX:
             filled += known.values()
             continue
         for window in range(first, last + 1, window_us):
-            filled.append(known.get(window) or Figures(*name, window, WindowState.EMPTY))
+            filled.append(known.get(window) or CellFigures(*name, window, WindowState.EMPTY))
     return filled
 
 

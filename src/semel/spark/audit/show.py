@@ -9,11 +9,11 @@ from semel.spark.audit.report import (
     COLUMNS,
     EXPLAINED,
     WORDS,
-    Group,
+    AuditOutcome,
+    FindingGroup,
     Health,
-    Hop,
     Measure,
-    Outcome,
+    ReportHop,
     all_notes,
     between,
     chain_name,
@@ -28,7 +28,7 @@ from semel.spark.audit.report import (
     ratio,
     spelled,
 )
-from semel.spark.audit.result import Audit, Chain, Example, Figures, Finding, Inside
+from semel.spark.audit.result import Audit, CellFigures, Chain, Example, Finding, LostInside
 from semel.words import plural
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from semel.spark.audit.chains import Comparison
+    from semel.spark.audit.chains import ChainComparison
 
 IDS_MAX = 5
 """So many ids of each finding on each hop."""
@@ -49,8 +49,8 @@ _COUNTS = (
     "accepted_squares", "duplicates", "rejected", "lost", "doubled", "disorder", "phantoms", "given_up", "in_flight",
     "ended", "replayed", "open", "unbalanced",
 )  # fmt: skip
-_COLOURS = {Outcome.HOLDS: "green", Outcome.FAILS: "red", Outcome.NO_DATA: "yellow"}
-_MARKS = {Outcome.HOLDS: "✓", Outcome.FAILS: "✗", Outcome.NO_DATA: "…"}
+_COLOURS = {AuditOutcome.HOLDS: "green", AuditOutcome.FAILS: "red", AuditOutcome.NO_DATA: "yellow"}
+_MARKS = {AuditOutcome.HOLDS: "✓", AuditOutcome.FAILS: "✗", AuditOutcome.NO_DATA: "…"}
 
 
 # -- for people
@@ -77,7 +77,7 @@ def view(audit: Audit, fail_on: Iterable[Finding] = tuple(Finding)) -> list[Rend
     return [*parts, "", _foot(audit)]
 
 
-def _hop_table(all_hops: list[Hop]) -> Table:
+def _hop_table(all_hops: list[ReportHop]) -> Table:
     """The hops, worst first when there are too many for a screen."""
     from rich.text import Text
 
@@ -164,7 +164,7 @@ def _count(count: int) -> Text:
     return Text(f"{count:,}", "bold red" if count else "")
 
 
-def _found_view(found: list[Group]) -> list[RenderableType]:
+def _found_view(found: list[FindingGroup]) -> list[RenderableType]:
     from rich.text import Text
 
     lines: list[RenderableType] = []
@@ -181,7 +181,7 @@ def _found_view(found: list[Group]) -> list[RenderableType]:
     return lines
 
 
-def _id_lines(group: Group) -> list[str]:
+def _id_lines(group: FindingGroup) -> list[str]:
     examples = [example for spot in group.spots for example in spot.examples][:IDS_MAX]
     lines = [f"  {_id_words(example)}" for example in examples]
     more = group.count - len(examples)
@@ -202,7 +202,7 @@ def _id_words(example: Example) -> str:
     return "  ".join(words)
 
 
-def points_view(comparison: Comparison) -> list[RenderableType]:
+def points_view(comparison: ChainComparison) -> list[RenderableType]:
     """Two points, and the first ids that are at one of them only."""
     from rich.text import Text
 
@@ -259,7 +259,7 @@ def as_dict(audit: Audit, fail_on: Iterable[Finding] = tuple(Finding)) -> dict[s
     }
 
 
-def _figures_dict(figures: Figures) -> dict[str, Any]:
+def _figures_dict(figures: CellFigures) -> dict[str, Any]:
     pipe, delivery = measures(figures)
     latency = figures.latency
     return {
@@ -312,7 +312,7 @@ def _chain_dict(chain: Chain) -> dict[str, Any]:
     }
 
 
-def _inside_dict(inside: Inside) -> dict[str, Any]:
+def _inside_dict(inside: LostInside) -> dict[str, Any]:
     return {
         "pipeline": inside.pipeline,
         "hop": inside.hop,
@@ -335,7 +335,7 @@ def _example_dict(example: Example) -> dict[str, Any]:
     }
 
 
-def points_dict(comparison: Comparison) -> dict[str, Any]:
+def points_dict(comparison: ChainComparison) -> dict[str, Any]:
     counts = comparison.counts
     return {
         "from": str(comparison.sender),

@@ -60,7 +60,7 @@ _EPOCH = datetime(1970, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ExportedFile:
     """One file that counts. Rows after `until` belong to a history that the store has lost. `oldest` and `newest` are
     the times of its rows in microseconds, by its footer."""
 
@@ -83,7 +83,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class PipelineProgress:
     """How far a pipeline on Spark has come in one of its streams."""
 
     hop: str
@@ -116,7 +116,7 @@ class LiveStore:
     """Up to where rows of the ledger may have been removed. They were exported before, to whichever folder."""
     firsts: dict[str, int] = field(default_factory=dict)
     """The streams that were trimmed, with the first offset that is left."""
-    taken: tuple[Taken, ...] = ()
+    taken: tuple[PipelineProgress, ...] = ()
     held: tuple[Held, ...] = ()
 
     @property
@@ -138,15 +138,15 @@ class Evidence:
 
     names: tuple[str, ...]
     folders: tuple[Path, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ExportedFile, ...] = ()
     live: tuple[LiveStore, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
-    def of(self, dataset: str) -> tuple[Part, ...]:
+    def of(self, dataset: str) -> tuple[ExportedFile, ...]:
         return tuple(part for part in self.parts if part.dataset == dataset)
 
     @property
-    def taken(self) -> tuple[Taken, ...]:
+    def taken(self) -> tuple[PipelineProgress, ...]:
         return tuple(taken for live in self.live for taken in live.taken)
 
     @property
@@ -199,7 +199,7 @@ def _folder(source: str) -> Path:
     return path.resolve()
 
 
-def _parts(folder: Path) -> Iterator[Part]:
+def _parts(folder: Path) -> Iterator[ExportedFile]:
     for dataset in DATASETS:
         try:
             listed, starts = segments(folder, dataset), epoch_starts(folder, dataset)
@@ -210,7 +210,7 @@ def _parts(folder: Path) -> Iterator[Part]:
         for segment in listed:
             until = _until(segment, starts)
             if until is None or parse_mark(segment.first) <= until:
-                yield Part(folder, dataset, segment, until if _straddles(segment, until) else None)
+                yield ExportedFile(folder, dataset, segment, until if _straddles(segment, until) else None)
 
 
 def _until(segment: Segment, starts: Iterable[EpochStart]) -> Mark | None:
@@ -223,14 +223,14 @@ def _straddles(segment: Segment, until: Mark | None) -> bool:
     return until is not None and parse_mark(segment.last) > until
 
 
-def _unique(parts: Iterable[Part]) -> list[Part]:
-    found: dict[tuple[Any, ...], Part] = {}
+def _unique(parts: Iterable[ExportedFile]) -> list[ExportedFile]:
+    found: dict[tuple[Any, ...], ExportedFile] = {}
     for part in parts:
         found.setdefault(part.key, part)
     return list(found.values())
 
 
-def _checked(part: Part) -> Part:
+def _checked(part: ExportedFile) -> ExportedFile:
     """The file is there, is what the manifest says, and is complete. Only its footer is read."""
     path, segment = part.path, part.segment
     again = "export the folder again, or copy it again from where it came"
@@ -306,12 +306,12 @@ def _pipelines(streams: Iterable[str]) -> list[str]:
     return sorted({unquote(stream.split("/")[1]) for stream in streams if stream.startswith("spark/")})
 
 
-def _taken(store: Store, pipeline: str) -> Iterator[Taken]:
+def _taken(store: Store, pipeline: str) -> Iterator[PipelineProgress]:
     """A sink says it in the commit that writes the ledger. The ledger is read after this, so it tells of all that was
     taken."""
     key = state_key(pipeline)
     for each in read_state(key, store.state(key)).sources.values():
-        yield Taken(f"{each.stream}>{output_stream(pipeline)}", each.store, each.stream, each.offset)
+        yield PipelineProgress(f"{each.stream}>{output_stream(pipeline)}", each.store, each.stream, each.offset)
 
 
 def _held(store: Store, pipeline: str) -> Iterator[Held]:
@@ -321,7 +321,7 @@ def _held(store: Store, pipeline: str) -> Iterator[Held]:
         yield from (Held(hop, session, wait.index, wait.rows) for hop in sorted(hops))
 
 
-def _beside(live: LiveStore, parts: Sequence[Part]) -> LiveStore:
+def _beside(live: LiveStore, parts: Sequence[ExportedFile]) -> LiveStore:
     """What the folders have of it is not read from it once more."""
     after = dict(live.mark)
     for part in parts:
@@ -356,7 +356,7 @@ def _exported(store: Store, dataset: str, folder_ids: set[str]) -> Mark:
     return exported_mark(mark) or START
 
 
-def _bounded_by_live(part: Part, live: Iterable[LiveStore]) -> Part | None:
+def _bounded_by_live(part: ExportedFile, live: Iterable[LiveStore]) -> ExportedFile | None:
     """A live store in a later epoch than its folder has lost what the folder has beyond its mark."""
     segment = part.segment
     for store in live:
@@ -372,17 +372,17 @@ def _bounded_by_live(part: Part, live: Iterable[LiveStore]) -> Part | None:
 # -- as DataFrames
 
 
-def ledger(spark: SparkSession, evidence: Evidence, parts: Sequence[Part] | None = None) -> DataFrame:
+def ledger(spark: SparkSession, evidence: Evidence, parts: Sequence[ExportedFile] | None = None) -> DataFrame:
     """The rows of the ledger, with `store` and `history`: the epoch of the store that wrote them down."""
     return _rows(spark, "ledger", evidence, evidence.of("ledger") if parts is None else parts)
 
 
-def index(spark: SparkSession, evidence: Evidence, parts: Sequence[Part] | None = None) -> DataFrame:
+def index(spark: SparkSession, evidence: Evidence, parts: Sequence[ExportedFile] | None = None) -> DataFrame:
     """The rows of the index, with `store`."""
     return _rows(spark, "index", evidence, evidence.of("index") if parts is None else parts)
 
 
-def _rows(spark: SparkSession, dataset: str, evidence: Evidence, parts: Sequence[Part]) -> DataFrame:
+def _rows(spark: SparkSession, dataset: str, evidence: Evidence, parts: Sequence[ExportedFile]) -> DataFrame:
     groups: dict[tuple[str, int, Mark | None], list[str]] = {}
     for part in parts:
         groups.setdefault((part.segment.store, part.segment.epoch, part.until), []).append(str(part.path))

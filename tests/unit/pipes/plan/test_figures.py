@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.calculus.mode import Counts
+from semel.calculus.mode import MessageCounts
 from semel.errors import InputError
 from semel.kernel.effects import Deliver, Delivered, Received, Send
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Message
+from semel.kernel.hop import HopMessage
 from semel.kernel.ledger import Event, Kind, fold_ids
 from semel.kernel.position import Position
 from semel.kernel.store import Record
@@ -66,7 +66,7 @@ SOME = set(IDS[::4])
 def test_when_all_arrive_both_figures_say_so() -> None:
     figures = measure(built(), travel(built(), IDS, lambda *_: False))
 
-    assert figures.pipes["P1>P2"].counts == figures.delivery.counts == Counts(100, 100, 100)
+    assert figures.pipes["P1>P2"].counts == figures.delivery.counts == MessageCounts(100, 100, 100)
     assert figures.pipes["P1>P2"].exact
     assert figures.delivery.exact
 
@@ -87,7 +87,7 @@ def test_a_drop_before_the_pipe_shows_in_the_delivery_alone() -> None:
 
 def test_a_drop_in_the_pipe_shows_in_both() -> None:
     def drop(sender: str, receiver: str, message: Any) -> bool:
-        return (sender, receiver) == ("P1", "P2") and isinstance(message, Message) and message.envelope.id in SOME
+        return (sender, receiver) == ("P1", "P2") and isinstance(message, HopMessage) and message.envelope.id in SOME
 
     assert rates(measure(built(), travel(built(), IDS, drop))) == (0.75, 0.75)
 
@@ -97,14 +97,14 @@ def test_a_lost_confirm_shows_in_neither() -> None:
         return (sender, receiver) == ("P2", "P1")
 
     figures = measure(built(), travel(built(), IDS, drop))
-    assert figures.pipes["P1>P2"].counts == figures.delivery.counts == Counts(100, 100, 100)
+    assert figures.pipes["P1>P2"].counts == figures.delivery.counts == MessageCounts(100, 100, 100)
 
 
 def test_several_pipes_have_a_figure_each() -> None:
     plan = built("A -[retries=3,window=1000]-> B -[retries=3,window=1000]-> C")
 
     def drop(sender: str, receiver: str, message: Any) -> bool:
-        return (sender, receiver) == ("B", "C") and isinstance(message, Message) and message.envelope.id in SOME
+        return (sender, receiver) == ("B", "C") and isinstance(message, HopMessage) and message.envelope.id in SOME
 
     figures = measure(plan, travel(plan, IDS, drop))
     assert {hop: each.counts.reliability for hop, each in figures.pipes.items()} == {"A>B": 1.0, "B>C": 0.75}
@@ -133,7 +133,7 @@ def test_ids_make_figures_exact_even_when_loss_and_doubling_balance() -> None:
     heard, inbox = taken("B", "A>B", "m1", "m2", "m2")
     figures = measure(built(DURABLE), [*said, *heard, *handled("m1", "m2", "m2")], records_by_place([*outbox, *inbox]))
 
-    assert figures.pipes["A>B"].counts == figures.delivery.counts == Counts(3, 2, 3, 5)
+    assert figures.pipes["A>B"].counts == figures.delivery.counts == MessageCounts(3, 2, 3, 5)
     assert figures.pipes["A>B"].exact
     assert figures.delivery.exact
     assert figures.delivery.gaps == 0
@@ -151,7 +151,7 @@ def test_what_nobody_sent_does_not_count() -> None:
     said, outbox = taken("A", "app>A", "m1", "m2")
     figures = measure(built(DURABLE), [*said, *handled("m1", "foreign")], records_by_place(outbox))
 
-    assert figures.delivery.counts == Counts(2, 1, 1, 1)
+    assert figures.delivery.counts == MessageCounts(2, 1, 1, 1)
 
 
 def test_other_paths_and_other_hops_are_left_out() -> None:
@@ -163,7 +163,7 @@ def test_other_paths_and_other_hops_are_left_out() -> None:
     ]
     figures = measure(built(DURABLE), [*said, *foreign, *handled("m1")], records_by_place(outbox))
 
-    assert figures.delivery.counts == Counts(1, 1, 1, 1)
+    assert figures.delivery.counts == MessageCounts(1, 1, 1, 1)
 
 
 @pytest.mark.parametrize("lie", [{"n": 3}, {"fold": 0}])
@@ -185,7 +185,7 @@ def test_a_range_must_name_its_place() -> None:
 def test_without_ids_a_difference_is_a_bound_and_says_so() -> None:
     figures = measure(built(), [event(Kind.ACCEPTED, "app>A", "m1", "m2", "m3"), *handled("m1", "m1")])
 
-    assert figures.delivery.counts == Counts(3, 2, 2)
+    assert figures.delivery.counts == MessageCounts(3, 2, 2)
     assert not figures.delivery.exact
 
 
@@ -198,7 +198,7 @@ def test_without_ids_equal_numbers_of_other_messages_are_not_taken_for_the_same(
 def test_nothing_sent_has_no_figures() -> None:
     figures = measure(built(), handled("m1"))
 
-    assert figures.delivery.counts == Counts(0, 0, 0, 0)
+    assert figures.delivery.counts == MessageCounts(0, 0, 0, 0)
     assert figures.delivery.counts.reliability is None
 
 
@@ -210,7 +210,7 @@ def test_with_ids_it_is_counting(sent: set[str], received: list[str]) -> None:
     measured = compare(tally(*sent), tally(*received))
 
     assert measured.exact
-    assert measured.counts == Counts.of(sent, received)
+    assert measured.counts == MessageCounts.of(sent, received)
 
 
 @given(st.sets(st.sampled_from("abcdefgh")), messages)

@@ -11,7 +11,7 @@ import pytest
 from semel.errors import ConfigError
 from semel.kernel.effects import Received, Resume
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Envelope
-from semel.kernel.hop import Confirm, Message
+from semel.kernel.hop import Confirm, HopMessage
 from semel.pipes.services.channel import (
     CARRIED,
     CHANNEL_TYPES,
@@ -22,11 +22,11 @@ from semel.pipes.services.channel import (
     Channel,
     ChannelConfig,
     ChannelWire,
-    Close,
+    CloseSession,
     Initiator,
-    Open,
-    Opened,
+    OpenSession,
     PipeKind,
+    SessionOpened,
     Spawner,
     SpawnerConfig,
 )
@@ -114,10 +114,10 @@ ECHOES = [f"re-{id}" for id in IDS]
 @pytest.mark.parametrize(
     "message",
     [
-        Open("s"),
-        Opened("s", "r"),
-        Close("s", "idle"),
-        Carried("s", "r", Message("d", Envelope("a"), 1)),
+        OpenSession("s"),
+        SessionOpened("s", "r"),
+        CloseSession("s", "idle"),
+        Carried("s", "r", HopMessage("d", Envelope("a"), 1)),
         Carried("", "", Confirm(("d",))),
     ],
 )
@@ -237,7 +237,7 @@ def test_what_is_not_a_channels_is_reported_and_not_sent_for_ever() -> None:
     story = Story()
     ends = story.static(RESEND)
     for number, envelope in enumerate((Envelope("plain"), Envelope("broken", type=CARRIED, data=b"\xc1")), start=1):
-        message = Message(f"r/{number}", envelope, number)
+        message = HopMessage(f"r/{number}", envelope, number)
         parcel = Parcel(("0#down.inner",), ("1#a", "0#up.inner"), (Carried("", "", message),))
         story.net.tell(story.b, ends[1], Received("up", parcel))
     assert [note.topic for note in story.net.notes] == ["rejected", "rejected"]
@@ -340,11 +340,11 @@ def test_a_repeated_open_is_answered_by_the_same_channel() -> None:
     story = Story()
     spawner = story.spawn(ORDERED)
     for _ in range(3):
-        story.net.send(story.a, Parcel(("1#b", "0#hub.inner"), ("0#up.inner",), (Open("s"),)))
+        story.net.send(story.a, Parcel(("1#b", "0#hub.inner"), ("0#up.inner",), (OpenSession("s"),)))
     story.net.run(1)
     assert list(spawner.sessions) == ["s"]
     answers = [body for one, _, parcel in story.net.carried for body in parcel.bodies if one == "b"]
-    assert answers == [Opened("s", "s1/1")] * 3
+    assert answers == [SessionOpened("s", "s1/1")] * 3
 
 
 def test_every_initiator_has_a_responder_of_its_own() -> None:
@@ -394,7 +394,7 @@ def test_an_unknown_session_is_said_to_be_unknown() -> None:
     frame = Carried("never", "r", Confirm(("d",)))
     story.net.send(story.a, Parcel(("1#b", "0#hub.inner"), ("0#up.inner",), (frame,)))
     story.net.run(1)
-    assert story.net.carried[-1][2].bodies == (Close("never", UNKNOWN),)
+    assert story.net.carried[-1][2].bodies == (CloseSession("never", UNKNOWN),)
 
 
 def test_idle_sessions_are_closed_and_opened_again_when_they_are_needed() -> None:
@@ -409,7 +409,7 @@ def test_idle_sessions_are_closed_and_opened_again_when_they_are_needed() -> Non
     story.net.run(8)
     assert not spawner.sessions
     assert not initiator.is_open
-    assert story.net.carried[-1][2].bodies == (Close(initiator.session, IDLE),)
+    assert story.net.carried[-1][2].bodies == (CloseSession(initiator.session, IDLE),)
     story.say("c")
     story.net.run(2)
     assert story.answers == ["re-a", "re-b", "re-c"]
@@ -423,7 +423,7 @@ def test_a_session_that_is_closed_as_idle_with_something_to_say_is_opened_anew()
     story.say("a", to="sink")
     story.net.run(1)
     story.net.calm()
-    idle = Parcel(("0#up.inner",), ("1#b", "0#hub.inner"), (Close(initiator.session, IDLE),))
+    idle = Parcel(("0#up.inner",), ("1#b", "0#hub.inner"), (CloseSession(initiator.session, IDLE),))
     story.net.tell(story.a, initiator, Received("hub", idle))
     assert not initiator.is_open
     story.net.run(2)
@@ -454,7 +454,7 @@ def test_there_is_an_end_to_the_number_of_sessions() -> None:
     assert first.is_open
     assert not second.is_open
     assert len(spawner.sessions) == 1
-    assert story.net.carried[-1][2].bodies == (Close(second.session, FULL),)
+    assert story.net.carried[-1][2].bodies == (CloseSession(second.session, FULL),)
     story.net.run(10)
     assert second.is_open
     assert story.answers == ["re-b"], "it got in when the first one had been idle for long enough"
@@ -465,7 +465,7 @@ def test_a_session_ends_when_the_application_says_so_and_all_has_arrived() -> No
     spawner = story.spawn(ORDERED)
     initiator = story.open(ORDERED)
     story.say(*IDS, to="sink")
-    story.net.send(story.a, Parcel(("0#up",), ("0#app",), (Close("", ""),)))
+    story.net.send(story.a, Parcel(("0#up",), ("0#app",), (CloseSession("", ""),)))
     story.say("too late", to="sink")
     story.net.run(60)
     assert story.taken == IDS
@@ -482,7 +482,7 @@ def test_a_late_copy_of_an_open_does_not_make_a_new_spawner_know_the_session() -
     story.say(*IDS[:10], to="sink")
     story.net.run(2)
     story.spawn(ORDERED, "s2")
-    story.net.send(story.a, Parcel(("1#b", "0#hub.inner"), ("0#up.inner",), (Open(initiator.session),)))
+    story.net.send(story.a, Parcel(("1#b", "0#hub.inner"), ("0#up.inner",), (OpenSession(initiator.session),)))
     story.net.run(2)
     story.say(*IDS[10:], to="sink")
     story.net.run(10)
@@ -496,7 +496,7 @@ def test_a_session_that_is_closed_is_gone_from_the_spawner() -> None:
     story.say("a")
     story.net.run(1)
     assert len(spawner.sessions) == 1
-    story.net.send(story.a, Parcel(("0#up",), ("0#app",), (Close("", ""),)))
+    story.net.send(story.a, Parcel(("0#up",), ("0#app",), (CloseSession("", ""),)))
     story.net.run(1)
     assert not spawner.sessions
     assert story.answers == ["re-a"]
@@ -506,7 +506,7 @@ def test_late_words_of_an_old_session_change_nothing() -> None:
     story = Story()
     initiator = story.session(ORDERED)
     story.net.run(1)
-    for late in (Close("i1/0", UNKNOWN), Opened("i1/0", "r"), Carried("i1/0", "r", Confirm(("x",)))):
+    for late in (CloseSession("i1/0", UNKNOWN), SessionOpened("i1/0", "r"), Carried("i1/0", "r", Confirm(("x",)))):
         parcel = Parcel(("0#up.inner",), ("1#b", "0#hub.inner"), (late,))
         story.net.tell(story.a, initiator, Received("hub", parcel))
     assert initiator.is_open
@@ -555,9 +555,9 @@ def test_sessions_without_a_name_or_a_way_back_are_not_opened() -> None:
     story = Story()
     spawner = story.spawn(ORDERED)
     story.net.tell(
-        story.b, spawner, Received("", Parcel(("0#hub.inner",), (), (Open("s"), Carried("s", "r", Confirm(())))))
+        story.b, spawner, Received("", Parcel(("0#hub.inner",), (), (OpenSession("s"), Carried("s", "r", Confirm(())))))
     )
-    story.net.tell(story.b, spawner, Received("", Parcel(("0#hub.inner",), ("1#a", "0#up.inner"), (Open(""),))))
+    story.net.tell(story.b, spawner, Received("", Parcel(("0#hub.inner",), ("1#a", "0#up.inner"), (OpenSession(""),))))
     assert not spawner.sessions
     assert [note.topic for note in story.net.notes] == ["rejected"]
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from semel.errors import ConfigError, InputError, StoreRefused, StoreUnavailable
-from semel.kernel.effects import Connected, Received, Resume
+from semel.kernel.effects import PeerConnected, Received, Resume
 from semel.kernel.envelope import Blob, Envelope
-from semel.kernel.hop import Confirm, Message
+from semel.kernel.hop import Confirm, HopMessage
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Op, Put, PutBlob, Trim, Unit
 from semel.kernel.resend import ResendPolicy
@@ -33,14 +33,14 @@ from semel.pipes.services.storage import (
     Created,
     GetIndex,
     IndexIs,
-    Place,
     Pull,
     Pulled,
     Push,
     Pushed,
-    Refused,
+    ReadPlace,
     SaveIndex,
     StorageConfig,
+    StorageRefused,
     StorageService,
     StorageWire,
 )
@@ -140,7 +140,7 @@ def bench() -> Bench:
         SaveIndex("1", "c", "s", 1, 4, reset=True),
         GetIndex("1", "c", "s"),
         IndexIs("1", 1, 4),
-        Refused("1", TRIMMED, 1, 9),
+        StorageRefused("1", TRIMMED, 1, 9),
     ],
 )
 def test_every_message_crosses_a_wire(message: Any) -> None:
@@ -169,14 +169,14 @@ def test_a_stream_is_created_once_and_known_after_a_restart(bench: Bench) -> Non
 def test_nothing_goes_to_a_stream_that_was_not_created(bench: Bench) -> None:
     start_service(bench)
     for request in (Push("1", STREAM, Envelope("a")), Pull("1", STREAM), GetIndex("1", "c", STREAM)):
-        assert ask(bench, request) == [Refused("1", NO_STREAM)]
+        assert ask(bench, request) == [StorageRefused("1", NO_STREAM)]
 
 
 @pytest.mark.parametrize("stream", ["pipe/other/s", "pipe/orders", "hub/main", "pipe/orders/BAD NAME", ""])
 def test_strangers_reach_only_what_lies_under_the_prefix(bench: Bench, stream: str) -> None:
     start_service(bench)
-    assert ask(bench, Create("1", stream)) == [Refused("1", FORBIDDEN)]
-    assert ask(bench, Pull("2", stream)) == [Refused("2", FORBIDDEN)]
+    assert ask(bench, Create("1", stream)) == [StorageRefused("1", FORBIDDEN)]
+    assert ask(bench, Pull("2", stream)) == [StorageRefused("2", FORBIDDEN)]
 
 
 @pytest.mark.parametrize(
@@ -191,13 +191,13 @@ def test_strangers_reach_only_what_lies_under_the_prefix(bench: Bench, stream: s
 )
 def test_names_that_no_store_would_hold_are_refused_at_the_door(bench: Bench, request_: Any) -> None:
     created(bench)
-    assert ask(bench, request_) == [Refused(request_.request, FORBIDDEN)]
+    assert ask(bench, request_) == [StorageRefused(request_.request, FORBIDDEN)]
 
 
 def test_there_is_an_end_to_the_number_of_streams(bench: Bench) -> None:
     start_service(bench, streams_max=2)
     answers = [ask(bench, Create(name, f"pipe/orders/{name}"))[0] for name in "abc"]
-    assert [type(answer) for answer in answers] == [Created, Created, Refused]
+    assert [type(answer) for answer in answers] == [Created, Created, StorageRefused]
 
 
 def test_what_comes_before_the_service_knows_its_streams_waits(bench: Bench) -> None:
@@ -212,7 +212,7 @@ def test_a_second_service_on_the_store_learns_of_the_first_ones_streams(bench: B
     other.store = bench.store
     start_service(other)
     ask(bench, Create("1", STREAM))
-    assert ask(other, Push("1", STREAM, Envelope("a"))) == [Refused("1", NO_STREAM)]
+    assert ask(other, Push("1", STREAM, Envelope("a"))) == [StorageRefused("1", NO_STREAM)]
     ask(other, Create("2", STREAM))
     other.wait(1.0)
     assert heard(other) == [Created("2", STREAM)]
@@ -352,20 +352,22 @@ def test_one_peer_cannot_take_all_the_waiting_places(bench: Bench) -> None:
     created(bench, waiting_per_peer=2, waiting_max=3)
     for after in (10, 11):
         assert ask(bench, Pull(f"{after}", STREAM, after, 1, wait_s=9)) == []
-    assert ask(bench, Pull("12", STREAM, 12, 1, wait_s=9)) == [Refused("12", BUSY)]
+    assert ask(bench, Pull("12", STREAM, 12, 1, wait_s=9)) == [StorageRefused("12", BUSY)]
     bench.wait(10)
     heard(bench)
-    assert ask(bench, Pull("13", STREAM, 13, 1)) == [Refused("13", BUSY)], "a read that nobody waits for is still one"
+    assert ask(bench, Pull("13", STREAM, 13, 1)) == [StorageRefused("13", BUSY)], (
+        "a read that nobody waits for is still one"
+    )
     assert ask(bench, Pull("1", STREAM, wait_s=9), peer="you") == []
-    assert ask(bench, Pull("14", STREAM, 14, 1), peer="they") == [Refused("14", BUSY)]
+    assert ask(bench, Pull("14", STREAM, 14, 1), peer="they") == [StorageRefused("14", BUSY)]
 
 
 def test_retention_that_was_shorter_than_the_outage_is_not_passed_over(bench: Bench) -> None:
     created(bench)
     push(bench, *"abcd")
     bench.store.commit([Unit((Trim(STREAM, 3),))])
-    assert ask(bench, Pull("1", STREAM)) == [Refused("1", TRIMMED, 1, 3)]
-    assert ask(bench, Pull("2", STREAM, 1, 1)) == [Refused("2", TRIMMED, 1, 3)]
+    assert ask(bench, Pull("1", STREAM)) == [StorageRefused("1", TRIMMED, 1, 3)]
+    assert ask(bench, Pull("2", STREAM, 1, 1)) == [StorageRefused("2", TRIMMED, 1, 3)]
     [answer] = ask(bench, Pull("3", STREAM, 2, 1))
     assert [offset for offset, _ in answer.entries] == [3, 4]
 
@@ -374,7 +376,7 @@ def test_a_place_in_another_epoch_is_not_passed_over(bench: Bench) -> None:
     created(bench)
     push(bench, *"ab")
     bench.store.raise_epoch("restored")
-    assert ask(bench, Pull("1", STREAM, 1, 1)) == [Refused("1", EPOCH_CHANGED, 2)]
+    assert ask(bench, Pull("1", STREAM, 1, 1)) == [StorageRefused("1", EPOCH_CHANGED, 2)]
     [answer] = ask(bench, Pull("2", STREAM))
     assert answer.epoch == 2
 
@@ -387,7 +389,7 @@ def test_a_body_in_chunks_is_not_passed_over(bench: Bench) -> None:
     [answer] = ask(bench, Pull("1", STREAM))
     assert [offset for offset, _ in answer.entries] == [1]
     assert not answer.end
-    assert ask(bench, Pull("2", STREAM, 1, 1)) == [Refused("2", CHUNKED, 1, 2)]
+    assert ask(bench, Pull("2", STREAM, 1, 1)) == [StorageRefused("2", CHUNKED, 1, 2)]
 
 
 # -- the service: indexes
@@ -410,7 +412,7 @@ def test_the_names_of_clients_do_not_run_into_those_of_streams(bench: Bench) -> 
     ask(bench, Create("t", long))
     ask(bench, SaveIndex("1", "c/pipe/orders/x", STREAM, 1, 5))
     assert ask(bench, GetIndex("2", "c", long)) == [IndexIs("2", 0, 0)]
-    assert ask(bench, GetIndex("3", "c" * 200, STREAM)) == [Refused("3", FORBIDDEN)]
+    assert ask(bench, GetIndex("3", "c" * 200, STREAM)) == [StorageRefused("3", FORBIDDEN)]
 
 
 def test_an_index_goes_back_only_when_that_is_meant(bench: Bench) -> None:
@@ -472,7 +474,7 @@ def test_a_prefix_is_a_folder() -> None:
 
 def hand(bench: Bench, *ids: str, peer: str = "up") -> None:
     for id in ids:
-        tell(bench, "pub", Received(peer, Message(f"d-{id}", Envelope(id), 0)))
+        tell(bench, "pub", Received(peer, HopMessage(f"d-{id}", Envelope(id), 0)))
 
 
 def requests(bench: Bench) -> list[str]:
@@ -592,7 +594,7 @@ def test_after_a_reconnect_all_goes_out_again(bench: Bench) -> None:
     bench.add(publisher(window=2))
     hand(bench, "a", "b")
     bench.wires["store"] = []
-    tell(bench, "pub", Connected("store"))
+    tell(bench, "pub", PeerConnected("store"))
     assert [type(each) for each in bench.sent_to("store")] == [Create, Push, Push]
     assert bench.interpreter.next_deadline() is not None
 
@@ -630,8 +632,8 @@ def test_messages_are_handed_over_one_after_the_other(bench: Bench, durable: boo
     made = start_pipe(bench, *"abc", durable=durable)
     settle(bench)
     assert bench.delivered == ["a", "b", "c"]
-    assert made.place == Place(1, 3)
-    assert made.saved == Place(1, 3)
+    assert made.place == ReadPlace(1, 3)
+    assert made.saved == ReadPlace(1, 3)
     assert index(bench) == 3
     push(bench, "d")
     settle(bench)
@@ -788,17 +790,17 @@ def test_poison_is_skipped_and_recorded(bench: Bench, durable: bool) -> None:
 
 def test_a_save_is_sent_until_it_is_confirmed(bench: Bench) -> None:
     made = start_pipe(bench, *"ab")
-    while made.place != Place(1, 2):
+    while made.place != ReadPlace(1, 2):
         bench.pass_on("store", keep=lambda message: int(not isinstance(message, SaveIndex)))
         bench.pass_on("con")
-    assert made.saved == Place()
+    assert made.saved == ReadPlace()
     assert index(bench) == 0
     for _ in range(3):
         bench.wait(1.0)
         bench.pass_on("store", keep=lambda message: int(not isinstance(message, SaveIndex)))
     bench.wait(10.0)
     settle(bench)
-    assert made.saved == Place(1, 2)
+    assert made.saved == ReadPlace(1, 2)
     assert index(bench) == 2
 
 
@@ -937,7 +939,7 @@ def test_after_a_reconnect_the_consumer_asks_again(bench: Bench) -> None:
     created(bench)
     bench.add(consumer())
     bench.wires["store"] = []
-    tell(bench, "con", Connected("store"))
+    tell(bench, "con", PeerConnected("store"))
     assert [type(each) for each in bench.sent_to("store")] == [GetIndex]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from semel.kernel.effects import Deliver, Delivered, Effect, Machine, Notify, Received, Resume, Send
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Message
+from semel.kernel.hop import HopMessage
 from semel.pipes.language.options import ConfirmOn
 from semel.pipes.workers import blocks
 from semel.pipes.workers.blocks import (
@@ -278,7 +278,7 @@ def test_weakening_has_no_order_of_its_own(a: Ordering, b: Ordering, c: Ordering
 
 def test_the_first_stage_takes_messages_of_stages_before_it() -> None:
     wire = Wire(ordering_pipe("A", "B"), loss=0.0, double=0.0)
-    wire.perform("A", wire.machines["A"].receive(Received("Z", Message("z/1", Envelope("a"), 1)), 0.0))
+    wire.perform("A", wire.machines["A"].receive(Received("Z", HopMessage("z/1", Envelope("a"), 1)), 0.0))
     wire.run(1)
     assert wire.taken == ["a"]
 

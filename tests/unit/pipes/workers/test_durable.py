@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from semel.errors import ConfigError, StoreUnavailable
-from semel.kernel.effects import Committed, Connected, Disconnected, Received, Resume
+from semel.kernel.effects import Committed, PeerConnected, PeerDisconnected, Received, Resume
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Confirm, Message
+from semel.kernel.hop import Confirm, HopMessage
 from semel.kernel.ledger import Kind
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import RetryPolicy
@@ -69,8 +69,8 @@ class World(Bench):
             self.hear(Confirm(tuple(message.delivery for message in messages)), peer)
 
 
-def message(id: str = "m", index: int = 1, run: str = "a") -> Message:
-    return Message(f"{run}/{index}", Envelope(id), index)
+def message(id: str = "m", index: int = 1, run: str = "a") -> HopMessage:
+    return HopMessage(f"{run}/{index}", Envelope(id), index)
 
 
 def confirms(world: World, peer: str = "A") -> list[str]:
@@ -78,7 +78,7 @@ def confirms(world: World, peer: str = "A") -> list[str]:
 
 
 def sent(world: World, peer: str = "B") -> list[str]:
-    return [body.envelope.id for body in world.sent_to(peer) if isinstance(body, Message)]
+    return [body.envelope.id for body in world.sent_to(peer) if isinstance(body, HopMessage)]
 
 
 def test_it_commits_then_confirms_and_sends_on() -> None:
@@ -137,7 +137,7 @@ def test_it_sends_again_by_its_timer_and_after_a_reconnect() -> None:
     assert world.machine.next_deadline() == world.now + 1.0
     world.wait(1.0)
     assert sent(world) == ["m", "m"]
-    world.tell(Connected("B"))
+    world.tell(PeerConnected("B"))
     assert sent(world) == ["m", "m", "m"]
 
 
@@ -286,7 +286,7 @@ def test_reading_is_tried_again_when_the_store_was_away(monkeypatch: pytest.Monk
 def test_a_report_for_nobody_is_ignored() -> None:
     world = World(forwards(inlet()))
     assert world.machine.receive(Committed(999, ()), 0.0) == []
-    assert world.machine.receive(Disconnected("B"), 0.0) == ()
+    assert world.machine.receive(PeerDisconnected("B"), 0.0) == ()
 
 
 @pytest.mark.parametrize(("peer", "run"), [("A\x1fevil", "a"), ("A", "a\x1fevil")])

@@ -7,21 +7,21 @@ import pytest
 from semel.errors import ConfigError
 from semel.kernel.dedup import GapPolicy, OnGap, Repeated
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Message
+from semel.kernel.hop import HopMessage
 from semel.pipes.language.options import DedupBy
 from semel.pipes.workers import inlet as module
 from semel.pipes.workers.inlet import Arrival, Inlet, InletConfig
-from semel.pipes.workers.meter import Meter
+from semel.pipes.workers.meter import HopMeter
 
 AGAIN = Repeated(waiting=False)
 
 
 def make(dedup: DedupBy = DedupBy.NONE, **options: object) -> Inlet:
-    return Inlet(InletConfig("A>B", dedup=dedup, **options), Meter("A>B"))  # type: ignore[arg-type]
+    return Inlet(InletConfig("A>B", dedup=dedup, **options), HopMeter("A>B"))  # type: ignore[arg-type]
 
 
 def came(id: str, index: int, run: str = "r", peer: str = "A", floor: int = 0) -> Arrival:
-    return peer, Message(f"{run}/{index}", Envelope(id), index, floor=floor)
+    return peer, HopMessage(f"{run}/{index}", Envelope(id), index, floor=floor)
 
 
 def test_without_dedup_every_copy_passes() -> None:
@@ -140,7 +140,7 @@ def test_what_waits_below_the_floor_passes_in_order() -> None:
 def test_the_same_message_is_known_by_its_id_on_the_hop_or_by_its_delivery() -> None:
     by_id, by_delivery = make(DedupBy.ID), make()
     assert by_id.key(came("m", 1)) == by_id.key(came("m", 2, "other"))
-    assert by_id.key(came("m", 1)) != Inlet(InletConfig("C>B", dedup=DedupBy.ID), Meter("C>B")).key(came("m", 1))
+    assert by_id.key(came("m", 1)) != Inlet(InletConfig("C>B", dedup=DedupBy.ID), HopMeter("C>B")).key(came("m", 1))
     assert by_delivery.key(came("m", 1)) == by_delivery.key(came("m", 1))
     assert by_delivery.key(came("m", 1)) != by_delivery.key(came("m", 2))
 

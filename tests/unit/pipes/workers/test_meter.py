@@ -8,7 +8,7 @@ import semel.pipes.workers.meter as module
 from semel.kernel.effects import Commit
 from semel.kernel.ledger import Event, Kind, fold_ids
 from semel.kernel.ops import Log
-from semel.pipes.workers.meter import Meter, Reports
+from semel.pipes.workers.meter import HopMeter, Reports
 
 
 def logged(commit: Commit) -> list[Event]:
@@ -16,7 +16,7 @@ def logged(commit: Commit) -> list[Event]:
 
 
 def test_counts_grow_for_good() -> None:
-    meter = Meter("A>B")
+    meter = HopMeter("A>B")
     assert not meter.has_news
     meter.count(Kind.SENT, "a", 1)
     meter.count(Kind.SENT, "b", 2)
@@ -29,7 +29,7 @@ def test_counts_grow_for_good() -> None:
 
 @pytest.mark.parametrize("folds", [False, True])
 def test_what_is_new_becomes_one_range_for_each_kind(folds: bool) -> None:
-    meter = Meter("A>B", "orders", "pipe/orders/a", "B", folds)
+    meter = HopMeter("A>B", "orders", "pipe/orders/a", "B", folds)
     for id, index in (("b", 7), ("a", 5), ("c", 9)):
         meter.count(Kind.SENT, id, index)
     meter.count(Kind.CONFIRMED, "a", 5)
@@ -51,7 +51,7 @@ def test_without_folds_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> Non
         raise AssertionError(f"{message} was hashed")
 
     monkeypatch.setattr(module, "hash_id", refuses)
-    meter = Meter("A>B")
+    meter = HopMeter("A>B")
     meter.count(Kind.SENT, "a", 1)
     meter.put_back(meter.take())
     assert [event.n for event in meter.take()] == [1]
@@ -59,7 +59,7 @@ def test_without_folds_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("folds", [False, True])
 def test_what_could_not_be_written_is_told_with_the_rest(folds: bool) -> None:
-    meter = Meter("A>B", folds=folds)
+    meter = HopMeter("A>B", folds=folds)
     meter.count(Kind.SENT, "a", 3)
     taken = meter.take()
     meter.count(Kind.SENT, "b", 1)
@@ -73,7 +73,7 @@ def test_what_could_not_be_written_is_told_with_the_rest(folds: bool) -> None:
 
 
 def test_no_range_speaks_of_what_the_ledger_names() -> None:
-    meter = Meter("A>B", folds=True)
+    meter = HopMeter("A>B", folds=True)
     meter.count_told(Kind.FAILED)
     assert not meter.has_news
     assert meter.counts == {Kind.FAILED: 1}
@@ -86,7 +86,7 @@ def test_no_range_speaks_of_what_the_ledger_names() -> None:
 
 
 def test_a_report_comes_a_while_after_the_first_news() -> None:
-    first, second = Meter("A>B"), Meter("B>C")
+    first, second = HopMeter("A>B"), HopMeter("B>C")
     reports = Reports([first, second], 10.0)
     reports.look(1.0)
     assert reports.at is None
@@ -104,7 +104,7 @@ def test_a_report_comes_a_while_after_the_first_news() -> None:
 
 
 def test_only_what_is_not_written_is_told_again() -> None:
-    meter = Meter("A>B")
+    meter = HopMeter("A>B")
     reports = Reports([meter], 1.0)
     for written in (True, False):
         meter.count(Kind.SENT, "a", 1)
@@ -116,7 +116,7 @@ def test_only_what_is_not_written_is_told_again() -> None:
 
 
 def test_an_event_of_its_own_that_is_not_written_is_told_as_a_number() -> None:
-    meter = Meter("A>B")
+    meter = HopMeter("A>B")
     reports = Reports([meter], 1.0)
     (commit,) = reports.one(meter, Event(Kind.FAILED, "A>B", message="a"))
     assert [event.message for event in logged(commit)] == ["a"]
@@ -126,7 +126,7 @@ def test_an_event_of_its_own_that_is_not_written_is_told_as_a_number() -> None:
 
 
 def test_without_a_time_there_are_no_reports() -> None:
-    meter = Meter("A>B")
+    meter = HopMeter("A>B")
     reports = Reports([meter], None)
     meter.count(Kind.SENT, "a", 1)
     reports.look(0.0)

@@ -6,11 +6,11 @@ import pytest
 
 from semel.errors import InputError
 from semel.kernel.envelope import Blob, Envelope
-from semel.kernel.hop import Message
+from semel.kernel.hop import HopMessage
 from semel.kernel.ledger import Kind
 from semel.kernel.resend import GaveUp, ResendPolicy
 from semel.kernel.retry import RetryPolicy
-from semel.pipes.workers.meter import Meter
+from semel.pipes.workers.meter import HopMeter
 from semel.pipes.workers.outlet import PACKED_BYTES_MAX, Outlet, OutletConfig, pack, unpack
 
 M, N = Envelope("m"), Envelope("n")
@@ -22,13 +22,13 @@ def policy(window: int = 1, retries: int | None = None) -> ResendPolicy:
 
 def make(resend: ResendPolicy | None = None, **options: object) -> Outlet:
     config = OutletConfig("A>B", "B", resend, **options)  # type: ignore[arg-type]
-    return Outlet(config, Meter("A>B"), "run", stage="A")
+    return Outlet(config, HopMeter("A>B"), "run", stage="A")
 
 
 def test_without_retries_it_sends_once_and_asks_for_nothing() -> None:
     outlet = make()
-    assert outlet.offer(M, 0.0) == ("run/1", [Message("run/1", M, 1)])
-    assert outlet.offer(N, 0.0) == ("run/2", [Message("run/2", N, 2)])
+    assert outlet.offer(M, 0.0) == ("run/1", [HopMessage("run/1", M, 1)])
+    assert outlet.offer(N, 0.0) == ("run/2", [HopMessage("run/2", N, 2)])
     assert outlet.unconfirmed == 0
     assert not outlet.is_full
     assert outlet.confirm(["run/1"], 0.0) == []
@@ -47,8 +47,8 @@ def test_a_resend_keeps_delivery_and_index() -> None:
     outlet.offer(M, 0.0)
     assert outlet.offer(N, 0.0) == ("run/2", []), "one at a time"
     assert outlet.resend is not None
-    assert outlet.messages(outlet.resend.on_timer(1.0)) == [Message("run/1", M, 1, 2)]
-    assert outlet.confirm(["run/1"], 1.5) == [Message("run/2", N, 2)]
+    assert outlet.messages(outlet.resend.on_timer(1.0)) == [HopMessage("run/1", M, 1, 2)]
+    assert outlet.confirm(["run/1"], 1.5) == [HopMessage("run/2", N, 2)]
     assert outlet.confirm(["run/1", "other/1"], 1.6) == [], "a second confirm says nothing new"
     assert outlet.unconfirmed == 1
     assert outlet.meter.counts == {Kind.SENT: 2, Kind.RESENT: 1, Kind.CONFIRMED: 1}
@@ -56,7 +56,7 @@ def test_a_resend_keeps_delivery_and_index() -> None:
 
 def test_messages_say_below_which_index_all_is_settled() -> None:
     config = OutletConfig("A>B", "B", policy(window=3), floors=True)
-    outlet = Outlet(config, Meter("A>B"), "run", stage="A")
+    outlet = Outlet(config, HopMeter("A>B"), "run", stage="A")
     floors = [outlet.offer(M, 0.0)[1][0].floor for _ in range(3)]
     assert floors == [1, 1, 1]
     outlet.offer(M, 0.0)
@@ -75,7 +75,7 @@ def test_what_is_given_up_is_counted_and_not_sent() -> None:
     outcomes = outlet.resend.on_timer(1.0)
     (gave_up,) = [each for each in outcomes if isinstance(each, GaveUp)]
     outlet.gave_up(gave_up)
-    assert outlet.messages(outcomes) == [Message("run/2", N, 2)]
+    assert outlet.messages(outcomes) == [HopMessage("run/2", N, 2)]
     assert outlet.meter.counts == {Kind.SENT: 2, Kind.FAILED: 1}
 
 
@@ -88,7 +88,7 @@ def test_it_is_full_when_its_queue_is() -> None:
 
 
 def test_a_message_goes_through_a_middle_and_comes_out_again() -> None:
-    message = Message("run/1", Envelope("m", session="s", data=b"x"), 1)
+    message = HopMessage("run/1", Envelope("m", session="s", data=b"x"), 1)
     outlet = make(packs=True)
     packed = outlet.wire(message)
     assert isinstance(packed, Envelope)
@@ -98,10 +98,10 @@ def test_a_message_goes_through_a_middle_and_comes_out_again() -> None:
 
 
 def test_each_attempt_is_a_message_of_its_own_to_the_middle() -> None:
-    first, second = (pack("A", Message("run/1", M, 1, attempt)) for attempt in (1, 2))
+    first, second = (pack("A", HopMessage("run/1", M, 1, attempt)) for attempt in (1, 2))
     assert first.id != second.id
     longest = Envelope("m" * 255)
-    assert pack("A", Message("run/1", longest, 1)).id != pack("A", Message("run/2", longest, 2)).id
+    assert pack("A", HopMessage("run/1", longest, 1)).id != pack("A", HopMessage("run/2", longest, 2)).id
 
 
 def test_what_is_no_pipe_message_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 from semel.errors import ConfigError
 from semel.kernel.effects import Commit, Committed, Deliver, DeliverFailed, Load, Loaded, ReadDone, Received, Send
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Confirm, Message
+from semel.kernel.hop import Confirm, HopMessage
 from semel.kernel.ops import Append, Unit
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Records
@@ -36,7 +36,7 @@ class Bench:
         """One message; returns what is confirmed in answer."""
         envelope = Envelope(f"m-{session}-{index}", session=session, index=index)
         before = len(self.confirmed)
-        self._do(self.stage.receive(Received("P", Message(delivery, envelope, hop_index)), 0.0))
+        self._do(self.stage.receive(Received("P", HopMessage(delivery, envelope, hop_index)), 0.0))
         return self.confirmed[before:]
 
     def _do(self, effects: Any) -> None:

@@ -15,19 +15,19 @@ from semel.kernel.effects import (
     CommitFailed,
     Committed,
     CommitUnknown,
-    Connected,
     Deliver,
     Delivered,
     DeliverFailed,
     Effect,
     Notify,
+    PeerConnected,
     Received,
     Resume,
     Send,
     Wake,
 )
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Ask, Confirm, Message
+from semel.kernel.hop import AskForGap, Confirm, HopMessage
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Log
 from semel.kernel.resend import ResendPolicy
@@ -58,8 +58,8 @@ def handles(into: InletConfig, **options: Any) -> Stage:
     return Stage(StageConfig("B", "path", (into,), (), handles=True, **options), "b")
 
 
-def message(id: str = "m", index: int = 1, attempt: int = 1) -> Message:
-    return Message(f"a/{index}", Envelope(id), index, attempt)
+def message(id: str = "m", index: int = 1, attempt: int = 1) -> HopMessage:
+    return HopMessage(f"a/{index}", Envelope(id), index, attempt)
 
 
 def hear(stage: Stage, body: object, peer: str = "A", now: float = 0.0) -> list[Effect]:
@@ -86,7 +86,7 @@ CONFIRMED = [confirm(1, "a")]
 
 def test_it_passes_on_under_a_delivery_of_its_own() -> None:
     effects = hear(forwards(inlet()), message())
-    assert effects == [Send("C", Message("b/1", Envelope("m"), 1))]
+    assert effects == [Send("C", HopMessage("b/1", Envelope("m"), 1))]
 
 
 def test_on_receipt_it_confirms_what_it_has_handed_on() -> None:
@@ -123,7 +123,7 @@ def test_every_body_of_a_parcel_is_heard() -> None:
 
 def test_an_application_hands_in_envelopes() -> None:
     stage = forwards(InletConfig("app>B", ("app",)))
-    assert sent(hear(stage, Envelope("m"), "app"), "C") == [Message("b/1", Envelope("m"), 1)]
+    assert sent(hear(stage, Envelope("m"), "app"), "C") == [HopMessage("b/1", Envelope("m"), 1)]
 
 
 def test_strangers_and_strange_things_are_not_heard() -> None:
@@ -162,12 +162,12 @@ def test_the_next_one_goes_out_when_there_is_room() -> None:
     assert [each.envelope.id for each in sent(hear(stage, confirm(), "C"), "C")] == ["n"]
 
 
-@pytest.mark.parametrize("event", [Connected("C"), Received("C", Ask("", 1, 1))])
+@pytest.mark.parametrize("event", [PeerConnected("C"), Received("C", AskForGap("", 1, 1))])
 def test_a_new_connection_or_a_question_makes_it_send_at_once(event: Any) -> None:
     stage = forwards(inlet(RECEIPT), OutletConfig("B>C", "C", policy()), OutletConfig("B>D", "D"))
     hear(stage, message())
     assert [each.attempt for each in sent(stage.receive(event, 0.5), "C")] == [2]
-    assert stage.receive(Connected("D"), 0.5) == []
+    assert stage.receive(PeerConnected("D"), 0.5) == []
 
 
 def test_what_nobody_confirms_is_given_up_and_people_hear_of_it() -> None:
@@ -361,7 +361,7 @@ def test_what_failed_and_was_given_up_by_its_sender_is_waited_for_no_longer() ->
     (first,) = delivered(hear(stage, message("m", 1)))
     hear(stage, message("n", 2))
     stage.receive(DeliverFailed(first.token, "no"), 0.0)
-    settled = Message("a/3", Envelope("o"), 3, floor=2)
+    settled = HopMessage("a/3", Envelope("o"), 3, floor=2)
     (second,) = delivered(hear(stage, settled))
     assert second.item.envelope.id == "n"
     third = delivered(stage.receive(Delivered(second.token), 0.0))
@@ -374,7 +374,7 @@ def test_what_failed_and_is_settled_is_left_out_when_the_next_one_is_sent_again(
     hear(stage, message("n", 2))
     stage.receive(DeliverFailed(first.token, "no"), 0.0)
     assert hear(stage, message("n", 2, 2)) == [], "its sender still has the first one"
-    (second,) = delivered(hear(stage, Message("a/2", Envelope("n"), 2, 3, floor=2)))
+    (second,) = delivered(hear(stage, HopMessage("a/2", Envelope("n"), 2, 3, floor=2)))
     assert second.item.envelope.id == "n"
 
 
@@ -399,7 +399,7 @@ def test_a_gap_is_skipped_with_a_note() -> None:
 def test_a_gap_is_asked_for() -> None:
     stage = forwards(inlet(RECEIPT, DedupBy.STRICT, gap=GapPolicy(OnGap.ASK, 5.0)))
     hear(stage, message("n", 2))
-    assert stage.on_timer(5.0) == [Send("A", Ask("", 1, 1))]
+    assert stage.on_timer(5.0) == [Send("A", AskForGap("", 1, 1))]
 
 
 # -- the handler
@@ -458,8 +458,8 @@ def test_what_was_confirmed_on_receipt_and_failed_is_said_to_be_lost() -> None:
 
 def test_it_takes_a_message_out_of_its_middle_and_confirms_to_the_sender() -> None:
     stage = forwards(InletConfig("P>B", ("B~in",), RECEIPT, unpacks=True))
-    packed = pack("P", Message("p/1", Envelope("m"), 1))
-    for body in (packed, Message("x/1", packed, 1)):
+    packed = pack("P", HopMessage("p/1", Envelope("m"), 1))
+    for body in (packed, HopMessage("x/1", packed, 1)):
         effects = hear(stage, body, "B~in")
         assert [each.envelope.id for each in sent(effects, "C")] == ["m"]
         assert sent(effects, "P") == [confirm(1, "p")]
@@ -475,8 +475,8 @@ def test_what_holds_no_message_of_the_pipe_is_rejected() -> None:
 CARRIED = InletConfig("P>B", ("B~in",), RECEIPT, DedupBy.ID, unpacks=True, confirms_carrier=True)
 
 
-def carrier(index: int = 1) -> Message:
-    return Message(f"x/{index}", pack("P", Message(f"p/{index}", Envelope(f"m{index}"), index)), index)
+def carrier(index: int = 1) -> HopMessage:
+    return HopMessage(f"x/{index}", pack("P", HopMessage(f"p/{index}", Envelope(f"m{index}"), index)), index)
 
 
 def test_a_durable_middle_is_told_that_its_carrier_is_through() -> None:
@@ -513,7 +513,7 @@ def test_it_packs_each_attempt_and_hears_confirms_from_the_far_end() -> None:
 
 def test_what_is_too_large_for_a_middle_is_not_confirmed() -> None:
     stage = forwards(inlet(RECEIPT), OutletConfig("B>Z", "B~out", policy(), packs=True))
-    large = Message("a/1", Envelope("m", data=bytes(PACKED_BYTES_MAX + 1)), 1)
+    large = HopMessage("a/1", Envelope("m", data=bytes(PACKED_BYTES_MAX + 1)), 1)
     (note,) = hear(stage, large)
     assert isinstance(note, Notify)
     assert note.topic == "rejected"
@@ -645,7 +645,7 @@ def test_a_resend_after_a_reconnect_is_reported() -> None:
     stage = forwards(inlet(RECEIPT), OutletConfig("B>C", "C", policy()), report_s=0.5)
     hear(stage, message(), now=0.0)
     stage.receive(Committed(token(stage.on_timer(0.5)), ()), 0.5)
-    stage.receive(Connected("C"), 0.6)
+    stage.receive(PeerConnected("C"), 0.6)
     assert stage.next_deadline() == 1.1
 
 

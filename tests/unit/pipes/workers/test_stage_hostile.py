@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from semel.kernel.effects import Deliver, Delivered, DeliverFailed, Effect, Received, Send
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Confirm, Message
+from semel.kernel.hop import Confirm, HopMessage
 from semel.pipes.language.notation import parse_path
 from semel.pipes.language.options import DedupBy
 from semel.pipes.workers.build import APP, build
@@ -188,7 +188,7 @@ class Hostile(RuleBasedStateMachine):
         if isinstance(effect, Deliver):
             self.working.append((name, effect.token, effect.item.envelope.id))
         elif isinstance(effect, Send):
-            if name == self.built.first and isinstance(effect.message, Message):
+            if name == self.built.first and isinstance(effect.message, HopMessage):
                 self.in_flight[effect.message.delivery] = effect.message.envelope.id
             self.wires.append((name, effect.peer, effect.message))
 
@@ -234,7 +234,7 @@ class Strict(Hostile):
             assert ids == sorted(ids)
 
     def feed(self, name: str, peer: str, message: Any) -> None:
-        if isinstance(message, Message):
+        if isinstance(message, HopMessage):
             run = self.runs[message.envelope.id] = message.delivery.rpartition("/")[0]
             self.ids[run, message.index] = message.envelope.id
         super().feed(name, peer, message)

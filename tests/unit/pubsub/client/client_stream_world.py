@@ -13,20 +13,20 @@ from tests.unit.pubsub.hub.world import text
 
 from semel.errors import RequestInDoubt, SemelError, StreamBroken
 from semel.pubsub.client.events import (
-    Ask,
     BeginStream,
     ClientOptions,
-    Deliver,
-    Delivered,
+    DeliverMessage,
     Effect,
     EndStream,
-    Failed,
     FlushStream,
+    MessageDelivered,
+    RequestFailed,
     Result,
     SessionLost,
     Settle,
     StreamEvent,
     StreamOver,
+    SubmitRequest,
     TellStates,
     WritePart,
 )
@@ -110,7 +110,7 @@ class StreamActor(Actor):
         self.tell(make(token))
 
     def _begun(self, sent: Sent, result: Result) -> None:
-        if not isinstance(result, Failed):
+        if not isinstance(result, RequestFailed):
             sent.is_begun = True
             self._soon(lambda: self._write(sent))
 
@@ -129,7 +129,7 @@ class StreamActor(Actor):
         body = f"{sent.id} {number}"
 
         def written(result: Result) -> None:
-            if not isinstance(result, Failed):
+            if not isinstance(result, RequestFailed):
                 sent.written.append(body)
                 self._soon(lambda: self._flush(sent) if self.world.rng.random() < 0.1 else self._write(sent))
 
@@ -141,7 +141,7 @@ class StreamActor(Actor):
         upto = len(sent.written)
 
         def flushed(result: Result) -> None:
-            if not isinstance(result, Failed):
+            if not isinstance(result, RequestFailed):
                 sent.sure = upto
                 self._soon(lambda: self._write(sent))
 
@@ -153,7 +153,7 @@ class StreamActor(Actor):
 
     # -- receiving
 
-    def _hand_over(self, effect: Deliver) -> None:
+    def _hand_over(self, effect: DeliverMessage) -> None:
         message = effect.message
         assert isinstance(message, GroupMessage)
         for step in self.inbound.take(message):
@@ -172,7 +172,7 @@ class StreamActor(Actor):
     def _had_later(self, number: int, sequence_id: int) -> None:
         def do() -> None:
             self._had = sequence_id
-            self.tell(Delivered(number))
+            self.tell(MessageDelivered(number))
 
         self.world.at(self._busy_until, do)
 
@@ -180,10 +180,10 @@ class StreamActor(Actor):
 
     def say(self, value: str | None) -> None:
         state = None if value is None else {"mood": value}
-        self.ask(Ask(next(self.world.tokens), SetGroupState(GROUP, state=state)))
+        self.ask(SubmitRequest(next(self.world.tokens), SetGroupState(GROUP, state=state)))
 
     def watch(self) -> None:
-        self.ask(Ask(next(self.world.tokens), SubscribeGroupState(GROUP)))
+        self.ask(SubmitRequest(next(self.world.tokens), SubscribeGroupState(GROUP)))
 
     def _see(self, changed: tuple[GroupStateItem, ...]) -> None:
         for item in changed:

@@ -20,34 +20,34 @@ from semel.errors import PeerUnavailable, StoreBusy
 from semel.kernel.effects import Send
 from semel.kernel.group import Group
 from semel.pubsub.client.events import (
-    Ask,
     ClientOptions,
     Closed,
     CloseSocket,
     Connect,
-    Deliver,
-    Delivered,
+    DeliverMessage,
     Effect,
     Event,
-    Failed,
     FrameReceived,
     Keep,
     Kept,
     MarkSent,
-    Notify,
-    Opened,
+    MessageDelivered,
+    NotifyApplication,
     OpenFailed,
     OutboxEntry,
     Remove,
+    RequestAccepted,
+    RequestFailed,
     Result,
     SendFrame,
     SessionLost,
     Settle,
+    SocketOpened,
     State,
     Stopped,
-    Taken,
+    SubmitRequest,
 )
-from semel.pubsub.client.machine import Client, Phase
+from semel.pubsub.client.machine import ClientMachine, Phase
 from semel.pubsub.hub.calls import CloseConnections, Connection
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.record_kinds import RecordKind
@@ -137,14 +137,14 @@ class Actor:
         self.bodies: dict[int, str] = {}
         self.acked_too_early = 0
         self._had = 0
-        self._asked: dict[int, Ask] = {}
+        self._asked: dict[int, SubmitRequest] = {}
         self._busy_until = 0.0
         self.life = 0
         self.client = self._begin()
 
-    def _begin(self) -> Client:
+    def _begin(self) -> ClientMachine:
         self.life += 1
-        self.client = Client(self.options, self.world.rng.random, list(self.outbox.values()))
+        self.client = ClientMachine(self.options, self.world.rng.random, list(self.outbox.values()))
         self.perform(self.client.start(self.world.now))
         return self.client
 
@@ -155,7 +155,7 @@ class Actor:
         self._asked.clear()
         self._begin()
 
-    def ask(self, ask: Ask) -> None:
+    def ask(self, ask: SubmitRequest) -> None:
         self._asked[ask.token] = ask
         self.tell(ask)
 
@@ -164,10 +164,10 @@ class Actor:
     ) -> None:
         token = next(self.world.tokens)
         self.bodies[token] = body
-        self.ask(Ask(token, SendToGroup(group, text(body)), id=id, keep=keep, timeout_s=timeout_s))
+        self.ask(SubmitRequest(token, SendToGroup(group, text(body)), id=id, keep=keep, timeout_s=timeout_s))
 
     def join(self, group: str) -> None:
-        self.ask(Ask(next(self.world.tokens), JoinGroup(group)))
+        self.ask(SubmitRequest(next(self.world.tokens), JoinGroup(group)))
 
     def tell(self, event: Event) -> None:
         self.perform(self.client.receive(event, self.world.now))
@@ -192,11 +192,11 @@ class Actor:
                 case CloseSocket(socket=socket, code=code):
                     self.world.send_up(self, socket, Gone(code))
                     self.link = None
-                case Deliver():
+                case DeliverMessage():
                     self._hand_over(effect)
                 case Settle(token=token, result=result):
                     self._settle(token, result)
-                case Notify(state=state):
+                case NotifyApplication(state=state):
                     self.states.append(state)
                 case Keep(entry=entry):
                     self._keep(entry)
@@ -221,7 +221,7 @@ class Actor:
         if isinstance(request, SequenceAck) and request.sequence_id > self._had:
             self.acked_too_early += 1
 
-    def _hand_over(self, effect: Deliver) -> None:
+    def _hand_over(self, effect: DeliverMessage) -> None:
         """The application's code takes some time for each, one after the other."""
         message = effect.message
         assert message.data is not None
@@ -233,7 +233,7 @@ class Actor:
             if life == self.life:
                 self.got.append(row)
                 self._had = row[2]
-                self.tell(Delivered(effect.number))
+                self.tell(MessageDelivered(effect.number))
 
         self.world.at(self._busy_until, do)
 
@@ -241,7 +241,7 @@ class Actor:
         assert token not in self.settled, "a request is settled once"
         self.settled[token] = result
         request = self._asked[token].request
-        if isinstance(request, JoinGroup) and isinstance(result, Taken):
+        if isinstance(request, JoinGroup) and isinstance(result, RequestAccepted):
             self.joined_at.setdefault(request.group, self.world.store.head(STREAM).offset)
 
     @property
@@ -331,7 +331,7 @@ class ClientWorld(World):
             link = Link(f"p{next(self._peers)}", actor, effect.socket)
             actor.link = self.links[link.peer] = link
             self._protocols[link.peer] = Subprotocol.JSON_RELIABLE
-            actor.tell(Opened(effect.socket, Subprotocol.JSON_RELIABLE))
+            actor.tell(SocketOpened(effect.socket, Subprotocol.JSON_RELIABLE))
             if effect.recover is None:
                 permissions = Permissions.of_roles(EVERYTHING)
                 token = f"token of {link.peer}"
@@ -644,15 +644,15 @@ def check(world: ClientWorld) -> None:
 def _check_publishes(actor: Actor, bodies: set[str]) -> None:
     for token, body in actor.bodies.items():
         result = actor.settled.get(token)
-        if isinstance(result, Taken):
+        if isinstance(result, RequestAccepted):
             assert body in bodies, f"{body} was taken and is not in the stream"
-        elif isinstance(result, Failed) and not result.maybe_taken:
+        elif isinstance(result, RequestFailed) and not result.maybe_taken:
             assert body not in bodies, f"{body} was not taken and is in the stream"
 
 
 def check_nothing_failed(world: ClientWorld) -> None:
     for actor in world.actors:
-        assert all(isinstance(result, Taken) for result in actor.settled.values())
+        assert all(isinstance(result, RequestAccepted) for result in actor.settled.values())
 
 
 def check_order(world: ClientWorld) -> None:

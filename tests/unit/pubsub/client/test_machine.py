@@ -42,45 +42,45 @@ from semel.pubsub.client.events import (
     Abandoned,
     Abort,
     Acked,
-    Answered,
-    Ask,
     ClientOptions,
     Closed,
     CloseSocket,
     Connect,
-    Deliver,
-    Delivered,
+    DeliverMessage,
     Effect,
     Event,
-    Failed,
     FrameReceived,
     GroupLost,
     InOutbox,
     Interrupted,
+    InvocationAnswered,
     Keep,
     Kept,
     MarkSent,
-    Notify,
+    MessageDelivered,
+    NotifyApplication,
     NotKept,
     Online,
-    Opened,
     OpenFailed,
     OutboxEntry,
     Recover,
     Recovered,
     Remove,
+    RequestAccepted,
+    RequestFailed,
     Result,
     SendFrame,
     SessionLost,
     Settle,
+    SocketOpened,
     State,
     Stop,
     Stopped,
-    Taken,
+    SubmitRequest,
     Withdraw,
 )
-from semel.pubsub.client.machine import Client, Phase
-from semel.pubsub.client.sequence import Arrivals
+from semel.pubsub.client.machine import ClientMachine, Phase
+from semel.pubsub.client.sequence import SequenceAcks
 from semel.pubsub.hub import clients as server_module
 from semel.pubsub.hub.in_order import InOrder
 from semel.pubsub.hub.records import MESSAGE_ID
@@ -124,7 +124,7 @@ class Bench:
         self.options = options or ClientOptions()
         codec = codec_for(self.options.subprotocol)
         self.codec: Codec = codec  # type: ignore[assignment]
-        self.client = Client(self.options, lambda: 0.5, kept)
+        self.client = ClientMachine(self.options, lambda: 0.5, kept)
         self.socket = 0
         self.effects: list[Effect] = []
         self.note(self.client.start(self.now))
@@ -151,7 +151,7 @@ class Bench:
     # -- what the server does
 
     def open(self) -> None:
-        self.tell(Opened(self.socket, self.options.subprotocol))
+        self.tell(SocketOpened(self.socket, self.options.subprotocol))
 
     def say(self, *responses: Response) -> None:
         for response in responses:
@@ -183,7 +183,7 @@ class Bench:
     # -- what the client does
 
     def ask(self, token: int, request: Acked | Invoke, **how: object) -> None:
-        self.tell(Ask(token, request, **how))  # type: ignore[arg-type]
+        self.tell(SubmitRequest(token, request, **how))  # type: ignore[arg-type]
 
     def sent(self) -> list[Request]:
         return [self.codec.decode(effect.frame) for effect in self.take() if isinstance(effect, SendFrame)]
@@ -192,7 +192,7 @@ class Bench:
         return {effect.token: effect.result for effect in self.take() if isinstance(effect, Settle)}
 
     def states(self) -> list[State]:
-        return [effect.state for effect in self.take() if isinstance(effect, Notify)]
+        return [effect.state for effect in self.take() if isinstance(effect, NotifyApplication)]
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def bench() -> Bench:
 
 
 def failure(result: Result) -> SemelError:
-    assert isinstance(result, Failed)
+    assert isinstance(result, RequestFailed)
     assert result.error.fix
     return result.error
 
@@ -247,10 +247,10 @@ def test_an_error_that_no_try_will_mend_ends_it_at_once() -> None:
 
 def test_a_server_of_another_kind_is_refused() -> None:
     bench = Bench()
-    bench.tell(Opened(1, None))
+    bench.tell(SocketOpened(1, None))
     effects = bench.take()
     assert any(isinstance(effect, CloseSocket) for effect in effects)
-    [stopped] = [effect.state for effect in effects if isinstance(effect, Notify)]
+    [stopped] = [effect.state for effect in effects if isinstance(effect, NotifyApplication)]
     assert isinstance(stopped, Stopped)
     assert isinstance(stopped.error, RemoteProtocolError)
 
@@ -269,7 +269,7 @@ def test_what_an_older_socket_says_is_ignored(bench: Bench) -> None:
     bench.take()
     bench.tell(Closed(1, CloseCode.POLICY))
     bench.tell(FrameReceived(1, bench.codec.encode(Disconnected("old"))))
-    bench.tell(Opened(1, None))
+    bench.tell(SocketOpened(1, None))
     bench.tell(OpenFailed(1, PeerUnavailable("old")))
     assert bench.take() == []
     assert bench.client.phase is Phase.READY
@@ -283,7 +283,7 @@ def test_a_message_is_taken_when_it_is_acknowledged(bench: Bench) -> None:
     assert bench.sent() == [SendToGroup("g", text("hello"), 1, True, 5, {"k": "v"})]
     assert bench.settled() == {}
     bench.say(Ack(1))
-    assert bench.settled() == {7: Taken()}
+    assert bench.settled() == {7: RequestAccepted()}
     assert bench.client.room == bench.options.window + bench.options.queue_max
 
 
@@ -303,7 +303,7 @@ def test_without_an_ack_the_same_frame_goes_out_again_on_the_same_socket_until_i
     bench.pass_time(10)
     assert [request.ack_id for request in bench.sent() if isinstance(request, SendToGroup)] == [1, 1, 1]
     bench.say(Ack(1, DUPLICATE), Ack(1))
-    assert bench.settled() == {1: Taken(is_duplicate=True)}
+    assert bench.settled() == {1: RequestAccepted(is_duplicate=True)}
     bench.pass_time(10)
     assert bench.sent() == []
 
@@ -415,7 +415,7 @@ def test_after_a_message_that_was_given_up_the_next_goes_out_twice(how: str) -> 
     bench.ask(3, HELLO)
     assert _ack_ids(bench) == [2, 2, 3]
     bench.say(Ack(2, BUSY), Ack(2), Ack(3))
-    assert bench.settled() == {2: Taken(), 3: Taken()}
+    assert bench.settled() == {2: RequestAccepted(), 3: RequestAccepted()}
 
 
 @pytest.mark.parametrize(
@@ -494,7 +494,7 @@ def test_what_an_encoding_cannot_say_fails_and_disturbs_nothing() -> None:
     assert isinstance(failure(bench.settled()[1]), LocalProtocolError)
     bench.ask(2, HELLO)
     bench.say(Ack(1))
-    assert bench.settled() == {2: Taken()}
+    assert bench.settled() == {2: RequestAccepted()}
 
 
 # -- when a session is lost
@@ -615,14 +615,14 @@ def test_groups_are_joined_again_before_anything_else_is_sent_or_told(bench: Ben
     bench.take()
     bench.lose()
     effects = bench.take()
-    assert [type(each.state) for each in effects if isinstance(each, Notify)] == [SessionLost]
+    assert [type(each.state) for each in effects if isinstance(each, NotifyApplication)] == [SessionLost]
     sent = [bench.codec.decode(each.frame) for each in effects if isinstance(each, SendFrame)]
     assert sent == [JoinGroup("g", 1), JoinGroup("i", 2)]
     bench.say(Ack(1))
     assert bench.take() == []
     bench.say(Ack(2))
     online, message = bench.take()
-    assert online == Notify(Online("c2", "ann"))
+    assert online == NotifyApplication(Online("c2", "ann"))
     assert isinstance(message, SendFrame)
 
 
@@ -651,7 +651,7 @@ def test_a_session_that_is_lost_while_it_joins_its_groups_leaves_nothing_behind(
     bench.say(Ack(1))
     bench.say(Ack(2))
     effects = bench.take()
-    assert [each.state for each in effects if isinstance(each, Notify)] == [Online("c3", "ann")]
+    assert [each.state for each in effects if isinstance(each, NotifyApplication)] == [Online("c3", "ann")]
     assert len([each for each in effects if isinstance(each, SendFrame)]) == 1
 
 
@@ -680,7 +680,7 @@ def test_a_session_is_given_up_after_a_minute_of_tries_and_a_new_one_is_tried_fo
     while bench.now < begin + 600 and bench.client.phase is not Phase.STOPPED:
         effects = bench.take()
         recovers += [each.recover is not None for each in effects if isinstance(each, Connect)]
-        if any(isinstance(each, Notify) and isinstance(each.state, SessionLost) for each in effects):
+        if any(isinstance(each, NotifyApplication) and isinstance(each.state, SessionLost) for each in effects):
             lost_after = bench.now - begin
         bench.tell(OpenFailed(bench.socket, error))
         bench.pass_time(1)
@@ -732,8 +732,8 @@ def test_a_server_that_begins_another_session_instead_has_lost_ours(bench: Bench
     bench.take()
     bench.say(Connected("c2", None, "t2"))
     effects = bench.take()
-    assert [type(each.state) for each in effects if isinstance(each, Notify)] == [SessionLost, Online]
-    assert [type(each.result) for each in effects if isinstance(each, Settle)] == [Failed]
+    assert [type(each.state) for each in effects if isinstance(each, NotifyApplication)] == [SessionLost, Online]
+    assert [type(each.result) for each in effects if isinstance(each, Settle)] == [RequestFailed]
     bench.close()
     bench.pass_time(1)
     assert bench.take()[-1] == Connect(3, Recover("c2", "t2"))
@@ -759,7 +759,7 @@ def test_a_plain_protocol_has_no_session_to_recover() -> None:
     bench.close()
     bench.pass_time(1)
     effects = bench.take()
-    assert [type(each.state) for each in effects if isinstance(each, Notify)] == [SessionLost]
+    assert [type(each.state) for each in effects if isinstance(each, NotifyApplication)] == [SessionLost]
     assert effects[-1] == Connect(2)
 
 
@@ -804,7 +804,7 @@ def test_messages_are_handed_on_in_order_and_copies_are_dropped(bench: Bench) ->
     bench.recover()
     bench.message(4)
     bench.message(10)
-    handed = [effect for effect in bench.take() if isinstance(effect, Deliver)]
+    handed = [effect for effect in bench.take() if isinstance(effect, DeliverMessage)]
     assert [(each.number, each.message.sequence_id) for each in handed] == [(1, 3), (2, 4), (3, 9), (4, 10)]
     assert bench.client.undelivered == 4
 
@@ -814,7 +814,7 @@ def test_nothing_is_acknowledged_before_the_application_has_had_it(bench: Bench)
     bench.message(4)
     bench.pass_time(1)
     assert bench.sent() == []
-    bench.tell(Delivered(1))
+    bench.tell(MessageDelivered(1))
     assert bench.sent() == []
     bench.pass_time(0.2)
     assert bench.sent() == [SequenceAck(3)]
@@ -827,16 +827,16 @@ def test_many_or_large_messages_are_acknowledged_at_once() -> None:
     bench.connect()
     for number in range(1, 5):
         bench.message(number)
-        bench.tell(Delivered(number))
+        bench.tell(MessageDelivered(number))
     assert bench.sent() == [SequenceAck(4)]
     bench.message(5, "x" * 1000)
-    bench.tell(Delivered(5))
+    bench.tell(MessageDelivered(5))
     assert bench.sent() == [SequenceAck(5)]
 
 
 def test_an_acknowledgement_that_may_be_lost_is_repeated_when_the_server_sends_again(bench: Bench) -> None:
     bench.message(3)
-    bench.tell(Delivered(1))
+    bench.tell(MessageDelivered(1))
     bench.pass_time(1)
     bench.recover()
     bench.take()
@@ -852,7 +852,7 @@ def test_no_more_is_acknowledged_on_a_socket_than_came_on_it(bench: Bench) -> No
     bench.recover()
     bench.take()
     bench.message(3)
-    bench.tell(Delivered(2))
+    bench.tell(MessageDelivered(2))
     bench.pass_time(1)
     assert bench.sent() == [SequenceAck(3)]
 
@@ -861,7 +861,7 @@ def test_nothing_is_acknowledged_on_a_socket_on_which_nothing_came(bench: Bench)
     bench.message(3)
     bench.recover()
     bench.take()
-    bench.tell(Delivered(1))
+    bench.tell(MessageDelivered(1))
     bench.pass_time(1)
     assert bench.sent() == []
 
@@ -873,7 +873,7 @@ def test_a_hub_that_was_restarted_and_has_nothing_to_repeat_keeps_the_session() 
     ben.join("g")
     world.run_for(1)
     ann.publish("g", "long")
-    ann.ask(Ask(next(world.tokens), SendToGroup("g", text("short"), ttl_s=5)))
+    ann.ask(SubmitRequest(next(world.tokens), SendToGroup("g", text("short"), ttl_s=5)))
     world.run_for(0.1)
     world.unreachable_until = world.now + 7
     for link in list(world.links.values()):
@@ -892,11 +892,11 @@ def test_what_comes_in_one_session_is_not_acknowledged_in_the_next(bench: Bench)
     bench.lose()
     bench.message(1)
     effects = bench.take()
-    assert [each.message.sequence_id for each in effects if isinstance(each, Deliver)] == [300, 1]
-    bench.tell(Delivered(1))
+    assert [each.message.sequence_id for each in effects if isinstance(each, DeliverMessage)] == [300, 1]
+    bench.tell(MessageDelivered(1))
     bench.pass_time(1)
     assert bench.sent() == []
-    bench.tell(Delivered(2))
+    bench.tell(MessageDelivered(2))
     bench.pass_time(1)
     assert bench.sent() == [SequenceAck(1)]
 
@@ -914,7 +914,7 @@ def test_when_the_application_has_enough_nothing_is_read_unless_somebody_waits_f
     assert not bench.client.is_reading
     bench.pass_time(200)
     assert bench.client.phase is Phase.READY, "a server that nobody listens to is not dead"
-    bench.tell(Delivered(1))
+    bench.tell(MessageDelivered(1))
     assert bench.client.is_reading
     bench.pass_time(50)
     assert bench.client.phase is not Phase.READY
@@ -944,20 +944,22 @@ def test_what_does_not_fit_into_the_inbox_is_asked_for_again_when_there_is_room(
     bench.take()
     for number in range(1, 12):
         bench.message(number)
-    assert [effect.message.sequence_id for effect in bench.take() if isinstance(effect, Deliver)] == [*range(1, 9)]
+    assert [effect.message.sequence_id for effect in bench.take() if isinstance(effect, DeliverMessage)] == [
+        *range(1, 9)
+    ]
     bench.say(Ack(1))
-    assert bench.settled() == {1: Taken()}
-    bench.tell(Delivered(5))
+    assert bench.settled() == {1: RequestAccepted()}
+    bench.tell(MessageDelivered(5))
     assert not bench.take()
-    bench.tell(Delivered(6))
-    assert [type(effect) for effect in bench.take()] == [CloseSocket, Notify]
+    bench.tell(MessageDelivered(6))
+    assert [type(effect) for effect in bench.take()] == [CloseSocket, NotifyApplication]
     bench.pass_time(1)
     bench.open()
     bench.say(Pong())
     bench.take()
     for number in range(1, 12):
         bench.message(number)
-    assert [effect.message.sequence_id for effect in bench.take() if isinstance(effect, Deliver)] == [9, 10, 11]
+    assert [effect.message.sequence_id for effect in bench.take() if isinstance(effect, DeliverMessage)] == [9, 10, 11]
 
 
 def test_a_plain_protocol_that_overflows_says_that_something_is_lost() -> None:
@@ -967,14 +969,14 @@ def test_a_plain_protocol_that_overflows_says_that_something_is_lost() -> None:
     for _ in range(3):
         bench.say(ServerMessage(text("x")))
     bench.take()
-    bench.tell(Delivered(2))
+    bench.tell(MessageDelivered(2))
     assert [type(state) for state in bench.states()] == [SessionLost]
 
 
 def test_messages_without_a_number_are_handed_on_as_they_come(bench: Bench) -> None:
     bench.say(ServerMessage(text("a")), ServerMessage(text("a")), ServerMessage(text("b"), 0))
-    assert len([effect for effect in bench.take() if isinstance(effect, Deliver)]) == 3
-    bench.tell(Delivered(3))
+    assert len([effect for effect in bench.take() if isinstance(effect, DeliverMessage)]) == 3
+    bench.tell(MessageDelivered(3))
     bench.pass_time(1)
     assert bench.sent() == []
 
@@ -1001,7 +1003,7 @@ def test_a_silent_server_is_asked_and_then_given_up_but_not_the_session(bench: B
     assert effects[-1].recover is not None
     [closed] = [effect for effect in effects if isinstance(effect, CloseSocket)]
     assert closed.code != CloseCode.NORMAL
-    assert isinstance(next(each.state for each in effects if isinstance(each, Notify)), Interrupted)
+    assert isinstance(next(each.state for each in effects if isinstance(each, NotifyApplication)), Interrupted)
 
 
 def test_who_talks_is_not_asked(bench: Bench) -> None:
@@ -1037,7 +1039,7 @@ def test_an_invocation_has_its_answer(bench: Bench) -> None:
     assert bench.sent() == [Invoke("1", "e", text("x")), Invoke("2", "e")]
     bench.say(InvokeResponse("2", text("two")), InvokeResponse("1", error=Fault(ErrorName.FORBIDDEN, "no")))
     settled = bench.settled()
-    assert settled[2] == Answered(text("two"))
+    assert settled[2] == InvocationAnswered(text("two"))
     assert isinstance(failure(settled[1]), Forbidden)
     bench.say(InvokeResponse("1", text("late")))
     assert bench.take() == []
@@ -1122,7 +1124,7 @@ def test_what_is_kept_is_sent_when_it_is_kept_and_removed_when_it_is_taken(bench
     bench.tell(Kept(["one"]))
     assert [request.ack_id for request in bench.sent()] == [1, 2]  # type: ignore[union-attr]
     bench.say(Ack(1))
-    assert bench.take() == [Remove("one"), Settle(1, Taken())]
+    assert bench.take() == [Remove("one"), Settle(1, RequestAccepted())]
 
 
 def test_what_is_kept_while_nobody_is_there_is_marked_before_it_is_sent() -> None:
@@ -1180,7 +1182,7 @@ def test_what_a_former_process_has_left_can_be_waited_for_by_asking_again() -> N
     bench.connect()
     assert [request.data.body for request in bench.sent()] == [b"a", b"b", b"c"]  # type: ignore[union-attr]
     bench.say(Ack(1, DUPLICATE))
-    assert bench.take() == [Remove("a"), Settle(1, Taken(is_duplicate=True))]
+    assert bench.take() == [Remove("a"), Settle(1, RequestAccepted(is_duplicate=True))]
 
 
 def test_what_is_only_on_its_way_into_the_outbox_is_not_said_to_be_there(bench: Bench) -> None:
@@ -1223,7 +1225,7 @@ def test_what_a_former_process_has_left_is_sent_first_unless_it_is_too_old_to_te
     effects = bench.take()
     removed, abandoned, _ = effects
     assert removed == Remove("old")
-    assert isinstance(abandoned, Notify)
+    assert isinstance(abandoned, NotifyApplication)
     assert isinstance(abandoned.state, Abandoned)
     assert (abandoned.state.entry, abandoned.state.maybe_taken) == (old, True)
     bench.ask(1, SendToGroup("g", text("new")))
@@ -1244,7 +1246,7 @@ def test_what_is_kept_is_given_up_only_when_the_server_refuses_it_for_good() -> 
     bench.say(Ack(1, Fault(ErrorName.FORBIDDEN, "no")))
     removed, told = bench.take()
     assert removed == Remove("one")
-    assert isinstance(told, Notify)
+    assert isinstance(told, NotifyApplication)
     assert isinstance(told.state, Abandoned)
     assert isinstance(told.state.error, Forbidden)
     assert told.state.maybe_taken is False
@@ -1273,12 +1275,12 @@ def test_stopping_waits_for_what_is_under_way_acknowledges_and_ends_the_session(
     bench.say(Ack(1))
     assert bench.client.phase is Phase.READY
     bench.take()
-    bench.tell(Delivered(1))
+    bench.tell(MessageDelivered(1))
     frame, close, stopped = bench.take()
     assert isinstance(frame, SendFrame)
     assert bench.codec.decode(frame.frame) == SequenceAck(5)
     assert close == CloseSocket(1, CloseCode.NORMAL)
-    assert stopped == Notify(Stopped(None))
+    assert stopped == NotifyApplication(Stopped(None))
     assert bench.client.next_deadline() is None
 
 
@@ -1289,7 +1291,11 @@ def test_stopping_waits_for_no_application_that_takes_nothing_any_more(bench: Be
     bench.tell(Stop(drain_s=10, delivers=False))
     assert not bench.take()
     bench.say(Ack(1))
-    assert bench.take() == [Settle(1, Taken()), CloseSocket(1, CloseCode.NORMAL), Notify(Stopped(None))]
+    assert bench.take() == [
+        Settle(1, RequestAccepted()),
+        CloseSocket(1, CloseCode.NORMAL),
+        NotifyApplication(Stopped(None)),
+    ]
 
 
 def test_a_driver_that_cannot_go_on_ends_it_with_its_error(bench: Bench) -> None:
@@ -1300,7 +1306,7 @@ def test_a_driver_that_cannot_go_on_ends_it_with_its_error(bench: Bench) -> None
     assert close == CloseSocket(1, CloseCode.NORMAL)
     assert isinstance(settle, Settle)
     assert isinstance(failure(settle.result), RequestInDoubt)
-    assert isinstance(stopped, Notify)
+    assert isinstance(stopped, NotifyApplication)
     assert isinstance(stopped.state.error, StoreFull)  # type: ignore[union-attr]
     bench.tell(Abort(StoreFull("again")))
     assert bench.take() == []
@@ -1367,7 +1373,7 @@ def _events(bench: Bench) -> st.SearchStrategy[list[Callable[[], None]]]:
 
     def ask(request: SendToGroup, id: str | None) -> Callable[[], None]:
         return lambda: bench.tell(
-            Ask(next(tokens), request, id if isinstance(request, SendToGroup) else None, timeout_s=7)
+            SubmitRequest(next(tokens), request, id if isinstance(request, SendToGroup) else None, timeout_s=7)
         )
 
     return st.lists(
@@ -1377,7 +1383,7 @@ def _events(bench: Bench) -> st.SearchStrategy[list[Callable[[], None]]]:
         | st.just(bench.open)
         | st.sampled_from([None, 1000, 1001, 1008]).map(lambda code: lambda: bench.close(code))
         | st.floats(0, 70).map(lambda seconds: lambda: bench.pass_time(seconds))
-        | st.integers(0, 9).map(lambda number: lambda: bench.tell(Delivered(number))),
+        | st.integers(0, 9).map(lambda number: lambda: bench.tell(MessageDelivered(number))),
         max_size=30,
     )
 
@@ -1392,7 +1398,7 @@ def test_whatever_a_server_says_a_client_raises_nothing_and_settles_each_request
     assert len(settled) == len(set(settled))
     assert bench.client.phase is Phase.STOPPED
     assert not bench.client._requests._tokens
-    numbers = [effect.number for effect in bench.effects if isinstance(effect, Deliver)]
+    numbers = [effect.number for effect in bench.effects if isinstance(effect, DeliverMessage)]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
@@ -1531,7 +1537,7 @@ class TwiceAtOnce(Requests):
         return self._gave_up and isinstance(pending.request, SendToGroup)
 
 
-class NoMemory(Arrivals):
+class NoMemory(SequenceAcks):
     """Whatever comes is new."""
 
     def arrive(self, number: int, size: int, now: float) -> bool:
@@ -1539,7 +1545,7 @@ class NoMemory(Arrivals):
         return True
 
 
-class EarlyAcks(Arrivals):
+class EarlyAcks(SequenceAcks):
     """Acknowledged when it comes, and not when the application has had it."""
 
     def arrive(self, number: int, size: int, now: float) -> bool:
@@ -1593,9 +1599,9 @@ def test_a_hub_that_does_not_know_ids_is_found_out(monkeypatch: pytest.MonkeyPat
     [(NoMemory, "delivered twice"), (EarlyAcks, "acknowledged before the application had it")],
 )
 def test_a_careless_receiver_is_found_out(
-    monkeypatch: pytest.MonkeyPatch, plant: type[Arrivals], complaint: str
+    monkeypatch: pytest.MonkeyPatch, plant: type[SequenceAcks], complaint: str
 ) -> None:
-    monkeypatch.setattr(client_module, "Arrivals", plant)
+    monkeypatch.setattr(client_module, "SequenceAcks", plant)
     assert complaint in _finds(Plan(), ())
 
 

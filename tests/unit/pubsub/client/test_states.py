@@ -9,18 +9,18 @@ from tests.unit.pubsub.client.test_machine import BUSY, Bench, failure
 
 from semel.errors import Forbidden, InputError, LocalProtocolError, RequestInDoubt
 from semel.pubsub.client.events import (
-    Ask,
     ClientOptions,
     GroupStateLost,
-    Notify,
+    NotifyApplication,
     Online,
+    RequestAccepted,
     Settle,
     Stop,
-    Taken,
+    SubmitRequest,
     TellStates,
     Withdraw,
 )
-from semel.pubsub.client.states import Changes, View
+from semel.pubsub.client.states import Changes, WatchedGroup
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
     Ack,
@@ -76,7 +76,7 @@ def test_a_state_is_said_when_it_is_acknowledged_and_taken_back_likewise(watcher
     assert watcher.sent() == [SetGroupState("g", 1, {"mood": "good"})]
     assert watcher.client.states.own == {}
     watcher.say(Ack(1))
-    assert watcher.settled() == {1: Taken()}
+    assert watcher.settled() == {1: RequestAccepted()}
     assert watcher.client.states.own == {"g": {"mood": "good"}}
     watcher.ask(2, SetGroupState("g"))
     watcher.say(Ack(2))
@@ -121,9 +121,9 @@ def test_a_new_session_says_and_watches_what_the_one_before_did_before_anything_
     assert not any(isinstance(state, Online) for state in watcher.states())
     watcher.say(Ack(3))
     effects = watcher.take()
-    assert Notify(Online("c2", "ann")) in effects
+    assert NotifyApplication(Online("c2", "ann")) in effects
     watcher.say(Ack(4))
-    assert watcher.settled() == {4: Taken()}
+    assert watcher.settled() == {4: RequestAccepted()}
     assert watcher.client.states.own == {"g": {"mood": "better"}}
 
 
@@ -167,7 +167,7 @@ def test_watching_returns_when_there_is_something_to_look_at(watcher: Watcher) -
     assert watcher.settled() == {}
     assert watcher.client.is_reading
     watcher.say(GroupStateSnapshot("g", (item("a", 5),)))
-    assert watcher.take() == [TellStates("g", (item("a", 5),)), Settle(1, Taken())]
+    assert watcher.take() == [TellStates("g", (item("a", 5),)), Settle(1, RequestAccepted())]
 
 
 def test_the_snapshot_may_come_before_the_answer(watcher: Watcher) -> None:
@@ -179,7 +179,7 @@ def test_the_snapshot_may_come_before_the_answer(watcher: Watcher) -> None:
     watcher.say(GroupStateSnapshot("g", (item("a", 5),)))
     assert watcher.settled() == {}
     watcher.say(Ack(1, DUPLICATE))
-    assert watcher.settled() == {1: Taken()}
+    assert watcher.settled() == {1: RequestAccepted()}
     assert watcher.seen == {"a": item("a", 5)}
 
 
@@ -222,7 +222,7 @@ def test_a_watch_that_is_refused_fails(watcher: Watcher) -> None:
 
 
 def test_who_waits_for_a_snapshot_waits_as_long_as_it_wants_to(watcher: Watcher) -> None:
-    watcher.tell(Ask(1, SubscribeGroupState("g"), timeout_s=2))
+    watcher.tell(SubmitRequest(1, SubscribeGroupState("g"), timeout_s=2))
     watcher.ask(2, SubscribeGroupState("g"))
     watcher.say(Ack(1), Ack(2))
     watcher.pass_time(3)
@@ -244,7 +244,7 @@ def test_whatever_is_missed_between_snapshots_what_was_told_is_what_there_is(dat
     """The server changes; the client hears each change, or misses some and then gets a snapshot."""
     there: dict[str, GroupStateItem] = {}
     told: dict[str, GroupStateItem] = {}
-    view, clock, is_behind = View(), 0, True
+    view, clock, is_behind = WatchedGroup(), 0, True
     for _ in range(data.draw(st.integers(0, 25))):
         if data.draw(st.booleans()):
             clock += 1

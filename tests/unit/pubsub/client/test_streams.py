@@ -37,16 +37,16 @@ from semel.pubsub.client.events import (
     EndStream,
     FlushStream,
     KeepStream,
+    RequestAccepted,
     SendFrame,
     Settle,
     Stop,
     StreamOver,
-    Taken,
     Withdraw,
     WritePart,
 )
 from semel.pubsub.client.machine import Phase
-from semel.pubsub.client.states import GroupStates, View
+from semel.pubsub.client.states import ClientGroupStates, WatchedGroup
 from semel.pubsub.client.window import Window
 from semel.pubsub.protocol.messages import (
     ErrorName,
@@ -88,7 +88,7 @@ class Sender(Bench):
     def begin(self) -> None:
         self.tell(BeginStream(1, START))
         self.say(StreamAck("s", 1))
-        assert self.settled() == {1: Taken()}
+        assert self.settled() == {1: RequestAccepted()}
 
     def sent_parts(self) -> list[int | None]:
         return [request.sequence_id for request in self.sent() if isinstance(request, StreamData)]
@@ -126,20 +126,20 @@ def test_a_stream_from_its_beginning_to_its_end() -> None:
     sender.tell(BeginStream(1, request))
     assert sender.sent() == [request]
     sender.say(StreamAck("s", 1))
-    assert sender.settled() == {1: Taken()}
+    assert sender.settled() == {1: RequestAccepted()}
     tokens = sender.write("a", "b")
     sent, settled = split(sender.take(), sender)
     assert sent == [StreamData("s", 1, text("a")), StreamData("s", 2, text("b"))]
-    assert settled == dict.fromkeys(tokens, Taken())
+    assert settled == dict.fromkeys(tokens, RequestAccepted())
     sender.tell(FlushStream(2, "s"))
     sender.say(StreamAck("s", 2))
     assert sender.settled() == {}
     sender.say(StreamAck("s", 3))
-    assert sender.settled() == {2: Taken()}
+    assert sender.settled() == {2: RequestAccepted()}
     sender.tell(EndStream(3, "s"))
     assert sender.sent() == [StreamEnd("s")]
     sender.say(StreamClosed("s"))
-    assert sender.take() == [Settle(3, Taken()), StreamOver("s")]
+    assert sender.take() == [Settle(3, RequestAccepted()), StreamOver("s")]
     assert sender.client.next_deadline() is not None
 
 
@@ -166,12 +166,12 @@ def test_an_end_with_an_error_does_not_wait(sender: Sender) -> None:
     assert sent == [StreamEnd("s", error)]
     assert isinstance(failure(settled[2]), StreamBroken)  # type: ignore[arg-type]
     sender.say(StreamClosed("s"))
-    assert sender.take() == [Settle(3, Taken()), StreamOver("s")]
+    assert sender.take() == [Settle(3, RequestAccepted()), StreamOver("s")]
 
 
 def test_flushing_what_is_acknowledged_takes_no_time(sender: Sender) -> None:
     sender.tell(FlushStream(2, "s"))
-    assert sender.settled() == {2: Taken()}
+    assert sender.settled() == {2: RequestAccepted()}
 
 
 def test_keeping_alive_says_only_that(sender: Sender) -> None:
@@ -190,10 +190,10 @@ def test_who_writes_faster_than_the_server_takes_waits() -> None:
     sender = Sender(ClientOptions(stream_window=2))
     sender.begin()
     first, second, third, fourth = sender.write("a", "b", "c", "d")
-    assert sender.settled() == {first: Taken(), second: Taken()}
+    assert sender.settled() == {first: RequestAccepted(), second: RequestAccepted()}
     sender.say(StreamAck("s", 2))
     sent, settled = split(sender.take(), sender)
-    assert (sent, settled) == ([StreamData("s", 3, text("c"))], {third: Taken()})
+    assert (sent, settled) == ([StreamData("s", 3, text("c"))], {third: RequestAccepted()})
     sender.tell(Withdraw(fourth))
     assert isinstance(failure(sender.settled()[fourth]), LocalProtocolError)
     sender.say(StreamAck("s", 4))
@@ -395,7 +395,7 @@ def test_one_that_is_given_up_is_given_up_with_its_session_as_well(sender: Sende
     sender.tell(EndStream(2, "s", GIVEN_UP))
     sender.take()
     sender.lose()
-    assert sender.settled() == {2: Taken()}
+    assert sender.settled() == {2: RequestAccepted()}
 
 
 def test_one_that_may_have_begun_in_a_lost_session_is_not_begun_again_in_the_next() -> None:
@@ -418,7 +418,7 @@ def test_one_that_was_never_asked_for_begins_in_the_next_session() -> None:
     sender.lose()
     assert START in sender.sent()
     sender.say(StreamAck("s", 1))
-    assert sender.settled() == {1: Taken()}
+    assert sender.settled() == {1: RequestAccepted()}
 
 
 def test_an_end_that_is_repeated_to_a_server_that_knows_no_stream_is_in_doubt_and_one_that_is_not_is_none(
@@ -444,7 +444,7 @@ def test_what_is_said_of_a_stream_before_it_with_the_same_id_does_not_concern_it
     sender.say(StreamClosed("s"), StreamClosed("s", UNKNOWN), StreamAck("s", 7))
     assert sender.settled() == {}
     sender.say(StreamAck("s", 1))
-    assert sender.settled() == {3: Taken()}
+    assert sender.settled() == {3: RequestAccepted()}
 
 
 def test_a_beginning_for_which_nobody_waits_any_more_is_taken_back() -> None:
@@ -502,7 +502,7 @@ def test_a_stream_may_be_ended_while_the_client_stops(sender: Sender) -> None:
     sender.tell(Stop(10))
     sender.tell(EndStream(2, "s"))
     sender.say(StreamAck("s", 2), StreamClosed("s"))
-    assert sender.settled()[2] == Taken()
+    assert sender.settled()[2] == RequestAccepted()
     assert sender.client.phase is Phase.STOPPED
 
 
@@ -706,14 +706,14 @@ def test_an_end_that_overtakes_a_refused_part_is_found_out(monkeypatch: pytest.M
 
 
 def test_a_watcher_that_keeps_what_a_snapshot_leaves_out_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep(view: View, items: tuple[GroupStateItem, ...]) -> list[GroupStateItem]:
+    def keep(view: WatchedGroup, items: tuple[GroupStateItem, ...]) -> list[GroupStateItem]:
         view.is_told = True
         return view.take_update(items)
 
-    monkeypatch.setattr(View, "take_snapshot", keep)
+    monkeypatch.setattr(WatchedGroup, "take_snapshot", keep)
     assert "sees what is not there" in _finds(StreamPlan(loses_sessions=True))
 
 
 def test_a_new_session_that_says_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GroupStates, "restored", lambda states: iter(()))
+    monkeypatch.setattr(ClientGroupStates, "restored", lambda states: iter(()))
     assert _finds(StreamPlan(loses_sessions=True)) != "nothing"

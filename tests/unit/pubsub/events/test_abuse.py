@@ -13,12 +13,12 @@ from semel.pubsub.events.abuse import (
     UNKNOWN,
     VALID_S,
     Standing,
-    Verdict,
+    UrlVerdict,
     host_of,
     judge,
     validation_request,
 )
-from semel.pubsub.events.cloudevents import IncomingResponse, OutgoingRequest, Unreachable
+from semel.pubsub.events.cloudevents import HandlerUnreachable, IncomingResponse, OutgoingRequest
 from semel.pubsub.events.handlers import event_handler
 
 ORIGIN = "pubsub.example"
@@ -41,37 +41,37 @@ def test_the_question_proves_nothing_of_us() -> None:
 @pytest.mark.parametrize(
     ("reply", "method", "verdict"),
     [
-        (answer(200, "*"), OPTIONS, Verdict.YES),
-        (answer(204, " PubSub.Example "), OPTIONS, Verdict.YES),
-        (answer(200, "pubsub.example:8080"), OPTIONS, Verdict.YES),
-        (answer(299, "other.example", ORIGIN), GET, Verdict.YES),
-        (IncomingResponse(200, (("webhook-allowed-origin", "*"),)), OPTIONS, Verdict.YES),
-        (answer(200), OPTIONS, Verdict.NO),
-        (answer(200, "other.example"), OPTIONS, Verdict.NO),
-        (answer(200, "pubsub.example.org"), OPTIONS, Verdict.NO),
-        (answer(200, "pubsub.example:"), OPTIONS, Verdict.NO),
-        (answer(200, "localhost"), OPTIONS, Verdict.NO),
-        (answer(200, f"other.example, {ORIGIN}"), OPTIONS, Verdict.NO),
-        (answer(302, "*"), OPTIONS, Verdict.NO),
-        (answer(400, "*"), OPTIONS, Verdict.NO),
-        (answer(405, "*"), OPTIONS, Verdict.NO),
-        (answer(404, "*"), OPTIONS, Verdict.ASK_WITH_GET),
-        (answer(404, "*"), GET, Verdict.NO),
-        (answer(408, "*"), OPTIONS, Verdict.NO_ANSWER),
-        (answer(503, "*"), GET, Verdict.NO_ANSWER),
-        (Unreachable("refused"), OPTIONS, Verdict.NO_ANSWER),
-        (Unreachable("late", is_late=True), OPTIONS, Verdict.NO_ANSWER),
+        (answer(200, "*"), OPTIONS, UrlVerdict.YES),
+        (answer(204, " PubSub.Example "), OPTIONS, UrlVerdict.YES),
+        (answer(200, "pubsub.example:8080"), OPTIONS, UrlVerdict.YES),
+        (answer(299, "other.example", ORIGIN), GET, UrlVerdict.YES),
+        (IncomingResponse(200, (("webhook-allowed-origin", "*"),)), OPTIONS, UrlVerdict.YES),
+        (answer(200), OPTIONS, UrlVerdict.NO),
+        (answer(200, "other.example"), OPTIONS, UrlVerdict.NO),
+        (answer(200, "pubsub.example.org"), OPTIONS, UrlVerdict.NO),
+        (answer(200, "pubsub.example:"), OPTIONS, UrlVerdict.NO),
+        (answer(200, "localhost"), OPTIONS, UrlVerdict.NO),
+        (answer(200, f"other.example, {ORIGIN}"), OPTIONS, UrlVerdict.NO),
+        (answer(302, "*"), OPTIONS, UrlVerdict.NO),
+        (answer(400, "*"), OPTIONS, UrlVerdict.NO),
+        (answer(405, "*"), OPTIONS, UrlVerdict.NO),
+        (answer(404, "*"), OPTIONS, UrlVerdict.ASK_WITH_GET),
+        (answer(404, "*"), GET, UrlVerdict.NO),
+        (answer(408, "*"), OPTIONS, UrlVerdict.NO_ANSWER),
+        (answer(503, "*"), GET, UrlVerdict.NO_ANSWER),
+        (HandlerUnreachable("refused"), OPTIONS, UrlVerdict.NO_ANSWER),
+        (HandlerUnreachable("late", is_late=True), OPTIONS, UrlVerdict.NO_ANSWER),
     ],
 )
-def test_what_an_answer_means(reply: IncomingResponse | Unreachable, method: str, verdict: Verdict) -> None:
+def test_what_an_answer_means(reply: IncomingResponse | HandlerUnreachable, method: str, verdict: UrlVerdict) -> None:
     assert judge(reply, ORIGIN, method) is verdict
 
 
 @pytest.mark.parametrize("origin", ["127.0.0.1", "localhost", "[::1]"])
 def test_this_machine_has_more_than_one_name(origin: str) -> None:
     for allowed in ("localhost:8080", "127.0.0.1", "[::1]:8080"):
-        assert judge(answer(200, allowed), origin) is Verdict.YES
-    assert judge(answer(200, "127.0.0.2"), origin) is Verdict.NO
+        assert judge(answer(200, allowed), origin) is UrlVerdict.YES
+    assert judge(answer(200, "127.0.0.2"), origin) is UrlVerdict.NO
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_the_host_of_an_origin(origin: str, host: str) -> None:
 def test_a_yes_holds_and_is_asked_about_again() -> None:
     assert UNKNOWN.is_due(NOW)
     assert not UNKNOWN.is_allowed(NOW)
-    yes = UNKNOWN.after(Verdict.YES, NOW)
+    yes = UNKNOWN.after(UrlVerdict.YES, NOW)
     assert yes.is_allowed(NOW)
     assert not yes.is_due(NOW + VALID_S - 1)
     assert yes.is_due(NOW + VALID_S)
     assert yes.is_allowed(NOW + VALID_S)
 
 
-def waits(standing: Standing, verdict: Verdict, count: int) -> list[float]:
+def waits(standing: Standing, verdict: UrlVerdict, count: int) -> list[float]:
     now, found = NOW, []
     for _ in range(count):
         standing = standing.after(verdict, now)
@@ -101,23 +101,23 @@ def waits(standing: Standing, verdict: Verdict, count: int) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("verdict", [Verdict.NO, Verdict.NO_ANSWER])
-@pytest.mark.parametrize("before", [UNKNOWN, UNKNOWN.after(Verdict.YES, NOW)])
-def test_who_does_not_say_yes_is_asked_ever_more_seldom(before: Standing, verdict: Verdict) -> None:
+@pytest.mark.parametrize("verdict", [UrlVerdict.NO, UrlVerdict.NO_ANSWER])
+@pytest.mark.parametrize("before", [UNKNOWN, UNKNOWN.after(UrlVerdict.YES, NOW)])
+def test_who_does_not_say_yes_is_asked_ever_more_seldom(before: Standing, verdict: UrlVerdict) -> None:
     assert waits(before, verdict, 8) == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 def test_after_a_yes_the_waits_begin_anew() -> None:
-    standing = UNKNOWN.after(Verdict.NO, NOW).after(Verdict.NO, NOW).after(Verdict.YES, NOW)
-    assert waits(standing, Verdict.NO, 2) == [1, 2]
+    standing = UNKNOWN.after(UrlVerdict.NO, NOW).after(UrlVerdict.NO, NOW).after(UrlVerdict.YES, NOW)
+    assert waits(standing, UrlVerdict.NO, 2) == [1, 2]
 
 
 def test_a_no_holds_at_once_but_silence_takes_nothing_back() -> None:
-    yes = UNKNOWN.after(Verdict.YES, NOW)
-    assert not yes.after(Verdict.NO, NOW + 60).is_allowed(NOW + 60)
-    assert not yes.after(Verdict.NO, NOW + 60).after(Verdict.NO_ANSWER, NOW + 61).is_allowed(NOW + 61)
-    assert not UNKNOWN.after(Verdict.NO_ANSWER, NOW).is_allowed(NOW)
-    silent = yes.after(Verdict.NO_ANSWER, NOW + 60).after(Verdict.NO_ANSWER, NOW + 61)
+    yes = UNKNOWN.after(UrlVerdict.YES, NOW)
+    assert not yes.after(UrlVerdict.NO, NOW + 60).is_allowed(NOW + 60)
+    assert not yes.after(UrlVerdict.NO, NOW + 60).after(UrlVerdict.NO_ANSWER, NOW + 61).is_allowed(NOW + 61)
+    assert not UNKNOWN.after(UrlVerdict.NO_ANSWER, NOW).is_allowed(NOW)
+    silent = yes.after(UrlVerdict.NO_ANSWER, NOW + 60).after(UrlVerdict.NO_ANSWER, NOW + 61)
     assert silent.is_allowed(NOW + LAPSE_S - 1)
     assert not silent.is_allowed(NOW + LAPSE_S)
 
@@ -130,6 +130,6 @@ def test_a_no_holds_at_once_but_silence_takes_nothing_back() -> None:
 )
 def test_only_a_clear_yes_is_one(status: int, headers: list[tuple[str, str]], body: bytes, method: str) -> None:
     verdict = judge(IncomingResponse(status, tuple(headers), body), ORIGIN, method)
-    if verdict is Verdict.YES:
+    if verdict is UrlVerdict.YES:
         assert 200 <= status < 300
         assert {value.strip().lower() for _, value in headers} & {"*", ORIGIN}

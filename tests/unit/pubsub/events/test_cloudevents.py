@@ -28,17 +28,17 @@ from semel.pubsub.events.cloudevents import (
     STATE_CHARS_MAX,
     TOTAL_S,
     Allowed,
-    Answered,
     Certificate,
-    Client,
-    Failed,
+    EventClient,
+    HandlerAnswered,
+    HandlerFailed,
+    HandlerRefused,
+    HandlerUnreachable,
     IncomingResponse,
     NotAllowed,
     OutgoingRequest,
     PendingEvent,
-    Refused,
     Reply,
-    Unreachable,
     connect_event,
     connected_event,
     decode_event,
@@ -67,7 +67,7 @@ OTHER_KEY = "b" * 40
 KEYS = AccessKeys(DEV_KEY, OTHER_KEY)
 HANDLER = event_handler("https://app.example/{hub}/{event}", ["connect", "connected", "disconnected"], "*")
 JSON_RELIABLE = "json.reliable.webpubsub.azure.v1"
-CLIENT = Client("chat", "c1", "ann", JSON_RELIABLE, "eyJrIjoxfQ==")
+CLIENT = EventClient("chat", "c1", "ann", JSON_RELIABLE, "eyJrIjoxfQ==")
 TEXT = Data(DataType.TEXT, "grüß".encode())
 
 
@@ -116,7 +116,7 @@ def test_a_user_event_has_every_header_that_the_protocol_names() -> None:
 
 def test_what_is_not_there_has_no_header() -> None:
     absent = {"ce-userId", "ce-subprotocol", "ce-connectionState", "Authorization"}
-    found = headers_of(user_event(Client("chat", "c1"), "1", AT, "message", TEXT))
+    found = headers_of(user_event(EventClient("chat", "c1"), "1", AT, "message", TEXT))
     assert not absent & set(found)
     assert absent - set(headers_of(user_event(CLIENT, "1", AT, "message", TEXT))) == {"Authorization"}
 
@@ -155,7 +155,7 @@ def test_system_events_say_what_happened(event: PendingEvent, type: str, body: o
 
 def test_connect_shows_the_request_without_its_secrets() -> None:
     event = connect_event(
-        Client("chat", "c1", "ann"),
+        EventClient("chat", "c1", "ann"),
         AT,
         claims={"role": ("a", "b")},
         query=[("tag", "1"), ("tag", "2"), ("Access_Token", "secret"), ("awps_reconnection_token", "secret")],
@@ -232,7 +232,7 @@ def test_metadata_is_told_as_it_is_but_for_what_http_cannot_say() -> None:
 
 states = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20)
 clients = st.builds(
-    Client,
+    EventClient,
     st.from_regex(r"[a-z][a-z0-9_`,.\[\]]{0,20}", fullmatch=True),
     st.text(min_size=1, max_size=20),
     st.none() | texts,
@@ -369,12 +369,12 @@ def test_a_handler_gives_a_client_its_first_state() -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 429, 499])
 def test_a_client_hears_the_refusal_of_a_handler(status: int) -> None:
-    assert read_connect(answer(status, "not yet, Ann"), []) == Refused(status, "not yet, Ann")
+    assert read_connect(answer(status, "not yet, Ann"), []) == HandlerRefused(status, "not yet, Ann")
 
 
 def test_a_refusal_is_short_text_whatever_it_was() -> None:
     refused = read_connect(answer(401, b"\xff\x00" + "ü".encode() * RESPONSE_BYTES_MAX), [])
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, HandlerRefused)
     assert refused.message.startswith("\ufffd\ufffdü")
     assert len(refused.message) == REFUSAL_CHARS_MAX
 
@@ -405,12 +405,12 @@ def test_a_refusal_is_short_text_whatever_it_was() -> None:
         (answer(302, b"", ("Location", "http://169.254.169.254/")), "not followed"),
         (answer(100), "status 100"),
         (answer(500), "status 500"),
-        (Unreachable("refused\x00"), "cannot be reached: refused\ufffd"),
+        (HandlerUnreachable("refused\x00"), "cannot be reached: refused\ufffd"),
     ],
 )
-def test_an_answer_that_makes_no_sense_lets_nobody_in(reply: IncomingResponse | Unreachable, why: str) -> None:
+def test_an_answer_that_makes_no_sense_lets_nobody_in(reply: IncomingResponse | HandlerUnreachable, why: str) -> None:
     found = read_connect(reply, ["a", "b"])
-    assert isinstance(found, Failed)
+    assert isinstance(found, HandlerFailed)
     assert why in found.cause
 
 
@@ -423,33 +423,39 @@ META = ("X-WebPubSub-Metadata-Trace", " a, b ")
 @pytest.mark.parametrize(
     ("reply", "answered"),
     [
-        (answer(204), Answered()),
-        (answer(200, b"", ("Content-Type", "image/png")), Answered()),
-        (answer(200, "grüß", ("content-type", "text/plain; charset=UTF-8")), Answered(TEXT)),
-        (answer(200, b"gr\xfc\xdf", ("Content-Type", "Text/Plain;charset=latin1")), Answered(TEXT)),
-        (answer(202, ' {"a": 1} ', ("Content-Type", "application/json")), Answered(Data(DataType.JSON, b'{"a": 1}'))),
-        (answer(200, b"\xff", ("Content-Type", "application/octet-stream")), Answered(Data(DataType.BINARY, b"\xff"))),
-        (answer(200, b"\xff\x00"), Answered(Data(DataType.BINARY, b"\xff\x00"))),
-        (answer(200, ANY, ("Content-Type", "application/x-protobuf")), Answered(Data(DataType.PROTOBUF, ANY))),
-        (answer(200, b"", META), Answered(Data(DataType.TEXT, b""), {"trace": "a, b"})),
-        (answer(200, " null ", ("Content-Type", "application/json; charset=utf-8")), Answered()),
+        (answer(204), HandlerAnswered()),
+        (answer(200, b"", ("Content-Type", "image/png")), HandlerAnswered()),
+        (answer(200, "grüß", ("content-type", "text/plain; charset=UTF-8")), HandlerAnswered(TEXT)),
+        (answer(200, b"gr\xfc\xdf", ("Content-Type", "Text/Plain;charset=latin1")), HandlerAnswered(TEXT)),
+        (
+            answer(202, ' {"a": 1} ', ("Content-Type", "application/json")),
+            HandlerAnswered(Data(DataType.JSON, b'{"a": 1}')),
+        ),
+        (
+            answer(200, b"\xff", ("Content-Type", "application/octet-stream")),
+            HandlerAnswered(Data(DataType.BINARY, b"\xff")),
+        ),
+        (answer(200, b"\xff\x00"), HandlerAnswered(Data(DataType.BINARY, b"\xff\x00"))),
+        (answer(200, ANY, ("Content-Type", "application/x-protobuf")), HandlerAnswered(Data(DataType.PROTOBUF, ANY))),
+        (answer(200, b"", META), HandlerAnswered(Data(DataType.TEXT, b""), {"trace": "a, b"})),
+        (answer(200, " null ", ("Content-Type", "application/json; charset=utf-8")), HandlerAnswered()),
         (
             answer(200, "null", ("Content-Type", "application/json"), META),
-            Answered(Data(DataType.TEXT, b""), {"trace": "a, b"}),
+            HandlerAnswered(Data(DataType.TEXT, b""), {"trace": "a, b"}),
         ),
-        (answer(200, "null", ("Content-Type", "text/plain")), Answered(Data(DataType.TEXT, b"null"))),
-        (answer(200, b"", ("x-webpubsub-metadata-", "x")), Answered()),
+        (answer(200, "null", ("Content-Type", "text/plain")), HandlerAnswered(Data(DataType.TEXT, b"null"))),
+        (answer(200, b"", ("x-webpubsub-metadata-", "x")), HandlerAnswered()),
         (
             answer(200, "a", ("Content-Type", "text/plain"), META, ("x-webpubsub-metadata-TRACE", "last")),
-            Answered(Data(DataType.TEXT, b"a"), {"trace": "last"}),
+            HandlerAnswered(Data(DataType.TEXT, b"a"), {"trace": "last"}),
         ),
-        (answer(204, b"", ("ce-connectionState", "new=")), Answered(state="new=")),
-        (answer(204, b"", ("ce-connectionState", "")), Answered(state="")),
+        (answer(204, b"", ("ce-connectionState", "new=")), HandlerAnswered(state="new=")),
+        (answer(204, b"", ("ce-connectionState", "")), HandlerAnswered(state="")),
     ],
 )
-def test_what_a_handler_answers_reaches_the_client(reply: IncomingResponse, answered: Answered) -> None:
+def test_what_a_handler_answers_reaches_the_client(reply: IncomingResponse, answered: HandlerAnswered) -> None:
     assert read_user_event(reply) == answered
-    assert read_notification(reply) == Answered()
+    assert read_notification(reply) == HandlerAnswered()
 
 
 @pytest.mark.parametrize(
@@ -471,23 +477,23 @@ def test_what_a_handler_answers_reaches_the_client(reply: IncomingResponse, answ
         answer(200, b"", ("x-webpubsub-metadata-a", "ü")),
         answer(200, b"", ("x-webpubsub-metadata-a", "a" * (METADATA_VALUE_BYTES_MAX + 1))),
         answer(200, b"", ("ce-connectionState", "ü")),
-        Unreachable("late", is_late=True),
+        HandlerUnreachable("late", is_late=True),
     ],
 )
-def test_what_cannot_be_told_is_a_failure(reply: IncomingResponse | Unreachable) -> None:
+def test_what_cannot_be_told_is_a_failure(reply: IncomingResponse | HandlerUnreachable) -> None:
     found = read_user_event(reply)
-    assert isinstance(found, Failed)
+    assert isinstance(found, HandlerFailed)
     assert "private" not in found.cause
 
 
 def test_the_largest_answer_is_taken() -> None:
     body = b"a" * RESPONSE_BYTES_MAX
-    assert read_user_event(answer(200, body)) == Answered(Data(DataType.BINARY, body))
+    assert read_user_event(answer(200, body)) == HandlerAnswered(Data(DataType.BINARY, body))
 
 
-@pytest.mark.parametrize("reply", [answer(199), answer(300), answer(404), answer(500), Unreachable("x")])
-def test_a_handler_that_was_only_told_may_fail_as_well(reply: IncomingResponse | Unreachable) -> None:
-    assert isinstance(read_notification(reply), Failed)
+@pytest.mark.parametrize("reply", [answer(199), answer(300), answer(404), answer(500), HandlerUnreachable("x")])
+def test_a_handler_that_was_only_told_may_fail_as_well(reply: IncomingResponse | HandlerUnreachable) -> None:
+    assert isinstance(read_notification(reply), HandlerFailed)
 
 
 def test_a_client_hears_of_a_failure_as_far_as_it_wants_to() -> None:
@@ -521,7 +527,7 @@ replies = st.one_of(
         st.lists(st.tuples(names, values), max_size=5).map(tuple),
         bodies,
     ),
-    st.builds(Unreachable, st.text(), st.booleans()),
+    st.builds(HandlerUnreachable, st.text(), st.booleans()),
     st.just(NotAllowed()),
 )
 
@@ -530,11 +536,11 @@ replies = st.one_of(
 def test_every_reply_has_a_meaning(reply: Reply) -> None:
     connect, user, notification = read_connect(reply, ["a"]), read_user_event(reply), read_notification(reply)
     is_yes = isinstance(reply, IncomingResponse) and 200 <= reply.status < 300
-    assert isinstance(notification, Answered) == is_yes
+    assert isinstance(notification, HandlerAnswered) == is_yes
     assert is_yes or not isinstance(connect, Allowed)
-    assert is_yes or isinstance(user, Failed)
+    assert is_yes or isinstance(user, HandlerFailed)
     for found in (connect, user):
-        if isinstance(found, Allowed | Answered):
+        if isinstance(found, Allowed | HandlerAnswered):
             client = msgspec.structs.replace(CLIENT, state=found.state or "")
             assert dict(sent(connected_event(client, AT)).headers).get("ce-connectionState", "") == client.state
             assert Heard(sent(connected_event(client, AT))).count == 1
@@ -543,14 +549,14 @@ def test_every_reply_has_a_meaning(reply: Reply) -> None:
 # -- trying again
 
 
-@pytest.mark.parametrize("reply", [answer(408), answer(500), answer(503), answer(599), Unreachable("refused")])
-def test_what_may_pass_is_tried_again_three_times(reply: IncomingResponse | Unreachable) -> None:
+@pytest.mark.parametrize("reply", [answer(408), answer(500), answer(503), answer(599), HandlerUnreachable("refused")])
+def test_what_may_pass_is_tried_again_three_times(reply: IncomingResponse | HandlerUnreachable) -> None:
     assert [next_try(attempt, reply, NOW, NOW + 1) for attempt in (1, 2, 3, 4)] == [NOW + 2, NOW + 4, NOW + 6, None]
 
 
 @pytest.mark.parametrize(
     "reply",
-    [*map(answer, (200, 204, 302, 400, 401, 404, 429, 600)), Unreachable("late", is_late=True), NotAllowed()],
+    [*map(answer, (200, 204, 302, 400, 401, 404, 429, 600)), HandlerUnreachable("late", is_late=True), NotAllowed()],
 )
 def test_a_last_word_is_not_tried_again(reply: Reply) -> None:
     assert next_try(1, reply, NOW, NOW) is None

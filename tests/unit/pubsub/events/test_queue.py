@@ -15,12 +15,12 @@ from semel.kernel.ledger import START, Kind
 from semel.kernel.ops import Enqueue, Unit, WorkState
 from semel.pubsub.events import queue as events_module
 from semel.pubsub.events.cloudevents import (
-    Client,
+    EventClient,
+    HandlerUnreachable,
     IncomingResponse,
     NotAllowed,
     PendingEvent,
     Reply,
-    Unreachable,
     encode_event,
     user_event,
 )
@@ -272,13 +272,13 @@ def test_what_may_pass_is_told_again_with_the_same_id(scene: Scene) -> None:
         scene.pass_time(wait_s - 0.1)
         assert scene.calls == []
         scene.pass_time(0.1)
-        assert scene.reply(Unreachable("refused")) == first
+        assert scene.reply(HandlerUnreachable("refused")) == first
     scene.pass_time(5.0)
     assert scene.reply() == first
     assert acks(scene) == [(1, None)]
 
 
-@pytest.mark.parametrize("reply", [IncomingResponse(400), NotAllowed(), Unreachable("late", is_late=True)])
+@pytest.mark.parametrize("reply", [IncomingResponse(400), NotAllowed(), HandlerUnreachable("late", is_late=True)])
 def test_an_event_that_failed_may_be_tried_again_with_its_ack_id(scene: Scene, reply: Reply) -> None:
     scene.event(1)
     scene.event(1)
@@ -693,7 +693,7 @@ def test_a_node_that_was_replaced_cannot_open_an_event_again(one: Scene, two: Sc
 
 def test_what_was_left_of_a_session_is_for_the_node_that_has_it(one: Scene, two: Scene) -> None:
     one.reply()
-    left = encode_event(user_event(Client(HUB, ALICE), "9", 0, "left", text("x")))
+    left = encode_event(user_event(EventClient(HUB, ALICE), "9", 0, "left", text("x")))
     one.store.commit([Unit((Enqueue(QUEUE, "left", Envelope("left", data=left), ALICE),))])
     for _ in range(3):
         one.pass_time(SWEEP_S)

@@ -14,7 +14,15 @@ from semel.http import HttpRequest
 from semel.pubsub.events.cloudevents import Allowed
 from semel.pubsub.protocol.client_tokens import client_token
 from semel.pubsub.protocol.frames import Subprotocol
-from semel.pubsub.protocol.handshake import Admission, Handshake, Mode, Newcomer, Refused, Returning, TurnedAway
+from semel.pubsub.protocol.handshake import (
+    Admission,
+    Handshake,
+    HandshakeRefused,
+    Newcomer,
+    Returning,
+    SimpleMode,
+    TurnedAway,
+)
 from semel.pubsub.protocol.messages import Data, DataType, SendEvent, SendToGroup
 from semel.pubsub.protocol.permissions import Permission
 
@@ -42,7 +50,7 @@ def ask(
 
 
 def refused(admission: Admission) -> int:
-    assert isinstance(admission, Refused)
+    assert isinstance(admission, HandshakeRefused)
     return admission.status
 
 
@@ -87,7 +95,7 @@ def test_a_subprotocol_of_an_application_is_echoed_too_if_it_is_a_name() -> None
     for offered, echoed in ((("no name", "mine", "yours"), "mine"), (("x" * 129, "é"), None)):
         found = ask(offered=offered, access_token=token())
         assert isinstance(found, Newcomer)
-        assert (found.subprotocol, found.mode) == (echoed, Mode())
+        assert (found.subprotocol, found.mode) == (echoed, SimpleMode())
 
 
 @pytest.mark.parametrize(
@@ -183,7 +191,7 @@ def test_names_in_the_query_may_be_written_in_any_case() -> None:
     assert isinstance(ask(ACCESS_TOKEN=token()), Newcomer)
     plain = ask(offered=(), access_token=token(), WebPubSub_Mode="sendToGroup", GROUP="g", noecho="true")
     assert isinstance(plain, Newcomer)
-    assert plain.mode == Mode("g", no_echo=True)
+    assert plain.mode == SimpleMode("g", no_echo=True)
 
 
 @pytest.mark.parametrize("change", ["connection", "token", "hub", "protocol", "time", "none"])
@@ -213,7 +221,7 @@ def test_a_client_without_a_subprotocol_sends_events_or_messages() -> None:
     assert plain.mode.read("hi") == SendEvent("message", Data(DataType.TEXT, b"hi"))
     grouped = ask(offered=("odd",), access_token=token(), webpubsub_mode="sendToGroup", group="g", noEcho="true")
     assert isinstance(grouped, Newcomer)
-    assert grouped.mode == Mode("g", no_echo=True)
+    assert grouped.mode == SimpleMode("g", no_echo=True)
     assert grouped.mode.read(b"\x00") == SendToGroup("g", Data(DataType.BINARY, b"\x00"), no_echo=True)
 
 
@@ -226,13 +234,13 @@ def test_a_mode_that_says_nothing_is_an_error(query: dict[str, str]) -> None:
 def test_whatever_is_asked_there_is_an_answer(path: str, query: str, offered: list[str], host: str) -> None:
     request = HttpRequest("GET", path, query, {}, host=host)
     found = Handshake(KEYS, lambda count: b"\x07" * count).admit(request, offered, NOW)
-    assert isinstance(found, Refused | TurnedAway)
+    assert isinstance(found, HandshakeRefused | TurnedAway)
 
 
 # -- what an event handler says of it
 
 
-def let_in(allowed: Allowed, offered: tuple[str, ...] = RELIABLE, **query: str) -> Newcomer | Refused:
+def let_in(allowed: Allowed, offered: tuple[str, ...] = RELIABLE, **query: str) -> Newcomer | HandshakeRefused:
     given = token(user_id="u", roles=["webpubsub.sendToGroup"], groups=["g"])
     request = HttpRequest(
         "GET", "/client/hubs/chat", urlencode({"access_token": given, **query}), host="localhost:8080"
@@ -270,5 +278,5 @@ def test_a_handler_may_choose_another_subprotocol() -> None:
     assert (plain.subprotocol, plain.opening.token, plain.mode) == (Subprotocol.PROTOBUF, None, None)
     simple = let_in(Allowed(subprotocol="my.own"), offered)
     assert isinstance(simple, Newcomer)
-    assert (simple.subprotocol, simple.opening.subprotocol, simple.mode) == ("my.own", "my.own", Mode())
+    assert (simple.subprotocol, simple.opening.subprotocol, simple.mode) == ("my.own", "my.own", SimpleMode())
     assert refused(let_in(Allowed(subprotocol="my.own"), offered, webpubsub_mode="odd")) == HTTPStatus.BAD_REQUEST

@@ -16,17 +16,17 @@ from semel.kernel.effects import (
     Commit,
     CommitFailed,
     Committed,
-    Connected,
     Deliver,
     Delivered,
     DeliverFailed,
-    Disconnected,
     Effect,
     Event,
     Load,
     Loaded,
     LoadFailed,
     Notify,
+    PeerConnected,
+    PeerDisconnected,
     Read,
     ReadDone,
     ReadFailed,
@@ -307,8 +307,13 @@ async def test_messages_reach_the_machines_of_their_transport_and_peer(performer
     performer.received(wire, "b", "for b")
     performer.disconnected(wire, "b")
 
-    assert all_peers.heard == [Connected("a"), Received("a", "for a"), Received("b", "for b"), Disconnected("b")]
-    assert one_peer.heard == [Received("b", "for b"), Disconnected("b")]
+    assert all_peers.heard == [
+        PeerConnected("a"),
+        Received("a", "for a"),
+        Received("b", "for b"),
+        PeerDisconnected("b"),
+    ]
+    assert one_peer.heard == [Received("b", "for b"), PeerDisconnected("b")]
     assert elsewhere.heard == []
 
 

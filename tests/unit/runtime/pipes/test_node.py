@@ -16,7 +16,7 @@ import semel.runtime.pipes.node as module
 from semel.errors import ConfigError, InputError, LimitExceeded, StoreRefused, StoreUnavailable, Suspended
 from semel.kernel.effects import Close, Notify
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, FRAME_BYTES_MAX, Envelope
-from semel.kernel.hop import Confirm, Message
+from semel.kernel.hop import Confirm, HopMessage
 from semel.kernel.ledger import START, Kind
 from semel.kernel.ops import Append, Trim, Unit
 from semel.kernel.retry import RetryPolicy
@@ -415,7 +415,7 @@ def wire(onward: tuple[str, ...], back: tuple[str, ...] = ("0#B",), *bodies: Any
         (wire(("0#A",), ("9#B",)), "unknown kind"),
         (wire(("0#A",), ("0#" + "B" * 300,)), "300 characters"),
         (wire(("0#A", *["0#B"] * 30), ("0#B",)), "over 32 addresses"),
-        (wire(("0#A",), ("0#app",), Message("m1", Envelope("x"), 0)), "there does not speak for app"),
+        (wire(("0#A",), ("0#app",), HopMessage("m1", Envelope("x"), 0)), "there does not speak for app"),
         (wire(("0#A",), ("0#A",), Confirm(("x/1",))), "went astray"),
     ],
 )
@@ -459,7 +459,7 @@ async def test_a_forged_word_of_the_application_stores_and_answers_nothing() -> 
         offering = asyncio.create_task(node.offer("A", Envelope("m1")))
         assert await asyncio.to_thread(store.under_way)
         assert node._tcp is not None
-        node.received(node._tcp, "there", wire(("0#A",), ("0#app",), Message("m1", Envelope("forged"), 0)))
+        node.received(node._tcp, "there", wire(("0#A",), ("0#app",), HopMessage("m1", Envelope("forged"), 0)))
         store.gate.set()
         await offering
         assert ids(store, STREAM_A) == ["m1"]
@@ -508,7 +508,7 @@ def parcels(bodies: list[Any], most: int = 256) -> list[bytes]:
     ],
 )
 def test_every_parcel_fits_into_a_frame(envelope: Envelope) -> None:
-    bodies = [Message(f"run/{number}", envelope, number) for number in range(300)]
+    bodies = [HopMessage(f"run/{number}", envelope, number) for number in range(300)]
     made = parcels(bodies)
     assert max(map(len, made)) < FRAME_BYTES_MAX
     assert sum(map(len, ports.parts(bodies, 256))) == 300
@@ -522,7 +522,7 @@ def test_confirms_of_any_number_fit_into_frames() -> None:
 
 
 def test_small_messages_share_a_parcel() -> None:
-    bodies = [Message(f"run/{number}", Envelope(f"m{number}"), number) for number in range(100)]
+    bodies = [HopMessage(f"run/{number}", Envelope(f"m{number}"), number) for number in range(100)]
     assert [len(part) for part in ports.parts(bodies, 256)] == [100]
     assert [len(part) for part in ports.parts(bodies, 1)] == [1] * 100
 

@@ -21,9 +21,9 @@ from semel.runtime.server.listener import Listener
 from semel.runtime.transports.websocket import (
     NO_CODE,
     Accept,
-    Close,
+    CloseFrame,
     FrameReader,
-    Peer,
+    WebSocketPeer,
     check_upgrade,
     close_frame,
     subprotocols,
@@ -165,13 +165,13 @@ class TestReadingFrames:
     @pytest.mark.parametrize(
         ("payload", "close"),
         [
-            (b"", Close(NO_CODE)),
-            (struct.pack("!H", 1000), Close(1000)),
-            (struct.pack("!H", 1001) + "adieu é".encode(), Close(1001, "adieu é")),
-            (struct.pack("!H", 4999) + b"mine", Close(4999, "mine")),
+            (b"", CloseFrame(NO_CODE)),
+            (struct.pack("!H", 1000), CloseFrame(1000)),
+            (struct.pack("!H", 1001) + "adieu é".encode(), CloseFrame(1001, "adieu é")),
+            (struct.pack("!H", 4999) + b"mine", CloseFrame(4999, "mine")),
         ],
     )
-    def test_a_close_frame_says_code_and_reason_and_is_the_last(self, payload: bytes, close: Close) -> None:
+    def test_a_close_frame_says_code_and_reason_and_is_the_last(self, payload: bytes, close: CloseFrame) -> None:
         messages, reader = read(masked(0x81, b"x") + masked(0x88, payload) + masked(0x81, b"late"))
         assert (messages, reader.close) == (["x"], close)
 
@@ -256,19 +256,19 @@ class Guest:
     async def upgrade(self, request: HttpRequest) -> Accept | HttpResponse:
         return Accept()
 
-    def on_open(self, peer: Peer) -> None:
+    def on_open(self, peer: WebSocketPeer) -> None:
         self.heard.append(("open",))
 
-    def on_frames(self, peer: Peer, messages: list[str | bytes]) -> None:
+    def on_frames(self, peer: WebSocketPeer, messages: list[str | bytes]) -> None:
         self.heard.append(("frames", *messages))
 
-    def on_room(self, peer: Peer) -> None:
+    def on_room(self, peer: WebSocketPeer) -> None:
         self.heard.append(("room",))
 
-    def on_stalled(self, peer: Peer) -> None:
+    def on_stalled(self, peer: WebSocketPeer) -> None:
         self.heard.append(("stalled",))
 
-    def on_closed(self, peer: Peer, code: int | None, reason: str) -> None:
+    def on_closed(self, peer: WebSocketPeer, code: int | None, reason: str) -> None:
         self.heard.append(("closed", code, reason))
 
 
@@ -317,13 +317,13 @@ class Line(asyncio.Transport):
         self.is_aborted = True
 
 
-def connected(**limits: Any) -> tuple[Peer, Line, Guest, Listener]:
+def connected(**limits: Any) -> tuple[WebSocketPeer, Line, Guest, Listener]:
     guest, line = Guest(), Line()
     listener = Listener(guest, limits=ListenerLimits(**limits))
     listener._loop = asyncio.get_running_loop()
     connection = HttpConnection(listener)
     connection.connection_made(line)
-    peer = Peer(listener, line, Accept(key="a"), connection.address)
+    peer = WebSocketPeer(listener, line, Accept(key="a"), connection.address)
     listener._count(peer)
     peer.begin(connection.hand_over(peer))
     return peer, line, guest, listener
@@ -498,7 +498,7 @@ class TestPeer:
     async def test_a_service_that_fails_closes_that_peer_only(self, caplog: pytest.LogCaptureFixture) -> None:
         peer, line, guest, _ = connected()
 
-        def fail(peer: Peer, messages: list[str | bytes]) -> None:
+        def fail(peer: WebSocketPeer, messages: list[str | bytes]) -> None:
             raise RuntimeError("a bug")
 
         guest.on_frames = fail  # type: ignore[method-assign]

@@ -23,7 +23,7 @@ from semel.runtime.host.outages import Outages
 from semel.runtime.host.performer import Performer
 from semel.runtime.server import pubsub
 from semel.runtime.server.pubsub import HubLink, PubSub, PubSubSettings, _Guest
-from semel.runtime.transports.websocket import Peer
+from semel.runtime.transports.websocket import WebSocketPeer
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import scaled
 
@@ -31,7 +31,7 @@ from semel.testing.limits import scaled
 async def test_who_takes_nothing_may_ask_for_nothing_until_it_does() -> None:
     performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes(), outages=Outages())
     service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
-    peer = Mock(spec=Peer, key=_Guest(None, None, None))
+    peer = Mock(spec=WebSocketPeer, key=_Guest(None, None, None))
     service.on_stalled(peer)
     peer.hold.assert_called_once_with()
     peer.release.assert_not_called()
@@ -58,7 +58,7 @@ def asking_much(room: int) -> tuple[PubSub, FullAfter, Mock]:
     type(performer).is_full = property(lambda _: store.room <= 0)
     service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
     link = Mock(spec=HubLink, frames_in=0, sockets={}, tell=store.tell)
-    peer = Mock(spec=Peer, key=_Guest(link, None, codec_for(Subprotocol.JSON)))  # type: ignore[arg-type]
+    peer = Mock(spec=WebSocketPeer, key=_Guest(link, None, codec_for(Subprotocol.JSON)))  # type: ignore[arg-type]
     service.on_frames(peer, [f'{{"type":"leaveGroup","group":"{number}"}}' for number in range(200)])
     return service, store, peer
 
@@ -147,7 +147,7 @@ async def test_a_hub_that_begins_anew_lets_nobody_wait_for_the_one_before() -> N
     async with Performer(MemoryStore()) as performer:
         service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
         link = await service.hub("chat")
-        peer = Mock(spec=Peer, is_closing=False)
+        peer = Mock(spec=WebSocketPeer, is_closing=False)
         link.enter(peer)
         machine = performer.machine("hub/chat")
         assert isinstance(machine, Hub)
@@ -162,7 +162,7 @@ async def test_a_hub_that_begins_anew_lets_nobody_wait_for_the_one_before() -> N
 
 async def test_who_comes_while_the_hub_begins_is_not_sent_away() -> None:
     link = HubLink("chat")
-    peer = Mock(spec=Peer, is_closing=False)
+    peer = Mock(spec=WebSocketPeer, is_closing=False)
     link.enter(peer)
     link.send(ALL, Anew())
     peer.close.assert_not_called()

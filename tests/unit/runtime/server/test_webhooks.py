@@ -15,10 +15,10 @@ from semel.pubsub.events.abuse import VALID_S, WAIT_S
 from semel.pubsub.events.cloudevents import (
     RESPONSE_BYTES_MAX,
     TOTAL_S,
-    Client,
+    EventClient,
+    HandlerUnreachable,
     IncomingResponse,
     NotAllowed,
-    Unreachable,
     disconnected_event,
     user_event,
 )
@@ -35,7 +35,7 @@ KEYS = AccessKeys(DEV_KEY)
 WAIT_FOR_S = 30.0
 HANDLER = event_handler("https://app.example/{event}?code=1", user_events="*")
 EVENT = user_event(
-    Client("chat", "c1", "u", "json.webpubsub.azure.v1", "s"), "1", 0, "ask", Data(DataType.TEXT, b"hi")
+    EventClient("chat", "c1", "u", "json.webpubsub.azure.v1", "s"), "1", 0, "ask", Data(DataType.TEXT, b"hi")
 )  # fmt: skip
 WELCOME = {"WebHook-Allowed-Origin": "events.example"}
 
@@ -150,7 +150,7 @@ async def test_who_cannot_be_asked_has_not_said_no(app: App) -> None:
 
     app.welcome = away
     reply = await app.call()
-    assert isinstance(reply, Unreachable)
+    assert isinstance(reply, HandlerUnreachable)
     assert not reply.is_late
 
 
@@ -198,7 +198,7 @@ async def test_cookies_are_sent_with_the_later_events_of_the_same_connection(app
 
     handler = event_handler(f"http://{host}/{{event}}", system_events=("disconnected",), user_events="*")
     app.answer = sticky
-    other = msgspec.structs.replace(EVENT, client=Client("chat", "c2"))
+    other = msgspec.structs.replace(EVENT, client=EventClient("chat", "c2"))
     end = disconnected_event(EVENT.client, "9", 0, "bye")
     for event in (EVENT, other, EVENT, other, end, EVENT):
         await app.webhooks.call(event, handler, 5.0)
@@ -252,7 +252,7 @@ async def test_who_does_not_answer_in_time_is_late(app: App) -> None:
 
     await app.call()
     app.answer = never
-    assert await app.call(0.02) == Unreachable("it did not answer in time", is_late=True)
+    assert await app.call(0.02) == HandlerUnreachable("it did not answer in time", is_late=True)
 
 
 async def test_a_handler_is_not_called_by_all_at_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +286,7 @@ async def test_one_connection_cannot_take_all_calls_to_a_handler(app: App) -> No
     app.answer = answer
     asked = [asyncio.create_task(app.call(scaled(WAIT_FOR_S))) for _ in range(INVOCATIONS_MAX)]
     await begun.wait()
-    other = user_event(Client("chat", "c2"), "2", 0, "ask", Data(DataType.TEXT, b"hi"))
+    other = user_event(EventClient("chat", "c2"), "2", 0, "ask", Data(DataType.TEXT, b"hi"))
     for _ in asked:
         await asyncio.sleep(0)  # all of them are on their way
     assert await app.webhooks.call(other, HANDLER, scaled(WAIT_FOR_S)) == IncomingResponse(204)
@@ -334,5 +334,5 @@ async def test_a_hub_hears_a_reply_also_if_calling_itself_fails(app: App, caplog
     app.answer = broken
     told: asyncio.Queue[Replied | Fetched] = asyncio.Queue()
     app.webhooks.hear(CallHandler("t1", EVENT, HANDLER, 5.0), told.put_nowait)
-    assert await told.get() == Replied("t1", Unreachable("the call failed: RuntimeError"))
+    assert await told.get() == Replied("t1", HandlerUnreachable("the call failed: RuntimeError"))
     assert "could not be called" in caplog.text

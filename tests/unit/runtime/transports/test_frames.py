@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from semel.errors import InputError, LimitExceeded
 from semel.kernel.envelope import Envelope
-from semel.kernel.hop import Ask, Confirm, Message, Wire
+from semel.kernel.hop import AskForGap, Confirm, HopMessage, Wire
 from semel.runtime.transports.frames import (
     HEADER_BYTES,
     Challenge,
@@ -24,9 +24,11 @@ from semel.runtime.transports.frames import (
 )
 
 WIRES: list[Wire] = [
-    Message("outbox/a/1/7", Envelope(id="m", data=b"\x00\xff", session="s", index=3, headers={"a": "b"}), 7, attempt=2),
+    HopMessage(
+        "outbox/a/1/7", Envelope(id="m", data=b"\x00\xff", session="s", index=3, headers={"a": "b"}), 7, attempt=2
+    ),
     Confirm(("outbox/a/1/7", "outbox/a/1/8")),
-    Ask("s", 3, 5),
+    AskForGap("s", 3, 5),
 ]
 CHALLENGE = Challenge(1, "listener", b"n" * 16)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from semel.spark.audit.report import merge
-from semel.spark.audit.result import Audit, Chain, Example, Figures, Finding, Latency, WindowState
+from semel.spark.audit.result import Audit, CellFigures, Chain, Example, Finding, Latency, WindowState
 
 START = 1_768_471_200_000_000
 """2026-01-15 10:00:00 UTC."""
@@ -15,7 +15,7 @@ MINUTE = 60_000_000
 
 HOSTILE = '"><script>alert(1)</script>&\x1b[31m\u202ered'
 
-Change = Callable[[Figures], Figures]
+Change = Callable[[CellFigures], CellFigures]
 
 
 def cell(
@@ -36,12 +36,12 @@ def cell(
     unbalanced: int = 0,
     state: WindowState = WindowState.SETTLED,
     p50: float = 12.0,
-) -> Figures:
+) -> CellFigures:
     """One cell whose counts fit each other: `stopped` are duplicates that dedup stopped, `doubled` those it let
     through, each of another message."""
     unique = sent - lost - given_up - in_flight
     accepted, arrivals = unique + doubled, unique + doubled + stopped
-    return Figures(
+    return CellFigures(
         pipeline, hop, session_class, window, state,
         sent=sent, attempts=sent + resent, arrivals=arrivals, arrivals_unique=unique,
         arrivals_squares=unique + 3 * (doubled + stopped), accepted=accepted, accepted_unique=unique,
@@ -52,11 +52,11 @@ def cell(
 
 
 def audit(
-    cells: Sequence[Figures], *, chains: Sequence[Chain] = (), examples: Sequence[Example] = (), gaps: int = 0,
+    cells: Sequence[CellFigures], *, chains: Sequence[Chain] = (), examples: Sequence[Example] = (), gaps: int = 0,
     notes: Sequence[str] = (), deadline_s: float = 300.0, window_s: float = 60.0,
 ) -> Audit:  # fmt: skip
     """The totals are added up from the windows, as the real ones are."""
-    together: dict[tuple[str, str, str], list[Figures]] = {}
+    together: dict[tuple[str, str, str], list[CellFigures]] = {}
     for figures in cells:
         together.setdefault((figures.pipeline, figures.hop, figures.session_class), []).append(figures)
     totals = tuple(replace(merge(of), window=None) for of in together.values())
@@ -68,7 +68,7 @@ def audit(
     )  # fmt: skip
 
 
-def course(hop: str, windows: int, *, seed: int = 1, change: dict[int, Change] | None = None) -> list[Figures]:
+def course(hop: str, windows: int, *, seed: int = 1, change: dict[int, Change] | None = None) -> list[CellFigures]:
     """A window a minute with some weather in the pipe; the last five are open, and every 37th is empty."""
     draw = random.Random(f"{hop}{seed}")
     cells = []
@@ -86,13 +86,13 @@ def course(hop: str, windows: int, *, seed: int = 1, change: dict[int, Change] |
             p50=10 + draw.random() * 5 + (8 if windows // 2 < number < windows // 2 + 9 else 0),
         )
         if number % 37 == 36:
-            figures = Figures("orders", hop, "", figures.window, WindowState.EMPTY)
+            figures = CellFigures("orders", hop, "", figures.window, WindowState.EMPTY)
         cells.append((change or {}).get(number, lambda same: same)(figures))
     return cells
 
 
 def with_found(**found: int) -> Change:
-    def change(figures: Figures) -> Figures:
+    def change(figures: CellFigures) -> CellFigures:
         return cell(
             figures.hop, window=figures.window, sent=max(1000, figures.sent), state=figures.state, stopped=30,
             p50=figures.latency.p50 or 12.0, **found,

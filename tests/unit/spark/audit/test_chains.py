@@ -3,16 +3,16 @@ from __future__ import annotations
 import pytest
 
 from semel.kernel.ledger import Kind
-from semel.spark.audit.chains import CHAINS_MAX, Paths, Point, chains_of, figures_of, predicted, stays_of
-from semel.spark.audit.figures import Hop
-from semel.spark.audit.result import Figures, WindowState
+from semel.spark.audit.chains import CHAINS_MAX, ChainPoint, Paths, chains_of, figures_of, predicted, stays_of
+from semel.spark.audit.figures import LedgerHop
+from semel.spark.audit.result import CellFigures, WindowState
 
 
-def hops(*names: str, pipeline: str = "p") -> list[Hop]:
-    return [Hop(pipeline, name, hash((pipeline, name)), 0, 0) for name in names]
+def hops(*names: str, pipeline: str = "p") -> list[LedgerHop]:
+    return [LedgerHop(pipeline, name, hash((pipeline, name)), 0, 0) for name in names]
 
 
-def named(found: list[tuple[Hop, ...]]) -> list[str]:
+def named(found: list[tuple[LedgerHop, ...]]) -> list[str]:
     return [" ".join(hop.hop for hop in chain) for chain in found]
 
 
@@ -41,8 +41,8 @@ def test_a_web_of_hops_is_cut_off() -> None:
     assert len(chains_of(hops(*layers))) == CHAINS_MAX
 
 
-def forwarding(*names: str) -> list[Hop]:
-    return [Hop("p", name, hash(name), 1 << Kind.FORWARDED, 1) for name in names]
+def forwarding(*names: str) -> list[LedgerHop]:
+    return [LedgerHop("p", name, hash(name), 1 << Kind.FORWARDED, 1) for name in names]
 
 
 def test_messages_stay_in_workers_between_hops() -> None:
@@ -64,8 +64,8 @@ def test_a_chain_knows_what_was_lost_inside_its_workers() -> None:
     assert (chain.sent, chain.arrived, chain.measured, chain.inside) == (10, 7, 0.7, 2)
 
 
-def cell(hop: str, sent: int, accepted: int, *, session_class: str = "") -> Figures:
-    return Figures(
+def cell(hop: str, sent: int, accepted: int, *, session_class: str = "") -> CellFigures:
+    return CellFigures(
         "p", hop, session_class, None, WindowState.SETTLED, sent=sent, accepted=accepted, accepted_unique=accepted,
         accepted_squares=accepted,
     )  # fmt: skip
@@ -84,12 +84,12 @@ def test_without_a_figure_there_is_no_prediction() -> None:
 @pytest.mark.parametrize(
     ("text", "point"),
     [
-        ("a>b", Point("a>b", "accepted")),
-        ("sent:a>b", Point("a>b", "sent")),
-        ("stream:odd>name", Point("odd>name", "stream")),
-        ("chat", Point("chat", "stream")),
-        ("room:1", Point("room:1", "stream")),
+        ("a>b", ChainPoint("a>b", "accepted")),
+        ("sent:a>b", ChainPoint("a>b", "sent")),
+        ("stream:odd>name", ChainPoint("odd>name", "stream")),
+        ("chat", ChainPoint("chat", "stream")),
+        ("room:1", ChainPoint("room:1", "stream")),
     ],
 )
-def test_points_are_written_by_name(text: str, point: Point) -> None:
-    assert Point.parse(text, "accepted") == point
+def test_points_are_written_by_name(text: str, point: ChainPoint) -> None:
+    assert ChainPoint.parse(text, "accepted") == point

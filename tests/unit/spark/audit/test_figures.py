@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from semel.kernel.ledger import Kind
-from semel.spark.audit.figures import SUMS, Hop, Way, figures, together, ways
+from semel.spark.audit.figures import SUMS, LedgerHop, Way, figures, together, ways
 from semel.spark.audit.result import WindowState
 
 
-def hop(name: str, *kinds: Kind, pipeline: str = "p", code: int = 0) -> Hop:
-    return Hop(pipeline, name, code or hash((pipeline, name)), sum(1 << kind for kind in kinds), 1)
+def hop(name: str, *kinds: Kind, pipeline: str = "p", code: int = 0) -> LedgerHop:
+    return LedgerHop(pipeline, name, code or hash((pipeline, name)), sum(1 << kind for kind in kinds), 1)
 
 
 def only(name: str, *kinds: Kind, streams: tuple[str, ...] = ()) -> Way:
@@ -17,9 +17,9 @@ def only(name: str, *kinds: Kind, streams: tuple[str, ...] = ()) -> Way:
 
 
 def test_surveys_of_one_hop_add_up() -> None:
-    parts = [Hop("p", "a>b", 7, 1 << Kind.SENT, 3), Hop("p", "a>b", 7, 1 << Kind.ACCEPTED, 2)]
+    parts = [LedgerHop("p", "a>b", 7, 1 << Kind.SENT, 3), LedgerHop("p", "a>b", 7, 1 << Kind.ACCEPTED, 2)]
     [whole] = together(parts)
-    assert whole == Hop("p", "a>b", 7, 1 << Kind.SENT | 1 << Kind.ACCEPTED, 5)
+    assert whole == LedgerHop("p", "a>b", 7, 1 << Kind.SENT | 1 << Kind.ACCEPTED, 5)
     assert whole.has(Kind.SENT)
     assert not whole.has(Kind.RESENT, Kind.HANDLED)
 

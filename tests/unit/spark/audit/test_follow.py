@@ -9,17 +9,17 @@ from semel.errors import ConfigError
 from semel.kernel.ledger import Kind
 from semel.spark.audit import follow, sources
 from semel.spark.audit.chains import Paths
-from semel.spark.audit.figures import Hop
-from semel.spark.audit.follow import PARTS_MAX, Follower, FollowOptions
+from semel.spark.audit.figures import LedgerHop
+from semel.spark.audit.follow import PARTS_MAX, AuditFollower, FollowOptions
 from semel.spark.audit.follow_state import (
     STATE_FILE,
-    Asked,
+    AuditQuestion,
     Folder,
-    Judgement,
+    FollowedPart,
+    FollowState,
+    HopReadings,
     Lanes,
-    Part,
-    Reading,
-    State,
+    LastJudgement,
     suffix,
     together,
 )
@@ -47,15 +47,15 @@ def test_a_row_is_moved_a_few_times_only_however_much_is_kept() -> None:
 
 
 def test_parts_become_one() -> None:
-    hop = Hop("p", "a>b", 7, 1 << Kind.SENT, 3)
-    more = Hop("p", "a>b", 7, 1 << Kind.ACCEPTED, 2)
+    hop = LedgerHop("p", "a>b", 7, 1 << Kind.SENT, 3)
+    more = LedgerHop("p", "a>b", 7, 1 << Kind.ACCEPTED, 2)
     parts = [
-        Part("0", (hop,), ("chat",), (("p", "m>n", int(Kind.SENT), 4),), (5, 9)),
-        Part("1"),
-        Part("2", (more,), ("chat", "room"), (("p", "m>n", int(Kind.SENT), 6),), (3, 4)),
+        FollowedPart("0", (hop,), ("chat",), (("p", "m>n", int(Kind.SENT), 4),), (5, 9)),
+        FollowedPart("1"),
+        FollowedPart("2", (more,), ("chat", "room"), (("p", "m>n", int(Kind.SENT), 6),), (3, 4)),
     ]
     whole = together("all", parts, 12)
-    assert whole.hops == (Hop("p", "a>b", 7, 1 << Kind.SENT | 1 << Kind.ACCEPTED, 5),)
+    assert whole.hops == (LedgerHop("p", "a>b", 7, 1 << Kind.SENT | 1 << Kind.ACCEPTED, 5),)
     assert (whole.streams, whole.metered, whole.times) == (
         ("chat", "room"),
         (("p", "m>n", int(Kind.SENT), 10),),
@@ -65,21 +65,21 @@ def test_parts_become_one() -> None:
 
 
 def test_a_state_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    reading = Reading(((1, True, False, False, False),), ((1, 2),), ((1, 2),), 5, None, 7)
-    judgement = Judgement("j", ("p",), reading, 9, {1: 4}, Paths(((3, 2),), (1,)), due=11, rows=6)
-    asked = Asked(("s",), 60, None, ())
-    state = State(asked, parts=(Part("p", rows=3),), judgement=judgement, lanes=(Lanes("l", 1),), late=2)
+    reading = HopReadings(((1, True, False, False, False),), ((1, 2),), ((1, 2),), 5, None, 7)
+    judgement = LastJudgement("j", ("p",), reading, 9, {1: 4}, Paths(((3, 2),), (1,)), due=11, rows=6)
+    asked = AuditQuestion(("s",), 60, None, ())
+    state = FollowState(asked, parts=(FollowedPart("p", rows=3),), judgement=judgement, lanes=(Lanes("l", 1),), late=2)
     folder = Folder(Mock(), tmp_path)
     folder.put(state)
-    assert folder.found(State(asked)) == state
+    assert folder.found(FollowState(asked)) == state
 
 
 def test_a_state_of_an_earlier_version_is_made_again(tmp_path: Path) -> None:
-    asked = Asked(("s",), 60, None, ())
+    asked = AuditQuestion(("s",), 60, None, ())
     folder = Folder(Mock(), tmp_path)
     (tmp_path / STATE_FILE).write_text('{"version": 1, "asked": "in other words"}')
     folder.checkpoint.mkdir()
-    assert folder.found(State(asked)) == State(asked)
+    assert folder.found(FollowState(asked)) == FollowState(asked)
     assert not folder.checkpoint.exists()
 
 
@@ -88,12 +88,12 @@ def test_the_clock_is_read_before_the_stores_are(monkeypatch: pytest.MonkeyPatch
     calls.clock.return_value = 7
     evidence = Evidence(("sqlite:hub.db",))
     follower = Mock(
-        spec=Follower, evidence=evidence, folder=Mock(), state=Mock(parts=()), spark=MagicMock(), _drain=calls.drain,
-        _judge=calls.judge,
+        spec=AuditFollower, evidence=evidence, folder=Mock(), state=Mock(parts=()), spark=MagicMock(),
+        _drain=calls.drain, _judge=calls.judge,
     )  # fmt: skip
     monkeypatch.setattr(follow, "clock_us", calls.clock)
     monkeypatch.setattr(sources, "find", calls.find)
-    Follower.step(follower)
+    AuditFollower.step(follower)
     assert calls.mock_calls[:4] == [call.clock(), call.find(("sqlite:hub.db",)), call.drain(), call.judge(7)]
 
 

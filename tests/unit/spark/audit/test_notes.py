@@ -7,16 +7,16 @@ import pytest
 from semel.cli.audit import parse_time
 from semel.kernel.ledger import Kind
 from semel.spark.audit import notes
-from semel.spark.audit.figures import Hop, Survey, Way
+from semel.spark.audit.figures import LedgerHop, Survey, Way
 from semel.spark.audit.findings import Start
-from semel.spark.audit.result import Figures, Latency, WindowState
+from semel.spark.audit.result import CellFigures, Latency, WindowState
 from semel.spark.audit.sources import Held
 
 SECOND = 1_000_000
 
 
-def hop(name: str, *kinds: Kind, pipeline: str = "p") -> Hop:
-    return Hop(pipeline, name, 1, sum(1 << kind for kind in kinds), 1)
+def hop(name: str, *kinds: Kind, pipeline: str = "p") -> LedgerHop:
+    return LedgerHop(pipeline, name, 1, sum(1 << kind for kind in kinds), 1)
 
 
 def of(*ways: Way) -> tuple[str, ...]:
@@ -68,6 +68,6 @@ def test_what_was_only_counted_and_where_clocks_differ() -> None:
     assert notes.of([], survey)[0] == "p: a>b: 1,200 times sent was counted without ids and is not audited"
     assert [note[0] for note in notes.of([], survey)] == ["p", "q"]
     assert [note[0] for note in notes.of([], survey, ["q"])] == ["q"]
-    skewed = Figures("p", "a>b", "", None, WindowState.SETTLED, latency=Latency(skewed=2, skew_ms=1.5))
-    [note] = notes.skewed([skewed, Figures("p", "a>b", "", 0, WindowState.SETTLED, sent=1)])
+    skewed = CellFigures("p", "a>b", "", None, WindowState.SETTLED, latency=Latency(skewed=2, skew_ms=1.5))
+    [note] = notes.skewed([skewed, CellFigures("p", "a>b", "", 0, WindowState.SETTLED, sent=1)])
     assert note.startswith("p: a>b: 2 messages were accepted up to 1.5 ms before they were sent")

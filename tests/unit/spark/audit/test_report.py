@@ -18,9 +18,9 @@ from semel.errors import ConfigError
 from semel.spark.audit.files import check_place, write_whole
 from semel.spark.audit.report import (
     BINS_MAX,
+    AuditOutcome,
     Axis,
     Health,
-    Outcome,
     advice,
     chain_name,
     duration,
@@ -38,7 +38,7 @@ from semel.spark.audit.report import (
 )
 from semel.spark.audit.report_graph import compact, draw_graph
 from semel.spark.audit.report_html import COURSES_MAX, page, write_report
-from semel.spark.audit.result import Audit, Chain, Example, Figures, Finding, Inside, Latency, WindowState
+from semel.spark.audit.result import Audit, CellFigures, Chain, Example, Finding, Latency, LostInside, WindowState
 
 SAMPLES: dict[str, Callable[[], Audit]] = {
     "good": samples.good,
@@ -66,7 +66,7 @@ def test_the_verdict_is_one_sentence_for_each_state() -> None:
     assert judge(samples.in_flight()).sentence.startswith("Too early to tell: 40 messages may still arrive, 5 min")
     young = judge(samples.arrived_and_young())
     assert (young.outcome, young.sentence) == (
-        Outcome.NO_DATA, "Too early to tell: in every window something was sent less than 5 min ago.",
+        AuditOutcome.NO_DATA, "Too early to tell: in every window something was sent less than 5 min ago.",
     )  # fmt: skip
     assert judge(samples.empty()).sentence.startswith("Nothing to judge by: there are no events")
     assert judge(replace(samples.empty(), events=1)).sentence.startswith("Nothing to judge by: 1 event, but no message")
@@ -82,11 +82,11 @@ def test_the_verdict_is_one_sentence_for_each_state() -> None:
         (Finding.UNBALANCED, cell(unbalanced=1)),
     ],
 )
-def test_each_finding_makes_the_claim_false_unless_it_is_no_part_of_it(finding: Finding, figures: Figures) -> None:
+def test_each_finding_makes_the_claim_false_unless_it_is_no_part_of_it(finding: Finding, figures: CellFigures) -> None:
     found = judge(audit([figures]))
-    assert (found.outcome, found.failing) == (Outcome.FAILS, (finding,))
+    assert (found.outcome, found.failing) == (AuditOutcome.FAILS, (finding,))
     others = judge(audit([figures]), set(Finding) - {finding})
-    assert (others.outcome, others.failing) == (Outcome.HOLDS, ())
+    assert (others.outcome, others.failing) == (AuditOutcome.HOLDS, ())
     assert others.sentence.endswith(f"; not part of the claim: {said(finding, 1)}.")
     assert others.found[finding] == 1
 
@@ -94,7 +94,7 @@ def test_each_finding_makes_the_claim_false_unless_it_is_no_part_of_it(finding: 
 def test_a_gap_in_the_evidence_fails_even_where_nothing_has_settled() -> None:
     gap = replace(samples.in_flight(), gaps=2)
     assert judge(gap).sentence == "It does not hold: 2 ledger gaps."
-    assert judge(gap, [Finding.LOST]).outcome is Outcome.NO_DATA
+    assert judge(gap, [Finding.LOST]).outcome is AuditOutcome.NO_DATA
 
 
 def test_a_claim_of_nothing_says_so() -> None:
@@ -182,7 +182,7 @@ def test_a_hop_whose_sender_is_unknown_is_told_where_to_look() -> None:
         (cell(sent=0, state=WindowState.EMPTY), Health.NONE),
     ],
 )
-def test_how_a_cell_is_shown(figures: Figures, shown: Health) -> None:
+def test_how_a_cell_is_shown(figures: CellFigures, shown: Health) -> None:
     assert health(figures) is shown
 
 
@@ -479,10 +479,10 @@ def test_a_place_is_checked_before_the_work(tmp_path: Path) -> None:
 
 def test_what_was_lost_inside_a_worker_decides_and_is_listed_by_the_hop_that_brought_it() -> None:
     hop, example = "shop>office", Example(Finding.LOST, "orders", "shop>office", samples.START, "m1", detail="between")
-    inside = Inside("orders", hop, ("office>depot",), 3)
+    inside = LostInside("orders", hop, ("office>depot",), 3)
     made = replace(samples.audit([samples.cell(hop, lost=2)], examples=[example]), inside=(inside,))
     judgement = judge(made)
-    assert (judgement.outcome, judgement.found[Finding.LOST]) == (Outcome.FAILS, 5)
+    assert (judgement.outcome, judgement.found[Finding.LOST]) == (AuditOutcome.FAILS, 5)
     assert judgement.sentence == "It does not hold: 5 lost on 1 hop, 3 of the lost inside workers."
     [group] = groups(made)
     assert (group.hop, group.count, [spot.count for spot in group.spots], group.rest) == (hop, 5, [2], 3)

@@ -6,11 +6,11 @@ import pytest
 
 from semel.errors import InputError
 from semel.spark.audit import run, sources
-from semel.spark.audit.result import Figures, WindowState
+from semel.spark.audit.result import CellFigures, WindowState
 from semel.spark.audit.run import (
     NEWEST,
     WINDOWS_FILLED_MAX,
-    Options,
+    AuditOptions,
     _filled,
     _window_us,
     judged_at,
@@ -32,7 +32,7 @@ SECOND = 1_000_000
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, float], says: str) -> None:
     with pytest.raises(InputError, match=says):
-        Options(**options)  # type: ignore[arg-type]
+        AuditOptions(**options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("span_s", "window_s"), [(0, 1), (120, 1), (121, 2), (86_400, 1800), (10**9, 604_800)])
@@ -42,11 +42,11 @@ def test_a_window_is_chosen_that_gives_about_a_hundred_of_them(span_s: int, wind
 
 def test_when_it_is_judged() -> None:
     """Silence of a live store counts; an export is judged as of its newest event."""
-    assert judged_at(Options(now=7), (1, 5), 9) == 7
-    assert judged_at(Options(), (1, 5), None) == 5
-    assert judged_at(Options(now=NEWEST), (1, 5), 9) == 5
-    assert judged_at(Options(), None, None) == 0
-    assert judged_at(Options(), (1, 5), 4) == 4
+    assert judged_at(AuditOptions(now=7), (1, 5), 9) == 7
+    assert judged_at(AuditOptions(), (1, 5), None) == 5
+    assert judged_at(AuditOptions(now=NEWEST), (1, 5), 9) == 5
+    assert judged_at(AuditOptions(), None, None) == 0
+    assert judged_at(AuditOptions(), (1, 5), 4) == 4
 
 
 def test_the_clock_is_read_before_the_sources_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +60,8 @@ def test_the_clock_is_read_before_the_sources_are(monkeypatch: pytest.MonkeyPatc
     assert calls.mock_calls == [call.clock(), call.find(["lake"])]
 
 
-def cell(window: int, hop: str = "a>b") -> Figures:
-    return Figures("p", hop, "", window, WindowState.SETTLED, sent=1)
+def cell(window: int, hop: str = "a>b") -> CellFigures:
+    return CellFigures("p", hop, "", window, WindowState.SETTLED, sent=1)
 
 
 def test_windows_without_anything_sent_are_filled_in_by_hop() -> None:

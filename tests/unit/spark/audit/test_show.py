@@ -11,8 +11,8 @@ from rich.console import Console
 from tests.unit.spark.audit import samples
 from tests.unit.spark.audit.samples import HOSTILE, audit, cell
 
-from semel.cli.terminal import Answer, Terminal
-from semel.spark.audit.result import Audit, Figures, Finding
+from semel.cli.terminal import CommandResult, Terminal
+from semel.spark.audit.result import Audit, CellFigures, Finding
 from semel.spark.audit.show import GROUPS_MAX, HOPS_MAX, IDS_MAX, as_dict, view
 
 
@@ -23,7 +23,7 @@ def _nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(made: Audit, capsys: pytest.CaptureFixture[str]) -> str:
-    Terminal().show("audit", Answer(None, view(made)))
+    Terminal().show("audit", CommandResult(None, view(made)))
     return capsys.readouterr().out
 
 
@@ -108,7 +108,7 @@ def test_the_keys_are_stable() -> None:
         "lost": 12, "duplicate": 3, "order": 4, "phantom": 2, "unbalanced": 0, "gap": 0,
     }  # fmt: skip
     total = made["totals"][0]
-    assert set(total) == {field.name for field in fields(Figures)} - {"latency"} | {
+    assert set(total) == {field.name for field in fields(CellFigures)} - {"latency"} | {
         "holds", "pipe", "delivery", "latency_ms",
     }  # fmt: skip
     assert list(total["delivery"]) == [

@@ -13,7 +13,7 @@ from semel.kernel.ledger import START, Kind, Mark
 from semel.kernel.ops import Append, Put, Trim
 from semel.runtime.export.exporter import ID_FILE, Segment, segments
 from semel.spark.audit import sources
-from semel.spark.audit.sources import Taken
+from semel.spark.audit.sources import PipelineProgress
 from semel.spark.landing import SinkState, SourceRange, state_key
 from semel.testing.ledgers import BEGIN_US, IN, STREAM, Book, Letter
 
@@ -217,7 +217,7 @@ def test_pipelines_on_spark_say_how_far_they_are(book: Book) -> None:
     state = SinkState().after("q", 0, {"other/chat": came})
     book.commit(Append("spark/%41ll", ONE.envelope), Put(state_key("All"), state.encode()))
     book.commit(Append("spark", TWO.envelope), Append("spark/idle/receipts", TWO.envelope))
-    assert sources.find([book.url]).taken == (Taken("chat>spark/%41ll", "other", "chat", 7),)
+    assert sources.find([book.url]).taken == (PipelineProgress("chat>spark/%41ll", "other", "chat", 7),)
 
 
 # -- epochs
