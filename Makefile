@@ -58,10 +58,10 @@ docs: ## Build the documentation into site/
 
 soak: setup ## Run one part for a long time and record it (PART=name)
 	@test -n "$(PART)" || { echo "Say which part: make soak PART=name"; exit 2; }
-	@$(BIN)/python -m semel.testing.soak $(PART)
+	@$(BIN)/python -m tests.campaigns.soak $(PART)
 
 chaos: setup ## Kill and restart real processes and check that nothing is lost
-	@$(BIN)/python -m semel.testing.chaos
+	@$(BIN)/python -m tests.campaigns.chaos
 
 lock: ## Write requirements/ anew from pyproject.toml (UPGRADE=1 for newer versions)
 	@scripts/setup uv

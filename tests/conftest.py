@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
 
-pytest_plugins = ["semel.testing.anywhere", "semel.testing.plugin"]
+import pytest
+from tests.tools.renewing import sharing
+
+from semel.testing.postgres import PrivatePostgres
+
+pytest_plugins = ["tests.tools.anywhere", "semel.testing.plugin"]
+
+
+@pytest.fixture(scope="session")
+def private_postgres(private_postgres: PrivatePostgres) -> Iterator[PrivatePostgres]:
+    """A test that breaks it gets the others a new one."""
+    with sharing(private_postgres):
+        yield private_postgres
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.campaigns import crash_child
+from tests.campaigns.crash import live_through, repeat
+from tests.campaigns.crash_child import Say, Todo, die_at, live
 
 from semel.kernel.store import Store
 from semel.stores.memory import Frame, MemoryStore
 from semel.stores.open import open_store
 from semel.stores.points import POINTS, on_reach
-from semel.testing import crash_child
-from semel.testing.crash import live_through, repeat
-from semel.testing.crash_child import Say, Todo, die_at, live
 
 pytestmark = pytest.mark.contract
 

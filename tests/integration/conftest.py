@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.interop.served import Served, shared_server
+from tests.tools.postgres_pair import Pair
 
 from semel.stores.points import on_reach
-from semel.testing.postgres_pair import Pair
+from semel.testing.postgres import make_template
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,18 @@ def mortal(tmp_path: Path) -> Iterator[Served]:
     server = Served(tmp_path)
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_template(tmp_path_factory.mktemp("postgres"))
+
+
+@pytest.fixture
+def postgres_pair(postgres_template: Path) -> Iterator[Pair]:
+    """A primary with a synchronous standby, for this test alone."""
+    with Pair(template=postgres_template) as pair:
+        yield pair
 
 
 # -- for tests of the PostgreSQL store

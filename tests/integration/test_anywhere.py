@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.tools.leftovers import RUN, SHARED, TEST
+from tests.tools.paths import child_environment
 
 from semel.testing import limits
-from semel.testing.leftovers import RUN, SHARED, TEST
 
 SLEEP = "import time, sys; print('here', flush=True); time.sleep(600)"
 
@@ -19,9 +19,9 @@ HEADER = f"""
 import os, signal, subprocess, sys, time
 from contextlib import contextmanager
 import pytest
-from semel.testing.renewing import sharing
+from tests.tools.renewing import sharing
 
-pytest_plugins = ["semel.testing.anywhere"]
+pytest_plugins = ["tests.tools.anywhere"]
 
 def begin(*, session=True):
     process = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], stdout=subprocess.PIPE, start_new_session=session)
@@ -42,7 +42,7 @@ def run(folder: Path, tests: str, *options: str, factor: int = 1, **how: object)
     (folder / "conftest.py").write_text(HEADER)
     (folder / "test_it.py").write_text("from conftest import *\n" + tests)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    environment = {name: value for name, value in os.environ.items() if name not in (RUN, SHARED, TEST)}
+    environment = {name: value for name, value in child_environment().items() if name not in (RUN, SHARED, TEST)}
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", *options],
         cwd=folder, env=environment | {limits.VARIABLE: str(factor)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -6,8 +6,7 @@ from contextlib import AsyncExitStack
 
 import httpx
 import pytest
-
-from semel.testing.balancer import Balancer, once
+from tests.tools.balancer import Balancer, once
 
 NAMES = "abc"
 

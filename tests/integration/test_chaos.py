@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from semel.testing import chaos
+from tests.campaigns import chaos
 
 
 @pytest.mark.parametrize("name", sorted(chaos.ROUNDS))

@@ -12,8 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from semel.testing.leftovers import PROC
+from tests.tools.leftovers import PROC
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "conditions"
 MAKEFILE = """

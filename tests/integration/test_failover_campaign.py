@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from semel.testing.failover_campaign import BEHIND, CLIENTS, failover
+from tests.campaigns.failover_campaign import BEHIND, CLIENTS, failover
 
 pytestmark = [pytest.mark.connected, pytest.mark.slow]
 

@@ -20,13 +20,13 @@ from typing import Any
 import httpx
 import pytest
 from tests.integration.test_listener import CERTIFICATE, PRIVATE_KEY
+from tests.tools.renewing import sharing
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from semel.cli.main import run
 from semel.testing.limits import scaled
-from semel.testing.renewing import sharing
 
 CONFIG = """
 [store]

@@ -6,8 +6,7 @@ That they hold without one is shown by tests/integration/test_soak.py, at a twen
 from __future__ import annotations
 
 import pytest
-
-from semel.testing.pipe_campaign import CASCADE, PIPES, Campaign, run
+from tests.campaigns.pipe_campaign import CASCADE, PIPES, Campaign, run
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 from tests.integration.postgres_stores import DEADLINE_S, STREAM, append, execute, ids, wait_until
+from tests.tools.postgres_pair import Pair
 
 from semel.errors import CommitInDoubt, SemelError, StoreUnavailable
 from semel.kernel.envelope import Envelope
@@ -17,7 +18,6 @@ from semel.kernel.position import Position
 from semel.spark.tables_postgres import PostgresDatabase
 from semel.stores import postgres_sync
 from semel.stores.postgres import PostgresStore
-from semel.testing.postgres_pair import Pair
 
 pytestmark = pytest.mark.connected
 

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 import psycopg
 import pytest
 from tests.integration.postgres_stores import DEADLINE_S, STREAM, append, execute, ids, wait_until
+from tests.tools.postgres_pair import Pair
 
 from semel.errors import CommitInDoubt, SemelError, StoreUnavailable
 from semel.kernel.position import Position
@@ -25,7 +26,6 @@ from semel.stores.postgres import PostgresStore
 from semel.stores.postgres_connection import LOCK_S
 from semel.stores.postgres_members import Membership
 from semel.testing.postgres import ADMIN, PrivatePostgres
-from semel.testing.postgres_pair import Pair
 
 pytestmark = pytest.mark.connected
 

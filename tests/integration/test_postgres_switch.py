@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing, contextmanager
 import psycopg
 import pytest
 from tests.integration.postgres_stores import DEADLINE_S, STREAM, append, execute, ids, members, wait_until
+from tests.tools.postgres_pair import Pair, Standby
 
 from semel.errors import CommitInDoubt, StoreUnavailable
 from semel.kernel.envelope import Envelope
@@ -29,7 +30,6 @@ from semel.stores.postgres_lines import Lines
 from semel.stores.postgres_switch import Switch
 from semel.stores.postgres_witness import Witness
 from semel.testing.postgres import ADMIN
-from semel.testing.postgres_pair import Pair, Standby
 
 pytestmark = pytest.mark.connected
 

@@ -6,11 +6,11 @@ That it holds without one is shown by tests/integration/test_soak.py, at a twent
 from __future__ import annotations
 
 import pytest
+from tests.campaigns import bounded_campaign
+from tests.campaigns.hub_books import Wrong
+from tests.campaigns.pubsub_campaign import TWO_NODES, Place, run
 
-from semel.testing import bounded_campaign
 from semel.testing.byte_faults import Fault
-from semel.testing.hub_books import Wrong
-from semel.testing.pubsub_campaign import TWO_NODES, Place, run
 
 
 @pytest.mark.parametrize(("plant", "wrong"), [("new-ack-ids", "doubled"), ("no-recovery", "lost")])

@@ -7,8 +7,8 @@ import json
 
 import pytest
 from rich.console import Console
-
-from semel.testing import soak, spark_campaign
+from tests.campaigns import soak, spark_campaign
+from tests.campaigns.evidence import write_evidence
 
 SMALLER_ELSEWHERE = {"sim", "spark", "pubsub-nodes", "pubsub-bounded", "failover"}
 
@@ -46,7 +46,7 @@ def check_twentieth(part):
 
 def test_evidence_names_figures_seed_commit_and_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    path = soak.write_evidence("retention", soak.run("retention", 0.001, Console(quiet=True)))
+    path = write_evidence("retention", soak.run("retention", 0.001, Console(quiet=True)))
     evidence = json.loads(path.read_text())
     assert path.as_posix() == "docs/evidence/retention.json"
     assert {"holds", "seed", "size", "seconds", "commit", "machine"} <= set(evidence)

@@ -14,8 +14,7 @@ from tests.interop.javascript import Node
 from tests.interop.javascript_clients import ONCE, Client, Connect, Service
 from tests.interop.microsoft import sockets_end
 from tests.interop.served import NODES, ROLES, TWO, Pair, Served, shared_pair, shared_server
-
-from semel.testing.renewing import sharing
+from tests.tools.renewing import sharing
 
 
 @pytest.fixture(autouse=True)

@@ -18,12 +18,12 @@ import pytest
 from azure.messaging.webpubsubclient.models import SendMessageError
 from azure.messaging.webpubsubservice import WebPubSubServiceClient
 from tests.interop.broken_link import Beside
+from tests.tools.balancer import Balancer
+from tests.tools.renewing import sharing
 
 from semel.errors import PeerUnavailable
-from semel.testing.balancer import Balancer
 from semel.testing.limits import scaled
 from semel.testing.postgres import new_database
-from semel.testing.renewing import sharing
 
 KEY = "k" * 44
 HUB = "chat"

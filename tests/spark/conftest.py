@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.spark.shared_session import SharedSession
-
-from semel.testing.renewing import sharing
-from semel.testing.spark_cluster import SparkCluster
+from tests.tools.renewing import sharing
+from tests.tools.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from semel.testing.leftovers import shared
+from tests.tools.leftovers import shared
+
 from semel.testing.limits import scaled
 
 if TYPE_CHECKING:

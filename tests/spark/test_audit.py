@@ -15,19 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.spark.shared_session import SharedSession
-
-from semel.errors import InputError, StoreBusy
-from semel.kernel.ledger import ENDS, Event, Kind
-from semel.kernel.ops import Append, Log, Unit
-from semel.runtime.export.exporter import DATASETS, ExportOptions, export
-from semel.spark.audit import compact as compacting
-from semel.spark.audit import expand, figures
-from semel.spark.audit.compact import compact
-from semel.spark.audit.follow import FollowOptions, opened
-from semel.spark.audit.result import Audit, CellFigures, Finding, WindowState
-from semel.spark.audit.run import NEWEST, AuditOptions, audit, prepared
-from semel.stores.open import open_store
-from semel.testing.ledgers import (
+from tests.tools.ledgers import (
     BEGIN_US,
     CHAT,
     IN,
@@ -43,6 +31,18 @@ from semel.testing.ledgers import (
     plant,
     scene,
 )
+
+from semel.errors import InputError, StoreBusy
+from semel.kernel.ledger import ENDS, Event, Kind
+from semel.kernel.ops import Append, Log, Unit
+from semel.runtime.export.exporter import DATASETS, ExportOptions, export
+from semel.spark.audit import compact as compacting
+from semel.spark.audit import expand, figures
+from semel.spark.audit.compact import compact
+from semel.spark.audit.follow import FollowOptions, opened
+from semel.spark.audit.result import Audit, CellFigures, Finding, WindowState
+from semel.spark.audit.run import NEWEST, AuditOptions, audit, prepared
+from semel.stores.open import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.tools.ledgers import BEGIN_US, DESK, IN, NORTH, OUT, SECOND_US, SOUTH, Letter, Scene, plant, scene
 
 from semel.errors import ConfigError, StoreBusy, StoreError
 from semel.kernel.ledger import Kind
@@ -16,7 +17,6 @@ from semel.spark.audit import follow as following
 from semel.spark.audit.follow import AuditFollower, FollowOptions, follow, opened
 from semel.spark.audit.result import Audit, Finding
 from semel.spark.audit.run import NEWEST, AuditOptions, audit
-from semel.testing.ledgers import BEGIN_US, DESK, IN, NORTH, OUT, SECOND_US, SOUTH, Letter, Scene, plant, scene
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

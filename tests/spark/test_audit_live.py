@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from tests.tools.ledgers import IN, STREAM, Letter, scene
 
 from semel.cli.audit import parse_time
 from semel.kernel.ledger import Event, Kind
@@ -16,7 +17,6 @@ from semel.spark.audit.result import Audit, CellFigures, WindowState
 from semel.spark.audit.run import AuditOptions, audit
 from semel.spark.landing import SinkState, SourceRange, state_key
 from semel.spark.waiting import Wait, Waits, waits_key
-from semel.testing.ledgers import IN, STREAM, Letter, scene
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.spark.shared_session import SharedSession
+from tests.tools.ledgers import BEGIN_US, SECOND_US, Book
 
 from semel.kernel.ledger import Event, Kind, fold_ids
 from semel.kernel.ops import Append, Fresh, Log
@@ -20,7 +21,6 @@ from semel.spark.audit.compact import compact
 from semel.spark.audit.follow import FollowOptions, opened
 from semel.spark.audit.result import Audit, CellFigures, Example, Finding
 from semel.spark.audit.run import AuditOptions, prepared
-from semel.testing.ledgers import BEGIN_US, SECOND_US, Book
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

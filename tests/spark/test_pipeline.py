@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from semel.bench.regions import EAST, WEST, fill, regional_logs
 from semel.errors import HandlerError, SemelError, StaleFence, StoreBusy, StoreError
 from semel.kernel.dedup import StrictIndex
 from semel.kernel.envelope import Envelope
@@ -29,7 +30,6 @@ from semel.spark.pipeline import Input, Order, Pipeline, from_file, replay
 from semel.spark.waiting import Wait
 from semel.stores.open import open_store
 from semel.testing.limits import scaled
-from semel.testing.spark_campaign import EAST, WEST, fill, regional_logs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.tools.spark_cluster import SparkCluster
 
 import semel
 from semel.errors import ConfigError
 from semel.spark.session import check_executors, spark_session
 from semel.testing.limits import scaled
-from semel.testing.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

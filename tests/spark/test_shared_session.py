@@ -6,8 +6,7 @@ import threading
 
 import pytest
 from tests.spark.shared_session import SharedSession
-
-from semel.testing import renewing
+from tests.tools import renewing
 
 
 def test_after_a_test_that_ran_into_its_limit_there_is_a_new_session(shared_spark: SharedSession) -> None:

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 from pyspark.sql.types import MapType, StructType
 
+from semel.bench.regions import EAST, NAME, WEST, fill, regional_logs
 from semel.bench.spark import DELIVERY_ROWS_MAX, DeliveryLine, ReorderLine, SourceLine, SparkOptions, Step
 from semel.errors import PeerUnavailable
 from semel.kernel.envelope import Envelope
@@ -31,7 +32,6 @@ from semel.spark.runner import run as run_pipeline
 from semel.spark.session import EVOLVING_STATE, NEEDED, checkpoint_settings
 from semel.spark.transforms import in_session_order
 from semel.stores.open import open_store
-from semel.testing.spark_campaign import EAST, NAME, WEST, fill, regional_logs
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

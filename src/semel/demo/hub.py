@@ -25,6 +25,7 @@ from rich.progress import Progress
 
 from semel.auth.keys import AccessKeys
 from semel.demo import proof
+from semel.demo.children import Child
 from semel.demo.options import HUB, HUB_GROUP, DemoOptions
 from semel.demo.story import Story, note
 from semel.errors import PeerUnavailable
@@ -33,7 +34,6 @@ from semel.runtime.export.exporter import DATASETS, export
 from semel.stores import open_store
 from semel.testing import limits
 from semel.testing.byte_faults import ByteProxy, Fault
-from semel.testing.children import Child
 from semel.testing.serve_process import KEY, ServeProcess
 
 OURS = ("anna", "boris", "chloe")

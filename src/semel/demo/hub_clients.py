@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from semel.demo.children import REPORT_S, main, pause, say
 from semel.demo.options import HUB_GROUP, HUB_HOP
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Log, Unit
@@ -18,7 +19,6 @@ from semel.pubsub.client.data import Message
 from semel.pubsub.client.events import ClientOptions
 from semel.runtime.client.client import WebPubSubClient
 from semel.stores import open_store
-from semel.testing.children import REPORT_S, main, pause, say
 from semel.testing.limits import scaled
 
 PACE_S = 0.01

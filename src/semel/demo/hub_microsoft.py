@@ -20,11 +20,11 @@ from azure.messaging.webpubsubclient.models import (
 )
 from websocket import WebSocketException
 
+from semel.demo.children import main, say
 from semel.demo.hub_clients import PACE_S, ClientBook, told_to_go
 from semel.demo.options import HUB_GROUP
 from semel.errors import PeerUnavailable
 from semel.stores import open_store
-from semel.testing.children import main, say
 from semel.testing.limits import scaled
 
 ACK_TIMEOUT_S = 1.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from semel.demo.children import REPORT_S, join_network, main, pause, say
 from semel.demo.options import HOP, INBOX, RECEIVER
 from semel.demo.plants import planted
 from semel.kernel.hop import ReceiveOrder, Receiver, ReceiverConfig
 from semel.kernel.store import Store
 from semel.runtime.host.performer import Performer
 from semel.stores import open_store
-from semel.testing.children import REPORT_S, join_network, main, pause, say
 
 
 def build_receiver(plant: str | None) -> Receiver:

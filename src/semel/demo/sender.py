@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from semel.demo.children import REPORT_S, join_network, main, pause, say
 from semel.demo.options import CUSTOMERS, HOP, OUTBOX, RECEIVER, SENDER
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Sender, SenderConfig
@@ -16,7 +17,6 @@ from semel.kernel.store import Store
 from semel.runtime.host.committer import Committer
 from semel.runtime.host.performer import Performer
 from semel.stores import open_store
-from semel.testing.children import REPORT_S, join_network, main, pause, say
 
 WINDOW = 128
 WAITING_MAX = 3 * WINDOW

@@ -24,6 +24,7 @@ from rich.progress import Progress
 
 from semel.demo import proof
 from semel.demo.audit import DemoFigures, count
+from semel.demo.children import Child
 from semel.demo.hub import HubShow
 from semel.demo.options import RECEIVER, SENDER, DemoOptions
 from semel.demo.report import DemoResult
@@ -31,7 +32,6 @@ from semel.demo.story import Story, progress_on
 from semel.errors import ConfigError, PeerUnavailable
 from semel.stores import open_store
 from semel.testing import limits
-from semel.testing.children import Child
 from semel.testing.faults import FaultProxy, Weather
 
 WATCH_S = 0.02

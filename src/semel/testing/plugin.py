@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from semel.testing.postgres import PrivatePostgres, make_template, new_database
-from semel.testing.postgres_pair import Pair
-from semel.testing.renewing import sharing
+from semel.testing.postgres import PrivatePostgres, new_database
 
 
 @pytest.fixture(scope="session")
-def postgres_server_url() -> Iterator[str]:
+def private_postgres() -> Iterator[PrivatePostgres]:
+    """A PostgreSQL for this test process alone. It does not wait for the disk."""
+    with PrivatePostgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server_url(request: pytest.FixtureRequest) -> str:
     """A PostgreSQL where databases may be created: SEMEL_TEST_POSTGRES, or a private one for this test process."""
-    given = os.environ.get("SEMEL_TEST_POSTGRES")
-    if given:
-        yield given
-        return
-    with PrivatePostgres() as server, sharing(server):
-        yield server.url
+    if given := os.environ.get("SEMEL_TEST_POSTGRES"):
+        return given
+    server: PrivatePostgres = request.getfixturevalue("private_postgres")
+    return server.url
 
 
 @pytest.fixture
@@ -29,15 +31,3 @@ def postgres_url(postgres_server_url: str) -> Iterator[str]:
     """The URL of an empty database, dropped after the test."""
     with new_database(postgres_server_url) as url:
         yield url
-
-
-@pytest.fixture(scope="session")
-def postgres_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_template(tmp_path_factory.mktemp("postgres"))
-
-
-@pytest.fixture
-def postgres_pair(postgres_template: Path) -> Iterator[Pair]:
-    """A primary with a synchronous standby, for this test alone."""
-    with Pair(template=postgres_template) as pair:
-        yield pair

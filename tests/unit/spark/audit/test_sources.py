@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.tools.ledgers import BEGIN_US, IN, STREAM, Book, Letter
 
 from semel.errors import ConfigError, NotAStore, StoreError, StoreUnavailable
 from semel.kernel.ledger import START, Kind, Mark
@@ -15,7 +16,6 @@ from semel.runtime.export.exporter import ID_FILE, Segment, segments
 from semel.spark.audit import sources
 from semel.spark.audit.sources import PipelineProgress
 from semel.spark.landing import SinkState, SourceRange, state_key
-from semel.testing.ledgers import BEGIN_US, IN, STREAM, Book, Letter
 
 ONE, TWO, THREE = (Letter(f"m{number}", "s", number) for number in (1, 2, 3))
 

@@ -1,6 +1,6 @@
 """A small life in a store, told line by line, that may end by kill -9 at a named point.
 
-Run as `python -m semel.testing.crash_child URL POINT COUNT` with the messages that are still unconfirmed on standard
+Run as `python -m tests.campaigns.crash_child URL POINT COUNT` with the messages that are still unconfirmed on standard
 input. A line is written only after the commit that it tells of has returned, as a server would only then confirm.
 A life that was cut short is lived again from the start: whatever had already happened must not happen twice.
 """

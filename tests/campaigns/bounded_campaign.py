@@ -5,7 +5,7 @@ client comes back with a new one. So the size of the store and the memory of the
 Sessions that nobody speaks to, ten thousand of them, must hold nothing back. One subscriber does acknowledge, and must
 miss nothing meanwhile.
 
-    python -m semel.testing.bounded_campaign --seconds 30 --sessions 500 --backlog 20000
+    python -m tests.campaigns.bounded_campaign --seconds 30 --sessions 500 --backlog 20000
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import websockets.asyncio.client as websocket
+from tests.campaigns.lean_client import SUBPROTOCOL, LeanClient
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from semel.auth.keys import AccessKeys
 from semel.errors import PeerUnavailable
 from semel.pubsub.protocol.client_tokens import client_token
-from semel.testing.lean_client import SUBPROTOCOL, LeanClient
 from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess, resident_bytes
 
@@ -305,7 +305,7 @@ def _allow_files(count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m semel.testing.bounded_campaign", description="Fill a server.")
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.bounded_campaign", description="Fill a server.")
     parser.add_argument("--seconds", type=int, default=30)
     parser.add_argument("--sessions", type=int, default=500)
     parser.add_argument("--payload", type=int, default=2_000, help="bytes of a message")

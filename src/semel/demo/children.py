@@ -62,13 +62,14 @@ class Child:
         hear: Hear,
         *,
         fix: str = "mend what it complains about",
+        environment: dict[str, str] | None = None,
     ) -> Child:
         """Run a module and hand it its orders. A secret in them never shows on a command line."""
         with log.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", module,
                 stdin=PIPE, stdout=PIPE, stderr=errors, start_new_session=True, limit=LINE_BYTES_MAX,
-                env={**os.environ, limits.VARIABLE: f"{limits.factor():.2f}"},
+                env={**(os.environ if environment is None else environment), limits.VARIABLE: f"{limits.factor():.2f}"},
             )  # fmt: skip
         child = cls(role, process, log, hear, fix)
         assert process.stdin is not None

@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from semel.errors import StoreUnavailable
+from semel.testing.postgres import give_to
 
 _NOT_NEEDED = ("config-*", "ensurepip", "idlelib", "lib2to3", "site-packages", "test", "tkinter")
 
@@ -48,13 +49,6 @@ def _can_import(packages: Iterable[str], python: Python, user: str | None) -> bo
     except OSError:
         return False
     return done.returncode == 0
-
-
-def give_to(folder: Path, user: str) -> None:
-    """With all that is in it, so that the user may also remove it."""
-    for at, _, files in os.walk(folder):
-        for path in (at, *(os.path.join(at, name) for name in files)):
-            shutil.chown(path, user)
 
 
 def _copy_python(to: Path, packages: Iterable[str]) -> Python:

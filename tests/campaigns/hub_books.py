@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tests.campaigns.lean_client import LeanClient
+
 from semel.auth.keys import AccessKeys
 from semel.kernel.ledger import START, Event, Kind
 from semel.pubsub.protocol.client_tokens import client_token
 from semel.stores import open_store
-from semel.testing.lean_client import LeanClient
 from semel.testing.serve_process import KEY
 
 HUB = "campaign"

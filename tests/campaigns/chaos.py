@@ -1,4 +1,4 @@
-"""Real faults on real processes. `make chaos` runs every round once; `python -m semel.testing.chaos ROUND...` some.
+"""Real faults on real processes. `make chaos` runs every round once; `python -m tests.campaigns.chaos ROUND...` some.
 
 Each round starts processes of its own, hurts them, and then counts: what was said to be safe must be there, once.
 Everything is on this machine, bounded in time, and only processes that the round started are ended.
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from tests.campaigns.kernel_campaigns import read_ids, unit_of
+from tests.tools.paths import child_environment
 
 from semel import demo
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_USAGE, SemelError
@@ -28,7 +30,6 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Applied, Claim, Claimed, Enqueue, Finish, Unit, WorkState
 from semel.kernel.store import Store
 from semel.stores import open_store
-from semel.testing.campaigns import read_ids, unit_of
 from semel.testing.limits import scaled
 
 LEASE_S = 0.3
@@ -184,8 +185,8 @@ class Child:
 
 @contextmanager
 def _child(function: str, *arguments: str) -> Iterator[Child]:
-    call = f"from semel.testing import chaos; chaos.{function}(*{arguments!r})"
-    process = subprocess.Popen([sys.executable, "-c", call], stdout=subprocess.PIPE, text=True)
+    call = f"from tests.campaigns import chaos; chaos.{function}(*{arguments!r})"
+    process = subprocess.Popen([sys.executable, "-c", call], stdout=subprocess.PIPE, text=True, env=child_environment())
     try:
         yield Child(process)
     finally:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
+from semel.demo.children import REPORT_S, main, open_transport, pause, say
 from semel.demo.plants import planted
 from semel.errors import HandlerError
 from semel.kernel.envelope import Envelope
@@ -27,7 +28,6 @@ from semel.runtime.host.performer import Performer
 from semel.runtime.pipes.node import PipeNode
 from semel.runtime.transports.tcp import TcpTransport
 from semel.stores import open_store
-from semel.testing.children import REPORT_S, main, open_transport, pause, say
 
 EFFECTS = "effects"
 SESSIONS = 64

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from tests.tools.paths import child_environment
 
 from semel import demo as demonstration
 from semel import sim
@@ -87,9 +88,9 @@ def _write_until_killed(url: str, first: int, wait_s: float) -> set[str]:
     command = [
         sys.executable,
         "-c",
-        f"from semel.testing.campaigns import write_forever; write_forever({url!r}, {first})",
+        f"from tests.campaigns.kernel_campaigns import write_forever; write_forever({url!r}, {first})",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=child_environment()) as writer:
         assert writer.stdout is not None
         lines = [writer.stdout.readline()]
         time.sleep(wait_s)

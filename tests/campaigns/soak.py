@@ -1,36 +1,30 @@
-"""Long campaigns. `make soak PART=sim` runs one in full and writes its result to `docs/evidence/`.
+"""Long kernel_campaigns. `make soak PART=sim` runs one in full and writes its result to `docs/evidence/`.
 
 The tests run each of them at a twentieth of its size, so that a campaign cannot rot between two full runs.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from semel import __version__
-from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_USAGE
-from semel.testing import (
+from tests.campaigns import (
     bounded_campaign,
-    campaigns,
     failover_campaign,
+    kernel_campaigns,
     pipe_campaign,
     pubsub_campaign,
     spark_campaign,
 )
+from tests.campaigns.evidence import write_evidence
 
-EVIDENCE = Path("docs/evidence")
+from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_USAGE
+
 TWENTIETH = 1 / 20
 SEED = 1
 
@@ -49,9 +43,11 @@ class Part:
 
 
 PARTS: dict[str, Part] = {
-    "sim": Part(20_000, "seeds", "the simulated world in as many kinds of weather", campaigns.simulate),
-    "kill": Part(400, "kills", "a real process killed at a random moment while it commits to SQLite", campaigns.kill),
-    "demo": Part(40_000, "messages", "two processes, a bad link, kill -9 of both", campaigns.demo),
+    "sim": Part(20_000, "seeds", "the simulated world in as many kinds of weather", kernel_campaigns.simulate),
+    "kill": Part(
+        400, "kills", "a real process killed at a random moment while it commits to SQLite", kernel_campaigns.kill
+    ),
+    "demo": Part(40_000, "messages", "two processes, a bad link, kill -9 of both", kernel_campaigns.demo),
     "pipes": Part(100_000, "messages", "a durable pipe over a link that loses 30 %, kill -9", pipe_campaign.pipes),
     "cascade": Part(100_000, "messages", "the same through a volatile stage, and failures", pipe_campaign.cascade),
     "pubsub": Part(
@@ -67,7 +63,9 @@ PARTS: dict[str, Part] = {
     "spark": Part(
         2_000_000, "rows", "two regions merged by Spark; tasks, drivers and checkpoints lost", spark_campaign.spark
     ),
-    "retention": Part(400_000, "messages", "append and sweep at full rate: the store stays small", campaigns.retention),
+    "retention": Part(
+        400_000, "messages", "append and sweep at full rate: the store stays small", kernel_campaigns.retention
+    ),
 }
 
 
@@ -95,29 +93,6 @@ def run(name: str, scale: float, console: Console, seed: int = SEED) -> dict[str
         figures = part.run(size, seed, lambda done, total: progress.update(task, completed=done, total=total))
     return {"part": name, "size": size, "unit": part.unit, "seed": seed, **figures,
             "seconds": round(time.monotonic() - begin, 1)}  # fmt: skip
-
-
-def write_evidence(name: str, figures: dict[str, Any]) -> Path:
-    EVIDENCE.mkdir(parents=True, exist_ok=True)
-    path = EVIDENCE / f"{name}.json"
-    evidence = {**figures, "semel": __version__, "commit": _commit(), "machine": _machine()}
-    path.write_text(json.dumps(evidence, indent=2) + "\n")
-    return path
-
-
-def _commit() -> str:
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "cores": os.cpu_count(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "architecture": platform.machine(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-    }
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 What must be is said in `hub_books`. The clients are `LeanClient`s, and a session that does not come back is a failure.
 The server's own ledger is held beside it: so many publishes accepted, so many deliveries confirmed.
 
-    python -m semel.testing.pubsub_campaign --messages 5000 --store postgres --nodes 2
+    python -m tests.campaigns.pubsub_campaign --messages 5000 --store postgres --nodes 2
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.campaigns.hub_books import GROUPS, GROUPS_OF_A_CLIENT, WATCH_S, Books, Member, open_client
+
 from semel.errors import SemelError
 from semel.testing.byte_faults import CUTS, ByteProxy, Fault
-from semel.testing.hub_books import GROUPS, GROUPS_OF_A_CLIENT, WATCH_S, Books, Member, open_client
 from semel.testing.limits import scaled
 from semel.testing.postgres import PrivatePostgres
 from semel.testing.serve_process import ServeProcess
@@ -258,7 +259,9 @@ def _each(group: BaseExceptionGroup[SemelError]) -> Iterator[SemelError]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m semel.testing.pubsub_campaign", description="Break a real server.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.campaigns.pubsub_campaign", description="Break a real server."
+    )
     parser.add_argument("--messages", type=int, default=5_000)
     parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--nodes", type=int, default=1, help="more than one need --store postgres")

@@ -34,11 +34,11 @@ from typing import Any
 import httpx
 import psutil
 import psycopg
+from tests.tools.readable_python import Python, usable_python
 
 from semel.errors import PeerUnavailable, StoreUnavailable
 from semel.testing.limits import scaled
-from semel.testing.postgres import ADMIN, memory_folder, unprivileged_user, usable_programs
-from semel.testing.readable_python import Python, give_to, usable_python
+from semel.testing.postgres import ADMIN, give_to, memory_folder, unprivileged_user, usable_programs
 
 HOST = "127.0.0.1"
 PORTS = (12_000, 32_000)

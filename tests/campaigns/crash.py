@@ -16,11 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tests.campaigns.crash_child import BODIES, BODY, EFFECTS, HOP, STREAM, Todo, append_once
+from tests.tools.paths import child_environment
+
 from semel.kernel.ledger import START, Entry, balance
 from semel.kernel.ops import Applied, Duplicate, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Records, Store, Trimmed
-from semel.testing.crash_child import BODIES, BODY, EFFECTS, HOP, STREAM, Todo, append_once
 from semel.testing.limits import scaled
 
 MESSAGES, BODY_COUNT = 24, 2
@@ -119,8 +121,10 @@ def repeat(live: Live, point: str, deaths: Sequence[int]) -> Report:
 
 
 def _live_once(url: str, todo: Todo, point: str, count: int) -> tuple[list[str], bool]:
-    command = [sys.executable, "-m", "semel.testing.crash_child", url, point, str(count)]
-    child = subprocess.run(command, input=todo.as_json(), capture_output=True, text=True, timeout=scaled(LIFE_S))
+    command = [sys.executable, "-m", "tests.campaigns.crash_child", url, point, str(count)]
+    child = subprocess.run(
+        command, input=todo.as_json(), capture_output=True, text=True, timeout=scaled(LIFE_S), env=child_environment()
+    )
     assert child.returncode in (0, -signal.SIGKILL), child.stderr
     return child.stdout.splitlines(), child.returncode != 0
 

@@ -20,6 +20,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.campaigns.pipe_child import EFFECTS, SESSIONS, message, size_of
+from tests.tools.paths import child_environment
+
+from semel.demo.children import Child
 from semel.errors import PeerUnavailable
 from semel.kernel.ledger import START, Event, Kind
 from semel.kernel.store import Record, Records, Store
@@ -27,10 +31,8 @@ from semel.pipes.language.notation import parse_path
 from semel.pipes.plan.figures import Measured, PathFigures, measure, records_by_place
 from semel.pipes.workers.build import Built, build
 from semel.stores import open_store
-from semel.testing.children import Child
 from semel.testing.faults import FaultProxy, Weather
 from semel.testing.limits import scaled
-from semel.testing.pipe_child import EFFECTS, SESSIONS, message, size_of
 
 Step = Callable[[int, int], None]
 
@@ -162,7 +164,9 @@ class _Run:
             "plant": self.plant,
         }
         log = self.folder / f"{role}.log"
-        child = await Child.start(role, "semel.testing.pipe_child", config, log, self.heard.hear)
+        child = await Child.start(
+            role, "tests.campaigns.pipe_child", config, log, self.heard.hear, environment=child_environment()
+        )
         self.children[role] = child
         said = await child.ready()
         self.heard.changed_at = time.monotonic()  # a slow start is not a standstill

@@ -50,7 +50,7 @@ def main(orders: dict[str, Any]) -> None:
         *(Input(store, stream) for store, stream in orders["inputs"]),
         store=orders["store"],
         name=orders["name"],
-        handler="semel.testing.spark_child:handled",
+        handler="tests.campaigns.spark_child:handled",
         transform=fail_at_first(orders["failing"], orders["seed"]),
         max_rows_per_batch=orders["rows_per_batch"],
         lease_s=2.0,

@@ -22,9 +22,10 @@ from typing import Any
 
 import pytest
 import pytest_timeout
+from tests.tools import renewing
+from tests.tools.leftovers import Leftovers, shared
 
-from semel.testing import limits, renewing
-from semel.testing.leftovers import Leftovers, shared
+from semel.testing import limits
 
 AGAIN_S = 30.0
 """A test that is at its limit and does not end, because it hangs once more in its cleaning up, is told again."""

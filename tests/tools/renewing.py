@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
-from semel.testing.leftovers import shared
+from tests.tools.leftovers import shared
+
 from semel.testing.limits import scaled
 
 CHECK_S = 20.0

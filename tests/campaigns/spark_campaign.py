@@ -24,18 +24,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.tools.paths import child_environment
+
+from semel.bench.regions import EAST, NAME, WEST, fill, regional_logs
 from semel.errors import PeerUnavailable
 from semel.kernel.envelope import Envelope
-from semel.kernel.ops import Append, Unit
 from semel.kernel.store import Records, Store
 from semel.stores.open import open_store
 
-NAME = "delivery"
-EAST, WEST = "queue/east/orders", "queue/west/orders"
-SESSIONS = 500
-LOST, TWICE = 0.01, 0.02
-SHUFFLE = 200
-UNIT_ROWS = 5_000
+READ_ROWS = 5_000
 ATTEMPTS = 60
 RUN_S = 1_800.0
 TAIL = 2_000
@@ -71,37 +68,6 @@ class Place:
     west: str
     master: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
-
-
-def regional_logs(messages: int, seed: int, sessions: int = SESSIONS) -> tuple[list[Envelope], list[Envelope], int]:
-    """Two logs of the same messages, and how many messages there are. What one log misses the other one has."""
-    chance = random.Random(seed)
-    everything = [
-        Envelope(id=f"m{number}", session=f"s{number % sessions}", index=number // sessions + 1, data=b"%d" % number)
-        for number in range(messages)
-    ]
-    east, west = list(everything), list(everything)
-    for number in range(messages):
-        if chance.random() < 2 * LOST:
-            (east if chance.random() < 0.5 else west)[number] = None  # type: ignore[call-overload]
-    return _worn(east, chance), _worn(west, chance), messages
-
-
-def _worn(log: list[Any], chance: random.Random) -> list[Envelope]:
-    """Some twice, and all within a distance of where they belong."""
-    copies = [each for each in log if each is not None for _ in range(2 if chance.random() < TWICE else 1)]
-    places = [number + chance.random() * SHUFFLE for number in range(len(copies))]
-    return [copies[at] for at in sorted(range(len(copies)), key=places.__getitem__)]
-
-
-def fill(url: str, stream: str, log: list[Envelope]) -> None:
-    """As a region would have it: nothing was deduplicated on the way in."""
-    store = open_store(url, node=stream)
-    try:
-        for first in range(0, len(log), UNIT_ROWS):
-            store.commit([Unit((Append(stream, each),)) for each in log[first : first + UNIT_ROWS]])
-    finally:
-        store.close()
 
 
 class Campaign:
@@ -203,8 +169,9 @@ class Campaign:
         }
         with self.log.open("ab") as log:
             driver = subprocess.Popen(
-                [sys.executable, "-m", "semel.testing.spark_child", json.dumps(orders)],
+                [sys.executable, "-m", "tests.campaigns.spark_child", json.dumps(orders)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=child_environment(),
             )  # fmt: skip
         try:
             yield driver
@@ -270,7 +237,7 @@ class Campaign:
 def _records(store: Store, stream: str) -> Iterator[Envelope]:
     after = None
     while True:
-        found = store.read(stream, after, UNIT_ROWS)
+        found = store.read(stream, after, READ_ROWS)
         assert isinstance(found, Records)
         if not found.records:
             return
@@ -290,8 +257,9 @@ def _kill(driver: subprocess.Popen[bytes]) -> None:
 
 def spark(size: int, seed: int, step: Step) -> dict[str, Any]:
     """SQLite with Spark on this machine, then PostgreSQL with a cluster of its own."""
+    from tests.tools.spark_cluster import SparkCluster
+
     from semel.testing.postgres import PrivatePostgres
-    from semel.testing.spark_cluster import SparkCluster
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="semel-spark-")))

@@ -14,7 +14,7 @@ again in order.
 Then replication is made asynchronous and the primary dies with commits that no standby has. Those were acknowledged and
 are gone: now the epoch must rise and everybody must hear 1008, every time.
 
-    python -m semel.testing.failover_campaign --kills 2
+    python -m tests.campaigns.failover_campaign --kills 2
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from statistics import median
 from typing import Any
 
 import psycopg
+from tests.campaigns import hub_books
+from tests.campaigns.hub_books import GROUPS, GROUPS_OF_A_CLIENT, WATCH_S, Books, open_client
+from tests.campaigns.patroni_cluster import PatroniCluster
 
 from semel.cli.doctor_postgres import check_postgres
 from semel.errors import PeerUnavailable, SemelError, SessionGone
-from semel.testing import hub_books
-from semel.testing.hub_books import GROUPS, GROUPS_OF_A_CLIENT, WATCH_S, Books, open_client
 from semel.testing.limits import scaled
-from semel.testing.patroni_cluster import PatroniCluster
 from semel.testing.serve_process import ServeProcess
 
 Step = Callable[[int, int], None]
@@ -372,7 +372,7 @@ class Campaign:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m semel.testing.failover_campaign", description="Kill the primary of a real server's database."
+        prog="python -m tests.campaigns.failover_campaign", description="Kill the primary of a real server's database."
     )
     parser.add_argument("--kills", type=int, default=2)
     parser.add_argument("--behind", type=int, default=1, help="kills with a standby that lacks something")

@@ -8,7 +8,6 @@ One process can have one driver, so a test that has a session already starts its
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -18,6 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+
+from tests.tools.paths import child_environment
 
 from semel.errors import PeerUnavailable
 from semel.spark.java import cache_folder, find_java, java_home, write_once
@@ -124,7 +125,7 @@ class SparkCluster:
             return subprocess.Popen(
                 command,
                 cwd=self._folder,
-                env={**os.environ, **settings},
+                env={**child_environment(), **settings},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -1,0 +1,37 @@
+"""What a campaign found, as a file in `docs/evidence/`: its figures, the commit and the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from semel import __version__
+
+EVIDENCE = Path("docs/evidence")
+
+
+def write_evidence(name: str, figures: dict[str, Any]) -> Path:
+    EVIDENCE.mkdir(parents=True, exist_ok=True)
+    path = EVIDENCE / f"{name}.json"
+    evidence = {**figures, "semel": __version__, "commit": _commit(), "machine": _machine()}
+    path.write_text(json.dumps(evidence, indent=2) + "\n")
+    return path
+
+
+def _commit() -> str:
+    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "architecture": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
