@@ -10,16 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from semel.pubsub.events.cloudevents import TOTAL_S, EventClient, PendingEvent, Reply, next_try
 from semel.pubsub.events.handlers import EventHandler
+from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.session import Session
-
-if TYPE_CHECKING:
-    from semel.pubsub.hub.machine import Hub
 
 HANDLERS = "handlers"
 """The peer that is told `CallHandler`, `CancelCall` and `Fetch`."""
@@ -73,8 +70,8 @@ class _Call:
 class HandlerCalls:
     """Those under way. Tokens must be unique for ever: a hub that begins anew may hear answers to its former life."""
 
-    def __init__(self, hub: Hub, timers: Timers) -> None:
-        self._hub, self._timers = hub, timers
+    def __init__(self, context: HubContext, timers: Timers) -> None:
+        self._context, self._timers = context, timers
         self._calls: dict[str, _Call] = {}
 
     def begin(self, token: str, event: PendingEvent, handler: EventHandler, now: float, then: Then) -> None:
@@ -85,9 +82,9 @@ class HandlerCalls:
         call = self._calls.get(token)
         if call is not None:
             within_s = call.began + TOTAL_S - now
-            self._hub.send(HANDLERS, CallHandler(token, call.event, call.handler, within_s))
+            self._context.send(HANDLERS, CallHandler(token, call.event, call.handler, within_s))
 
-    def replied(self, message: Replied, now: float) -> None:
+    def receive_reply(self, message: Replied, now: float) -> None:
         call = self._calls.get(message.token)
         if call is None:
             return
@@ -102,7 +99,7 @@ class HandlerCalls:
     def cancel(self, token: str) -> None:
         """Nobody waits for the answer any more."""
         if self._calls.pop(token, None) is not None:
-            self._hub.send(HANDLERS, CancelCall(token))
+            self._context.send(HANDLERS, CancelCall(token))
 
 
 class Timers:

@@ -5,8 +5,6 @@ They are not kept. What a client asked is over when its socket is lost, and it m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from semel.pubsub.events.cloudevents import (
     NO_HANDLER,
     NOT_TAKEN,
@@ -19,19 +17,27 @@ from semel.pubsub.events.cloudevents import (
 from semel.pubsub.events.handler_calls import HandlerCalls, client_of, micros
 from semel.pubsub.events.handlers import Handlers
 from semel.pubsub.hub.commits import Failure, hint
+from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.session import Session
+from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.protocol.messages import CancelInvocation, Data, DataType, ErrorName, Fault, Invoke, InvokeResponse
-
-if TYPE_CHECKING:
-    from semel.pubsub.hub.machine import Hub
 
 INVOCATIONS_MAX = 100
 """How many may be under way for one session."""
 
 
 class Invocations:
-    def __init__(self, hub: Hub, calls: HandlerCalls, handlers: Handlers) -> None:
-        self._hub, self._calls, self._handlers = hub, calls, handlers
+    def __init__(
+        self,
+        context: HubContext,
+        outgoing: Outgoing,
+        commits: SessionCommits,
+        calls: HandlerCalls,
+        handlers: Handlers,
+    ) -> None:
+        self._context, self._outgoing, self._commits = context, outgoing, commits
+        self._calls, self._handlers = calls, handlers
         self._open: dict[str, dict[str, str]] = {}
 
     def invoke(self, session: Session, request: Invoke, now: float) -> None:
@@ -46,10 +52,10 @@ class Invocations:
         if len(mine) >= INVOCATIONS_MAX:
             self._refuse(session, request.invocation_id, "too many invocations wait for their answers")
             return
-        token = self._hub.mint(now)
+        token = self._context.mint(now)
         self._open.setdefault(session.id, {})[request.invocation_id] = token
         data = request.data or Data(DataType.TEXT, b"")
-        event = user_event(client_of(self._hub.hub, session), token, micros(now), request.event, data)
+        event = user_event(client_of(self._context.hub, session), token, micros(now), request.event, data)
         peer = session.peer
 
         def then(reply: Reply, now: float) -> None:
@@ -78,24 +84,24 @@ class Invocations:
 
     def _refuse(self, session: Session, invocation_id: str, why: str) -> None:
         fault = Fault(ErrorName.INTERNAL, why)
-        self._hub.tell(session, InvokeResponse(invocation_id, error=fault))
+        self._outgoing.send(session, InvokeResponse(invocation_id, error=fault))
 
     def _respond(self, session: Session, invocation_id: str, answer: HandlerAnswered | HandlerFailed) -> None:
         """A new state of the connection is durable first."""
         if isinstance(answer, HandlerFailed):
-            self._hub.notify("event-failed", f"an invocation of {session.id}: {answer.cause}")
+            self._context.notify("event-failed", f"an invocation of {session.id}: {answer.cause}")
             self._refuse(session, invocation_id, NOT_TAKEN)
             return
         response, before = InvokeResponse(invocation_id, answer.data), session.state
         if answer.state is None or answer.state == before:
-            self._hub.tell(session, response)
+            self._outgoing.send(session, response)
             return
         session.state = answer.state
 
         def failed(failure: Failure) -> None:
             session.state = before
-            self._hub.complain("hub-commit", failure)
+            self._context.report_once("hub-commit", failure)
             self._refuse(session, invocation_id, hint(failure))
 
-        put = session.put_row(self._hub.hub, session.row())
-        self._hub.commit_for(session, (), (put,), lambda results, now: self._hub.tell(session, response), failed)
+        put = session.put_row(self._context.hub, session.row())
+        self._commits.commit(session, (), (put,), lambda results, now: self._outgoing.send(session, response), failed)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -64,14 +64,17 @@ from semel.pubsub.events.cloudevents import (
 from semel.pubsub.events.handler_calls import HANDLERS, Fetch, Fetched, HandlerCalls, Replied, Timers, client_of, micros
 from semel.pubsub.events.handlers import Handlers, SystemEvent
 from semel.pubsub.events.invocations import Invocations
-from semel.pubsub.hub.clients import Clients
+from semel.pubsub.hub.client_acks import ClientAcks
+from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.commits import Failure, hint, nothing_more
+from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.records import NO_TERMS, Terms, chunks_of, connection_target, message
+from semel.pubsub.hub.roster import Elsewhere, Here, Roster
 from semel.pubsub.hub.session import Session
+from semel.pubsub.hub.session_commits import SessionCommits
+from semel.pubsub.hub.tail import Tail
 from semel.pubsub.protocol.messages import CloseCode, ErrorName, Fault, SendEvent
-
-if TYPE_CHECKING:
-    from semel.pubsub.hub.machine import Hub
 
 LEASE_S = 15.0
 """After this time what a dead process had in its hands goes on."""
@@ -117,12 +120,24 @@ class _End(NamedTuple):
 class Events:
     """A part of a hub. Without handlers nothing is told to anybody, and what clients send is refused."""
 
-    def __init__(self, hub: Hub, clients: Clients, handlers: Handlers) -> None:
-        self._hub, self._clients, self._handlers = hub, clients, handlers
-        self.queue = f"{hub.stream}/events"
+    def __init__(
+        self,
+        context: HubContext,
+        outgoing: Outgoing,
+        tail: Tail,
+        roster: Here,
+        elsewhere: Roster[Elsewhere],
+        commits: SessionCommits,
+        acks: ClientAcks,
+        closing: Closing,
+        handlers: Handlers,
+    ) -> None:
+        self._context, self._tail, self._roster, self._elsewhere = context, tail, roster, elsewhere
+        self._commits, self._acks, self._closing, self._handlers = commits, acks, closing, handlers
+        self.queue = f"{context.stream}/events"
         self._timers = Timers()
-        self._calls = HandlerCalls(hub, self._timers)
-        self.invocations = Invocations(hub, self._calls, handlers)
+        self._calls = HandlerCalls(context, self._timers)
+        self.invocations = Invocations(context, outgoing, commits, self._calls, handlers)
         self._accepted = LedgerEvent(Kind.ACCEPTED, f"client>{self.queue}")
         self._repeated = LedgerEvent(Kind.DUPLICATE, f"client>{self.queue}")
         self._held: dict[str, _Held] = {}
@@ -144,7 +159,7 @@ class Events:
     def on_open(self, session: Session, now: float) -> list[Op]:
         if not self._wants(SystemEvent.CONNECTED):
             return []
-        return [self._enqueue(connected_event(client_of(self._hub.hub, session), micros(now)))]
+        return [self._enqueue(connected_event(client_of(self._context.hub, session), micros(now)))]
 
     def on_close(self, session: Session, reason: str, now: float) -> list[Op]:
         """The session is over. What of it is still to be told will be, but nobody waits for an answer."""
@@ -152,26 +167,34 @@ class Events:
         self._open.pop(session.id, None)
         if not self._wants(SystemEvent.DISCONNECTED):
             return []
-        event = disconnected_event(client_of(self._hub.hub, session), self._hub.mint(now), micros(now), reason)
+        event = disconnected_event(client_of(self._context.hub, session), self._context.mint(now), micros(now), reason)
         return [self._enqueue(event)]
 
     def on_join(self, session: Session, group: str, now: float) -> list[Op]:
         if not self._wants(SystemEvent.JOINED):
             return []
-        return [self._enqueue(joined_event(client_of(self._hub.hub, session), self._hub.mint(now), micros(now), group))]
+        return [
+            self._enqueue(
+                joined_event(client_of(self._context.hub, session), self._context.mint(now), micros(now), group)
+            )
+        ]
 
     def on_leave(self, session: Session, group: str, now: float) -> list[Op]:
         if not self._wants(SystemEvent.LEFT):
             return []
-        return [self._enqueue(left_event(client_of(self._hub.hub, session), self._hub.mint(now), micros(now), group))]
+        return [
+            self._enqueue(
+                left_event(client_of(self._context.hub, session), self._context.mint(now), micros(now), group)
+            )
+        ]
 
-    def look(self, connection: str) -> None:
-        """There may be something to tell of this connection."""
+    def claim_next(self, connection: str) -> None:
+        """There may be an event of this connection to hand to its handler."""
         if connection not in self._held and self._handlers.handlers:
-            self._hub.commit((self._claim(connection),), self._claimed, self._not_claimed)
+            self._context.commit((self._claim(connection),), self._claimed, self._not_claimed)
 
-    def lost(self, connection: str) -> None:
-        """Another node has the session, and will find what is left to tell when our claim has run out."""
+    def release(self, connection: str) -> None:
+        """Another node has the session, and finds the events that are left when our claim has run out."""
         self._open.pop(connection, None)
         held = self._held.pop(connection, None)
         if held is not None:
@@ -186,7 +209,7 @@ class Events:
     def send(self, session: Session, request: SendEvent, now: float) -> None:
         """An ackId that came before must have been looked at."""
         ack_id = request.ack_id
-        client, id = client_of(self._hub.hub, session), event_id(self._hub.mint(now), ack_id)
+        client, id = client_of(self._context.hub, session), event_id(self._context.mint(now), ack_id)
         event = user_event(client, id, micros(now), request.event, request.data, request.metadata, ack_id)
         if self._handlers.for_user_event(request.event) is None:
             self._give_up(event, session, NO_HANDLER, now)
@@ -198,7 +221,7 @@ class Events:
             return
         mine[event.identity] = _Open(ack_id, size)
         if ack_id is not None:
-            session.waiting[ack_id] = 0
+            session.acks.wait_for(ack_id)
         self._store(session, event, now)
 
     def _store(self, session: Session, event: PendingEvent, now: float) -> None:
@@ -207,7 +230,7 @@ class Events:
         stored = encode_event(event)
         blob, chunks = None, []
         if len(stored) > DATA_INLINE_BYTES_MAX:
-            blob = Blob(f"{self.queue}/{self._hub.mint(now)}", len(stored))
+            blob = Blob(f"{self.queue}/{self._context.mint(now)}", len(stored))
             chunks = chunks_of(blob, stored)
         enqueue = Enqueue(
             self.queue, event.identity, self._envelope(event, stored, blob), session.id, replace=True,
@@ -216,12 +239,12 @@ class Events:
 
         def failed(failure: Failure) -> None:
             self._ended(session.id, event.identity)
-            self._hub.complain("hub-commit", failure)
-            self._give_up(event, self._hub.roster.get(session.id), hint(failure), now)
+            self._context.report_once("hub-commit", failure)
+            self._give_up(event, self._roster.get(session.id), hint(failure), now)
 
-        puts = (session.put_acks(self._hub.hub),)
+        puts = (session.put_acks(self._context.hub),)
         more: tuple[Op, ...] = (*chunks, enqueue, self._claim(session.id))
-        self._hub.commit_for(session, (), puts, self._claimed, failed, more)
+        self._commits.commit(session, (), puts, self._claimed, failed, more)
 
     def _envelope(self, event: PendingEvent, stored: bytes, blob: Blob | None = None) -> Envelope:
         type = f"azure.webpubsub.{event.family}.{event.name}"
@@ -235,7 +258,7 @@ class Events:
     # -- claims
 
     def _claim(self, connection: str) -> Claim:
-        return Claim(self.queue, self._hub.node, lease_s=LEASE_S, key=connection)
+        return Claim(self.queue, self._context.node, lease_s=LEASE_S, key=connection)
 
     def _claimed(self, results: tuple[Result, ...], now: float) -> None:
         """The last op was a claim."""
@@ -245,7 +268,7 @@ class Events:
             self._take(row, now)
 
     def _not_claimed(self, failure: Failure, now: float) -> None:
-        self._hub.report("event-claim", failure)
+        self._context.report("event-claim", failure)
 
     def _sweep(self, now: float) -> None:
         """What others have left behind."""
@@ -260,7 +283,7 @@ class Events:
             self._not_claimed(failure, now)
             self._timers.at(now + SWEEP_S, self._sweep)
 
-        self._hub.commit((Claim(self.queue, self._hub.node, SWEEP_ROWS, LEASE_S),), done, failed)
+        self._context.commit((Claim(self.queue, self._context.node, SWEEP_ROWS, LEASE_S),), done, failed)
 
     def _take(self, row: WorkRow, now: float) -> None:
         held = self._held.get(row.key or "")
@@ -269,7 +292,7 @@ class Events:
             held.row = row
             return
         held = _Held(row, f"{row.identity}/{row.fence}")
-        if self._hub.elsewhere.get(held.connection) is not None:
+        if self._elsewhere.get(held.connection) is not None:
             self._let_go(held)
             return
         self._held[held.connection] = held
@@ -278,12 +301,12 @@ class Events:
             self._begin(held, row.envelope.data, now)
         else:
             self._fetching[held.token] = held
-            self._hub.send(HANDLERS, Fetch(held.token, row.envelope.blob.name))
+            self._context.send(HANDLERS, Fetch(held.token, row.envelope.blob.name))
 
     def _let_go(self, held: _Held) -> None:
         """The node that has the session will take it."""
         back = Finish(self.queue, held.row.identity, WorkState.READY, held.row.fence)
-        self._hub.commit((back,), nothing_more, self._not_claimed)
+        self._context.commit((back,), nothing_more, self._not_claimed)
 
     def _renew_later(self, held: _Held, now: float) -> None:
         """A timer outlives most events, so it holds no more of them than their names."""
@@ -296,7 +319,7 @@ class Events:
             return
         self._renew_later(held, now)
         renew = Renew(self.queue, held.row.identity, held.row.fence, LEASE_S)
-        self._hub.commit((renew,), nothing_more, lambda failure, now: self._not_renewed(held, failure))
+        self._context.commit((renew,), nothing_more, lambda failure, now: self._not_renewed(held, failure))
 
     def _not_renewed(self, held: _Held, failure: Failure) -> None:
         """Only `Stale` says that the row is not ours any more; the store may just be busy."""
@@ -309,15 +332,15 @@ class Events:
             return
         del self._held[held.connection]
         self._calls.cancel(held.token)
-        session, ack_id = self._hub.roster.get(held.connection), self._ended(held.connection, held.row.identity)
+        session, ack_id = self._roster.get(held.connection), self._ended(held.connection, held.row.identity)
         if session is not None and ack_id is not None:
-            session.waiting.pop(ack_id, None)
+            session.acks.take_repeats(ack_id)
 
     # -- telling
 
-    def hear(self, message: Replied | Fetched, now: float) -> None:
+    def receive(self, message: Replied | Fetched, now: float) -> None:
         if isinstance(message, Replied):
-            self._calls.replied(message, now)
+            self._calls.receive_reply(message, now)
             return
         held = self._fetching.pop(message.token, None)
         if held is not None and self._held.get(held.connection) is held:
@@ -339,13 +362,13 @@ class Events:
         except StoreError as error:
             self._finish_unreadable(held, error.message, now)
             return
-        session = self._hub.roster.get(held.connection)
+        session = self._roster.get(held.connection)
         if session is not None:
-            event = msgspec.structs.replace(event, client=client_of(self._hub.hub, session))
+            event = msgspec.structs.replace(event, client=client_of(self._context.hub, session))
             if event.ack_id is not None:
                 opened = _Open(event.ack_id, len(stored))
                 self._open.setdefault(held.connection, {}).setdefault(event.identity, opened)
-                session.waiting.setdefault(event.ack_id, 0)
+                session.acks.wait_for(event.ack_id)
         handler = event.handler(self._handlers)
         if handler is None:
             self._answer(held, event, HandlerFailed(NO_HANDLER), now)
@@ -364,7 +387,7 @@ class Events:
         if self._held.get(held.connection) is not held:
             return
         end = _End(held, lambda now: self._answer(held, event, answer, now))
-        session = self._hub.roster.get(held.connection)
+        session = self._roster.get(held.connection)
         if isinstance(answer, HandlerFailed):
             self._finish_failed(end, event, answer, session, now)
         elif session is not None and event.family is Family.USER:
@@ -380,33 +403,33 @@ class Events:
         before = session.state
         if answer.state is not None and answer.state != before:
             session.state = answer.state
-            puts.append(session.put_row(self._hub.hub, session.row()))
+            puts.append(session.put_row(self._context.hub, session.row()))
         if event.ack_id is not None:
-            session.claimed.add(event.ack_id)
-            puts.append(session.put_acks(self._hub.hub))
+            session.acks.claimed.add(event.ack_id)
+            puts.append(session.put_acks(self._context.hub))
 
         def done(results: tuple[Result, ...], now: float) -> None:
             self._let_in_the_next(end.held, results, now)
             if event.ack_id is not None:
                 ack_ids, first = [event.ack_id], results[0]
                 offset = first.position.offset if isinstance(first, Fresh) else 0
-                self._hub.when_told(offset, lambda: self._clients.taken(session, ack_ids))
+                self._tail.when_applied(offset, lambda: self._acks.accept(session, ack_ids))
 
         def failed(failure: Failure) -> None:
             session.state = before
             self._not_finished(end, failure, now)
 
         more = (*chunks, *self._ops(end.held, WorkState.DONE, Kind.HANDLED), self._claim(session.id))
-        self._hub.commit_for(session, appends, puts, done, failed, more)
+        self._commits.commit(session, appends, puts, done, failed, more)
 
     def _message(self, answer: HandlerAnswered, session: Session, now: float) -> tuple[list[Append], Sequence[Op]]:
         """What the handler says to the client, as a record for it alone."""
         if answer.data is None:
             return [], ()
-        blob, chunks = self._hub.keep_body(answer.data.body, now)
+        blob, chunks = self._tail.keep_body(answer.data.body, self._context.mint, now)
         append = message(
-            self._hub.stream, self._hub.mint(now), connection_target(session.id), answer.data,
-            at=micros(now), sender=HANDLERS, user=None, on_fresh=self._hub.accepted, blob=blob,
+            self._context.stream, self._context.mint(now), connection_target(session.id), answer.data,
+            at=micros(now), sender=HANDLERS, user=None, on_fresh=self._context.accepted, blob=blob,
             terms=Terms(metadata=answer.metadata) if answer.metadata else NO_TERMS,
         )  # fmt: skip
         return [append], chunks
@@ -419,23 +442,23 @@ class Events:
         to, kind = (WorkState.DONE, Kind.DISCARDED) if is_known else (WorkState.DEAD, Kind.DEAD_LETTERED)
 
         def then(now: float) -> None:
-            self._hub.notify("event-failed", f"{event.name} of {end.held.connection} is given up: {answer.cause}")
-            self._give_up(event, self._hub.roster.get(end.held.connection), NOT_TAKEN, now)
+            self._context.notify("event-failed", f"{event.name} of {end.held.connection} is given up: {answer.cause}")
+            self._give_up(event, self._roster.get(end.held.connection), NOT_TAKEN, now)
 
         self._finish(end, self._ops(end.held, to, kind, answer.cause), now, then)
 
     def _finish_unreadable(self, held: _Held, cause: str, now: float) -> None:
         if self._held.get(held.connection) is not held:
             return
-        self._hub.notify("event-unreadable", f"{held.row.identity}: {cause}")
+        self._context.notify("event-unreadable", f"{held.row.identity}: {cause}")
         end = _End(held, lambda now: self._finish_unreadable(held, cause, now))
         opened = self._open.get(held.connection, {}).get(held.row.identity)
         ack_id = opened.ack_id if opened is not None else None
 
         def then(now: float) -> None:
-            session = self._hub.roster.get(held.connection)
+            session = self._roster.get(held.connection)
             if session is not None and ack_id is not None:
-                self._clients.refuse(session, [ack_id], Fault(ErrorName.INTERNAL, NOT_TAKEN))
+                self._acks.refuse(session, [ack_id], Fault(ErrorName.INTERNAL, NOT_TAKEN))
 
         self._finish(end, self._ops(held, WorkState.DEAD, Kind.DEAD_LETTERED, cause), now, then)
 
@@ -451,12 +474,12 @@ class Events:
         def failed(failure: Failure) -> None:
             self._not_finished(end, failure, now)
 
-        session = self._hub.roster.get(end.held.connection)
+        session = self._roster.get(end.held.connection)
         ops = (*ops, self._claim(end.held.connection))
         if session is not None:
-            self._hub.commit_for(session, (), (), done, failed, ops)
+            self._commits.commit(session, (), (), done, failed, ops)
         else:
-            self._hub.commit(ops, done, lambda failure, now: failed(failure))
+            self._context.commit(ops, done, lambda failure, now: failed(failure))
 
     def _ops(self, held: _Held, to: WorkState, kind: Kind, cause: str | None = None) -> tuple[Finish, Log]:
         row = held.row
@@ -476,7 +499,7 @@ class Events:
         if _is_stale(failure):
             self._forget(end.held)
         else:
-            self._hub.report("event-end", failure)
+            self._context.report("event-end", failure)
             self._timers.at(now + AGAIN_S, end.again)
 
     def _ended(self, connection: str, identity: str) -> int | None:
@@ -494,10 +517,9 @@ class Events:
         match told(event, why):
             case Fault() as fault:
                 assert event.ack_id is not None
-                self._clients.refuse(session, [event.ack_id], fault)
+                self._acks.refuse(session, [event.ack_id], fault)
             case CloseCode() as code:
-                self._hub.shut(session, code, why)
-                self._hub.sessions.close(session, Kind.CANCELLED, why, now)
+                self._closing.expel(session, code, why, now)
 
 
 def _is_stale(failure: Failure) -> bool:

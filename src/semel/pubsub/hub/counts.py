@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Counts:
+class HubCounts:
     """Since this process has the hub. Messages are counted once however many get them, deliveries once for each session
     that a message was queued for or sent to."""
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from semel.pubsub.hub.machine import Hub
+from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.tail import Tail
 
 READ_S = 5.0
 TOO_LATE = "the store did not answer in time; ask again"
@@ -33,11 +32,11 @@ class _Asked:
 class Current:
     """Those who wait, in the order in which they asked. Nobody stays after an answer, whatever becomes of the read.
 
-    A node that is far behind may not come to the end of a stream that keeps moving. So it asks where the end is:
-    `_looking_for` is the last question for which it does, `_ends` what was found for which question."""
+    A node that is far behind may never come to the end of a stream that keeps growing. So it asks the store where the
+    end is: `_looking_for` is the last question for which it does, `_ends` what was found for which question."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, context: HubContext, tail: Tail) -> None:
+        self._context, self._tail = context, tail
         self._asked: deque[_Asked] = deque()
         self._count = 0
         self._looking_for: int | None = None
@@ -48,11 +47,11 @@ class Current:
 
     def when(self, then: Callable[[float], None], failed: Callable[[str], None], now: float) -> None:
         """`then`, as soon as all is known here that stands in the stream now. `failed` hears why that cannot be."""
-        if not self._hub.options.is_shared:
+        if not self._context.options.is_shared:
             then(now)
             return
         self._count += 1
-        self._asked.append(_Asked(self._count, self._hub.tail.read_to_end(), now + READ_S, then, failed))
+        self._asked.append(_Asked(self._count, self._tail.read_to_end(), now + READ_S, then, failed))
 
     def has_read(self, number: int | None, now: float) -> None:
         """The tail has come to the end of the stream with this read, or has more to read (0), or cannot (None)."""
@@ -69,18 +68,18 @@ class Current:
         known = self._ends[-1][0] if self._ends else 0
         if self._looking_for is None and self._asked and self._asked[-1].number > known:
             self._looking_for = self._asked[-1].number
-            self._hub.look_for_end()
+            self._context.load_end(self._found_end)
 
-    def found_end(self, offset: int | None, now: float) -> None:
-        """It is there, or cannot be found out: then it is asked for again after the next page."""
+    def _found_end(self, offset: int | None, now: float) -> None:
+        """None: it cannot be read now, and is asked for again after the next page."""
         last, self._looking_for = self._looking_for, None
         if last is not None and offset is not None:
             self._ends.append((last, offset))
             self._answer_passed(now)
 
     def _answer_passed(self, now: float) -> None:
-        """Whose question came when the stream ended where it has been read by now, or before that."""
-        while self._ends and self._ends[0][1] <= self._hub.tail.offset:
+        """The questions for which the stream ended at a place that has been read by now."""
+        while self._ends and self._ends[0][1] <= self._tail.offset:
             last, _ = self._ends.popleft()
             while self._asked and self._asked[0].number <= last:
                 self._asked.popleft().then(now)

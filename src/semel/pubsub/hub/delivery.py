@@ -1,74 +1,65 @@
-"""What sessions are given and what they acknowledge: the way from the stream to the sockets, and the word of it in the
-ledger."""
+"""Deliveries: from the stream to the sockets of sessions, and how far their clients have acknowledged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-from semel.kernel.ledger import Event as LedgerEvent
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Log, Op, Result
+from semel.kernel.ops import Log
+from semel.pubsub.hub.ack_flush import AckFlush
+from semel.pubsub.hub.backlog import AckRange
+from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.commits import Failure, nothing_more
+from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.records import NO_TERMS
 from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.runs import Run
-from semel.pubsub.hub.session import Confirmed, Session
-from semel.pubsub.hub.spill_rows import deletions
+from semel.pubsub.hub.session import Session
 from semel.pubsub.protocol.filters import parse
 from semel.pubsub.protocol.messages import CloseCode
 
-if TYPE_CHECKING:
-    from semel.pubsub.hub.machine import Hub
-
-FLUSH_S = 1.0
-
 
 class Delivery:
-    """`_dirty` are the sessions of which something is to be written down."""
+    def __init__(self, context: HubContext, outgoing: Outgoing, roster: Here, acks: AckFlush, closing: Closing) -> None:
+        self._context, self._outgoing, self._roster = context, outgoing, roster
+        self._acks, self._closing = acks, closing
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        self._dirty: dict[str, Session] = {}
-        self._flush_at: float | None = None
-
-    def __len__(self) -> int:
-        """Of how many sessions something is to be written down."""
-        return len(self._dirty)
-
-    # -- what they are given
+    # -- from the stream
 
     def fan_out(self, run: Run, now: float) -> None:
-        """To all to whom it is due. This is for thousands of them: what can be done once is done once."""
-        first, count_max, bytes_max = run.first, self._hub.options.backlog_count, self._hub.options.backlog_bytes
+        """To all whom it is for. There may be thousands of them: what can be done once for all is done once."""
+        first, options, counts = run.first, self._context.options, self._context.counts
+        count_max, bytes_max = options.backlog_count, options.backlog_bytes
         peers: dict[str, list[str]] = {}
         full: list[Session] = []
-        for session in self.due(self._hub.roster, run, now):
-            if session.acked >= first or session.opened >= first:
+        for session in self.due(self._roster, run, now):
+            backlog = session.backlog
+            if backlog.acked >= first or session.opened >= first:
                 self._push_rest(session, run)
             else:
-                self._hub.counts.deliveries += run.count
-                if session.push(run):
+                counts.deliveries += run.count
+                if backlog.push(run):
                     peers.setdefault(session.subprotocol, []).append(session.peer)  # type: ignore[arg-type]
-            if session.queue_count > count_max or session.queue_bytes > bytes_max:
+            if backlog.count > count_max or backlog.bytes > bytes_max:
                 full.append(session)
         for subprotocol, attached in peers.items():
-            self._hub.outgoing.say_all(attached, run.frames(subprotocol), run.count)
+            self._outgoing.write_all(attached, run.frames(subprotocol), run.count)
         for session in full:
             self.check_backlog(session, now, run.last)
 
     def _push_rest(self, session: Session, run: Run) -> None:
-        """To one that has some of it already."""
-        known = max(session.acked, session.opened)
+        """To one that has had the beginning of it already."""
+        known = max(session.backlog.acked, session.opened)
         if known >= run.last:
             return
         rest = run.after(known)
-        self._hub.counts.deliveries += rest.count
-        if session.push(rest) and session.peer is not None:
-            self._hub.outgoing.say(session.peer, rest.frames(session.subprotocol), rest.count)
+        self._context.counts.deliveries += rest.count
+        if session.backlog.push(rest) and session.peer is not None:
+            self._outgoing.write(session.peer, rest.frames(session.subprotocol), rest.count)
 
     def due(self, roster: Here, run: Run, now: float) -> Iterable[Session]:
-        """Those of its receivers to whom the terms of a message let it go."""
+        """Its receivers, without those whom the terms of the message exclude."""
         receivers, terms = roster.receivers(run.target, run.first), run.terms
         if terms is NO_TERMS:
             return receivers
@@ -82,105 +73,47 @@ class Delivery:
         return [session for session in chosen if asked.matches(roster.seen(session, run.first))]
 
     def catch_up(self, session: Session, now: float) -> None:
-        """What waits for its socket goes to it, but for what has expired meanwhile."""
-        late = session.take_expired(now)
+        """What waits for its socket goes to it, without what has expired meanwhile."""
+        late = session.backlog.take_expired(now)
         if late:
-            told = self.said(session, Confirmed.of(late), Kind.EXPIRED, "its time to live was over")
-            self._hub.commit((Log(told),), nothing_more, self._not_expired)
-        for run in session.catch_up():
+            expired = AckRange.of(late).ledger_event(
+                self._context.stream, self._context.epoch, session.id, Kind.EXPIRED, "its time to live was over"
+            )
+            self._context.commit((Log(expired),), nothing_more, self._not_logged)
+        for run in session.backlog.take_unwritten():
             assert session.peer is not None
-            self._hub.outgoing.say(session.peer, run.frames(session.subprotocol), run.count)
+            self._outgoing.write(session.peer, run.frames(session.subprotocol), run.count)
 
-    def _not_expired(self, failure: Failure, now: float) -> None:
-        self._hub.report("hub-expire", failure)
+    def _not_logged(self, failure: Failure, now: float) -> None:
+        self._context.report("hub-expire", failure)
 
     def check_backlog(self, session: Session, now: float, last: int | None = None) -> None:
-        """`last` is the last record that it was given, if those after it in one row with it are not told yet."""
-        options = self._hub.options
-        if session.queue_count <= options.backlog_count and session.queue_bytes <= options.backlog_bytes:
+        """`last` is the last record that it was given, if the tail is ahead of it: records are applied in runs."""
+        options, backlog = self._context.options, session.backlog
+        if backlog.count <= options.backlog_count and backlog.bytes <= options.backlog_bytes:
             return
-        reason = f"{session.queue_count:,} messages are not acknowledged"
+        reason = f"{backlog.count:,} messages are not acknowledged"
         if last is not None:
             session.end = max(last, session.opened)
-        self._hub.notify("backlog", f"{session.id} is closed, {reason}")
-        self._hub.sessions.discard(session, reason, now)
+        self._context.notify("backlog", f"{session.id} is closed, {reason}")
+        self._closing.discard(session, reason, now)
 
-    # -- what they acknowledge
+    # -- what clients acknowledge
 
     def acknowledge(self, session: Session, offset: int, now: float) -> None:
-        """Of what was never sent, nothing can have been received: who says so is not believed. But another node may
-        have had the session, and sent it: the record that says so may stand after all that has been read here. Then it
-        may come back when that is clear."""
-        if not session.is_reliable or offset <= session.acked:
+        """A client cannot have received what was never sent to it. But with several nodes another one may have had the
+        session and sent it, and the record that says so may not have been read here yet: then the client may come back,
+        while on a single node it has broken the protocol."""
+        backlog = session.backlog
+        if not backlog.is_kept or offset <= backlog.acked:
             return
-        if offset > session.sent:
-            reason = f"{offset} is acknowledged, but {session.sent} is the last one sent"
-            self._hub.shut(session, CloseCode.INTERNAL if self._hub.options.is_shared else CloseCode.POLICY, reason)
-            self._hub.sessions.drop(session, now)
+        if offset > backlog.sent:
+            reason = f"{offset} is acknowledged, but {backlog.sent} is the last one sent"
+            code = CloseCode.INTERNAL if self._context.options.is_shared else CloseCode.POLICY
+            self._outgoing.close_socket(session, code, reason)
+            self._closing.drop(session, now)
         elif session.is_behind:
-            session.early_ack = max(session.early_ack, offset)
+            backlog.early_ack = max(backlog.early_ack, offset)
         else:
-            session.acknowledge(offset)
-            self.write_down(session)
-
-    def write_down(self, session: Session) -> None:
-        """How far its client has acknowledged, within a second."""
-        self._dirty[session.id] = session
-
-    def forget(self, session: Session) -> None:
-        """It is lost, or ends: what is to be told of it is told there."""
-        self._dirty.pop(session.id, None)
-
-    def plan_flush(self, now: float) -> None:
-        if self._dirty and self._flush_at is None:
-            self._flush_at = now + FLUSH_S
-
-    def next_deadline(self) -> float | None:
-        return self._flush_at
-
-    def on_timer(self, now: float) -> None:
-        if self._flush_at is not None and self._flush_at <= now:
-            self._flush()
-
-    def _flush(self) -> None:
-        """How far clients have acknowledged. What is lost of it in a crash is sent again and dropped by the client."""
-        self._flush_at = None
-        dirty, self._dirty = self._dirty, {}
-        for session in dirty.values():
-            self.flush(session)
-
-    def flush(
-        self, session: Session, more: Sequence[Op] = (), then: Callable[[bool], None] = lambda done: None
-    ) -> None:
-        """How far one client has acknowledged, with `more` in the same commit. `then` hears whether it is done."""
-        self._dirty.pop(session.id, None)
-        told, confirmed = session.told, session.take_confirmed()
-        acked, gone = session.told, session.spill.take_acknowledged(session.told)
-        spilled = session.spill.rows
-        log = [Log(self.said(session, confirmed))] if confirmed is not None else []
-
-        def done(results: tuple[Result, ...], now: float) -> None:
-            session.settle(acked)
-            session.spill.stored = spilled
-            self._hub.counts.acknowledged += confirmed.n if confirmed is not None else 0
-            then(True)
-
-        def failed(failure: Failure) -> None:
-            """One that ends meanwhile tells it when it is tried again."""
-            session.put_back(confirmed, told)
-            if self._hub.roster.get(session.id) is session:
-                self._dirty[session.id] = session
-                self._hub.complain("hub-flush", failure)
-            then(False)
-
-        put, deleted = session.put_acks(self._hub.hub), deletions(self._hub.hub, session.id, gone)
-        self._hub.commit_for(session, (), (put,), done, failed, [*log, *deleted, *more])
-
-    def said(
-        self, session: Session, range: Confirmed, kind: Kind = Kind.CONFIRMED, cause: str | None = None
-    ) -> LedgerEvent:
-        stream = self._hub.stream
-        return LedgerEvent(
-            kind, f"{stream}>sub", peer=session.id, stream=stream, epoch=self._hub.epoch, first=range.first,
-            last=range.last, n=range.n, fold=range.fold, cause=cause,
-        )  # fmt: skip
+            backlog.acknowledge(offset)
+            self._acks.add(session)

@@ -9,7 +9,6 @@ of the node before still stood.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,9 +16,12 @@ from semel.kernel.effects import LoadAll, Loaded, LoadedAll, LoadFailed
 from semel.kernel.ops import Put, Trim
 from semel.kernel.store import State
 from semel.pubsub.hub.commits import Failure, nothing_more
-
-if TYPE_CHECKING:
-    from semel.pubsub.hub.machine import Hub
+from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.endings import Endings
+from semel.pubsub.hub.left_out import LeftOut
+from semel.pubsub.hub.node_lease import NodeLease
+from semel.pubsub.hub.roster import Here
+from semel.pubsub.hub.tail import Tail
 
 NODES_MAX = 1000
 
@@ -35,27 +37,25 @@ def read_floor(state: State) -> int:
 class Floors:
     """`floor` is what the store has of this node, or something lower."""
 
-    def __init__(self, hub: Hub, floor: int) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        context: HubContext,
+        lease: NodeLease,
+        tail: Tail,
+        roster: Here,
+        endings: Endings,
+        left_out: LeftOut,
+        floor: int,
+    ) -> None:
+        self._context, self._lease, self._tail, self._roster = context, lease, tail, roster
+        self._endings, self._left_out = endings, left_out
         self._floor = floor
         self._trimmed = 0
         self._coming: dict[str, int] = {}
-        self._at: float | None = None
 
-    def start(self, now: float) -> None:
-        self._at = now + self._hub.options.trim_s
-
-    def next_deadline(self) -> float | None:
-        return self._at
-
-    def on_timer(self, now: float) -> None:
-        """A read that failed is made again here, if nothing else did."""
-        if self._at is None or self._at > now:
-            return
-        self._at = now + self._hub.options.trim_s
-        self._hub.try_again(now)
-        if self._hub.is_in:
-            self._raise()
+    def __len__(self) -> int:
+        """How many sessions are on their way here."""
+        return len(self._coming)
 
     def first(self) -> Put:
         """Before the node has its first session: nobody may trim what that will need."""
@@ -65,9 +65,10 @@ class Floors:
         """The row that says so. If the node was declared dead its row is gone, and may not come back: nobody would ever
         remove it."""
         self._floor = floor
-        return Put(floor_key(self._hub.hub, self._hub.node), msgspec.msgpack.encode(floor), guard=self._hub.guard)
+        key = floor_key(self._context.hub, self._context.node)
+        return Put(key, msgspec.msgpack.encode(floor), guard=self._lease.guard)
 
-    def come(self, connection: str, after: int) -> Put:
+    def expect(self, connection: str, after: int) -> Put:
         """A session that needs what comes `after` this is on its way here, until it has `arrived`. Written each time,
         since a commit that said it before may have failed."""
         self._coming[connection] = after
@@ -77,36 +78,37 @@ class Floors:
         self._coming.pop(connection, None)
 
     def _needed(self) -> Iterable[int]:
-        tail = self._hub.tail.offset
+        tail = self._tail.offset
         yield tail
         yield from self._coming.values()
-        yield from self._hub.left_out.floors()
+        yield from self._left_out.floors()
         # one whose end is not in the store yet would be back after a crash
-        for session in (*self._hub.roster, *self._hub.endings.sessions):
+        for session in (*self._roster, *self._endings.sessions):
             yield session.floor(tail)
 
-    def _raise(self) -> None:
+    def update(self) -> None:
+        """Raise the floor of this node, and trim what no node needs."""
         floor = min(self._needed())
         if floor > self._floor:
             put = self.put(floor)
-            if self._hub.options.is_shared:
-                self._hub.commit((put,), nothing_more, self._failed)
+            if self._context.options.is_shared:
+                self._context.commit((put,), nothing_more, self._failed)
             else:
-                self._hub.commit((put, Trim(self._hub.stream, floor + 1)), nothing_more, self._failed)
+                self._context.commit((put, Trim(self._context.stream, floor + 1)), nothing_more, self._failed)
                 return
-        if self._hub.options.is_shared and self._trimmed < self._hub.tail.offset:
-            self._hub.load_all(LoadAll(floor_key(self._hub.hub, ""), limit=NODES_MAX), self._trim)
+        if self._context.options.is_shared and self._trimmed < self._tail.offset:
+            self._context.load_all(LoadAll(floor_key(self._context.hub, ""), limit=NODES_MAX), self._trim)
 
     def _trim(self, found: Loaded | LoadedAll | LoadFailed, now: float) -> None:
         if not isinstance(found, LoadedAll) or len(found.states) >= NODES_MAX:
             return
         lowest = min((read_floor(state) for _, state in found.states), default=0)
         if lowest > self._trimmed:
-            trim = Trim(self._hub.stream, lowest + 1)
-            self._hub.commit((trim,), lambda results, now: self._has_trimmed(lowest), self._failed)
+            trim = Trim(self._context.stream, lowest + 1)
+            self._context.commit((trim,), lambda results, now: self._has_trimmed(lowest), self._failed)
 
     def _has_trimmed(self, lowest: int) -> None:
         self._trimmed = max(self._trimmed, lowest)
 
     def _failed(self, failure: Failure, now: float) -> None:
-        self._hub.report("hub-trim", failure)
+        self._context.report("hub-trim", failure)

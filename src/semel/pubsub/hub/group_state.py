@@ -15,17 +15,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Result
-from semel.pubsub.hub.clients import Clients, forbidden
+from semel.pubsub.hub.client_acks import ClientAcks, forbidden
 from semel.pubsub.hub.commits import Failure
+from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.current import Current
+from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import group_target
-from semel.pubsub.hub.session import OwnState, Session
+from semel.pubsub.hub.roster import Here
+from semel.pubsub.hub.session import Session
+from semel.pubsub.hub.session_commits import SessionCommits
+from semel.pubsub.hub.session_rows import OwnState
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.messages import (
     CONTENT_TYPES,
@@ -41,9 +47,6 @@ from semel.pubsub.protocol.messages import (
 )
 from semel.pubsub.protocol.permissions import Permission
 from semel.pubsub.protocol.wire import frame
-
-if TYPE_CHECKING:
-    from semel.pubsub.hub.machine import Hub
 
 KEYS_MAX = 64
 KEY_CHARS_MAX = 256
@@ -64,8 +67,17 @@ class _Cleared(NamedTuple):
 
 
 class GroupStates:
-    def __init__(self, hub: Hub, clients: Clients) -> None:
-        self._hub, self._clients = hub, clients
+    def __init__(
+        self,
+        context: HubContext,
+        outgoing: Outgoing,
+        roster: Here,
+        commits: SessionCommits,
+        acks: ClientAcks,
+        current: Current,
+    ) -> None:
+        self._context, self._outgoing, self._roster = context, outgoing, roster
+        self._commits, self._acks, self._current = commits, acks, current
         self._groups: dict[str, dict[str, GroupStateItem]] = {}
         self._connections: dict[str, dict[str, GroupStateItem]] = {}
         self._clocks: dict[str, int] = {}
@@ -85,11 +97,11 @@ class GroupStates:
     def set(self, session: Session, request: SetGroupState, now: float) -> None:
         """It need not be a member: who may join a group may say something there, and then join."""
         group, state = request.group, request.state
-        if self._clients.is_repeated(session, request.ack_id):
+        if self._acks.is_repeated(session, request.ack_id):
             return
         fault = self._refusal(session, group) or _excess(session, group, state)
         if fault is not None:
-            self._clients.ack(session, request.ack_id, fault)
+            self._acks.answer(session, request.ack_id, fault)
             return
         if state is None and group not in session.states:
             self._commit(session, request.ack_id)
@@ -98,34 +110,34 @@ class GroupStates:
         own = OwnState(state, at) if state is not None else None
         _put(session.states, group, own)
         record = self._record(session, group, state, at, now)
-        self._commit(session, request.ack_id, lambda now: _put(session.states_stored, group, own), record)
+        self._commit(session, request.ack_id, lambda now: _put(session.states.stored, group, own), record)
 
     def watch(self, session: Session, request: SubscribeGroupState) -> None:
         """Also asked again: it then gets another snapshot."""
         group = request.group
-        if self._clients.is_repeated(session, request.ack_id):
+        if self._acks.is_repeated(session, request.ack_id):
             return
         fault = self._refusal(session, group)
         if fault is None and group not in session.watches and len(session.watches) >= WATCHES_MAX:
             fault = Fault(ErrorName.BAD_REQUEST, f"a connection can watch the state of {WATCHES_MAX} groups")
         if fault is not None:
-            self._clients.ack(session, request.ack_id, fault)
+            self._acks.answer(session, request.ack_id, fault)
             return
         session.watches[group] = None
 
         def then(now: float) -> None:
-            session.watches_stored[group] = None
-            self._begin(session, group, now)
+            session.watches.stored[group] = None
+            self._begin_watching(session, group, now)
 
         self._commit(session, request.ack_id, then)
 
     def unwatch(self, session: Session, request: UnsubscribeGroupState) -> None:
         group = request.group
-        if self._clients.is_repeated(session, request.ack_id):
+        if self._acks.is_repeated(session, request.ack_id):
             return
         session.watches.pop(group, None)
         _discard(self._watchers, group, session.id)
-        self._commit(session, request.ack_id, lambda now: session.watches_stored.pop(group, None))
+        self._commit(session, request.ack_id, lambda now: session.watches.stored.pop(group, None))
 
     def _refusal(self, session: Session, group: str) -> Fault | None:
         allowed = session.may(Permission.JOIN_LEAVE_GROUP, group)
@@ -141,10 +153,10 @@ class GroupStates:
 
     def _record(self, session: Session, group: str, state: dict[str, str] | None, at: int, now: float) -> Append:
         envelope = Envelope(
-            self._hub.mint(now), session.id, data=_encode(state) if state is not None else b"", time=at * 1000,
+            self._context.mint(now), session.id, data=_encode(state) if state is not None else b"", time=at * 1000,
             subject=session.user, datacontenttype=CONTENT_TYPES[DataType.JSON],
         )  # fmt: skip
-        return Append(self._hub.stream, envelope, kind=RecordKind.STATE, target=group_target(group))
+        return Append(self._context.stream, envelope, kind=RecordKind.STATE, target=group_target(group))
 
     def _commit(
         self,
@@ -155,27 +167,27 @@ class GroupStates:
     ) -> None:
         """The ackId, with the row of the session if something is new in it: `then` is called when that is durable."""
         ack_ids = [ack_id] if ack_id is not None else []
-        puts = [session.put_row(self._hub.hub, session.row())] if then is not None else []
+        puts = [session.put_row(self._context.hub, session.row())] if then is not None else []
         if ack_id is not None:
-            session.claimed.add(ack_id)
-            puts.append(session.put_acks(self._hub.hub))
+            session.acks.claimed.add(ack_id)
+            puts.append(session.put_acks(self._context.hub))
         if not puts:
             return
 
         def done(results: tuple[Result, ...], now: float) -> None:
-            self._clients.taken(session, ack_ids)
+            self._acks.accept(session, ack_ids)
             if then is not None:
                 then(now)
 
         def failed(failure: Failure) -> None:
             self._rewatch(session)
-            self._clients.not_taken(session, ack_ids, failure)
+            self._acks.fail(session, ack_ids, failure)
 
-        self._hub.commit_for(session, [record] if record is not None else [], puts, done, failed)
+        self._commits.commit(session, [record] if record is not None else [], puts, done, failed)
 
     # -- what the stream says
 
-    def fold(self, offset: int, append: Append, now: float) -> None:
+    def on_state(self, append: Append, now: float) -> None:
         envelope = append.envelope
         state = _decode(envelope.data) if envelope.data else None
         at = (envelope.time or 0) // 1000
@@ -211,7 +223,7 @@ class GroupStates:
             self._drop(group, item, now)
         else:
             self._keep(group, item)
-        self._tell_watchers(group, item)
+        self._send_to_watchers(group, item)
 
     def _keep(self, group: str, item: GroupStateItem) -> None:
         self._groups.setdefault(group, {})[item.connection_id] = item
@@ -223,54 +235,54 @@ class GroupStates:
         _discard(self._connections, item.connection_id, group)
         cleared = self._cleared
         cleared.append(_Cleared(now, group, item))
-        while len(cleared) > CLEARED_MAX or cleared[0].at + self._hub.options.recovery_s < now:
+        while len(cleared) > CLEARED_MAX or cleared[0].at + self._context.options.recovery_s < now:
             cleared.popleft()
 
     # -- what watchers hear
 
-    def _tell_watchers(self, group: str, item: GroupStateItem) -> None:
+    def _send_to_watchers(self, group: str, item: GroupStateItem) -> None:
         """One frame for all who speak the same. Who is not here any more is forgotten, who has no room hears later."""
         frames: dict[str, bytes] = {}
         response = GroupStateUpdate(group, (item,))
         for session in list(self._watchers.get(group, {}).values()):
-            if self._hub.roster.get(session.id) is not session:
+            if self._roster.get(session.id) is not session:
                 _discard(self._watchers, group, session.id)
             elif session.is_stalled:
                 self._missed.add(session.id)
             elif session.peer is not None:
                 if session.subprotocol not in frames:
                     frames[session.subprotocol] = frame(codec_for(session.subprotocol).encode(response) or b"")
-                self._hub.outgoing.say(session.peer, frames[session.subprotocol])
+                self._outgoing.write(session.peer, frames[session.subprotocol])
 
     def resumed(self, session: Session, now: float) -> None:
         """It has a new socket, and may have missed something."""
         self._missed.discard(session.id)
         for group in session.watches:
-            self._begin(session, group, now)
+            self._begin_watching(session, group, now)
 
     def has_room(self, session: Session, now: float) -> None:
         """Its socket takes more again."""
         if session.id in self._missed:
             self.resumed(session, now)
 
-    def _begin(self, session: Session, group: str, now: float) -> None:
+    def _begin_watching(self, session: Session, group: str, now: float) -> None:
         """With all that was said before, on whichever node. If that cannot be read, it comes as soon as it can be."""
 
         def begin(now: float) -> None:
-            if group in session.watches and self._hub.roster.get(session.id) is session:
+            if group in session.watches and self._roster.get(session.id) is session:
                 self._watch(session, group)
                 self._send_snapshot(session, group)
 
         def failed(why: str) -> None:
             self._not_shown[session.id, group] = session
 
-        self._hub.current.when(begin, failed, now)
+        self._current.when(begin, failed, now)
 
-    def show_missed(self, now: float) -> None:
+    def send_missed(self, now: float) -> None:
         """The stream can be read again. What was read just now may be too old for them: they ask for themselves."""
         not_shown, self._not_shown = self._not_shown, {}
         for (_, group), session in not_shown.items():
-            self._begin(session, group, now)
+            self._begin_watching(session, group, now)
 
     def _rewatch(self, session: Session) -> None:
         for group in session.watches:
@@ -282,11 +294,11 @@ class GroupStates:
 
     def _send_snapshot(self, session: Session, group: str) -> None:
         known = self._groups.get(group, {})
-        self._hub.tell(session, GroupStateSnapshot(group, tuple(known.values())))
+        self._outgoing.send(session, GroupStateSnapshot(group, tuple(known.values())))
         gone = {each.item.connection_id: each.item for each in self._cleared if each.group == group}
         items = tuple(item for connection, item in gone.items() if connection not in known)
         if items:
-            self._hub.tell(session, GroupStateUpdate(group, items))
+            self._outgoing.send(session, GroupStateUpdate(group, items))
 
 
 def _excess(session: Session, group: str, state: dict[str, str] | None) -> Fault | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,9 +16,7 @@ from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Log, Put
 from semel.pubsub.hub.calls import Answer, Outcome, Publish
 from semel.pubsub.hub.commits import Failure, nothing_more
-
-if TYPE_CHECKING:
-    from semel.pubsub.hub.machine import Hub
+from semel.pubsub.hub.context import HubContext
 
 KEEP_S = 24 * 3600.0
 CLEAN_S = 600.0
@@ -40,8 +37,9 @@ def terms_of(call: Publish) -> tuple[object, ...]:
 
 
 class Keys:
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, context: HubContext) -> None:
+        self._context = context
+        self._prefix = f"hub/{context.hub}/key/"
         self._at: float | None = None
 
     def start(self, now: float) -> None:
@@ -54,14 +52,10 @@ class Keys:
 
     def compare(self, key: str, digest: bytes, answer: Callable[[Answer], None]) -> None:
         """With what was said under the key before."""
-        self._hub.load(self._name(key), lambda found, now: answer(self._compared(found, digest)))
+        self._context.load(self._name(key), lambda found, now: answer(self._compared(found, digest)))
 
     def _name(self, key: str) -> str:
         return f"{self._prefix}{sha256(key.encode()).hexdigest()}"
-
-    @property
-    def _prefix(self) -> str:
-        return f"hub/{self._hub.hub}/key/"
 
     def _compared(self, found: Loaded | LoadedAll | LoadFailed, digest: bytes) -> Answer:
         if not isinstance(found, Loaded) or found.state is None:
@@ -69,12 +63,12 @@ class Keys:
         row = msgspec.msgpack.decode(found.state.value, type=KeyRow)
         if row.digest != digest:
             return Answer(Outcome.CONFLICT, "this key was used for another message; give each message its own")
-        told = Event(Kind.DUPLICATE, self._hub.repeated.hop, message=row.id)
-        self._hub.commit((Log(told),), nothing_more, self._not_written)
+        told = Event(Kind.DUPLICATE, self._context.repeated.hop, message=row.id)
+        self._context.commit((Log(told),), nothing_more, self._not_written)
         return Answer(repeated=True)
 
     def _not_written(self, failure: Failure, now: float) -> None:
-        self._hub.report("hub-key", failure)
+        self._context.report("hub-key", failure)
 
     # -- forgetting
 
@@ -87,7 +81,7 @@ class Keys:
             self._clean("")
 
     def _clean(self, after: str) -> None:
-        self._hub.load_all(LoadAll(self._prefix, after, PAGE), self._forget)
+        self._context.load_all(LoadAll(self._prefix, after, PAGE), self._forget)
 
     def _forget(self, found: Loaded | LoadedAll | LoadFailed, now: float) -> None:
         if not isinstance(found, LoadedAll):
@@ -98,6 +92,6 @@ class Keys:
             if msgspec.msgpack.decode(state.value, type=KeyRow).at + KEEP_S <= now
         ]
         for put in old:
-            self._hub.commit((put,), nothing_more, lambda failure, now: None)
+            self._context.commit((put,), nothing_more, lambda failure, now: None)
         if len(found.states) == PAGE:
             self._clean(found.states[-1][0])

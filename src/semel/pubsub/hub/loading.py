@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from semel.errors import StoreError
 from semel.kernel.store import State, Store
 from semel.pubsub.events.handlers import Handlers
+from semel.pubsub.hub.context import HubOptions
 from semel.pubsub.hub.floors import floor_key, read_floor
-from semel.pubsub.hub.machine import Hub, HubOptions
+from semel.pubsub.hub.machine import Hub
 from semel.pubsub.hub.nodes import ANNOUNCED, announcement_key
 from semel.pubsub.hub.records import stream_of
 from semel.pubsub.hub.roster import Elsewhere
-from semel.pubsub.hub.session import Session, acks_key, session_key
-from semel.pubsub.hub.takeover import session_of
+from semel.pubsub.hub.session import Session
+from semel.pubsub.hub.session_rows import acks_key, session_key
 
 PAGE = 1000
 ROOT = "hub/"
@@ -49,7 +50,7 @@ def load_hub(
         machine.group_states.load(session)
     for connection, error in unreadable.items():
         if options.is_shared:
-            machine.left_out.tell(connection, error)
+            machine.left_out.report(connection, error)
         else:
             # it can need nothing that comes before the floor of the node that had it
             machine.left_out.add(connection, read_floor(floor) if floor is not None else 0, error)
@@ -82,7 +83,7 @@ def _sessions(store: Store, hub: str, *, with_acks: bool) -> tuple[list[Session]
     unreadable: dict[str, StoreError] = {}
     for connection, state in _states(store, session_key(hub, "")):
         try:
-            found.append(session_of(connection, state, acks.get(connection)))
+            found.append(Session.of_rows(connection, state, acks.get(connection)))
         except StoreError as error:
             unreadable[connection] = error
     return found, unreadable

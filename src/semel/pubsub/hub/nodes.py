@@ -1,25 +1,26 @@
 """Which nodes live. Each holds a lease on its own name for each hub and renews it; one whose lease has run out is dead,
-and whoever claims the lease takes over the sessions that it had.
+and whoever claims the lease takes over its sessions.
 
-A node that was only asleep hears that its lease is gone, and begins anew. What it writes for its sessions until then is
-refused if they have been taken over (`takeover.py`), so nothing hangs on when it notices.
+A node that was only asleep finds that its lease is gone, and loads the hub again. What it writes for its sessions until
+then is refused if they have been taken over (`takeover.py`), so nothing depends on when it notices.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from semel.errors import StoreError
 from semel.kernel.effects import CommitUnknown, LoadAll, Loaded, LoadedAll, LoadFailed
 from semel.kernel.envelope import Envelope
-from semel.kernel.lease import Guard, renew_at
+from semel.kernel.lease import renew_at
 from semel.kernel.ops import Claim, Claimed, Enqueue, Finish, Op, Put, Renew, Result, Stale, WorkRow, WorkState
 from semel.pubsub.hub.commits import Failure, nothing_more
-from semel.pubsub.hub.floors import floor_key
-from semel.pubsub.hub.session import read_session, session_key
-
-if TYPE_CHECKING:
-    from semel.pubsub.hub.machine import Hub
+from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.current import Current
+from semel.pubsub.hub.floors import Floors, floor_key
+from semel.pubsub.hub.node_lease import NodeLease
+from semel.pubsub.hub.session_rows import read_session, session_key
+from semel.pubsub.hub.takeover import TakeOver
 
 PAGE = 1000
 ADOPT_LEASE_S = 60.0
@@ -36,57 +37,51 @@ def announcement_key(hub: str) -> str:
 
 
 class Nodes:
-    """`is_in`: this node has its lease, and its floor is written down."""
+    """Gets the lease of this node and keeps it, and looks for nodes that have lost theirs. `on_held` is called when
+    this node has its lease, and its floor is written down."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        self._queue = f"{hub.stream}/nodes"
-        self._fence: int | None = None
-        self._until = 0.0
+    def __init__(
+        self,
+        context: HubContext,
+        lease: NodeLease,
+        floors: Floors,
+        current: Current,
+        take_over: TakeOver,
+        on_held: Callable[[float], None],
+    ) -> None:
+        self._context, self._lease, self._floors = context, lease, floors
+        self._current, self._take_over, self._on_held = current, take_over, on_held
+        self._queue = lease.queue
         self._at: float | None = None
 
-    @property
-    def is_in(self) -> bool:
-        return self._fence is not None
-
-    @property
-    def guard(self) -> Guard | None:
-        """Refuses what comes so late that another has claimed the lease."""
-        return Guard(self._queue, self._hub.node, self._fence) if self._fence is not None else None
-
-    def is_over(self, now: float) -> bool:
-        """Nothing was heard of the lease for so long that others may take this node for dead, and give up what its
-        sessions need: it may not go on serving them. It knew before they can."""
-        return self._fence is not None and now >= self._until
-
     def start(self, now: float) -> None:
-        """Under a name that nobody has used. Only who looks for dead nodes in the same transaction can have the lease:
-        the hub that was here before, whose last commit was still on its way."""
-        node, lease_s = self._hub.node, self._hub.options.lease_s
+        """The name was never used before, so nobody can hold its lease. Except the hub that this process had before: a
+        commit of it that was still on its way may have claimed this row while it looked for dead nodes."""
+        node, lease_s = self._context.node, self._context.options.lease_s
         row = Enqueue(self._queue, node, Envelope(id=node, type="node"))
         claim = Claim(self._queue, node, lease_s=lease_s, identity=node)
-        announcement = Put(announcement_key(self._hub.hub), b"")
+        announcement = Put(announcement_key(self._context.hub), b"")
         asked = now
 
         def done(results: tuple[Result, ...], now: float) -> None:
             claimed = results[1]
             assert isinstance(claimed, Claimed)
             if not claimed.rows:
-                self._hub.begin_anew("another has claimed the name")
+                self._context.restart("another has claimed the name")
                 return
-            self._fence, self._until = claimed.rows[0].fence, asked + lease_s
+            self._lease.hold(claimed.rows[0].fence, asked + lease_s)
             self._at = renew_at(asked, lease_s)
-            self._hub.let_in(now)
+            self._on_held(now)
 
         self._at = None
-        self._hub.commit((row, claim, self._hub.floors.first(), announcement), done, self._not_in)
+        self._context.commit((row, claim, self._floors.first(), announcement), done, self._not_started)
 
-    def _not_in(self, failure: Failure, now: float) -> None:
+    def _not_started(self, failure: Failure, now: float) -> None:
         """If it is not known whether the name is used by now, another one is needed."""
         if isinstance(failure, CommitUnknown):
-            self._hub.begin_anew("the store did not answer")
+            self._context.restart("the store did not answer")
             return
-        self._hub.report("node", failure, f"{self._hub.node} cannot begin")
+        self._context.report("node", failure, f"{self._context.node} cannot begin")
         self._at = now + AGAIN_S
 
     def next_deadline(self) -> float | None:
@@ -95,53 +90,54 @@ class Nodes:
     def on_timer(self, now: float) -> None:
         if self._at is None or self._at > now:
             return
-        if self._fence is None:
+        if self._lease.fence is None:
             self.start(now)
         else:
-            self._renew(now, self._fence)
+            self._renew(now, self._lease.fence)
 
     def _renew(self, now: float, fence: int) -> None:
-        """And look for one whose lease has run out."""
-        node, lease_s = self._hub.node, self._hub.options.lease_s
+        """And look for nodes whose lease has run out."""
+        node, lease_s = self._context.node, self._context.options.lease_s
         self._at = renew_at(now, lease_s)
         renew = Renew(self._queue, node, fence, lease_s)
         look = Claim(self._queue, node, limit=DEAD_MAX, lease_s=ADOPT_LEASE_S)
         asked = now
 
         def done(results: tuple[Result, ...], now: float) -> None:
-            self._until = asked + lease_s
+            self._lease.until = asked + lease_s
             claimed = results[1]
             assert isinstance(claimed, Claimed)
             for row in claimed.rows:
-                _Adoption(self._hub, self._queue, row).begin(now)
+                _Adoption(self._context, self._queue, row, self._current, self._take_over).begin(now)
 
         def failed(failure: Failure, now: float) -> None:
             if any(isinstance(each, Stale) for each in getattr(failure, "results", ())):
-                self._hub.begin_anew("another node has taken over")
+                self._context.restart("another node has taken over")
             else:
-                self._hub.report("node", failure, f"{node} cannot renew its lease")
+                self._context.report("node", failure, f"{node} cannot renew its lease")
 
-        self._hub.commit((renew, look), done, failed)
+        self._context.commit((renew, look), done, failed)
 
 
 class _Adoption:
     """The sessions of a dead node come here, page by page. When all have, its name and its floor are forgotten. If some
     have not, it is done again; if this node dies, its claim runs out and another does it."""
 
-    def __init__(self, hub: Hub, queue: str, row: WorkRow) -> None:
-        self._hub, self._queue, self._row = hub, queue, row
+    def __init__(self, context: HubContext, queue: str, row: WorkRow, current: Current, take_over: TakeOver) -> None:
+        self._context, self._queue, self._row = context, queue, row
+        self._current, self._take_over = current, take_over
         self._after = ""
         self._left = 0
         self._is_last, self._is_decided = False, True
-        hub.notify("node", f"{row.identity} is dead: its sessions come to {hub.node}")
+        context.notify("node", f"{row.identity} is dead: its sessions come to {context.node}")
 
     def begin(self, now: float) -> None:
-        """What the dead node had taken from this one may not have been read of here, and would be held for our own. It
-        can take no more: its lease is claimed."""
-        self._hub.current.when(lambda now: self.go_on(), lambda why: self._give_back(), now)
+        """Read the stream to its end first: it may say that the dead node had taken sessions from this one, which this
+        node would take for its own. The dead node can take no more of them, since its lease is claimed."""
+        self._current.when(lambda now: self._load_page(), lambda why: self._give_back(), now)
 
-    def go_on(self) -> None:
-        self._hub.load_all(LoadAll(session_key(self._hub.hub, ""), self._after, PAGE), self._found)
+    def _load_page(self) -> None:
+        self._context.load_all(LoadAll(session_key(self._context.hub, ""), self._after, PAGE), self._found)
 
     def _found(self, found: Loaded | LoadedAll | LoadFailed, now: float) -> None:
         if not isinstance(found, LoadedAll):
@@ -154,7 +150,7 @@ class _Adoption:
             self._after = found.states[-1][0]
         self._left = 1 + len(theirs)
         for connection in theirs:
-            self._hub.take_over.take_from(self._row.identity, connection, self._one_less)
+            self._take_over.take_from(self._row.identity, connection, self._one_less)
         self._one_less(True)
 
     def _may_be_theirs(self, value: bytes) -> bool:
@@ -170,7 +166,7 @@ class _Adoption:
         if self._left:
             return
         if not self._is_last:
-            self.go_on()
+            self._load_page()
             return
         if self._is_decided:
             self._forget()
@@ -180,7 +176,7 @@ class _Adoption:
     def _forget(self) -> None:
         name, fence = self._row.identity, self._row.fence
         done = Finish(self._queue, name, WorkState.DONE, fence=fence, keep_s=KEEP_S)
-        self._commit(done, Put(floor_key(self._hub.hub, name), None))
+        self._commit(done, Put(floor_key(self._context.hub, name), None))
 
     def _give_back(self) -> None:
         """Something could not be read, or is not decided: whoever looks next does it again. Holding on to the claim
@@ -189,4 +185,4 @@ class _Adoption:
         self._commit(Finish(self._queue, name, WorkState.SCHEDULED, fence=fence, delay_s=AGAIN_S))
 
     def _commit(self, *ops: Op) -> None:
-        self._hub.commit(ops, nothing_more, lambda failure, now: None)
+        self._context.commit(ops, nothing_more, lambda failure, now: None)

@@ -16,21 +16,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from semel.errors import InputError
 from semel.kernel.ops import Append, Result
+from semel.pubsub.hub.answers import DONE, MOVING, NOT_FOUND, Gathered, Reply, summed_up
 from semel.pubsub.hub.calls import Answer, CloseConnections, Grant, JoinMembers, Outcome, RemoveMembers, Revoke
+from semel.pubsub.hub.commands import Command, Commands, Scope, scope_at
 from semel.pubsub.hub.commits import Failure, hint
+from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.current import Current
 from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import order, ordered, reply
 from semel.pubsub.hub.roster import SOMEWHERE
-from semel.pubsub.hub.service import DONE, MOVING, NOT_FOUND, Gathered, Reply, Scope, scope_at, summed_up
-
-if TYPE_CHECKING:
-    from semel.pubsub.hub.machine import Hub
+from semel.pubsub.hub.tail import Tail
 
 ANSWER_S = 20.0
 """Longer than it takes to notice that a node is dead, and to take its sessions over."""
@@ -40,13 +40,12 @@ are."""
 ONLY_MAX = 500
 """So many names of sessions fit into one order, however long they are."""
 
-Command = CloseConnections | JoinMembers | RemoveMembers | Grant | Revoke
 _KINDS: dict[str, type[Command]] = {
     kind.__name__: kind for kind in (CloseConnections, JoinMembers, RemoveMembers, Grant, Revoke)
 }
 
 
-class _Said(msgspec.Struct, frozen=True, array_like=True):
+class _Order(msgspec.Struct, frozen=True, array_like=True):
     """`only`: of those whom the command is for these, which were there when it was decided; None: all."""
 
     name: str
@@ -55,15 +54,15 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encode_command(command: Command, only: frozenset[str] | None = None) -> bytes:
-    return msgspec.msgpack.encode(_Said(type(command).__name__, msgspec.Raw(msgspec.msgpack.encode(command)), only))
+    return msgspec.msgpack.encode(_Order(type(command).__name__, msgspec.Raw(msgspec.msgpack.encode(command)), only))
 
 
 def decode_command(body: bytes) -> tuple[Command, frozenset[str] | None] | None:
     """None if a newer node asks for what is not known here."""
     try:
-        said = msgspec.msgpack.decode(body, type=_Said)
-        kind = _KINDS.get(said.name)
-        return None if kind is None else (msgspec.msgpack.decode(said.command, type=kind), said.only)
+        found = msgspec.msgpack.decode(body, type=_Order)
+        kind = _KINDS.get(found.name)
+        return None if kind is None else (msgspec.msgpack.decode(found.command, type=kind), found.only)
     except msgspec.MsgspecError:
         return None
 
@@ -97,8 +96,8 @@ class _Part:
 
 
 class Orders:
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, context: HubContext, tail: Tail, current: Current, commands: Commands) -> None:
+        self._context, self._tail, self._current, self._commands = context, tail, current, commands
         self._runs: dict[_Run, None] = {}
         self._given: dict[str, _Part] = {}
         self._again: dict[_Run, set[str]] = {}
@@ -110,8 +109,8 @@ class Orders:
 
     def carry_out(self, command: Command, now: float, answer: Reply) -> None:
         """This node is current. One that is alone has all sessions."""
-        if not self._hub.options.is_shared:
-            self._hub.service.obey(command, Scope(), now, lambda told, moved: answer(summed_up(told, moved)))
+        if not self._context.options.is_shared:
+            self._commands.carry_out(command, Scope(), now, lambda done, moved: answer(summed_up(done, moved)))
             return
         run = _Run(command, now + ANSWER_S, answer)
         run.answers = Gathered(1, partial(self._finish, run))
@@ -125,9 +124,9 @@ class Orders:
 
     def _begin(self, run: _Run, only: frozenset[str] | None, now: float) -> None:
         """Of one that is somewhere, nobody knows yet whom to order: it is looked for here, and then again."""
-        nodes = {each.node for each in self._hub.service.elsewhere_of(run.command, only)} - {SOMEWHERE}
+        nodes = {each.node for each in self._commands.elsewhere_of(run.command, only)} - {SOMEWHERE}
         if not nodes:
-            self._do_here(self._part(run, only), self._hub.tail.offset + 1, now)
+            self._do_here(self._part(run, only), self._tail.offset + 1, now)
             return
         parts = [None] if only is None else _split(only)
         for _ in parts[1:]:
@@ -146,51 +145,51 @@ class Orders:
             if run not in self._again:
                 run.answers.expect_one_more()
             self._again.setdefault(run, set()).update(part.moved)
-        run.answers.hear(answer)
+        run.answers.add(answer)
 
-    def go_on(self, now: float) -> None:
+    def try_moved_again(self, now: float) -> None:
         """With those who have moved, as soon as it is known where they are, until the time is over."""
         for run in [run for run in self._again if run.again_at <= now]:
             only = frozenset(self._again.pop(run))
             run.again_at = now + AGAIN_S
             if run in self._runs:
-                self._hub.current.when(partial(self._begin, run, only), partial(self._cannot, run), now)
+                self._current.when(partial(self._begin, run, only), partial(self._cannot, run), now)
 
     def _cannot(self, run: _Run, why: str) -> None:
-        run.answers.hear(Answer(Outcome.FAILED, why))
+        run.answers.add(Answer(Outcome.FAILED, why))
 
     def _do_here(self, part: _Part, before: int, now: float) -> None:
         scope = scope_at(part.run.command, before, part.only)
-        self._hub.service.obey(part.run.command, scope, now, partial(self._done_here, part))
+        self._commands.carry_out(part.run.command, scope, now, partial(self._done_here, part))
 
     def _done_here(self, part: _Part, answer: Answer, moved: Set[str]) -> None:
         part.moved |= moved
-        part.answers.hear(answer)
+        part.answers.add(answer)
 
     def _give(self, part: _Part, nodes: Iterable[str], now: float) -> None:
-        hub = self._hub
+        context = self._context
         try:
             body = encode_command(part.run.command, part.only)
-            record = order(hub.stream, hub.node, sorted(nodes), body, round(now * 1e6), hub.mint(now))
+            record = order(context.stream, context.node, sorted(nodes), body, round(now * 1e6), context.mint(now))
         except InputError as error:
-            part.answers.hear(Answer(Outcome.REFUSED, error.message))
+            part.answers.add(Answer(Outcome.REFUSED, error.message))
             return
         id = record.envelope.id
         self._given[id] = part
 
         def failed(failure: Failure, now: float) -> None:
             if self._given.pop(id, None) is not None:
-                hub.complain("hub-commit", failure)
-                part.answers.hear(Answer(Outcome.FAILED, hint(failure)))
+                context.report_once("hub-commit", failure)
+                part.answers.add(Answer(Outcome.FAILED, hint(failure)))
 
-        hub.commit((record,), lambda results, now: hub.take_own((record,), results, now), failed)
+        context.commit((record,), lambda results, now: self._tail.take_own((record,), results, now), failed)
 
     def _stands(self, id: str, offset: int, now: float) -> None:
         """Up to its place it is known here who has which session."""
         part = self._given.get(id)
         if part is None:
             return
-        for each in self._hub.service.elsewhere_of(part.run.command, part.only):
+        for each in self._commands.elsewhere_of(part.run.command, part.only):
             if each.node != SOMEWHERE:
                 part.had.setdefault(each.node, set()).add(each.id)
         for _ in part.had:
@@ -227,7 +226,7 @@ class Orders:
         if answer == MOVING:
             part.moved |= had
             answer = NOT_FOUND
-        part.answers.hear(answer)
+        part.answers.add(answer)
         self._forget_done()
 
     def _forget_done(self) -> None:
@@ -236,14 +235,14 @@ class Orders:
             if part.answers.is_over or part.run not in self._runs:
                 del self._given[id]
 
-    def _hear_reply(self, append: Append) -> None:
+    def _receive_reply(self, append: Append) -> None:
         part = self._given.get(append.envelope.subject or "")
         if part is not None and append.envelope.source in part.had:
             outcome, message = msgspec.msgpack.decode(append.envelope.data, type=tuple[str, str])
             self._answered(part, append.envelope.source, Answer(Outcome(outcome), message))
 
     def abandon(self, reason: str) -> None:
-        """The hub begins anew, and will not hear of them."""
+        """The hub is loaded again, and gets no answers to them."""
         for run in list(self._runs):
             self._finish(run, Answer(Outcome.FAILED, reason))
         self._given.clear()
@@ -257,42 +256,42 @@ class Orders:
         for run in [run for run in self._runs if run.until <= now]:
             silent = sorted({node for part in self._given.values() if part.run is run for node in part.had})
             for node in silent:
-                self._hub.notify("order", f"the node {node} did not answer in time")
-            told = "a node did not answer in time" if silent else "it could not be done in time"
-            self._finish(run, Answer(Outcome.FAILED, f"{told}; ask again"))
+                self._context.notify("order", f"the node {node} did not answer in time")
+            why = "a node did not answer in time" if silent else "it could not be done in time"
+            self._finish(run, Answer(Outcome.FAILED, f"{why}; ask again"))
         self._forget_done()
 
     # -- who obeys them
 
-    def hear(self, append: Append, offset: int, now: float) -> None:
+    def on_record(self, append: Append, offset: int, now: float) -> None:
         if append.kind == RecordKind.REPLY:
-            self._hear_reply(append)
-        elif append.envelope.source == self._hub.node:
+            self._receive_reply(append)
+        elif append.envelope.source == self._context.node:
             self._stands(append.envelope.id, offset, now)
-        elif offset > self._hub.head:  # before this node began it had nobody
+        elif offset > self._context.head:  # before this node began it had nobody
             self._obey(append, offset, now)
 
     def _obey(self, append: Append, offset: int, now: float) -> None:
         """If it is named, it is waited for. If not, it may have got a session since the order was made."""
-        said, is_named = decode_command(append.envelope.data), self._hub.node in ordered(append.envelope)
-        if said is None:
+        decoded, is_named = decode_command(append.envelope.data), self._context.node in ordered(append.envelope)
+        if decoded is None:
             if is_named:
                 self._reply(append.envelope.id, Answer(Outcome.REFUSED, "the node does not know this order"), now)
             return
-        command, only = said
-        if is_named or self._hub.service.may_have(command, only):
+        command, only = decoded
+        if is_named or self._commands.may_have(command, only):
             id = append.envelope.id
             scope = scope_at(command, offset, only)
-            self._hub.service.obey(
+            self._commands.carry_out(
                 command, scope, now, lambda answer, moved: self._reply(id, summed_up(answer, moved), now)
             )
 
     def _reply(self, order_id: str, answer: Answer, now: float) -> None:
-        hub = self._hub
+        context = self._context
         body = msgspec.msgpack.encode((answer.outcome.value, answer.message))
-        record = reply(hub.stream, hub.node, order_id, body, round(now * 1e6), hub.mint(now))
+        record = reply(context.stream, context.node, order_id, body, round(now * 1e6), context.mint(now))
 
         def done(results: tuple[Result, ...], now: float) -> None:
-            hub.take_own((record,), results, now)
+            self._tail.take_own((record,), results, now)
 
-        hub.commit((record,), done, lambda failure, now: hub.report("order", failure))
+        context.commit((record,), done, lambda failure, now: context.report("order", failure))

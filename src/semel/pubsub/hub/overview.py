@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import nsmallest
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from semel.pubsub.hub.calls import (
     Answer,
@@ -24,37 +23,34 @@ from semel.pubsub.hub.calls import (
     Summarize,
     User,
 )
+from semel.pubsub.hub.roster import Elsewhere, Here, M, Roster
 from semel.pubsub.hub.session import Session
 
-if TYPE_CHECKING:
-    from semel.pubsub.hub.machine import Hub
-    from semel.pubsub.hub.roster import Elsewhere
 
-
-def overview(hub: Hub, look: Look) -> Answer:
+def overview(here: Here, elsewhere: Roster[Elsewhere], look: Look) -> Answer:
     match look:
         case Summarize():
-            return Answer(rows=(_summary(hub),))
+            return Answer(rows=(_summary(here, elsewhere),))
         case ListConnections(of=of, after=after, limit=limit):
-            ids, more = _page(_ids(hub, of), after, limit)
-            return Answer(rows=tuple(_connection(hub, id) for id in ids), more=more)
+            ids, more = _page(_ids(here, elsewhere, of), after, limit)
+            return Answer(rows=tuple(_connection(here, elsewhere, id) for id in ids), more=more)
         case ListGroups(after=after, limit=limit):
-            names, more = _page({*hub.roster.groups, *hub.elsewhere.groups}, after, limit)
-            return Answer(rows=tuple(GroupInfo(name, _members(hub, name)) for name in names), more=more)
+            names, more = _page({*here.groups, *elsewhere.groups}, after, limit)
+            rows = [GroupInfo(name, _members(here, name) + _members(elsewhere, name)) for name in names]
+            return Answer(rows=tuple(rows), more=more)
 
 
-def _summary(hub: Hub) -> HubInfo:
-    connected = sum(session.peer is not None for session in hub.roster)
-    groups = len(hub.roster.groups.keys() | hub.elsewhere.groups.keys())
-    return HubInfo(connected, len(hub.roster) - connected, len(hub.elsewhere), groups)
+def _summary(here: Here, elsewhere: Roster[Elsewhere]) -> HubInfo:
+    connected = sum(session.peer is not None for session in here)
+    groups = len(here.groups.keys() | elsewhere.groups.keys())
+    return HubInfo(connected, len(here) - connected, len(elsewhere), groups)
 
 
-def _members(hub: Hub, group: str) -> int:
-    return len(hub.roster.groups.get(group, ())) + len(hub.elsewhere.groups.get(group, ()))
+def _members(roster: Roster[M], group: str) -> int:
+    return len(roster.groups.get(group, ()))
 
 
-def _ids(hub: Hub, of: Everybody | Group | User) -> Iterable[str]:
-    here, elsewhere = hub.roster, hub.elsewhere
+def _ids(here: Here, elsewhere: Roster[Elsewhere], of: Everybody | Group | User) -> Iterable[str]:
     match of:
         case Everybody():
             return chain(here.sessions, elsewhere.sessions)
@@ -70,9 +66,9 @@ def _page(names: Iterable[str], after: str, limit: int) -> tuple[list[str], bool
     return found[:limit], len(found) > limit
 
 
-def _connection(hub: Hub, id: str) -> ConnectionInfo:
-    session = hub.roster.get(id)
-    return _here(session) if session is not None else _elsewhere(hub.elsewhere.sessions[id])
+def _connection(here: Here, elsewhere: Roster[Elsewhere], id: str) -> ConnectionInfo:
+    session = here.get(id)
+    return _here(session) if session is not None else _elsewhere(elsewhere.sessions[id])
 
 
 def _here(session: Session) -> ConnectionInfo:
@@ -84,9 +80,9 @@ def _here(session: Session) -> ConnectionInfo:
         session.user,
         session.subprotocol,
         session.start,
-        session.acked,
-        session.queue_count,
-        session.queue_bytes,
+        session.backlog.acked,
+        session.backlog.count,
+        session.backlog.bytes,
         session.dropped_at,
     )
 

@@ -12,7 +12,7 @@ from semel.pubsub.hub.session import Session
 from semel.pubsub.protocol.filters import FilteredConnection
 
 
-class Member(Protocol):
+class RosterMember(Protocol):
     """`groups` says since which offset it is in each."""
 
     id: str
@@ -42,7 +42,7 @@ class _Seen:
     groups: Collection[str]
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=RosterMember)
 
 
 class Roster(Generic[M]):
@@ -128,7 +128,9 @@ class Past(Here):
 
     def add(self, session: Session) -> None:
         super().add(session)
-        stays = [(group, since, math.inf) for group, since in session.groups_decided.items()] + session.left
+        stays = [
+            (group, since, math.inf) for group, since in session.memberships.decided.items()
+        ] + session.memberships.left
         self._stays_of[session.id] = stays
         for group, since, until in stays:
             self._stays.setdefault(group, []).append((session, since, until))

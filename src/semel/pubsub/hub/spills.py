@@ -13,13 +13,17 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from semel.errors import StoreError
 from semel.kernel.effects import LoadAll, Loaded, LoadedAll, LoadFailed
 from semel.kernel.ops import Put
+from semel.pubsub.hub.ack_flush import AckFlush
+from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.node_lease import NodeLease
+from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.runs import Run
 from semel.pubsub.hub.session import Session
+from semel.pubsub.hub.session_phase import SessionPhase
 from semel.pubsub.hub.spill_rows import (
     Spilled,
     SpilledMessage,
@@ -31,9 +35,7 @@ from semel.pubsub.hub.spill_rows import (
     spill_prefix,
     write_row,
 )
-
-if TYPE_CHECKING:
-    from semel.pubsub.hub.machine import Hub
+from semel.pubsub.hub.tail import Tail
 
 ROW_BYTES = 256 * 1024
 ROW_COUNT = 1000
@@ -70,8 +72,8 @@ class Spills:
     """`_tails`: where the stream ended, at times of this node. `_under_way`: up to where a session is being spilled.
     `_waiting`: those that will be when others are done, the one that has waited longest first."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, context: HubContext, lease: NodeLease, tail: Tail, roster: Here, acks: AckFlush) -> None:
+        self._context, self._lease, self._tail, self._roster, self._acks = context, lease, tail, roster, acks
         self._tails: deque[tuple[float, int]] = deque()
         self._under_way: dict[Session, int] = {}
         self._waiting: dict[Session, None] = {}
@@ -92,11 +94,11 @@ class Spills:
     def on_timer(self, now: float) -> None:
         if self._at is None or self._at > now:
             return
-        options = self._hub.options
+        options = self._context.options
         self._at = now + min(options.trim_s, options.backlog_age_s)
         old = self._tail_before(now - options.backlog_age_s)
-        self._tails.append((now, self._hub.tail.offset))
-        if old is not None and self._hub.is_in:
+        self._tails.append((now, self._tail.offset))
+        if old is not None and self._lease.is_held:
             self._find_old()
             self._begin_some()
 
@@ -111,55 +113,55 @@ class Spills:
     def _find_old(self) -> None:
         """Who is under way, or waits for it, is not asked again."""
         known = {*self._under_way, *self._waiting}
-        found = [session for session in self._hub.roster if session not in known and self._is_old(session)]
+        found = [session for session in self._roster if session not in known and self._is_old(session)]
         self._waiting.update(dict.fromkeys(found))
         new = [session.id for session in found if not session.spill.rows]
         if new:
-            age_s = self._hub.options.backlog_age_s
-            self._hub.notify("backlog-age", f"not acknowledged for {age_s:g} s by {_enumerate(new)}")
+            age_s = self._context.options.backlog_age_s
+            self._context.notify("backlog-age", f"not acknowledged for {age_s:g} s by {_enumerate(new)}")
 
     def _is_old(self, session: Session) -> bool:
         """Whether it needs something old of the stream that can be copied now."""
-        if session.is_behind or session.early is not None or not _is_open(session):
+        if session.phase is not SessionPhase.LIVE or not _is_open(session):
             return False
-        return self._old is not None and session.floor(self._hub.tail.offset) < self._old
+        return self._old is not None and session.floor(self._tail.offset) < self._old
 
     def _begin_some(self) -> None:
         """Who has acknowledged while it waited, or is not here any more, needs it no longer."""
         while self._waiting and len(self._under_way) < AT_ONCE:
             session = next(iter(self._waiting))
             del self._waiting[session]
-            if self._hub.roster.get(session.id) is session and self._is_old(session):
+            if self._roster.get(session.id) is session and self._is_old(session):
                 # all that waits for it now, so that there is nothing more to do for as long again
-                self._under_way[session] = session.queue[-1].last
-                self._go_on(session)
+                self._under_way[session] = session.backlog.queue[-1].last
+                self._spill_some(session)
 
-    def _go_on(self, session: Session) -> None:
+    def _spill_some(self, session: Session) -> None:
         """What the client has acknowledged is written down in the same commit: what is neither in the rows nor known to
         be acknowledged would be missing in the ledger after a crash."""
-        gone = session.spill.take_acknowledged(session.acked)
-        plan = _plan(self._hub.hub, session)
+        gone = session.spill.take_acknowledged(session.backlog.acked)
+        plan = _plan(self._context.hub, session)
         session.spill.rows = plan.rows
 
         def then(is_done: bool) -> None:
             """What was not done is tried again when old ones are looked for again. Nobody else begins instead of it:
             the store may be away."""
             until = self._under_way.pop(session)
-            self._hub.counts.spilled += plan.count if is_done else 0
-            is_here = self._hub.roster.get(session.id) is session
+            self._context.counts.spilled += plan.count if is_done else 0
+            is_here = self._roster.get(session.id) is session
             if is_done and is_here and session.spill.last < until and _is_open(session):
                 self._under_way[session] = until
-                self._go_on(session)
+                self._spill_some(session)
             elif is_done:
                 self._begin_some()
 
-        deleted = deletions(self._hub.hub, session.id, gone)
-        self._hub.delivery.flush(session, [*deleted, *plan.puts], then)
+        deleted = deletions(self._context.hub, session.id, gone)
+        self._acks.flush(session, [*deleted, *plan.puts], then)
 
     # -- back again
 
     def load(self, session: Session, now: float, then: Callable[[Spilled, float], None]) -> None:
-        """`then` hears what the rows hold. If they were read already, that is it."""
+        """`then` is called with what the rows hold, at once if they were read before."""
         found, session.spill.found = session.spill.found, None
         if found is not None:
             then(found, now)
@@ -167,15 +169,15 @@ class Spills:
             self._load(_Loading(session, then))
 
     def try_again(self) -> None:
-        """If a read has failed."""
+        """After reads have failed."""
         failed, self._failed = self._failed, []
         for loading in failed:
             self._load(loading)
 
     def _load(self, loading: _Loading) -> None:
-        prefix = spill_prefix(self._hub.hub, loading.session.id)
+        prefix = spill_prefix(self._context.hub, loading.session.id)
         asked = LoadAll(prefix, loading.after, PAGE)
-        self._hub.load_all(asked, lambda found, now: self._loaded(loading, found, now))
+        self._context.load_all(asked, lambda found, now: self._loaded(loading, found, now))
 
     def _loaded(self, loading: _Loading, found: Loaded | LoadedAll | LoadFailed, now: float) -> None:
         if not isinstance(found, LoadedAll):
@@ -193,13 +195,13 @@ class Spills:
         missing: list[SpillRow] = []
         unreadable: list[SpillRow] = []
         error: StoreError | None = None
-        for row in (row for row in session.spill.rows if row.last > session.acked):
-            keys = keys_of(self._hub.hub, session.id, row)
+        for row in (row for row in session.spill.rows if row.last > session.backlog.acked):
+            keys = keys_of(self._context.hub, session.id, row)
             if not all(key in found for key in keys):
                 missing.append(row)
                 continue
             try:
-                runs += read_row(self._hub.stream, [found[key] for key in keys])
+                runs += read_row(self._context.stream, [found[key] for key in keys])
             except StoreError as raised:
                 unreadable.append(row)
                 error = raised
@@ -213,17 +215,17 @@ def _enumerate(ids: list[str]) -> str:
 
 def _is_open(session: Session) -> bool:
     """Whether something waits for it that is in the stream only."""
-    return bool(session.queue) and session.queue[-1].last > session.spill.last
+    return bool(session.backlog.queue) and session.backlog.queue[-1].last > session.spill.last
 
 
 def _plan(hub: str, session: Session) -> _Plan:
     """What to copy next. The last row is written anew as long as there is room in it: else a client that is given one
     message now and then would have as many rows as messages."""
     rows, spilled = list(session.spill.rows), session.spill.last
-    new = _some(messages_of(session.unspilled(spilled)))
+    new = _some(messages_of(session.backlog.after(spilled)))
     first, waiting = new[0].offset, new
     if rows and rows[-1].parts == 1:
-        kept = takewhile(lambda each: each.offset <= spilled, messages_of(session.unspilled(rows[-1].first - 1)))
+        kept = takewhile(lambda each: each.offset <= spilled, messages_of(session.backlog.after(rows[-1].first - 1)))
         if _has_room(before := list(kept)):
             first, waiting = rows.pop().first, before + new
     puts: list[Put] = []

@@ -12,7 +12,6 @@ client hears: after a failure it is told from where on to send again.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -20,8 +19,15 @@ from semel.errors import InputError
 from semel.kernel.ops import Append
 from semel.kernel.text import clean_cause
 from semel.pubsub.hub.commits import Failure, hint
+from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.records import Terms, group_target, message
-from semel.pubsub.hub.session import ClientStream, Session
+from semel.pubsub.hub.roster import Here
+from semel.pubsub.hub.session import Session
+from semel.pubsub.hub.session_commits import SessionCommits
+from semel.pubsub.hub.session_rows import ClientStream
+from semel.pubsub.hub.staged import StreamChanges
+from semel.pubsub.hub.tail import Tail
 from semel.pubsub.protocol.messages import (
     Data,
     ErrorName,
@@ -38,9 +44,6 @@ from semel.pubsub.protocol.messages import (
 from semel.pubsub.protocol.names import METADATA_BYTES_MAX
 from semel.pubsub.protocol.permissions import Permission
 
-if TYPE_CHECKING:
-    from semel.pubsub.hub.machine import Hub
-
 STREAMS_MAX = 64
 """Open at a time in one session. Together they may have as much metadata as one message: all of it is in one row."""
 ENDED_KEPT = 16
@@ -56,17 +59,6 @@ CANCELLED = "Cancelled"
 """What receivers of a stream hear when its sender is gone."""
 
 
-class StreamChanges:
-    """What one commit says of the streams of a session: how they stand after it, None for one that is gone, and what
-    their client hears once it is durable. Of several acks for one stream it hears the last."""
-
-    __slots__ = ("replies", "streams")
-
-    def __init__(self) -> None:
-        self.streams: dict[str, ClientStream | None] = {}
-        self.replies: dict[tuple[str, str], Response] = {}
-
-
 class _Activity:
     """When something was last heard of a stream, and for when it is to be looked at again."""
 
@@ -77,8 +69,11 @@ class _Activity:
 
 
 class Streams:
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(
+        self, context: HubContext, outgoing: Outgoing, tail: Tail, commits: SessionCommits, roster: Here
+    ) -> None:
+        self._context, self._outgoing, self._tail = context, outgoing, tail
+        self._commits, self._roster = commits, roster
         self._active: dict[tuple[str, str], _Activity] = {}
         self._timers: list[tuple[float, str, str]] = []
         self._nacked: dict[tuple[str, str], int] = {}
@@ -93,26 +88,26 @@ class Streams:
         )
         known = session.streams.get(stream.id)
         if known == stream:
-            if session.streams_stored.get(stream.id) == stream:
-                self._hub.tell(session, StreamAck(stream.id, 1))
+            if session.streams.stored.get(stream.id) == stream:
+                self._outgoing.send(session, StreamAck(stream.id, 1))
             return
         fault = self._objection(session, stream, known, now)
         if fault is not None:
-            self._hub.tell(session, StreamClosed(stream.id, fault))
+            self._outgoing.send(session, StreamClosed(stream.id, fault))
             return
         session.streams.pop(stream.id, None)
         session.streams[stream.id] = stream
         self._active.pop((session.id, stream.id), None)
-        self._hear(session, stream, now)
+        self._mark_active(session, stream, now)
         begun = StreamChanges()
         begun.streams[stream.id] = stream
         begun.replies[stream.id, BEGIN] = StreamAck(stream.id, 1)
-        self._hub.commit_for(
+        self._commits.commit(
             session,
             (),
-            (session.put_acks(self._hub.hub),),
-            lambda results, now: self.taken(session, begun),
-            lambda failure: self.not_taken(session, begun, failure),
+            (session.put_acks(self._context.hub),),
+            lambda results, now: self.accept(session, begun),
+            lambda failure: self.fail(session, begun, failure),
         )
 
     def _objection(
@@ -148,22 +143,22 @@ class Streams:
         if number == stream.expected:
             self._publish(session, stream, request.data, now)
         elif number < stored:
-            self._hub.tell(session, StreamAck(stream.id, stored))
+            self._outgoing.send(session, StreamAck(stream.id, stored))
         elif number > stream.expected:
             self._nack(session, stream.id, ErrorName.INVALID_SEQUENCE, f"part {stream.expected} is expected")
 
     def _publish(self, session: Session, stream: ClientStream, data: Data, now: float) -> None:
-        blob, chunks = self._hub.keep_body(data.body, now)
+        blob, chunks = self._tail.keep_body(data.body, self._context.mint, now)
         at = round(now * 1e6)
         terms = Terms(
             stream.no_echo, expires=at + stream.ttl_s * 1_000_000 if stream.ttl_s else None,
             metadata=stream.metadata, stream=StreamPart(stream.id, stream.expected),
         )  # fmt: skip
         append = message(
-            self._hub.stream, self._hub.mint(now), group_target(stream.group), data,
-            at=at, sender=session.id, user=session.user, terms=terms, on_fresh=self._hub.accepted, blob=blob,
+            self._context.stream, self._context.mint(now), group_target(stream.group), data,
+            at=at, sender=session.id, user=session.user, terms=terms, on_fresh=self._context.accepted, blob=blob,
         )  # fmt: skip
-        session.staged_chunks += chunks
+        session.staged.chunks += chunks
         self._nacked.pop((session.id, stream.id), None)
         following = replace(stream, expected=stream.expected + 1)
         self._stage(session, following, PART, StreamAck(stream.id, following.expected), append)
@@ -189,17 +184,17 @@ class Streams:
         if stream is None:
             self._not_found(session, id)
         elif stream.is_ended:
-            if session.streams_stored.get(id) == stream:
-                self._hub.tell(session, StreamClosed(id))
+            if session.streams.stored.get(id) == stream:
+                self._outgoing.send(session, StreamClosed(id))
         elif not session.may(Permission.SEND_TO_GROUP, stream.group):
             self._break(session, stream, _forbidden(stream.group), now)
         else:
-            self._hear(session, stream, now)
+            self._mark_active(session, stream, now)
             return stream
         return None
 
     def _not_found(self, session: Session, id: str) -> None:
-        self._hub.tell(session, StreamClosed(id, Fault(ErrorName.STREAM_NOT_FOUND, f"there is no stream '{id}'")))
+        self._outgoing.send(session, StreamClosed(id, Fault(ErrorName.STREAM_NOT_FOUND, f"there is no stream '{id}'")))
 
     # -- what is committed
 
@@ -208,32 +203,31 @@ class Streams:
     ) -> StreamChanges:
         """With all else that the session publishes in one go, and so in one commit with it."""
         session.streams[stream.id] = stream
-        changes = session.staged_streams = session.staged_streams or StreamChanges()
+        changes = session.staged.stream_changes()
         changes.streams[stream.id] = stream
         changes.replies[stream.id, sort] = reply
-        session.staged.append(append)
-        session.staged_ids.append(None)
-        self._hub.touch(session)
+        session.staged.add(append, None)
+        self._commits.commit_at_end_of_event(session)
         return changes
 
-    def taken(self, session: Session, changes: StreamChanges) -> None:
+    def accept(self, session: Session, changes: StreamChanges) -> None:
         """They are durable."""
         for id, stream in changes.streams.items():
             if stream is None:
-                session.streams_stored.pop(id, None)
+                session.streams.stored.pop(id, None)
                 self._nacked.pop((session.id, id), None)
             else:
-                session.streams_stored[id] = stream
+                session.streams.stored[id] = stream
         for reply in changes.replies.values():
-            self._hub.tell(session, reply)
+            self._outgoing.send(session, reply)
 
-    def not_taken(self, session: Session, changes: StreamChanges, failure: Failure) -> None:
+    def fail(self, session: Session, changes: StreamChanges, failure: Failure) -> None:
         """The session has fallen back to what is durable: from there its client may try again."""
-        self._hub.complain("hub-commit", failure)
+        self._context.report_once("hub-commit", failure)
         for id in changes.streams:
-            stream = session.streams_stored.get(id)
+            stream = session.streams.stored.get(id)
             if (id, BEGIN) in changes.replies:
-                self._hub.tell(session, StreamClosed(id, Fault(ErrorName.INTERNAL, hint(failure))))
+                self._outgoing.send(session, StreamClosed(id, Fault(ErrorName.INTERNAL, hint(failure))))
             elif stream is not None and not stream.is_ended:
                 self._nack(session, id, ErrorName.TRANSIENT, hint(failure))
 
@@ -243,7 +237,7 @@ class Streams:
         stored = _durably_expected(session, id)
         if self._nacked.get((session.id, id)) != stored:
             self._nacked[session.id, id] = stored
-            self._hub.tell(session, StreamNack(id, stored, name, reason))
+            self._outgoing.send(session, StreamNack(id, stored, name, reason))
 
     # -- the end that is not the client's
 
@@ -266,8 +260,8 @@ class Streams:
         part = StreamPart(stream.id, stream.expected, True, fault)
         terms = Terms(stream.no_echo, metadata=stream.metadata, stream=part)
         return message(
-            self._hub.stream, self._hub.mint(now), group_target(stream.group), None,
-            at=round(now * 1e6), sender=session.id, user=session.user, terms=terms, on_fresh=self._hub.accepted,
+            self._context.stream, self._context.mint(now), group_target(stream.group), None,
+            at=round(now * 1e6), sender=session.id, user=session.user, terms=terms, on_fresh=self._context.accepted,
         )  # fmt: skip
 
     # -- idle streams
@@ -277,9 +271,9 @@ class Streams:
         for stream in session.streams.values():
             self._nacked.pop((session.id, stream.id), None)
             if not stream.is_ended:
-                self._hear(session, stream, now)
+                self._mark_active(session, stream, now)
 
-    def _hear(self, session: Session, stream: ClientStream, now: float) -> None:
+    def _mark_active(self, session: Session, stream: ClientStream, now: float) -> None:
         active = self._active.get((session.id, stream.id))
         if active is not None:
             active.seen = now
@@ -301,7 +295,7 @@ class Streams:
                 self._check(connection, id, active, now)
 
     def _check(self, connection: str, id: str, active: _Activity, now: float) -> None:
-        session = self._hub.roster.get(connection)
+        session = self._roster.get(connection)
         stream = session.streams.get(id) if session is not None else None
         if session is None or session.peer is None or stream is None or stream.is_ended:
             self._forget(connection, id)
@@ -321,7 +315,7 @@ class Streams:
 
 def _durably_expected(session: Session, id: str) -> int:
     """One of the same name that has ended says nothing about this one."""
-    stored = session.streams_stored.get(id)
+    stored = session.streams.stored.get(id)
     return stored.expected if stored is not None and not stored.is_ended else 1
 
 

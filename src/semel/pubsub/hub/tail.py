@@ -1,85 +1,100 @@
-"""The end of a hub's stream, as one node follows it: every record once, in the order of the offsets.
+"""The end of a hub's stream, as one node follows it: every record is applied once, in the order of the offsets.
 
-its own     what this node has committed itself need not be read again, if nothing of another stands before it
-ahead       what it has committed itself and cannot be told yet, because something of another stands before it
-bodies      large ones, from their commit or their reading until they are told
+own      what this node has committed is not read again, if no record of another node stands before it
+ahead    what this node has committed but cannot apply yet, because a record of another node stands before it
+bodies   large ones, from their commit or their read until their record is applied
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
+from heapq import heappop, heappush
+from itertools import count, groupby
+from typing import Protocol
 
 from semel.kernel.effects import Read, ReadDone, ReadFailed, ReadTrimmed
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob
-from semel.kernel.ops import Append, Fresh, PutBlob, Result
+from semel.kernel.ops import MESSAGE, Append, Fresh, PutBlob, Result
 from semel.kernel.position import Position
 from semel.kernel.store import Record
 from semel.pubsub.hub.asking import Asking
-from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import chunks_of, of_record
 
 READ_ROWS = 2000
 AHEAD_MAX = 20_000
-"""How many records of our own may wait for others before them. Beyond that they are read again."""
-
-Tell = Callable[[int, Append, bytes | None, float], None]
-"""Offset, record, large body (None if it has none, or if it is gone) and the time."""
-
-TellAll = Callable[[int, Sequence[Append], float], None]
-"""Messages that follow one on the other, from this offset on."""
-
-
-def _in_a_row(numbered: tuple[int, Record]) -> tuple[bool, int]:
-    """The same for messages that can be told together: with their bodies in the rows, and no gap between them."""
-    number, record = numbered
-    return record.kind == RecordKind.MESSAGE and record.envelope.blob is None, record.position.offset - number
-
+"""How many own records may wait for others before them. Beyond that they are read again."""
 
 Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
 
-AtEnd = Callable[[int | None, float], None]
-"""Hears which read has come to the end of the stream, and the time. 0: none yet, there is more. None: it cannot be read
-now."""
+
+class RecordListener(Protocol):
+    """Who applies the records."""
+
+    def on_record(self, offset: int, append: Append, body: bytes | None, now: float) -> None:
+        """`body` is a large one; None if there is none, or if it is gone."""
+
+    def on_messages(self, first: int, appends: Sequence[Append], now: float) -> None:
+        """Messages with consecutive offsets from `first` on."""
+
+    def on_gap(self, offset: int, is_first: bool) -> None:
+        """Records before this one are trimmed and were not applied. `is_first`: nothing was applied before the gap."""
+
+    def on_end(self, number: int | None, now: float) -> None:
+        """The read with this number has come to the end of the stream. 0: not yet, there is more to read. None: the
+        stream cannot be read now."""
+
+    def on_epoch_changed(self) -> None:
+        """A commit landed in another epoch than the one that is followed."""
 
 
-def nobody_asks(number: int | None, now: float) -> None:
-    """Whoever follows a stream only to hand it on."""
-
-
-Skip = Callable[[int, bool], None]
-"""Before this record something is gone that was not told; and whether nothing was told before that."""
+def _in_a_row(numbered: tuple[int, Record]) -> tuple[bool, int]:
+    """The same key for messages that are applied together: with their bodies in the rows, and no gap between them."""
+    number, record = numbered
+    return record.kind == MESSAGE and record.envelope.blob is None, record.position.offset - number
 
 
 class Tail:
-    """`offset` is the last record that was told; after `_begin` they are told without a gap. So many rows are read at
-    once. The reads are numbered: `_reads` is the last that has begun."""
+    """`offset` is the last record that was applied; after `_begin` there was no gap. `rows` are read at once. Reads are
+    numbered: `_reads` is the last that has begun. `listener` has to be set before anything is read or committed."""
 
-    def __init__(
-        self,
-        at: Position,
-        tell: Tell,
-        tell_all: TellAll,
-        skip: Skip,
-        ask: Callable[[Read], None],
-        rows: int = READ_ROWS,
-        at_end: AtEnd = nobody_asks,
-    ) -> None:
+    listener: RecordListener
+
+    def __init__(self, at: Position, ask: Callable[[Read], None], rows: int = READ_ROWS) -> None:
         self.stream, self.epoch, self.offset, self.rows = at.stream, at.epoch, at.offset, rows
-        self._tell, self._tell_all, self._skip, self._ask = tell, tell_all, skip, ask
+        self._ask = ask
         self._begin = at.offset
         self._ahead: dict[int, Append] = {}
         self._bodies: dict[str, bytes] = {}
         self._asked = Asking[tuple[int, int], Callable[[Found, float], None]](lambda asked: self._ask_after(*asked))
         self._is_reading = self._reads_again = False
-        self._reads, self._at_end = 0, at_end
+        self._reads = 0
+        self._numbers = count()
+        self._at_offset: list[tuple[int, int, Callable[[], None]]] = []
+
+    def __len__(self) -> int:
+        """How many reads, records, bodies and calls wait for something."""
+        return len(self._asked) + len(self._ahead) + len(self._bodies) + len(self._at_offset)
+
+    def when_applied(self, offset: int, call: Callable[[], None]) -> None:
+        """Call as soon as the record at this offset has been applied."""
+        if offset <= self.offset:
+            call()
+        else:
+            heappush(self._at_offset, (offset, next(self._numbers), call))
+
+    def _call_those_at(self, offset: int) -> None:
+        while self._at_offset and self._at_offset[0][0] <= offset:
+            heappop(self._at_offset)[2]()
 
     # -- what this node commits
 
     def take_own(self, appends: Sequence[Append], results: Sequence[Result], now: float) -> None:
-        """Records of our own: told in their turn."""
+        """Own records are committed: apply each when its turn comes."""
+        if self._is_of_another_epoch(results[: len(appends)]):
+            self.listener.on_epoch_changed()
+            return
         if self._is_run(appends, results):
-            self._tell_run(self.offset + 1, appends, now)
+            self._apply_run(self.offset + 1, appends, now)
             return
         for append, result in zip(appends, results, strict=False):
             if type(result) is not Fresh:
@@ -87,40 +102,42 @@ class Tail:
                 continue
             offset = result.position.offset
             if offset == self.offset + 1:
-                self._tell_one(offset, append, now)
+                self._apply_one(offset, append, now)
             elif offset > self.offset:
                 self._ahead[offset] = append
         if self._ahead:
-            self._tell_ahead(now)
+            self._apply_ahead(now)
 
-    def is_of_another_epoch(self, results: Iterable[Result]) -> bool:
+    def _is_of_another_epoch(self, results: Iterable[Result]) -> bool:
         return any(type(result) is Fresh and result.position.epoch != self.epoch for result in results)
 
     def _is_run(self, appends: Sequence[Append], results: Sequence[Result]) -> bool:
-        """Whether all of them are new messages that follow on what was told, with their bodies in the rows."""
+        """Whether all of them are new messages that follow on what was applied, with their bodies in the rows."""
         first, last = results[0], results[len(appends) - 1]
         if type(first) is not Fresh or first.position.offset != self.offset + 1:
             return False
         if type(last) is not Fresh or last.position.offset != self.offset + len(appends):
             return False
-        return all(append.kind == RecordKind.MESSAGE and append.envelope.blob is None for append in appends)
+        return all(append.kind == MESSAGE and append.envelope.blob is None for append in appends)
 
-    def _tell_run(self, first: int, appends: Sequence[Append], now: float) -> None:
+    def _apply_run(self, first: int, appends: Sequence[Append], now: float) -> None:
         self.offset = first + len(appends) - 1
-        self._tell_all(first, appends, now)
+        self.listener.on_messages(first, appends, now)
+        if self._at_offset:
+            self._call_those_at(first + len(appends) - 1)
         if self._ahead:
-            self._tell_ahead(now)
+            self._apply_ahead(now)
 
-    def keep_body(self, body: bytes, name: Callable[[], str]) -> tuple[Blob | None, list[PutBlob]]:
-        """What stands in the row for a body that is too large for it, and its chunks. It is kept until it is told."""
+    def keep_body(self, body: bytes, mint: Callable[[float], str], now: float) -> tuple[Blob | None, list[PutBlob]]:
+        """What stands in the row for a body that is too large for it, and its chunks. The body is kept until its record
+        is applied, or `drop_bodies` says that it will not be."""
         if len(body) <= DATA_INLINE_BYTES_MAX:
             return None, []
-        blob = Blob(f"{self.stream}/{name()}", len(body))
+        blob = Blob(f"{self.stream}/{mint(now)}", len(body))
         self._bodies[blob.name] = body
         return blob, chunks_of(blob, body)
 
     def drop_bodies(self, appends: Iterable[Append]) -> None:
-        """They will not be told."""
         for append in appends:
             if append.envelope.blob is not None:
                 self._bodies.pop(append.envelope.blob.name, None)
@@ -132,7 +149,7 @@ class Tail:
     # -- what others commit
 
     def read_on(self) -> None:
-        """Once more after the read that is under way, which may have looked too early."""
+        """Read what is new. A read that is under way may have looked too early, so there is another one after it."""
         if self._is_reading:
             self._reads_again = True
             return
@@ -141,61 +158,65 @@ class Tail:
         self.read_after(self.offset, self._read)
 
     def read_to_end(self) -> int:
-        """Everything that stands in the stream now is told when this read, or a later one, has come to its end. One
-        that is under way may have looked too early for that; all who ask meanwhile share the one after it."""
+        """The number of a read: all that stands in the stream now is applied when this read, or a later one, has come
+        to its end. One that is under way may have looked too early; all who ask meanwhile share the one after it."""
         number = self._reads + 1
         self.read_on()
         return number
 
     def _read(self, found: Found, now: float) -> None:
+        assert self._is_reading
         self._is_reading = False
         if isinstance(found, ReadTrimmed):
             if found.first.offset - 1 > self.offset:
                 is_first = self.offset == self._begin
                 self._begin = self.offset = found.first.offset - 1
-                self._skip(found.first.offset, is_first)
+                self.listener.on_gap(found.first.offset, is_first)
             self.read_on()
         elif isinstance(found, ReadFailed):
-            self._at_end(None, now)
+            self.listener.on_end(None, now)
         else:
-            self._tell_to_end(found, now)
+            self._apply_to_end(found, now)
 
-    def _tell_to_end(self, records: Sequence[Record], now: float) -> None:
-        """Who asks while they are told waits for another read, which begins then."""
+    def _apply_to_end(self, records: Sequence[Record], now: float) -> None:
+        # taken before the records are applied: who asks meanwhile needs another read, which begins then
         number = self._reads
-        self._tell_records(records, now)
-        self._at_end(number if len(records) < self.rows else 0, now)
+        self._apply_records(records, now)
+        self.listener.on_end(number if len(records) < self.rows else 0, now)
 
-    def _tell_records(self, records: Sequence[Record], now: float) -> None:
-        """What a read gives follows on what is known, also where a new epoch has left a gap in the numbers."""
+    def _apply_records(self, records: Sequence[Record], now: float) -> None:
+        """A read continues where this node stands, also where a new epoch has left a gap in the numbers."""
         new = [record for record in records if record.position.offset > self.offset]
         for (is_plain, _), found in groupby(enumerate(new), _in_a_row):
             alike = [record for _, record in found]
             if is_plain:
                 self.offset = alike[-1].position.offset
-                self._tell_all(alike[0].position.offset, list(map(of_record, alike)), now)
+                self.listener.on_messages(alike[0].position.offset, list(map(of_record, alike)), now)
+                self._call_those_at(self.offset)
                 continue
             for record in alike:
                 if record.body is not None and record.envelope.blob is not None:
                     self._bodies[record.envelope.blob.name] = record.body
-                self._tell_one(record.position.offset, of_record(record), now)
-        self._tell_ahead(now)
+                self._apply_one(record.position.offset, of_record(record), now)
+        self._apply_ahead(now)
         if len(records) == self.rows or self._reads_again:
             self.read_on()
 
-    def _tell_ahead(self, now: float) -> None:
+    def _apply_ahead(self, now: float) -> None:
         while (following := self._ahead.get(self.offset + 1)) is not None:
-            self._tell_one(self.offset + 1, following, now)
+            self._apply_one(self.offset + 1, following, now)
         self._ahead = {offset: append for offset, append in self._ahead.items() if offset > self.offset}
         if self._ahead:
             if len(self._ahead) > AHEAD_MAX:
                 self._ahead = {}
             self.read_on()
 
-    def _tell_one(self, offset: int, append: Append, now: float) -> None:
+    def _apply_one(self, offset: int, append: Append, now: float) -> None:
+        assert offset > self.offset, "records are applied in order, each once"
         self.offset = offset
         blob = append.envelope.blob
-        self._tell(offset, append, self._bodies.pop(blob.name, None) if blob is not None else None, now)
+        self.listener.on_record(offset, append, self._bodies.pop(blob.name, None) if blob is not None else None, now)
+        self._call_those_at(offset)
 
     # -- reads
 
@@ -205,8 +226,8 @@ class Tail:
     def _ask_after(self, offset: int, limit: int) -> None:
         self._ask(Read(self.stream, Position(self.stream, self.epoch, offset), limit, wait=False, bodies=True))
 
-    def heard(self, answer: ReadDone | ReadTrimmed | ReadFailed, now: float) -> None:
+    def receive_read(self, answer: ReadDone | ReadTrimmed | ReadFailed, now: float) -> None:
         assert answer.after is not None
         found: Found = answer.records if isinstance(answer, ReadDone) else answer
-        for tell in self._asked.answered((answer.after.offset, answer.limit)):
-            tell(found, now)
+        for then in self._asked.answered((answer.after.offset, answer.limit)):
+            then(found, now)

@@ -143,11 +143,11 @@ def _of_sessions(hubs: list[tuple[str, Hub]]) -> Iterator[Metric]:
     longest = GaugeMetricFamily("semel_hub_backlog_longest", "Unacknowledged messages of one session.", labels=("hub",))
     for name, hub in hubs:
         labels = (name,)
-        lengths = [session.queue_count for session in hub.roster]
+        lengths = [session.backlog.count for session in hub.roster]
         waiting.add_metric(labels, sum(session.peer is None for session in hub.roster))
         groups.add_metric(labels, len(hub.roster.groups))
         count.add_metric(labels, sum(lengths))
-        size.add_metric(labels, sum(session.queue_bytes for session in hub.roster))
+        size.add_metric(labels, sum(session.backlog.bytes for session in hub.roster))
         longest.add_metric(labels, max(lengths, default=0))
     yield from (waiting, groups, count, size, longest)
 

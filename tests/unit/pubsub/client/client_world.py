@@ -533,7 +533,7 @@ class Weather:
 
     def _close_from_outside(self) -> None:
         if (link := self._some_link()) is not None:
-            session = self._world.hub.sockets.get(link.peer)
+            session = self._world.hub.outgoing.sockets.get(link.peer)
             if session is not None:
                 self._world.tell("rest", CloseConnections(Connection(session.id), reason="enough"))
 

@@ -81,7 +81,7 @@ from semel.pubsub.client.events import (
 )
 from semel.pubsub.client.machine import ClientMachine, Phase
 from semel.pubsub.client.sequence import SequenceAcks
-from semel.pubsub.hub import clients as server_module
+from semel.pubsub.hub import publishing as server_module
 from semel.pubsub.hub.in_order import InOrder
 from semel.pubsub.hub.records import MESSAGE_ID
 from semel.pubsub.protocol.codecs import codec_for

@@ -162,7 +162,7 @@ def test_the_ack_waits_for_what_another_node_put_before_the_answer(scene: Scene)
 
     other = message(
         f"hub/{HUB}", "other", "", text("from elsewhere"), at=0, sender="x", user=None, terms=NO_TERMS,
-        on_fresh=scene.hub.accepted,
+        on_fresh=scene.hub.context.accepted,
     )  # fmt: skip
     scene.store.commit([Unit((other,))])
     scene.let_go()

@@ -32,7 +32,7 @@ from semel.pubsub.hub.calls import Group as ToGroup
 from semel.pubsub.hub.floors import read_floor
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.session import SessionRow, read_session, session_key
+from semel.pubsub.hub.session_rows import SessionRow, read_session, session_key
 from semel.pubsub.hub.sockets import Anew, Shut
 from semel.pubsub.protocol.messages import (
     Ack,
@@ -522,15 +522,9 @@ class Storm:
         head = store.head(f"hub/{HUB}").offset
         self.trouble += [f"{node} pins {floor} of {head}" for node, floor in floors.items() if floor < head]
         for node in self.nodes:
-            hub = node.hub
-            left = (
-                len(hub.roster), len(hub.elsewhere), len(hub.take_over._coming), len(hub.floors._coming),
-                len(hub.arrivals), len(hub.service._stored), len(hub.spills),
-                len(hub._loads), len(hub._waiting), len(hub._told), len(hub.delivery), len(hub.endings),
-                len(hub.orders), len(hub.current), len(hub.tail._asked), len(hub.tail._ahead), hub.tail.bodies,
-            )  # fmt: skip
-            if any(left):
-                self.trouble.append(f"{hub.node} keeps {left}")
+            left = {part: count for part, count in node.hub.in_flight().items() if count}
+            if left:
+                self.trouble.append(f"{node.hub.node} keeps {left}")
 
     def _quiet(self) -> None:
         while any(node.step(self.chance) for node in self.nodes):

@@ -13,9 +13,9 @@ from semel.errors import StoreUnavailable
 from semel.kernel.effects import Load, LoadAll, LoadHead
 from semel.kernel.interpreter import Seat
 from semel.kernel.position import Position
+from semel.pubsub.hub.answers import DONE
 from semel.pubsub.hub.calls import Answer, Connection, Find, Outcome
 from semel.pubsub.hub.machine import HubOptions
-from semel.pubsub.hub.service import DONE
 
 ROWS = 2
 BEHIND = 9
@@ -60,7 +60,7 @@ def reads_a_page(behind: Behind, busy: World) -> None:
     [read] = behind.reads
     behind.reads.clear()
     for _ in range(ROWS):
-        busy.connect(f"more-{busy.store.head(busy.hub.stream).offset}")
+        busy.connect(f"more-{busy.store.head(busy.hub.name).offset}")
     read()
 
 
@@ -108,6 +108,6 @@ def test_the_end_of_another_history_says_nothing(busy: World, behind: Behind) ->
     behind.ends = []
     assert behind.call_later(Find(Connection(LAST)))
     reads_a_page(behind, busy)
-    another = Position(behind.hub.stream, behind.hub.epoch + 1, 0)
+    another = Position(behind.hub.name, behind.hub.context.epoch + 1, 0)
     behind.interpreter.load_done(behind.seat, LoadHead(another.stream), another)
     assert behind.take("later") == []

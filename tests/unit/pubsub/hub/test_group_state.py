@@ -10,7 +10,7 @@ from semel.errors import StoreBusy
 from semel.pubsub.hub.calls import CloseConnections, Connection, RemoveMembers
 from semel.pubsub.hub.group_state import KEYS_MAX, STATE_CHARS_MAX, STATES_CHARS_MAX, WATCHES_MAX
 from semel.pubsub.hub.machine import HubOptions
-from semel.pubsub.hub.session import OwnState, SessionRow, read_session, session_key
+from semel.pubsub.hub.session_rows import OwnState, SessionRow, read_session, session_key
 from semel.pubsub.hub.sockets import Room, Stalled
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (

@@ -10,7 +10,7 @@ from semel.kernel.store import Trimmed
 from semel.pubsub.hub.calls import Answer, Check, Connection, Find, Group, Outcome, Publish
 from semel.pubsub.hub.left_out import UNREADABLE
 from semel.pubsub.hub.machine import HubOptions
-from semel.pubsub.hub.session import acks_key, session_key
+from semel.pubsub.hub.session_rows import acks_key, session_key
 from semel.pubsub.hub.sockets import Shut
 from semel.pubsub.protocol.messages import CloseCode, GroupMessage, ServerMessage
 from semel.pubsub.protocol.permissions import Permission

@@ -32,9 +32,10 @@ from semel.pubsub.hub.calls import (
     User,
 )
 from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.hub.memberships import GROUPS_CHARS_MAX
 from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import NO_TERMS, group_target, message
-from semel.pubsub.hub.session import GROUPS_CHARS_MAX, AcksRow, acks_key, read_session, session_key
+from semel.pubsub.hub.session_rows import AcksRow, acks_key, read_session, session_key
 from semel.pubsub.hub.sockets import Room, Shut, Stalled
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
@@ -724,7 +725,7 @@ def test_a_backlog_is_limited_by_its_bytes_as_well_as_by_its_count() -> None:
 def test_what_others_put_into_the_stream_is_delivered_in_its_place(pair: World) -> None:
     foreign = message(
         STREAM, "foreign", group_target("g"), text("from elsewhere"), at=0, sender="spark", user=None, terms=NO_TERMS,
-        on_fresh=pair.hub.accepted,
+        on_fresh=pair.hub.context.accepted,
     )  # fmt: skip
     pair.store.commit([Unit((foreign,))])
     pair.publish(ALICE, "g", "mine")
@@ -1024,7 +1025,7 @@ def test_the_end_of_a_session_that_the_store_did_not_take_is_written_later(pair:
 
 
 def test_a_connection_is_in_no_more_groups_than_allowed(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.pubsub.hub.session.GROUPS_MAX", 2)
+    monkeypatch.setattr("semel.pubsub.hub.memberships.GROUPS_MAX", 2)
     pair.join(BOB, "second", 40)
     pair.join(BOB, "third", 41)
     [ok, refused] = pair.take(BOB)
@@ -1049,14 +1050,14 @@ def test_the_names_of_a_connections_groups_have_a_limit(pair: World) -> None:
 
 def test_stays_that_are_owed_something_count_as_groups(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who acknowledges nothing and comes and goes would otherwise fill its row."""
-    monkeypatch.setattr("semel.pubsub.hub.session.GROUPS_MAX", 10)
+    monkeypatch.setattr("semel.pubsub.hub.memberships.GROUPS_MAX", 10)
     pair.publish(ALICE, "g", "not acknowledged", 9)
     [message] = [said for said in pair.take(BOB) if isinstance(said, GroupMessage)]
     for number in range(0, 40, 2):
         pair.send(BOB, JoinGroup("in and out", 100 + number), LeaveGroup("in and out", 101 + number))
     session = pair.hub.roster.get(BOB)
     assert session is not None
-    assert len(session.left) < 10
+    assert len(session.memberships.left) < 10
     assert any(said.error is not None for said in pair.take(BOB) if isinstance(said, Ack))
     pair.ack(BOB, message.sequence_id or 0)
     pair.pass_time(2)
@@ -1098,7 +1099,7 @@ def test_what_expires_while_its_client_is_away_is_not_sent(pair: World) -> None:
     assert told(pair, Kind.EXPIRED) == [(BOB, 1)]
     session = pair.hub.roster.get(BOB)
     assert session is not None
-    assert (session.queue_count, session.queue_bytes) == (1, len("long"))
+    assert (session.backlog.count, session.backlog.bytes) == (1, len("long"))
 
 
 # -- what others write into the stream
@@ -1121,7 +1122,7 @@ def test_data_that_is_not_what_it_says_reaches_subscribers_as_bytes(
     """A frame that cannot be read would make every subscriber drop its connection, again and again."""
     pair.take(BOB)
     envelope = Envelope("odd", data=body, datacontenttype=content)
-    pair.store.commit([Unit((Append(pair.hub.stream, envelope, target="g/g"),))])
+    pair.store.commit([Unit((Append(pair.hub.name, envelope, target="g/g"),))])
     if is_read_again:
         pair.restart()
         pair.resume(BOB, BOB)

@@ -230,7 +230,7 @@ def test_a_take_over_of_before_is_read_after_the_session_came_back_and_changes_n
     two.resume("there", ALICE)
     two.drop("there")
     one.nodes.append(one)
-    one.hub.sessions.lose(one.hub.roster.sessions[ALICE])
+    one.hub.closing.release(one.hub.roster.sessions[ALICE])
     one.resume("back", ALICE)
     hears(one, asked)
     one.take("back")

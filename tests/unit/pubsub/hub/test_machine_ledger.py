@@ -15,7 +15,7 @@ from semel.pubsub.hub.calls import CloseConnections, Connection
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import END
-from semel.pubsub.hub.session import session_key
+from semel.pubsub.hub.session_rows import session_key
 from semel.pubsub.protocol.messages import CloseCode, GroupMessage, LeaveGroup, SendToGroup
 
 ALICE, BOB = "alice", "bob"
@@ -115,7 +115,7 @@ def test_what_failed_twice_is_written_down_from_its_beginning(world: World) -> N
     world.interpreter.failed(first, AWAY)
     session = world.hub.roster.get(BOB)
     assert session is not None
-    assert session.told < numbers[0]
+    assert session.backlog.flushing < numbers[0]
     world.pass_time(2)
     assert confirmed(world, BOB) == (2, folded("alice#2", "alice#3"), [(numbers[0], numbers[1])])
 
@@ -243,7 +243,7 @@ def test_records_are_kept_until_the_end_of_a_session_is_in_the_store(world: Worl
     world.pass_time(2)
     session = world.hub.endings.sessions.get(BOB)
     assert session is not None
-    assert min(world.hub.floors._needed()) < session.queue[0].first
+    assert min(world.hub.floors._needed()) < session.backlog.queue[0].first
     world.pass_time(6)
     assert min(world.hub.floors._needed()) == world.hub.tail.offset
 
@@ -284,7 +284,7 @@ def test_a_session_that_begins_where_its_node_began_gets_all_that_comes_after() 
     two.connect(BOB, groups=("g",))
     session = two.hub.roster.get(BOB)
     assert session is not None
-    assert session.start == two.hub.head
+    assert session.start == two.hub.context.head
     world.publish(ALICE, "g", "m8", 8)
     two.go_on()
     assert two.bodies(BOB) == ["m6", "m7", "m8"]

@@ -503,7 +503,7 @@ def test_who_comes_before_a_node_has_its_lease_waits_for_it(one: World, monkeypa
     two.join("carol", "g")
     two.connect("dave")
     two.drop("dave")
-    monkeypatch.setattr("semel.pubsub.hub.machine.HELD_BYTES_MAX", 100)
+    monkeypatch.setattr("semel.pubsub.hub.admission.HELD_BYTES_MAX", 100)
     two.connect("eve")
     for _ in range(3):
         assert two.take("eve") == []

@@ -12,6 +12,7 @@ from semel.errors import StoreUnavailable
 from semel.kernel.effects import Load, LoadAll
 from semel.kernel.interpreter import Seat
 from semel.kernel.ops import Put, Unit
+from semel.pubsub.hub.answers import DONE
 from semel.pubsub.hub.calls import (
     Answer,
     Call,
@@ -37,8 +38,7 @@ from semel.pubsub.hub.calls import (
 )
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.service import DONE
-from semel.pubsub.hub.session import read_session, session_key
+from semel.pubsub.hub.session_rows import read_session, session_key
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
     Ack,

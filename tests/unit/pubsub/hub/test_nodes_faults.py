@@ -12,6 +12,7 @@ from semel.kernel.interpreter import Seat
 from semel.kernel.ops import Trim, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Records, Trimmed
+from semel.pubsub.hub.answers import MOVING
 from semel.pubsub.hub.calls import (
     Call,
     Check,
@@ -28,8 +29,7 @@ from semel.pubsub.hub.floors import floor_key, read_floor
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import ordered
-from semel.pubsub.hub.service import MOVING
-from semel.pubsub.hub.session import read_session, session_key
+from semel.pubsub.hub.session_rows import read_session, session_key
 from semel.pubsub.hub.sockets import Shut
 from semel.pubsub.hub.tail import READ_ROWS, Tail
 from semel.pubsub.protocol.frames import Subprotocol
@@ -99,15 +99,15 @@ def test_a_read_that_failed_is_made_again_though_nobody_wakes_it(one: World, two
 def test_of_two_reads_from_one_place_each_gets_its_own_answer() -> None:
     """The first may have looked before that was there for which the second asks."""
     asked: list[Read] = []
-    tail = Tail(Position("s", 0, 0), lambda *told: None, lambda *told: None, lambda *skipped: None, asked.append)
+    tail = Tail(Position("s", 0, 0), asked.append)
     found: list[str] = []
     tail.read_after(0, lambda records, now: found.append("first"))
     tail.read_after(0, lambda records, now: found.append("second"))
     assert len(asked) == 1
     answer = ReadDone("s", (), asked[0].after, READ_ROWS)
-    tail.heard(answer, 0.0)
+    tail.receive_read(answer, 0.0)
     assert (found, len(asked)) == (["first"], 2)
-    tail.heard(answer, 0.0)
+    tail.receive_read(answer, 0.0)
     assert found == ["first", "second"]
 
 
@@ -122,7 +122,7 @@ def test_a_node_whose_load_fails_asks_again(one: World, two: World) -> None:
     two.interpreter._driver.load = failing  # type: ignore[attr-defined]
     for _ in range(4):
         two.pass_time(4)
-    assert len(two.hub._loads) == 0
+    assert len(two.hub.context) == 0
     two.load = two.interpreter._driver.load = load  # type: ignore[attr-defined, method-assign]
     for _ in range(3):
         two.pass_time(4)
@@ -309,7 +309,7 @@ def test_what_was_lost_and_came_back_is_not_lost_twice(one: World, two: World) -
     first = one.hub.roster.sessions[ALICE]
     two.resume("there", ALICE)
     one.resume("back", ALICE)
-    one.hub.sessions.lose(first)
+    one.hub.closing.release(first)
     two.publish(BOB, "g", "hello")
     assert "hello" in one.bodies("back")
 
@@ -338,11 +338,11 @@ def test_a_plain_session_of_a_dead_node_is_forgotten_only_when_it_is_gone(one: W
     dead = one.hub.node
     one.die()
     failure = CommitFailed(0, error=AWAY)
-    two.hub.sessions.close = lambda session, kind, reason, now, then: then(failure)  # type: ignore[method-assign, assignment]
+    two.hub.closing.close = lambda session, kind, reason, now, then: then(failure)  # type: ignore[method-assign, assignment]
     for _ in range(4):
         two.pass_time(4)
     assert floor_of(two, dead) is not None
-    del two.hub.sessions.close
+    del two.hub.closing.close
     for _ in range(30):
         two.pass_time(4)
     assert floor_of(two, dead) is None
@@ -412,10 +412,10 @@ def test_what_a_dead_node_writes_late_leaves_nothing_behind(one: World, two: Wor
     one.nodes.remove(one)
     one.held = []
     one.connect("late")
-    one.hub.roster.sessions[ALICE].queue.clear()
+    one.hub.roster.sessions[ALICE].backlog.queue.clear()
     two.publish(BOB, "g", "more")
     one.hub.tail.offset += 1
-    one.hub.floors._raise()
+    one.hub.floors.update()
     one.interpreter._perform(one.seat, one.hub._end(one.now))
     for _ in range(6):
         two.pass_time(3)

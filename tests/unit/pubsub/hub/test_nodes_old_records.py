@@ -13,11 +13,11 @@ from tests.unit.pubsub.hub.world import HUB, SlowWorld, World
 from semel.kernel.effects import Read
 from semel.kernel.interpreter import Seat
 from semel.kernel.ops import Put, Trim, Unit
+from semel.pubsub.hub.answers import DONE
 from semel.pubsub.hub.calls import Connection, Find, ListMembers
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.roster import Elsewhere, Roster
-from semel.pubsub.hub.service import DONE
-from semel.pubsub.hub.session import session_key
+from semel.pubsub.hub.session_rows import session_key
 from semel.pubsub.protocol.messages import CloseCode, LeaveGroup
 
 ALICE = "alice"

@@ -9,13 +9,15 @@ from tests.unit.pubsub.hub.storm_ends import Ends
 
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Put
+from semel.pubsub.hub.answers import NOT_FOUND
+from semel.pubsub.hub.commands import Scope, _is_among
 from semel.pubsub.hub.current import Current
 from semel.pubsub.hub.endings import Endings, Then
 from semel.pubsub.hub.floors import Floors
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.orders import Orders
-from semel.pubsub.hub.service import NOT_FOUND, Scope, _is_among
-from semel.pubsub.hub.session import Session, SessionRow
+from semel.pubsub.hub.session import RowVersions, Session
+from semel.pubsub.hub.session_rows import SessionRow
 from semel.pubsub.hub.tail import Tail
 
 SEEDS = 30
@@ -123,7 +125,7 @@ def rows_of_what_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Session.row
 
     def wrong(session: Session) -> SessionRow:
-        session.groups_decided = dict(session.groups)
+        session.memberships.decided = dict(session.groups)
         return row(session)
 
     monkeypatch.setattr(Session, "row", wrong)
@@ -147,14 +149,14 @@ def own_records_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for append, result in zip(appends, results, strict=False):
             offset = result.position.offset
             if offset > tail.offset:
-                tail._tell_one(offset, append, now)
+                tail._apply_one(offset, append, now)
 
     monkeypatch.setattr(Tail, "take_own", wrong)
 
 
 def rows_that_are_never_owed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A join is taken for settled though the commit of its row has failed."""
-    monkeypatch.setattr(Session, "owes_row", property(lambda session: False, lambda session, value: None))
+    monkeypatch.setattr(RowVersions, "owes_row", property(lambda session: False, lambda session, value: None))
 
 
 def ends_that_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,15 +176,15 @@ def stays_that_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(session: Session, group: str, offset: int, is_joined: bool, tail: int) -> None:
         decide_group(session, group, offset, is_joined, tail)
-        session.left.clear()
+        session.memberships.left.clear()
 
     monkeypatch.setattr(Session, "decide_group", wrong)
 
 
 def a_floor_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The floor of a node does not fall for a session that comes, and falls asleep on what others need."""
-    monkeypatch.setattr(Floors, "come", lambda floors, connection, acked: floors.put(floors._floor))
-    monkeypatch.setattr(Floors, "_needed", lambda floors: [floors._hub.tail.offset])
+    monkeypatch.setattr(Floors, "expect", lambda floors, connection, acked: floors.put(floors._floor))
+    monkeypatch.setattr(Floors, "_needed", lambda floors: [floors._tail.offset])
 
 
 def answers_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,22 +205,24 @@ def answers_after_a_read_that_was_under_way(monkeypatch: pytest.MonkeyPatch) -> 
 
 def answers_at_an_end_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was looked for when others had asked, and counts for those who have asked since."""
-    found_end = Current.found_end
+    found_end = Current._found_end
 
     def wrong(current: Current, offset: int | None, now: float) -> None:
         current._looking_for = current._count
         found_end(current, offset, now)
 
-    monkeypatch.setattr(Current, "found_end", wrong)
+    monkeypatch.setattr(Current, "_found_end", wrong)
 
 
 def orders_that_do_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that moves while it is ordered about is taken for gone."""
-    monkeypatch.setattr(Orders, "go_on", lambda orders, now: [run.answers.hear(NOT_FOUND) for run in take(orders)])
 
-    def take(orders: Orders):  # type: ignore[no-untyped-def]
+    def wrong(orders: Orders, now: float) -> None:
         again, orders._again = orders._again, {}
-        return again
+        for run in again:
+            run.answers.add(NOT_FOUND)
+
+    monkeypatch.setattr(Orders, "try_moved_again", wrong)
 
 
 def orders_for_whoever_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from semel.pubsub.hub.calls import (
     RemoveMembers,
     User,
 )
-from semel.pubsub.hub.session import SessionRow, read_session, session_key
+from semel.pubsub.hub.session_rows import SessionRow, read_session, session_key
 from semel.pubsub.hub.sockets import Shut
 from semel.pubsub.protocol.messages import CloseCode, Disconnected
 from semel.pubsub.protocol.permissions import GROUPS_MAX, Permission

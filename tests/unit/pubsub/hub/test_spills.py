@@ -20,7 +20,7 @@ from semel.pubsub.hub.calls import Group as ToGroup
 from semel.pubsub.hub.catchup import LOST
 from semel.pubsub.hub.left_out import UNREADABLE
 from semel.pubsub.hub.machine import HubOptions
-from semel.pubsub.hub.session import AcksRow, SpilledAcks, acks_key, read_acks, session_key
+from semel.pubsub.hub.session_rows import AcksRow, SpilledAcks, acks_key, read_acks, session_key
 from semel.pubsub.hub.sockets import Shut
 from semel.pubsub.hub.spill_rows import SpillRow
 from semel.pubsub.protocol.messages import (
@@ -673,7 +673,7 @@ def test_the_end_of_a_session_removes_its_rows_and_the_ledger_tells_of_them(worl
 
 
 def test_a_backlog_of_spilled_messages_has_its_limits_too(world: World) -> None:
-    world.hub.options = world.options = HubOptions(backlog_age_s=AGE_S, backlog_count=5)
+    world.hub.context.options = world.options = HubOptions(backlog_age_s=AGE_S, backlog_count=5)
     publish(world, "m1", "m2", "m3")
     grow_old(world)
     assert len(spilled(world)) == 1

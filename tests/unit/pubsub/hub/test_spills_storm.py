@@ -11,9 +11,10 @@ from tests.unit.pubsub.hub.storm import OPTIONS, Storm
 from tests.unit.pubsub.hub.storm_ends import Ends
 
 from semel.kernel.ops import Op, Put
-from semel.pubsub.hub import delivery, spills
-from semel.pubsub.hub.clients import Clients
-from semel.pubsub.hub.delivery import Delivery
+from semel.pubsub.hub import ack_flush, spills
+from semel.pubsub.hub.ack_flush import AckFlush
+from semel.pubsub.hub.backlog import Backlog
+from semel.pubsub.hub.publishing import Publishing
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.spill_rows import Spilled, SpillRow
 
@@ -96,21 +97,21 @@ def copies_that_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def acks_that_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is acknowledged and not written down is neither copied nor told."""
-    flush, take = Delivery.flush, Session.take_confirmed
+    flush, take = AckFlush.flush, Backlog.take_confirmed
 
     def wrong(
-        self: Delivery, session: Session, more: Sequence[Op] = (), then: Callable[[bool], None] = lambda done: None
+        self: AckFlush, session: Session, more: Sequence[Op] = (), then: Callable[[bool], None] = lambda done: None
     ) -> None:
         with monkeypatch.context() as silent:
-            silent.setattr(Session, "take_confirmed", (lambda session: None) if more else take)
+            silent.setattr(Backlog, "take_confirmed", (lambda backlog: None) if more else take)
             flush(self, session, more, then)
 
-    monkeypatch.setattr(Delivery, "flush", wrong)
+    monkeypatch.setattr(AckFlush, "flush", wrong)
 
 
 def rows_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit for something else writes the acks row as well, and names no copies."""
-    put_acks, commit_staged = Session.put_acks, Clients.commit_staged
+    put_acks, commit_staged = Session.put_acks, Publishing.commit_staged
 
     def nameless(session: Session, hub: str) -> Put:
         rows, session.spill.rows = session.spill.rows, ()
@@ -118,17 +119,17 @@ def rows_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
         session.spill.rows = rows
         return put
 
-    def wrong(clients: Clients, session: Session) -> None:
+    def wrong(publishing: Publishing, session: Session) -> None:
         with monkeypatch.context() as staged:
             staged.setattr(Session, "put_acks", nameless)
-            commit_staged(clients, session)
+            commit_staged(publishing, session)
 
-    monkeypatch.setattr(Clients, "commit_staged", wrong)
+    monkeypatch.setattr(Publishing, "commit_staged", wrong)
 
 
 def rows_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is acknowledged is not deleted."""
-    monkeypatch.setattr(delivery, "deletions", lambda hub, connection, rows: [])
+    monkeypatch.setattr(ack_flush, "deletions", lambda hub, connection, rows: [])
 
 
 @pytest.mark.parametrize(

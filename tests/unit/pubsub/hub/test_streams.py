@@ -13,7 +13,7 @@ from semel.errors import StoreBusy
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX
 from semel.pubsub.hub.calls import CloseConnections, Connection, Revoke
 from semel.pubsub.hub.machine import HubOptions
-from semel.pubsub.hub.session import AcksRow, ClientStream, read_acks
+from semel.pubsub.hub.session_rows import AcksRow, ClientStream, read_acks
 from semel.pubsub.hub.sockets import Write
 from semel.pubsub.hub.streams import CANCELLED, ENDED_KEPT, IDLE_MS_MAX, STREAMS_MAX
 from semel.pubsub.protocol.frames import Subprotocol
@@ -394,7 +394,7 @@ def test_only_the_last_streams_that_have_ended_are_remembered(world: World) -> N
         world.send(ALICE, StartStream("g", f"s{number}"), StreamEnd(f"s{number}"))
     session = world.hub.roster.get(ALICE)
     assert session is not None
-    assert list(session.streams) == list(session.streams_stored) == [f"s{n}" for n in range(3, ENDED_KEPT + 3)]
+    assert list(session.streams) == list(session.streams.stored) == [f"s{n}" for n in range(3, ENDED_KEPT + 3)]
 
 
 # -- idle streams

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from semel.kernel.effects import Read, ReadDone
 from semel.kernel.envelope import Blob, Envelope
 from semel.kernel.ops import Append, Fresh
@@ -20,17 +22,28 @@ class Following:
         self.together: list[Told] = []
         self.alone: list[int] = []
         self.asked: list[Read] = []
-        self.tail = Tail(
-            Position("hub/h", 1, 0),
-            lambda offset, append, body, now: self.alone.append(offset),
-            lambda first, appends, now: self.together.append((first, [append.envelope.id for append in appends])),
-            lambda *skipped: None,
-            self.asked.append,
-        )
+        self.ends: list[int | None] = []
+        self.epoch_changes = 0
+        self.tail = Tail(Position("hub/h", 1, 0), self.asked.append)
+        self.tail.listener = self
+
+    def on_record(self, offset: int, append: Append, body: bytes | None, now: float) -> None:
+        self.alone.append(offset)
+
+    def on_messages(self, first: int, appends: Sequence[Append], now: float) -> None:
+        self.together.append((first, [append.envelope.id for append in appends]))
+
+    def on_gap(self, offset: int, is_first: bool) -> None: ...
+
+    def on_end(self, number: int | None, now: float) -> None:
+        self.ends.append(number)
+
+    def on_epoch_changed(self) -> None:
+        self.epoch_changes += 1
 
     def read(self, *records: Record) -> None:
         self.tail.read_on()
-        self.tail.heard(ReadDone("hub/h", records, self.asked[-1].after, READ_ROWS), 0.0)
+        self.tail.receive_read(ReadDone("hub/h", records, self.asked[-1].after, READ_ROWS), 0.0)
 
 
 def record(offset: int, kind: RecordKind = RecordKind.MESSAGE, blob: Blob | None = None) -> Record:
@@ -72,3 +85,21 @@ def test_what_was_told_is_not_told_again() -> None:
     following.tail.take_own([own], [Fresh(Position("hub/h", 1, 1))], 0.0)
     following.read(record(1), record(2))
     assert following.together == [(1, ["m1"]), (2, ["m2"])]
+
+
+def test_who_waits_for_a_record_is_called_when_it_is_applied() -> None:
+    following = Following()
+    called: list[str] = []
+    following.tail.when_applied(2, lambda: called.append("at 2"))
+    following.tail.when_applied(0, lambda: called.append("at once"))
+    following.read(record(1))
+    assert called == ["at once"]
+    following.read(record(2), record(3))
+    assert called == ["at once", "at 2"]
+
+
+def test_a_commit_in_another_epoch_is_not_applied() -> None:
+    following = Following()
+    own = Append("hub/h", Envelope("m1"), target="g/a")
+    following.tail.take_own([own], [Fresh(Position("hub/h", 2, 1))], 0.0)
+    assert (following.epoch_changes, following.together, following.tail.offset) == (1, [], 0)

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.pubsub.hub.world import World
 
 from semel.kernel.effects import Close, Notify
-from semel.pubsub.hub.counts import Counts
+from semel.pubsub.hub.counts import HubCounts
 from semel.runtime.host.commit_times import CommitTimes
 from semel.runtime.host.outages import Outages
 from semel.runtime.server.metrics import TOPICS, Metrics, Traffic
@@ -35,7 +35,7 @@ def test_what_hubs_and_their_links_say() -> None:
     world.connect("bob", groups=("news",))
     world.drop("bob")
     world.publish("ann", "news", "four")
-    counts = Counts()
+    counts = HubCounts()
     counts.accepted, counts.deliveries = 1, 2
     hub: Any = world.hub
     hub.counts = counts
@@ -94,7 +94,7 @@ def test_two_servers_in_one_process_do_not_mix() -> None:
 
 def test_every_metric_and_topic_is_documented() -> None:
     hub: Any = World().hub
-    hub.counts = Counts()
+    hub.counts = HubCounts()
     metrics = Metrics("n", lambda: [Traffic("h", hub, 0, 0, 0)], CommitTimes(), Outages())
     metrics.responded(200)
     names = {re.sub("_(bucket|count|sum)$", "", name) for name, *_ in samples(metrics) if name.startswith("semel_")}
@@ -109,6 +109,6 @@ def test_every_topic_that_a_hub_reports_is_known() -> None:
     reported = {
         topic
         for source in sources
-        for topic in re.findall(r'(?:self|hub|_hub)\.(?:notify|complain|report)\(\s*"([a-z-]+)"', source.read_text())
+        for topic in re.findall(r'context\.(?:notify|report|report_once)\(\s*"([a-z-]+)"', source.read_text())
     }
     assert reported | {"machine-failed"} == set(TOPICS)

@@ -151,7 +151,7 @@ async def test_a_hub_that_begins_anew_lets_nobody_wait_for_the_one_before() -> N
         link.enter(peer)
         machine = performer.machine("hub/chat")
         assert isinstance(machine, Hub)
-        machine.service = None  # type: ignore[assignment]
+        machine._service = None  # type: ignore[assignment]
         async with asyncio.timeout(scaled(30)):
             answer = await link.call(Find(Group("g")))
         assert answer.outcome is Outcome.FAILED
