@@ -21,7 +21,7 @@ from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.sessions import Sessions
-from semel.pubsub.hub.sockets import Frames, Gone, Open, Resume, Room, Stalled
+from semel.pubsub.hub.sockets import Frames, NewSession, ResumeSession, SocketClosed, SocketDrained, SocketStalled
 from semel.pubsub.hub.takeover import HELD_BYTES_MAX, TakeOver
 from semel.pubsub.protocol.messages import CloseCode, Request, weigh
 
@@ -30,7 +30,7 @@ EARLY_BYTES_MAX = 4 * 1024 * 1024
 """How much a client may ask before its session is durable. A client that resumes sends again what was not answered:
 that may be more (`HELD_BYTES_MAX`)."""
 
-SocketEvent = Frames | Stalled | Room | Open | Resume | Gone
+SocketEvent = Frames | SocketStalled | SocketDrained | NewSession | ResumeSession | SocketClosed
 
 
 class Admission:
@@ -60,13 +60,13 @@ class Admission:
         match event:
             case Frames(requests=requests):
                 self._receive_requests(peer, requests, now)
-            case Stalled() | Room():
-                self._stall(peer, isinstance(event, Stalled), now)
-            case Open():
+            case SocketStalled() | SocketDrained():
+                self._stall(peer, isinstance(event, SocketStalled), now)
+            case NewSession():
                 self._sessions.open(peer, event, now)
-            case Resume():
+            case ResumeSession():
                 self._resume(peer, event, now)
-            case Gone():
+            case SocketClosed():
                 self._socket_closed(peer, event, now)
 
     # -- before this node may have sessions
@@ -74,11 +74,11 @@ class Admission:
     def _keep_waiting(self, peer: str, event: SocketEvent) -> bool:
         """False for a socket that did not come while this node waits: it was here before that."""
         waiting = self._waiting.get(peer)
-        if isinstance(event, Open | Resume):
+        if isinstance(event, NewSession | ResumeSession):
             self._waiting[peer] = [event]
         elif waiting is None:
             return False
-        elif isinstance(event, Gone):
+        elif isinstance(event, SocketClosed):
             del self._waiting[peer]
         elif len(waiting) >= EARLY_MAX or _weight(waiting) > HELD_BYTES_MAX:
             del self._waiting[peer]
@@ -113,7 +113,7 @@ class Admission:
         else:
             early += requests
 
-    def _resume(self, peer: str, asked: Resume, now: float) -> None:
+    def _resume(self, peer: str, asked: ResumeSession, now: float) -> None:
         """A session that is about to end is not taken up again: it would be here twice. Its client may try again, in
         case another node has it; a single node knows that nobody has. One that is left out may be tried again as well:
         it is there, for a Semel that can read it."""
@@ -143,7 +143,7 @@ class Admission:
             self._delivery.catch_up(session, now)
             self._group_states.has_room(session, now)
 
-    def _socket_closed(self, peer: str, event: Gone, now: float) -> None:
+    def _socket_closed(self, peer: str, event: SocketClosed, now: float) -> None:
         self._take_over.socket_closed(peer)
         session = self._outgoing.sockets.pop(peer, None)
         if session is None:
@@ -155,7 +155,7 @@ class Admission:
             self._closing.drop(session, now)
 
 
-def _reason_of(event: Gone) -> str:
+def _reason_of(event: SocketClosed) -> str:
     """Why the socket was closed, in the client's own words if it gave any."""
     if event.reason:
         return clean_cause(event.reason)

@@ -81,7 +81,7 @@ from semel.pubsub.hub.service import Service
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.sessions import Sessions
-from semel.pubsub.hub.sockets import ALL, Anew
+from semel.pubsub.hub.sockets import ALL, HubRestarted
 from semel.pubsub.hub.spills import Spills
 from semel.pubsub.hub.streams import Streams
 from semel.pubsub.hub.tail import Tail
@@ -197,7 +197,7 @@ class Hub:
 
     def start(self, now: float) -> Sequence[Effect]:
         """Nobody has a socket yet: the time for coming back begins now, however long the node was away."""
-        self.context.send(ALL, Anew())
+        self.context.send(ALL, HubRestarted())
         for session in self._restored:
             self._sessions.restore(session, now)
         self._restored = ()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.session import Session
-from semel.pubsub.hub.sockets import ALL, Shut, Write
+from semel.pubsub.hub.sockets import ALL, ClosePeer, Write
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.messages import CloseCode, Response
 from semel.pubsub.protocol.wire import frame
@@ -61,7 +61,7 @@ class Outgoing:
 
     def close_peer(self, peer: str, code: CloseCode, reason: str) -> None:
         """Close a socket that has no session here."""
-        self._context.send(peer, Shut(code, reason))
+        self._context.send(peer, ClosePeer(code, reason))
 
     def close_all(self, reason: str) -> None:
         for session in list(self.sockets.values()):

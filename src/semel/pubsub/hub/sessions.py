@@ -23,7 +23,7 @@ from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.session_phase import SessionChange
 from semel.pubsub.hub.session_rows import AcksRow, SessionRow
-from semel.pubsub.hub.sockets import Open, Resume
+from semel.pubsub.hub.sockets import NewSession, ResumeSession
 from semel.pubsub.hub.streams import Streams
 from semel.pubsub.hub.tail import Tail
 from semel.pubsub.protocol.messages import CloseCode, Connected
@@ -66,7 +66,7 @@ class Sessions:
         else:
             self._fall_behind(session, now)
 
-    def open(self, peer: str, asked: Open, now: float) -> None:
+    def open(self, peer: str, asked: NewSession, now: float) -> None:
         """A new session begins where the stream stands now: what comes in before it is durable is for it as well."""
         context = self._context
         start = max(self._tail.offset, context.head)
@@ -110,7 +110,7 @@ class Sessions:
         """Tells all nodes that the session is on this one from here on."""
         return opened(self._context.stream, session, self._context.node, round(now * 1e6), self._context.mint(now))
 
-    def resume(self, session: Session, peer: str, asked: Resume, now: float) -> None:
+    def resume(self, session: Session, peer: str, asked: ResumeSession, now: float) -> None:
         """The client is back, on this socket. It gets `connected` again: Microsoft's clients wait for it before they
         continue their streams."""
         if session.peer is not None:

@@ -1,4 +1,4 @@
-"""What the server tells a hub of its sockets, and what a hub tells the server to do with them."""
+"""What the server reports to a hub of its sockets, and what a hub asks the server to do with them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 from semel.pubsub.protocol.messages import CloseCode, Request
 from semel.pubsub.protocol.permissions import Permissions
 
-# -- what the server tells a hub
+# -- what the server reports
 
 
-class Open(msgspec.Struct, frozen=True):
-    """A socket has shown who it is. `connection` is fresh; `token` is what it may come back with."""
+class NewSession(msgspec.Struct, frozen=True):
+    """A client without a session has come. `connection` is a fresh id; with `token` the client may resume."""
 
     connection: str
     token: str | None
@@ -26,8 +26,8 @@ class Open(msgspec.Struct, frozen=True):
     """Its client sends again in order what was not taken (`in_order.py`)."""
 
 
-class Resume(msgspec.Struct, frozen=True):
-    """A socket has shown the token of this connection. `token` is a fresh one."""
+class ResumeSession(msgspec.Struct, frozen=True):
+    """A client has come back with the token of this connection. `token` is a fresh one."""
 
     connection: str
     token: str | None = None
@@ -38,22 +38,22 @@ class Frames(msgspec.Struct, frozen=True):
     requests: Sequence[Request]
 
 
-class Stalled(msgspec.Struct, frozen=True):
+class SocketStalled(msgspec.Struct, frozen=True):
     """The socket has enough to take for now."""
 
 
-class Room(msgspec.Struct, frozen=True):
-    """It takes more again."""
+class SocketDrained(msgspec.Struct, frozen=True):
+    """The socket takes more again."""
 
 
-class Gone(msgspec.Struct, frozen=True):
-    """The socket is closed: by the client with this code, or lost. `reason` is what was said of it, if anything."""
+class SocketClosed(msgspec.Struct, frozen=True):
+    """By the client with this code, or lost (None). `reason` is what the client gave, if anything."""
 
     code: int | None = None
     reason: str = ""
 
 
-# -- what a hub tells the server
+# -- what a hub asks for
 
 
 class Write(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class Write(msgspec.Struct, frozen=True):
     frames: int
 
 
-class Shut(msgspec.Struct, frozen=True):
+class ClosePeer(msgspec.Struct, frozen=True):
     """Close the socket after what was written."""
 
     code: CloseCode
@@ -73,6 +73,6 @@ class Shut(msgspec.Struct, frozen=True):
 ALL = "*"
 
 
-class Anew(msgspec.Struct, frozen=True):
-    """To `ALL`: the hub begins, from what the store holds. It knows nobody who was there before, and answers nothing
-    that was asked before: they have to come again."""
+class HubRestarted(msgspec.Struct, frozen=True):
+    """To `ALL`: the hub was loaded from the store. It knows no socket from before, and answers no call from before:
+    clients have to resume, and callers to ask again."""

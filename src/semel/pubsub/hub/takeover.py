@@ -28,7 +28,7 @@ from semel.pubsub.hub.roster import Elsewhere, Here, Roster
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_rows import acks_key, session_key
 from semel.pubsub.hub.sessions import Sessions
-from semel.pubsub.hub.sockets import Resume
+from semel.pubsub.hub.sockets import ResumeSession
 from semel.pubsub.hub.spill_rows import Spilled
 from semel.pubsub.hub.spills import Spills
 from semel.pubsub.hub.tail import Tail
@@ -48,7 +48,7 @@ class _Coming:
     connection: str
     then: Callable[[bool], None]
     peer: str | None = None
-    asked: Resume | None = None
+    asked: ResumeSession | None = None
     wanted: str | None = None
     tries: int = 0
     row: State | None = None
@@ -88,7 +88,7 @@ class TakeOver:
 
     # -- for a client that has come back
 
-    def resume(self, asked: Resume, peer: str) -> None:
+    def resume(self, asked: ResumeSession, peer: str) -> None:
         connection = asked.connection
         coming = self._coming.get(connection)
         if coming is None:

@@ -19,7 +19,7 @@ from semel.auth.keys import AccessKeys
 from semel.errors import AuthError, InputError
 from semel.http import HttpError, HttpRequest, Query, bearer_of, origin_of, split_path
 from semel.pubsub.events.cloudevents import Allowed
-from semel.pubsub.hub.sockets import Open
+from semel.pubsub.hub.sockets import NewSession
 from semel.pubsub.protocol.client_tokens import ClientClaims, client_audiences, read_client_token
 from semel.pubsub.protocol.frames import RELIABLE, Frame, subprotocol_of
 from semel.pubsub.protocol.messages import Data, DataType, Request, SendEvent, SendToGroup
@@ -54,7 +54,7 @@ class Newcomer:
 
     hub: str
     subprotocol: str | None
-    opening: Open
+    opening: NewSession
     mode: SimpleMode | None
     claims: ClientClaims
 
@@ -159,7 +159,7 @@ class Handshake:
         if known in RELIABLE:
             token = reconnection_token(self.keys, hub, connection, known, nonce=self.random(NONCE_BYTES), now=now)
         permissions = Permissions.of_roles(claims.roles)
-        opening = Open(
+        opening = NewSession(
             connection, token, known or subprotocol or "", claims.user_id, permissions, claims.groups, state,
             _in_order(query),
         )  # fmt: skip

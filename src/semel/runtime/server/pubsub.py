@@ -38,7 +38,17 @@ from semel.pubsub.hub.commits import outward
 from semel.pubsub.hub.loading import announced_hubs, known_hubs, load_hub
 from semel.pubsub.hub.machine import Hub, HubOptions
 from semel.pubsub.hub.records import stream_of
-from semel.pubsub.hub.sockets import Anew, Frames, Gone, Open, Resume, Room, Shut, Stalled, Write
+from semel.pubsub.hub.sockets import (
+    ClosePeer,
+    Frames,
+    HubRestarted,
+    NewSession,
+    ResumeSession,
+    SocketClosed,
+    SocketDrained,
+    SocketStalled,
+    Write,
+)
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import Codec
 from semel.pubsub.protocol.handshake import Handshake, HandshakeRefused, Newcomer, Returning, SimpleMode, TurnedAway
@@ -96,12 +106,12 @@ class _Guest:
     what the hub hears when the store has room."""
 
     link: HubLink | None
-    told: Open | Resume | None
+    told: NewSession | ResumeSession | None
     codec: Codec | None
     mode: SimpleMode | None = None
     farewell: str = ""
     name: str = ""
-    waiting: deque[Frames | Gone] = field(default_factory=deque)
+    waiting: deque[Frames | SocketClosed] = field(default_factory=deque)
 
     @property
     def read(self) -> Callable[[Message], ClientRequest]:
@@ -161,7 +171,7 @@ class HubLink:
         if isinstance(message, Write):
             self._write(message)
             return True
-        if isinstance(message, Anew):
+        if isinstance(message, HubRestarted):
             self._begin_anew()
             return True
         if peer == HANDLERS:
@@ -171,7 +181,7 @@ class HubLink:
         socket = self.sockets.get(peer)
         if socket is None:
             return True
-        if isinstance(message, Shut):
+        if isinstance(message, ClosePeer):
             socket.close(message.code, message.reason)
         return True
 
@@ -181,7 +191,7 @@ class HubLink:
             for peer in peers:
                 socket = self.sockets.get(peer)
                 if socket is not None and not socket.write(frames) and not socket.is_closing:
-                    self.tell(peer, Stalled())
+                    self.tell(peer, SocketStalled())
 
     def _begin_anew(self) -> None:
         """The first time nobody can have known another hub: whoever is here already came for this one."""
@@ -375,7 +385,7 @@ class PubSub:
                 log.info("a client may not come back: %s", reason)
                 return Accept(subprotocol, _Guest(None, None, None, farewell=reason))
             case Returning(hub=hub, subprotocol=subprotocol, known=known) as back:
-                resume = Resume(back.connection, back.token, back.in_order)
+                resume = ResumeSession(back.connection, back.token, back.in_order)
                 guest = _Guest(await self._reachable(hub), resume, _codec(known))
                 return Accept(subprotocol, guest)
             case Newcomer(hub=hub, subprotocol=subprotocol, opening=opening, mode=mode):
@@ -460,7 +470,7 @@ class PubSub:
         peer.release()
         guest = _guest(peer)
         if guest.link is not None:
-            guest.link.tell(guest.name, Room())
+            guest.link.tell(guest.name, SocketDrained())
 
     def on_stalled(self, peer: WebSocketPeer) -> None:
         """The hub sends no more messages to who is full. Answers it still gets, so it may ask for no more of them."""
@@ -471,9 +481,9 @@ class PubSub:
         if guest.link is not None:
             guest.link.sockets.pop(guest.name, None)
             if guest.waiting:
-                guest.waiting.append(Gone(code, reason))
+                guest.waiting.append(SocketClosed(code, reason))
             else:
-                guest.link.tell(guest.name, Gone(code, reason))
+                guest.link.tell(guest.name, SocketClosed(code, reason))
 
 
 def _guest(peer: WebSocketPeer) -> _Guest:

@@ -15,7 +15,7 @@ from semel.kernel.interpreter import Interpreter, Seat
 from semel.pubsub.hub.calls import Answer, Call
 from semel.pubsub.hub.loading import load_hub
 from semel.pubsub.hub.machine import Hub, HubOptions
-from semel.pubsub.hub.sockets import Frames, Gone, Open, Resume, Shut, Write
+from semel.pubsub.hub.sockets import ClosePeer, Frames, NewSession, ResumeSession, SocketClosed, Write
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
@@ -78,7 +78,7 @@ class HubNode:
         self.nodes.append(self)
         self.store: MemoryStore = MemoryStore(clock=lambda: round(self.now * 1e6)) if beside is None else beside.store
         self.options = options
-        self.said: dict[str, list[Response | Shut | Answer]] = defaultdict(list)
+        self.said: dict[str, list[Response | ClosePeer | Answer]] = defaultdict(list)
         self.notes: list[Notify] = []
         self.failing: list[SemelError] = []
         self.held: list[Group] | None = None
@@ -128,18 +128,20 @@ class HubNode:
     ) -> None:
         self._protocols[peer] = protocol
         permissions = Permissions.of_roles(roles)
-        opened = Open(peer, f"token of {peer}", protocol, user, permissions, groups, in_order=in_order)
+        opened = NewSession(peer, f"token of {peer}", protocol, user, permissions, groups, in_order=in_order)
         self.tell(peer, opened)
 
     def open(self, peer: str, connection: str) -> None:
         """A new session whose name is not that of its socket."""
         self._protocols[peer] = Subprotocol.JSON_RELIABLE
-        self.tell(peer, Open(connection, "token", Subprotocol.JSON_RELIABLE, None, Permissions.of_roles(EVERYTHING)))
+        self.tell(
+            peer, NewSession(connection, "token", Subprotocol.JSON_RELIABLE, None, Permissions.of_roles(EVERYTHING))
+        )
 
     def resume(self, peer: str, connection: str, in_order: bool = False) -> None:
         self._protocols[peer] = Subprotocol.JSON_RELIABLE
         self._back.add(peer)
-        self.tell(peer, Resume(connection, f"token of {connection}", in_order))
+        self.tell(peer, ResumeSession(connection, f"token of {connection}", in_order))
 
     def send(self, peer: str, *requests: Request) -> None:
         self.tell(peer, Frames(requests))
@@ -154,7 +156,7 @@ class HubNode:
         self.send(peer, SequenceAck(sequence_id))
 
     def drop(self, peer: str, code: int | None = None) -> None:
-        self.tell(peer, Gone(code))
+        self.tell(peer, SocketClosed(code))
 
     def call(self, call: Call) -> Answer:
         self.tell("rest", call)
@@ -182,7 +184,7 @@ class HubNode:
 
     # -- what they hear
 
-    def take(self, peer: str) -> list[Response | Shut | Answer]:
+    def take(self, peer: str) -> list[Response | ClosePeer | Answer]:
         """What was said to a peer since the last time. That who comes back is connected is not worth a word."""
         said = self.said.pop(peer, [])
         return said[1:] if peer in self._back and said and isinstance(said[0], Connected) else said

@@ -51,7 +51,7 @@ from semel.pubsub.client.machine import ClientMachine, Phase
 from semel.pubsub.hub.calls import CloseConnections, Connection
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.sockets import Gone, Open, Resume, Shut
+from semel.pubsub.hub.sockets import ClosePeer, NewSession, ResumeSession, SocketClosed
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import Codec, Frame, Subprotocol
 from semel.pubsub.protocol.messages import JoinGroup, SendToGroup, SequenceAck
@@ -71,7 +71,7 @@ class Pipe:
     """One direction of a socket: bytes on their way, in order, and the close after them."""
 
     def __init__(self) -> None:
-        self.on_the_way: deque[bytes | Shut | Gone] = deque()
+        self.on_the_way: deque[bytes | ClosePeer | SocketClosed] = deque()
         self.free_at = 0.0
         self._rest = b""
 
@@ -190,7 +190,7 @@ class Actor:
                     self._watch(payload)
                     self.world.send_up(self, socket, frame(payload))
                 case CloseSocket(socket=socket, code=code):
-                    self.world.send_up(self, socket, Gone(code))
+                    self.world.send_up(self, socket, SocketClosed(code))
                     self.link = None
                 case DeliverMessage():
                     self._hand_over(effect)
@@ -336,15 +336,16 @@ class ClientWorld(World):
                 permissions = Permissions.of_roles(EVERYTHING)
                 token = f"token of {link.peer}"
                 self.tell(
-                    link.peer, Open(link.peer, token, Subprotocol.JSON_RELIABLE, actor.name, permissions, in_order=True)
+                    link.peer,
+                    NewSession(link.peer, token, Subprotocol.JSON_RELIABLE, actor.name, permissions, in_order=True),
                 )
             else:
                 assert effect.recover.token == f"token of {effect.recover.connection_id}"
-                self.tell(link.peer, Resume(effect.recover.connection_id, effect.recover.token, in_order=True))
+                self.tell(link.peer, ResumeSession(effect.recover.connection_id, effect.recover.token, in_order=True))
 
         self.at(self.now + self._delay(), answer)
 
-    def send_up(self, actor: Actor, socket: int, data: bytes | Gone) -> None:
+    def send_up(self, actor: Actor, socket: int, data: bytes | SocketClosed) -> None:
         link = actor.link
         if link is not None and link.socket == socket and link.is_whole:
             self._travel(link, link.up, data, self._hub_hears)
@@ -356,7 +357,7 @@ class ClientWorld(World):
         if link is None:
             super().send_effect(effect)
         elif link.is_whole:
-            assert isinstance(message, Shut)
+            assert isinstance(message, ClosePeer)
             self._travel(link, link.down, message, self._client_hears)
 
     def write(self, peer: str, written: bytes) -> None:
@@ -368,7 +369,11 @@ class ClientWorld(World):
                 self._travel(link, link.down, frame, self._client_hears)
 
     def _travel(
-        self, link: Link, pipe: Pipe, data: bytes | Shut | Gone, hears: Callable[[Link, bytes | Shut | Gone], None]
+        self,
+        link: Link,
+        pipe: Pipe,
+        data: bytes | ClosePeer | SocketClosed,
+        hears: Callable[[Link, bytes | ClosePeer | SocketClosed], None],
     ) -> None:
         pipe.on_the_way.append(data)
         pipe.free_at = max(pipe.free_at, self.now + self._delay())
@@ -380,20 +385,20 @@ class ClientWorld(World):
 
         self.at(pipe.free_at, arrive)
 
-    def _hub_hears(self, link: Link, data: bytes | Shut | Gone) -> None:
+    def _hub_hears(self, link: Link, data: bytes | ClosePeer | SocketClosed) -> None:
         if isinstance(data, bytes):
             requests = [_decode(payload) for payload in link.up.come_in(data)]
             if requests:
                 self.send(link.peer, *requests)  # type: ignore[arg-type]
-        elif isinstance(data, Gone):
+        elif isinstance(data, SocketClosed):
             link.is_whole = False
             self.tell(link.peer, data)
 
-    def _client_hears(self, link: Link, data: bytes | Shut | Gone) -> None:
+    def _client_hears(self, link: Link, data: bytes | ClosePeer | SocketClosed) -> None:
         if isinstance(data, bytes):
             for payload in link.down.come_in(data):
                 link.actor.tell(FrameReceived(link.socket, payload))
-        elif isinstance(data, Shut):
+        elif isinstance(data, ClosePeer):
             link.is_whole = False
             link.actor.tell(Closed(link.socket, data.code, data.reason))
 
@@ -411,7 +416,7 @@ class ClientWorld(World):
 
         def hub_knows() -> None:
             if self.hub is hub:
-                self.tell(link.peer, Gone())
+                self.tell(link.peer, SocketClosed())
 
         self.at(self.now + hub_knows_after_s, hub_knows)
         if client_knows:

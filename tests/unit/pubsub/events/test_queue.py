@@ -32,7 +32,7 @@ from semel.pubsub.hub.calls import CloseConnections, Connection, JoinMembers
 from semel.pubsub.hub.loading import load_hub
 from semel.pubsub.hub.machine import Hub, HubOptions
 from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.sockets import Gone, Shut
+from semel.pubsub.hub.sockets import ClosePeer, SocketClosed
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
     Ack,
@@ -259,7 +259,7 @@ def test_without_a_handler_an_event_is_refused_and_the_connection_stays() -> Non
     scene.connect("raw", protocol="")
     scene.event(peer="raw", name="message")
     [shut] = scene.take("raw")
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code == CloseCode.INTERNAL
     assert scene.hub.roster.get("raw") is None
     assert scene.calls == []
@@ -313,7 +313,7 @@ def test_a_simple_client_is_closed_when_its_event_fails() -> None:
     scene.pass_time(1)
     scene.reply(IncomingResponse(404))
     [shut] = scene.take("raw")
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code == CloseCode.INTERNAL
     assert [scene.reply().name for _ in range(2)] == ["message", "disconnected"]
     assert scene.calls == []
@@ -535,13 +535,13 @@ def test_disconnected_is_told_once_when_the_session_is_over_and_coming_back_is_n
 @pytest.mark.parametrize(
     ("gone", "reason"),
     [
-        (Gone(1000, "bye"), "bye"),
-        (Gone(1000), "the client closed the connection"),
-        (Gone(1007, "not a frame"), "not a frame"),
-        (Gone(), "the connection was lost"),
+        (SocketClosed(1000, "bye"), "bye"),
+        (SocketClosed(1000), "the client closed the connection"),
+        (SocketClosed(1007, "not a frame"), "not a frame"),
+        (SocketClosed(), "the connection was lost"),
     ],
 )
-def test_disconnected_says_why_in_the_words_that_were_used(gone: Gone, reason: str) -> None:
+def test_disconnected_says_why_in_the_words_that_were_used(gone: SocketClosed, reason: str) -> None:
     scene = Scene(ALL)
     scene.connect(ALICE, protocol=Subprotocol.JSON)
     scene.reply()
@@ -684,7 +684,7 @@ def test_a_node_that_was_replaced_cannot_open_an_event_again(one: Scene, two: Sc
     two.reply()
     two.reply()
     one.event(2)
-    assert [type(heard) for heard in one.take(ALICE)] == [Shut]
+    assert [type(heard) for heard in one.take(ALICE)] == [ClosePeer]
     one.reply()
     assert one.calls == []
     assert two.state_of("alice#1") is two.state_of("alice#2") is WorkState.DONE

@@ -33,7 +33,7 @@ from semel.pubsub.hub.floors import read_floor
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.session_rows import SessionRow, read_session, session_key
-from semel.pubsub.hub.sockets import Anew, Shut
+from semel.pubsub.hub.sockets import ClosePeer, HubRestarted
 from semel.pubsub.protocol.messages import (
     Ack,
     CloseCode,
@@ -77,10 +77,10 @@ class Node(World):
 
     def send_effect(self, effect: Send) -> None:
         """As the server does: a hub that begins knows nobody who was there before."""
-        if isinstance(effect.message, Anew):
+        if isinstance(effect.message, HubRestarted):
             for client in self.storm.clients:
                 if client.node is self:
-                    self.said[client.socket].append(Shut(CloseCode.INTERNAL, "the hub began anew"))
+                    self.said[client.socket].append(ClosePeer(CloseCode.INTERNAL, "the hub began anew"))
         else:
             super().send_effect(effect)
 
@@ -255,7 +255,7 @@ class Client:
                     if offset > self.last:
                         self.last = offset
                         self.got.append((offset, data.body.decode().rstrip()))
-                case Shut(code=code, reason=reason):
+                case ClosePeer(code=code, reason=reason):
                     if code is CloseCode.POLICY:
                         self.wrong.append(f"refused for good: {reason}")
                     self.node = None

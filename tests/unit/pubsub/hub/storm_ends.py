@@ -12,7 +12,7 @@ from semel.kernel.ops import Append
 from semel.pubsub.hub import records
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.sockets import Open
+from semel.pubsub.hub.sockets import NewSession
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import CloseCode, GroupMessage, SequenceAck
 from semel.pubsub.protocol.permissions import Permissions
@@ -27,7 +27,7 @@ class Host(Caller):
         self.visitors[name] = node
         node._protocols[name] = Subprotocol.JSON_RELIABLE
         groups = GROUPS[: 1 + self._count % 2]
-        node.tell(name, Open(name, "token", Subprotocol.JSON_RELIABLE, None, Permissions.of_roles(()), groups))
+        node.tell(name, NewSession(name, "token", Subprotocol.JSON_RELIABLE, None, Permissions.of_roles(()), groups))
 
     def hear(self) -> None:
         super().hear()

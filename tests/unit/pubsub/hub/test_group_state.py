@@ -11,7 +11,7 @@ from semel.pubsub.hub.calls import CloseConnections, Connection, RemoveMembers
 from semel.pubsub.hub.group_state import KEYS_MAX, STATE_CHARS_MAX, STATES_CHARS_MAX, WATCHES_MAX
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.session_rows import OwnState, SessionRow, read_session, session_key
-from semel.pubsub.hub.sockets import Room, Stalled
+from semel.pubsub.hub.sockets import SocketDrained, SocketStalled
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
     Ack,
@@ -285,16 +285,16 @@ def test_states_and_watches_survive_a_restart(world: World) -> None:
 
 
 def test_who_had_no_room_for_updates_gets_a_snapshot_instead(world: World) -> None:
-    world.tell(BOB, Stalled())
+    world.tell(BOB, SocketStalled())
     put(world, TYPING)
     put(world, AWAY)
     assert world.take(BOB) == []
-    world.tell(BOB, Room())
+    world.tell(BOB, SocketDrained())
     [said] = world.take(BOB)
     assert isinstance(said, GroupStateSnapshot)
     assert [item.state for item in said.items] == [AWAY]
-    world.tell(BOB, Stalled())
-    world.tell(BOB, Room())
+    world.tell(BOB, SocketStalled())
+    world.tell(BOB, SocketDrained())
     assert world.take(BOB) == []
 
 

@@ -11,7 +11,7 @@ from semel.pubsub.hub.calls import Answer, Check, Connection, Find, Group, Outco
 from semel.pubsub.hub.left_out import UNREADABLE
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.session_rows import acks_key, session_key
-from semel.pubsub.hub.sockets import Shut
+from semel.pubsub.hub.sockets import ClosePeer
 from semel.pubsub.protocol.messages import CloseCode, GroupMessage, ServerMessage
 from semel.pubsub.protocol.permissions import Permission
 
@@ -79,7 +79,7 @@ def test_its_client_may_come_again(world: World, key: str) -> None:
     overwrite(world, key)
     world.restart()
     world.resume("again", BOB)
-    assert world.take("again") == [Shut(CloseCode.INTERNAL, UNREADABLE)]
+    assert world.take("again") == [ClosePeer(CloseCode.INTERNAL, UNREADABLE)]
 
 
 @pytest.mark.parametrize("key", ROWS)
@@ -116,7 +116,7 @@ def test_one_of_several_nodes_does_not_take_what_it_cannot_read(one: World, key:
     before = overwrite(one, key)
     two = World(HubOptions(is_shared=True), "two", beside=one)
     two.resume("again", BOB)
-    assert two.take("again") == [Shut(CloseCode.INTERNAL, UNREADABLE)]
+    assert two.take("again") == [ClosePeer(CloseCode.INTERNAL, UNREADABLE)]
     state = two.store.state(key)
     assert state is not None
     assert state.value == NEWER

@@ -36,7 +36,7 @@ from semel.pubsub.hub.memberships import GROUPS_CHARS_MAX
 from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import NO_TERMS, group_target, message
 from semel.pubsub.hub.session_rows import AcksRow, acks_key, read_session, session_key
-from semel.pubsub.hub.sockets import Room, Shut, Stalled
+from semel.pubsub.hub.sockets import ClosePeer, SocketDrained, SocketStalled
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
     Ack,
@@ -132,7 +132,7 @@ def test_who_asks_for_too_much_before_it_is_connected_is_shut(world: World) -> N
     world.connect(ALICE)
     world.send(ALICE, *(Ping() for _ in range(1_001)))
     [shut] = world.take(ALICE)
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
 
 
 @pytest.mark.parametrize(
@@ -152,14 +152,14 @@ def test_who_says_megabytes_before_it_is_connected_is_shut(world: World, request
     assert world.take(ALICE) == []
     world.send(ALICE, request_of("x" * 1_000_000))
     [shut] = world.take(ALICE)
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
 
 
 def test_a_session_that_the_store_cannot_take_is_closed_so_that_the_client_tries_again(world: World) -> None:
     world.failing.append(StoreBusy("busy"))
     world.connect(ALICE)
     [shut] = world.take(ALICE)
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code is CloseCode.INTERNAL
     assert world.call(Find(Connection(ALICE))).outcome is Outcome.NOT_FOUND
 
@@ -266,7 +266,7 @@ def test_a_simple_client_that_may_not_send_is_closed_because_it_knows_no_acks(wo
     world.connect(ALICE, roles=(), protocol="")
     world.send(ALICE, *[SendToGroup("g", text("x"))] * 2)
     [shut] = world.take(ALICE)
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code is CloseCode.POLICY
     assert world.call(Find(Connection(ALICE))).outcome is Outcome.NOT_FOUND
 
@@ -493,7 +493,7 @@ def test_a_session_comes_back_with_what_it_has_not_acknowledged(pair: World) -> 
 def test_a_half_open_socket_is_taken_over(pair: World) -> None:
     pair.resume("again", BOB)
     [shut] = pair.take(BOB)
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     pair.drop(BOB)
     pair.publish(ALICE, "g", "hello")
     assert pair.bodies("again") == ["hello"]
@@ -549,7 +549,7 @@ def test_who_does_not_come_back_in_time_is_gone_and_the_ledger_says_so(pair: Wor
     assert told(pair, Kind.EXPIRED) == [(BOB, 1)]
     pair.resume("again", BOB)
     [shut] = pair.take("again")
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code is CloseCode.POLICY
     assert pair.store.state(session_key(HUB, BOB)) is None
     assert pair.store.state(acks_key(HUB, BOB)) is None
@@ -562,7 +562,7 @@ def test_the_time_for_coming_back_begins_anew_with_the_node(pair: World) -> None
     pair.pass_time(89)
     pair.resume("again", BOB)
     pair.publish(ALICE, "g", "x", 1)
-    assert not any(isinstance(said, Shut) for said in pair.take("again"))
+    assert not any(isinstance(said, ClosePeer) for said in pair.take("again"))
 
 
 def test_the_time_for_coming_back_begins_anew_though_the_store_knows_since_when_the_client_is_away(pair: World) -> None:
@@ -601,7 +601,7 @@ def test_what_a_hub_before_this_one_wrote_late_is_noticed_by_the_next_write(pair
     pair.store.commit([Unit((Put(acks_key(HUB, ALICE), msgspec.msgpack.encode(AcksRow(0, ((6, 6),)))),))])
     pair.publish(ALICE, "g", "hello", 7)
     [shut] = pair.take(ALICE)
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code is CloseCode.INTERNAL
     assert published(pair) == []
     pair.resume("again", ALICE)
@@ -621,7 +621,7 @@ def test_when_nobody_knows_whether_it_happened_the_store_is_asked(pair: World) -
     pair.interpreter.unknown(group)
     for peer in (ALICE, BOB):
         [shut] = pair.take(peer)
-        assert isinstance(shut, Shut)
+        assert isinstance(shut, ClosePeer)
         assert shut.code is CloseCode.INTERNAL
     pair.resume("alice again", ALICE)
     pair.resume("bob again", BOB)
@@ -645,7 +645,7 @@ def test_what_has_expired_while_the_node_was_away_may_still_be_acknowledged(pair
     assert pair.take("again") == []
     pair.publish(ALICE, "g", "x")
     pair.ack("again", said.sequence_id + 100)
-    assert any(isinstance(each, Shut) for each in pair.take("again"))
+    assert any(isinstance(each, ClosePeer) for each in pair.take("again"))
 
 
 def test_who_comes_back_is_connected_first_with_a_fresh_token_and_then_hears_what_was_missed(pair: World) -> None:
@@ -667,7 +667,7 @@ def test_what_was_never_sent_cannot_be_acknowledged(pair: World) -> None:
     assert said.sequence_id is not None
     pair.ack(BOB, said.sequence_id + 1)
     [shut] = pair.take(BOB)
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code is CloseCode.POLICY
     pair.resume("again", BOB)
     assert pair.bodies("again") == ["hello"]
@@ -698,7 +698,7 @@ def test_a_backlog_beyond_its_limit_ends_the_session_where_all_can_see_it() -> N
             world.ack(ALICE, said.sequence_id)
     *_, goodbye, shut = world.take(BOB)
     assert isinstance(goodbye, Disconnected)
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code is CloseCode.POLICY
     assert told(world, Kind.DISCARDED) == [(BOB, 4)]
     assert [note.topic for note in world.notes] == ["backlog"]
@@ -759,7 +759,7 @@ def test_a_hub_whose_sessions_may_have_needed_what_is_gone_begins_anew(pair: Wor
     pair.interpreter.wake()
     assert pair.hub is not hub
     assert [note.topic for note in pair.notes] == ["hub-read"]
-    assert pair.take(BOB) == [Shut(CloseCode.INTERNAL, "messages are missing here")]
+    assert pair.take(BOB) == [ClosePeer(CloseCode.INTERNAL, "messages are missing here")]
 
 
 def test_stays_that_are_acknowledged_are_forgotten(pair: World) -> None:
@@ -829,7 +829,7 @@ def test_who_has_said_good_bye_does_not_come_back_while_that_is_written_down(pai
     pair.drop(BOB, CloseCode.NORMAL)
     pair.resume("back", BOB)
     [shut] = pair.take("back")
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code is CloseCode.POLICY
 
 
@@ -882,12 +882,12 @@ def test_the_service_closes_connections(pair: World) -> None:
     assert pair.call(CloseConnections(Group("g"), excluded=(ALICE,), reason="enough")).outcome is Outcome.DONE
     goodbye, shut = pair.take(BOB)
     assert goodbye == Disconnected("enough")
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert pair.call(Find(User("user of bob"))).outcome is Outcome.NOT_FOUND
     assert pair.call(Find(User("user of alice"))).outcome is Outcome.DONE
     pair.resume("again", BOB)
     [refused] = pair.take("again")
-    assert isinstance(refused, Shut)
+    assert isinstance(refused, ClosePeer)
     assert refused.code is CloseCode.POLICY
 
 
@@ -943,11 +943,11 @@ def test_the_longest_names_and_keys_are_fine(pair: World) -> None:
 
 def test_what_a_stalled_client_has_no_room_for_comes_when_it_has(pair: World) -> None:
     pair.publish(ALICE, "g", "m1")
-    pair.tell(BOB, Stalled())
+    pair.tell(BOB, SocketStalled())
     pair.publish(ALICE, "g", "m2")
     pair.publish(ALICE, "g", "m3")
     assert pair.bodies(BOB) == ["m1"]
-    pair.tell(BOB, Room())
+    pair.tell(BOB, SocketDrained())
     assert pair.bodies(BOB) == ["m2", "m3"]
     pair.publish(ALICE, "g", "m4")
     assert pair.bodies(BOB) == ["m4"]
@@ -956,9 +956,9 @@ def test_what_a_stalled_client_has_no_room_for_comes_when_it_has(pair: World) ->
 def test_a_plain_client_that_stalls_is_closed(world: World) -> None:
     world.connect(ALICE, protocol=Subprotocol.JSON)
     world.take(ALICE)
-    world.tell(ALICE, Stalled())
+    world.tell(ALICE, SocketStalled())
     [shut] = world.take(ALICE)
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert world.call(Find(Connection(ALICE))).outcome is Outcome.NOT_FOUND
 
 
@@ -966,7 +966,7 @@ def test_a_socket_that_nobody_knows_is_told_to_come_back(pair: World) -> None:
     pair.restart()
     pair.publish(ALICE, "g", "x", 5)
     [shut] = pair.take(ALICE)
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code is CloseCode.GOING_AWAY
 
 
@@ -976,7 +976,7 @@ def test_after_a_restore_sessions_are_over_for_good(pair: World) -> None:
     pair.store.raise_epoch("a backup")
     pair.restart()
     pair.resume("new", ALICE)
-    assert pair.take("new") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+    assert pair.take("new") == [ClosePeer(CloseCode.POLICY, "there is no such session any more")]
     assert pair.store.states("hub/chat/session/") == []
 
 
@@ -1139,7 +1139,7 @@ def test_who_asks_for_too_much_before_it_is_connected_is_not_kept(world: World, 
     world.send(ALICE, *[Ping()] * 1001)
     world.let_go()
     world.drop(ALICE)
-    assert isinstance(world.take(ALICE)[-1], Shut)
+    assert isinstance(world.take(ALICE)[-1], ClosePeer)
     assert world.hub.roster.get(ALICE) is None
     assert world.store.state(session_key(HUB, ALICE)) is None
 

@@ -15,7 +15,7 @@ from semel.pubsub.hub import floors, takeover
 from semel.pubsub.hub.calls import Connection, Find, Outcome
 from semel.pubsub.hub.floors import floor_key, read_floor
 from semel.pubsub.hub.machine import HubOptions
-from semel.pubsub.hub.sockets import Shut
+from semel.pubsub.hub.sockets import ClosePeer
 from semel.pubsub.protocol.messages import CloseCode, GroupMessage, LeaveGroup
 
 ALICE, BOB = "alice", "bob"
@@ -80,7 +80,7 @@ def is_gone(world: World, offset: int) -> bool:
 def test_who_acknowledges_what_was_never_sent_has_only_so_much_time_to_come_back(world: World) -> None:
     """Or its session would wait for it for ever, and what it is owed with it."""
     world.ack(BOB, 10_000)
-    assert any(isinstance(said, Shut) for said in world.take(BOB))
+    assert any(isinstance(said, ClosePeer) for said in world.take(BOB))
     world.pass_time(89)
     assert is_there(world, BOB)
     world.pass_time(2)
@@ -129,7 +129,7 @@ def test_a_node_that_slept_too_long_serves_nobody_before_its_timers_run(one: Wor
     """Others may have given up what its sessions need."""
     one.now += 11
     one.publish(ALICE, "g", "too late", 5)
-    assert one.take(ALICE) == [Shut(CloseCode.INTERNAL, "the node was not heard of for too long")]
+    assert one.take(ALICE) == [ClosePeer(CloseCode.INTERNAL, "the node was not heard of for too long")]
     assert two.bodies(BOB) == []
 
 
@@ -141,7 +141,7 @@ def test_a_lease_counts_from_when_it_was_asked_for(one: World, two: World) -> No
     one.let_go()
     one.now += 6
     one.publish(ALICE, "g", "too late", 5)
-    assert one.take(ALICE) == [Shut(CloseCode.INTERNAL, "the node was not heard of for too long")]
+    assert one.take(ALICE) == [ClosePeer(CloseCode.INTERNAL, "the node was not heard of for too long")]
 
 
 def test_the_first_lease_of_a_node_counts_from_when_it_was_asked_for(one: World) -> None:
@@ -164,7 +164,7 @@ def test_a_node_whose_lease_another_has_begins_anew_though_its_own_clock_says_th
     one.store.commit([Unit((taken_back,))])
     one.pass_time(4)
     assert one.hub is not begun
-    assert one.take(ALICE) == [Shut(CloseCode.INTERNAL, "another node has taken over")]
+    assert one.take(ALICE) == [ClosePeer(CloseCode.INTERNAL, "another node has taken over")]
 
 
 def test_a_node_that_does_not_know_whether_its_name_is_taken_takes_another(one: World) -> None:
@@ -198,7 +198,7 @@ def test_a_take_over_that_is_heard_of_after_the_session_has_gone_on_is_none(one:
     two.interpreter.committed(under_way, outcomes)
     assert ALICE not in two.hub.roster.sessions
     assert two.hub.elsewhere.sessions[ALICE].node == one.hub.node
-    assert two.take("there") == [Shut(CloseCode.INTERNAL, "another node has taken it since")]
+    assert two.take("there") == [ClosePeer(CloseCode.INTERNAL, "another node has taken it since")]
     assert ALICE in one.hub.roster.sessions
 
 
@@ -219,7 +219,7 @@ def test_rows_that_change_again_and_again_are_not_read_for_ever(
     two.resume("there", ALICE)
     one.join(ALICE, "h", 5)
     two.let_go()
-    assert two.take("there") == [Shut(CloseCode.INTERNAL, "others use the session")]
+    assert two.take("there") == [ClosePeer(CloseCode.INTERNAL, "others use the session")]
     two.resume("again", ALICE)
     assert two.take("again") == []
 

@@ -29,7 +29,7 @@ from semel.pubsub.hub.calls import (
     User,
 )
 from semel.pubsub.hub.machine import HubOptions
-from semel.pubsub.hub.sockets import Shut
+from semel.pubsub.hub.sockets import ClosePeer
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
     Ack,
@@ -110,10 +110,10 @@ def test_a_hub_whose_store_has_another_history_begins_anew_on_every_node(one: Wo
     one.publish(ALICE, "g", "lost between two histories", 7)
     assert (one.hub is hubs[0], two.hub is hubs[1]) == (False, False)
     for world, peer in ((one, ALICE), (two, BOB)):
-        [shut] = [said for said in world.take(peer) if isinstance(said, Shut)]
+        [shut] = [said for said in world.take(peer) if isinstance(said, ClosePeer)]
         assert shut.code is CloseCode.INTERNAL
         world.resume(f"{peer} again", peer)
-        assert world.take(f"{peer} again") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+        assert world.take(f"{peer} again") == [ClosePeer(CloseCode.POLICY, "there is no such session any more")]
     one.connect("carol")
     one.join("carol", "g")
     two.connect("dave")
@@ -129,7 +129,7 @@ def test_a_hub_that_is_alone_begins_anew_as_well() -> None:
     world.store.raise_epoch("a failover")
     world.publish(ALICE, "g", "hello", 7)
     assert world.hub is not hub
-    assert any(isinstance(said, Shut) for said in world.take(ALICE))
+    assert any(isinstance(said, ClosePeer) for said in world.take(ALICE))
 
 
 def test_that_the_history_is_another_is_seen_by_the_commit_alone() -> None:
@@ -141,7 +141,7 @@ def test_that_the_history_is_another_is_seen_by_the_commit_alone() -> None:
     world.store.raise_epoch("a failover")
     world.publish(ALICE, "g", "hello", 7)
     assert world.hub is not hub
-    assert [said.code for said in world.take(ALICE) if isinstance(said, Shut)] == [CloseCode.INTERNAL]
+    assert [said.code for said in world.take(ALICE) if isinstance(said, ClosePeer)] == [CloseCode.INTERNAL]
 
 
 # -- sessions
@@ -187,12 +187,12 @@ def test_what_another_node_has_sent_may_be_acknowledged_before_it_is_known_that_
     assert message.sequence_id <= one.hub.tail.offset
     one.resume("back", ALICE)
     one.ack("back", message.sequence_id)
-    [shut] = [said for said in one.take("back") if isinstance(said, Shut)]
+    [shut] = [said for said in one.take("back") if isinstance(said, ClosePeer)]
     assert shut.code is CloseCode.INTERNAL
     one.go_on()
     one.resume("back again", ALICE)
     one.ack("back again", message.sequence_id)
-    assert not any(isinstance(said, Shut) for said in one.take("back again"))
+    assert not any(isinstance(said, ClosePeer) for said in one.take("back again"))
 
 
 def test_the_ack_ids_of_a_session_go_with_it(one: World, two: World) -> None:
@@ -210,7 +210,7 @@ def test_the_ack_ids_of_a_session_go_with_it(one: World, two: World) -> None:
 
 def test_the_node_before_loses_the_socket_that_it_still_has(one: World, two: World) -> None:
     two.resume("new", ALICE)
-    assert [said.code for said in one.take(ALICE) if isinstance(said, Shut)] == [CloseCode.INTERNAL]
+    assert [said.code for said in one.take(ALICE) if isinstance(said, ClosePeer)] == [CloseCode.INTERNAL]
 
 
 def test_a_node_that_was_replaced_cannot_publish_for_the_session(one: World, two: World) -> None:
@@ -218,7 +218,7 @@ def test_a_node_that_was_replaced_cannot_publish_for_the_session(one: World, two
     one.nodes.remove(one)
     two.resume("new", ALICE)
     one.publish(ALICE, "g", "too late", 9)
-    assert [type(said) for said in one.take(ALICE)] == [Shut]
+    assert [type(said) for said in one.take(ALICE)] == [ClosePeer]
     two.publish("new", "g", "too late", 9)
     assert two.bodies(BOB) == ["too late"]
 
@@ -263,7 +263,7 @@ def test_what_waits_for_a_session_to_come_has_a_limit(one: World, two: World, mo
     assert two.take("new") == []
     two.publish("new", "g", "x", 13)
     [shut] = two.said["new"]
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code is CloseCode.INTERNAL
     two.resume("newer", ALICE)
     two.publish("newer", "g", "x" * 100, 11)
@@ -278,7 +278,7 @@ def test_of_two_sockets_that_come_for_one_session_the_last_has_it(one: World, tw
     two.resume("second", ALICE)
     two.let_go()
     [shut] = two.take("first")
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code is CloseCode.GOING_AWAY
     two.publish(BOB, "g", "hello")
     assert two.bodies("second") == ["hello"]
@@ -286,7 +286,7 @@ def test_of_two_sockets_that_come_for_one_session_the_last_has_it(one: World, tw
 
 def test_an_unknown_session_is_refused_for_good(two: World) -> None:
     two.resume("new", "nobody")
-    assert two.take("new") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+    assert two.take("new") == [ClosePeer(CloseCode.POLICY, "there is no such session any more")]
 
 
 def test_a_store_in_trouble_refuses_nobody_for_good(one: World, two: World) -> None:
@@ -294,7 +294,7 @@ def test_a_store_in_trouble_refuses_nobody_for_good(one: World, two: World) -> N
     two.failing = [StoreUnavailable("away")]
     two.resume("new", ALICE)
     [shut] = two.take("new")
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code is CloseCode.INTERNAL
     two.resume("again", ALICE)
     two.publish(BOB, "g", "hello")
@@ -344,7 +344,7 @@ def test_a_node_that_slept_begins_anew(one: World, two: World) -> None:
     one.nodes.append(one)
     one.interpreter.run_timers()
     assert ALICE not in one.hub.roster.sessions
-    assert [said.code for said in one.take(ALICE) if isinstance(said, Shut)] == [CloseCode.INTERNAL]
+    assert [said.code for said in one.take(ALICE) if isinstance(said, ClosePeer)] == [CloseCode.INTERNAL]
     one.connect("carol")
     assert isinstance(one.take("carol")[0], Connected)
 
@@ -441,7 +441,7 @@ def test_a_connection_of_another_node_is_closed(one: World, two: World) -> None:
     disconnected, shut = two.take(BOB)
     assert isinstance(disconnected, Disconnected)
     assert disconnected.reason == "enough"
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert shut.code is CloseCode.POLICY
     assert one.call(Find(Connection(BOB))).outcome is Outcome.NOT_FOUND
 
@@ -450,7 +450,7 @@ def test_all_connections_are_closed_but_those_left_out(one: World, two: World) -
     three = World(SHARED, "three", beside=one)
     three.connect("carol")
     assert one.call(CloseConnections(Everybody(), excluded=("carol",))).outcome is Outcome.DONE
-    assert [type(said) for said in two.take(BOB)] == [Disconnected, Shut]
+    assert [type(said) for said in two.take(BOB)] == [Disconnected, ClosePeer]
     assert "carol" in three.hub.roster.sessions
 
 
@@ -509,7 +509,7 @@ def test_who_comes_before_a_node_has_its_lease_waits_for_it(one: World, monkeypa
         assert two.take("eve") == []
         two.publish("eve", "g", "x" * 60)
     [shut] = two.take("eve")
-    assert isinstance(shut, Shut)
+    assert isinstance(shut, ClosePeer)
     assert two.take("carol") == []
     two.pass_time(2)
     assert [type(said) for said in two.take("carol")] == [Connected, Ack]

@@ -30,7 +30,7 @@ from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import ordered
 from semel.pubsub.hub.session_rows import read_session, session_key
-from semel.pubsub.hub.sockets import Shut
+from semel.pubsub.hub.sockets import ClosePeer
 from semel.pubsub.hub.tail import READ_ROWS, Tail
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import Ack, CloseCode, GroupMessage, LeaveGroup, SendToGroup
@@ -207,7 +207,7 @@ def test_a_session_of_another_epoch_is_not_gone_on_with_elsewhere(one: World, tw
     one.store.raise_epoch("a backup")
     two.restart()
     two.resume("new", ALICE)
-    assert two.take("new") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+    assert two.take("new") == [ClosePeer(CloseCode.POLICY, "there is no such session any more")]
     assert two.store.state(session_key(HUB, ALICE)) is None
 
 
@@ -240,7 +240,7 @@ def test_a_node_that_misses_what_is_gone_begins_anew(one: World, two: World, has
     assert two.hub is not before
     assert [note.topic for note in two.notes] == ["hub-read"]
     if has_sessions:
-        assert Shut(CloseCode.INTERNAL, "messages are missing here") in two.take(BOB)
+        assert ClosePeer(CloseCode.INTERNAL, "messages are missing here") in two.take(BOB)
 
 
 def test_a_node_without_sessions_need_not_see_what_is_gone_from_before_its_time(one: World, two: World) -> None:

@@ -23,7 +23,7 @@ from semel.pubsub.hub.calls import (
     User,
 )
 from semel.pubsub.hub.session_rows import SessionRow, read_session, session_key
-from semel.pubsub.hub.sockets import Shut
+from semel.pubsub.hub.sockets import ClosePeer
 from semel.pubsub.protocol.messages import CloseCode, Disconnected
 from semel.pubsub.protocol.permissions import GROUPS_MAX, Permission
 
@@ -69,7 +69,7 @@ def outcome(world: World, call: Call) -> Outcome:
 )
 def test_a_client_that_is_closed_hears_why(world: World, reason: str, told: str) -> None:
     world.call(CloseConnections(Connection(ALICE), (), reason))
-    assert world.take(ALICE) == [Disconnected(told), Shut(CloseCode.POLICY, told)]
+    assert world.take(ALICE) == [Disconnected(told), ClosePeer(CloseCode.POLICY, told)]
 
 
 @pytest.mark.parametrize("to", [Connection(ALICE), User("ann"), Group("g"), Everybody()])

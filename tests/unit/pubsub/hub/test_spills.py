@@ -21,7 +21,7 @@ from semel.pubsub.hub.catchup import LOST
 from semel.pubsub.hub.left_out import UNREADABLE
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.session_rows import AcksRow, SpilledAcks, acks_key, read_acks, session_key
-from semel.pubsub.hub.sockets import Shut
+from semel.pubsub.hub.sockets import ClosePeer
 from semel.pubsub.hub.spill_rows import SpillRow
 from semel.pubsub.protocol.messages import (
     CloseCode,
@@ -517,7 +517,7 @@ def test_rows_that_are_lost_are_not_passed_over_in_silence(world: World) -> None
     assert [note.topic for note in world.notes] == ["hub-body"]
     assert "are lost" in world.notes[0].detail
     world.resume("again", BOB)
-    assert world.take("again") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+    assert world.take("again") == [ClosePeer(CloseCode.POLICY, "there is no such session any more")]
     assert ended(world)
     # how many were lost nobody knows, so the range does not fit and an audit asks
     assert discarded(world) == [(found["m1"], found["m2"], 1, LOST)]
@@ -541,7 +541,7 @@ def test_a_client_that_is_back_before_the_rows_are_read_hears_that_they_are_lost
     world.resume("again", BOB)
     assert world.take("again") == []
     let_go()
-    assert world.take("again") == [Disconnected(LOST), Shut(CloseCode.POLICY, LOST)]
+    assert world.take("again") == [Disconnected(LOST), ClosePeer(CloseCode.POLICY, LOST)]
     assert ended(world)
 
 
@@ -581,7 +581,7 @@ def test_rows_that_only_a_newer_semel_can_read_are_kept_for_it(world: World) -> 
     world.restart()
     assert [note.topic for note in world.notes] == ["session-unreadable"]
     world.resume("again", BOB)
-    assert world.take("again") == [Shut(CloseCode.INTERNAL, UNREADABLE)]
+    assert world.take("again") == [ClosePeer(CloseCode.INTERNAL, UNREADABLE)]
     world.resume("alice again", ALICE)
     acknowledge(world, "alice again")
     publish(world, "m3")
@@ -603,7 +603,7 @@ def test_a_client_that_is_back_before_the_rows_are_read_may_come_again_if_they_a
     let_go = restart_without_reading(world)
     world.resume("again", BOB)
     let_go()
-    assert world.take("again") == [Shut(CloseCode.INTERNAL, UNREADABLE)]
+    assert world.take("again") == [ClosePeer(CloseCode.INTERNAL, UNREADABLE)]
     assert not ended(world)
 
 
@@ -689,7 +689,7 @@ def test_after_a_restore_the_rows_are_gone_with_their_sessions(world: World) -> 
     world.store.raise_epoch("a backup")
     world.restart()
     world.resume("again", BOB)
-    assert world.take("again") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+    assert world.take("again") == [ClosePeer(CloseCode.POLICY, "there is no such session any more")]
     assert world.store.states(f"hub/{HUB}/spill/") == []
 
 
@@ -736,11 +736,11 @@ def test_a_node_ends_a_session_of_which_rows_are_lost_when_it_has_taken_it(one: 
     grow_old(one)
     lose_a_row(one)
     two.resume("again", BOB)
-    assert two.take("again") == [Shut(CloseCode.POLICY, LOST)]
+    assert two.take("again") == [ClosePeer(CloseCode.POLICY, LOST)]
     assert ended(two)
     assert [n for _, _, n, _ in discarded(two)] == [0]
     two.resume("and again", BOB)
-    assert two.take("and again") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+    assert two.take("and again") == [ClosePeer(CloseCode.POLICY, "there is no such session any more")]
 
 
 @pytest.mark.parametrize("is_dead", [False, True])
@@ -756,7 +756,7 @@ def test_a_node_does_not_take_a_session_of_which_it_cannot_read_the_rows(one: Wo
         for _ in range(5):
             two.pass_time(1_000)
     two.resume("again", BOB)
-    assert two.take("again") == [Shut(CloseCode.INTERNAL, UNREADABLE)]
+    assert two.take("again") == [ClosePeer(CloseCode.INTERNAL, UNREADABLE)]
     assert [two.store.state(row) for row in (session_key(HUB, BOB), acks_key(HUB, BOB))] == before
     two.store.commit([Unit((Put(key, value),))])
     two.resume("again", BOB)
@@ -795,7 +795,7 @@ def test_a_session_of_another_epoch_leaves_no_rows_when_another_node_ends_it(one
     one.store.raise_epoch("a backup")
     two.restart()
     two.resume("again", BOB)
-    assert two.take("again") == [Shut(CloseCode.POLICY, "there is no such session any more")]
+    assert two.take("again") == [ClosePeer(CloseCode.POLICY, "there is no such session any more")]
     assert spilled(two) == []
 
 

@@ -14,7 +14,7 @@ from semel.pubsub.hub.calls import Find, Group, Outcome
 from semel.pubsub.hub.floors import floor_key
 from semel.pubsub.hub.machine import Hub
 from semel.pubsub.hub.nodes import announcement_key
-from semel.pubsub.hub.sockets import ALL, Anew, Gone
+from semel.pubsub.hub.sockets import ALL, HubRestarted, SocketClosed
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import CloseCode
@@ -83,10 +83,10 @@ async def test_who_asks_for_much_is_heard_as_far_as_the_store_has_room() -> None
 async def test_who_goes_while_its_requests_wait_is_gone_after_them() -> None:
     service, store, peer = asking_much(room=1)
     service.on_closed(peer, 1000, "")
-    assert not any(isinstance(told, Gone) for told in store.heard)
+    assert not any(isinstance(told, SocketClosed) for told in store.heard)
     store.room = 10
     service._release()
-    assert store.heard[-1] == Gone(1000)
+    assert store.heard[-1] == SocketClosed(1000)
     assert len(store.heard) == 5
 
 
@@ -164,7 +164,7 @@ async def test_who_comes_while_the_hub_begins_is_not_sent_away() -> None:
     link = HubLink("chat")
     peer = Mock(spec=WebSocketPeer, is_closing=False)
     link.enter(peer)
-    link.send(ALL, Anew())
+    link.send(ALL, HubRestarted())
     peer.close.assert_not_called()
-    link.send(ALL, Anew())
+    link.send(ALL, HubRestarted())
     peer.close.assert_called_once()
