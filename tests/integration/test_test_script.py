@@ -29,7 +29,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     for name in ("scripts", "tests"):
         (folder / name).mkdir()
-    for name in (".venv", "scripts/test", "tests/conftest.py"):
+    for name in (".venv", "scripts/test", "tests/conftest.py", "tests/tools"):
         (folder / name).symlink_to(REPOSITORY / name)
     (folder / "pytest.ini").write_text("[pytest]\ntestpaths = tests\nmarkers = spark\n")
     (folder / "tests" / "test_some.py").write_text(TESTS)
@@ -38,7 +38,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(project: Path, *args: str, failing: str = "") -> tuple[int, str, str]:
     """The exit code, and what was said about each kind."""
-    command = [str(project / "scripts" / "test"), "1", "-p", "no:cacheprovider", *args]
+    command = [str(project / "scripts" / "test"), "1", "-n0", "-p", "no:cacheprovider", *args]
     # the workers of pytest-xdist would take the variables of those that run this test for their own
     env = {"PATH": "/usr/bin:/bin", "FAILING": failing}
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=scaled(120), env=env)
