@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.options import ConfigOption, DebugOption, JsonOption, find_store, parse_duration, shown, told_by
+from semel.cli.bundles import bundled
+from semel.cli.options import ConfigOption, find_store, parse_duration, shown, told_by
 from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_NO_DATA, ConfigError, PeerUnavailable, SemelError
 
@@ -35,6 +36,7 @@ _DURATION_LIKE = re.compile(r"\s*\d+(?:\.\d+)?\s*(?:ms|s|m|h|d|w)\s*\Z")
 _STEPS = 100
 
 
+@bundled
 def audit(
     context: typer.Context,
     sources: Annotated[
@@ -108,8 +110,6 @@ def audit(
         typer.Option("--master", metavar="URL", help="Where Spark runs. Default: [spark] master, else here."),
     ] = None,
     config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Find every message that was lost, doubled or out of order, on every hop.
 

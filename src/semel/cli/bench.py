@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semel.cli.options import DebugOption, JsonOption
+from semel.cli.bundles import bundled
 from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 
@@ -27,7 +27,8 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
-def bench_group(json: JsonOption = False, debug: DebugOption = False) -> None:
+@bundled
+def bench_group() -> None:
     """Measure Semel on this machine.
 
     \b
@@ -41,6 +42,7 @@ def bench_group(json: JsonOption = False, debug: DebugOption = False) -> None:
 
 
 @app.command("store")
+@bundled
 def store(
     context: typer.Context,
     engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="sqlite or postgres.")] = "sqlite",
@@ -56,8 +58,6 @@ def store(
         str, typer.Option("--scales", metavar="LIST", help="Stored rows, in multiples of --rows.")
     ] = "1,10,100",
     folder: FolderOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Durable commits per second, as a ratio to raw batches of the same rows and beside the disk's own limit.
 
@@ -99,6 +99,7 @@ def _answer(result: Result) -> CommandResult:
 
 
 @app.command("pipes")
+@bundled
 def pipes(
     context: typer.Context,
     messages: Annotated[
@@ -114,8 +115,6 @@ def pipes(
         str, typer.Option("--scales", metavar="LIST", help="Backlogs, in multiples of --messages.")
     ] = "1,10,100",
     folder: FolderOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Messages per second through a resend pipe between two processes, durable and not, beside a bare TCP stream.
 
@@ -147,6 +146,7 @@ def _pipes_answer(result: PipesResult) -> CommandResult:
 
 
 @app.command("pubsub")
+@bundled
 def pubsub(
     context: typer.Context,
     parts: Annotated[
@@ -168,8 +168,6 @@ def pubsub(
         str | None, typer.Option("--url", metavar="URL", help="A PostgreSQL server. Default: a private one.")
     ] = None,
     folder: FolderOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Durable publishes, fan-out, idle connections and recovery, beside bare sockets and other brokers.
 
@@ -212,6 +210,7 @@ def _pubsub_answer(result: PubSubResult, *, is_judged: bool) -> CommandResult:
 
 
 @app.command("spark")
+@bundled
 def spark(
     context: typer.Context,
     events: Annotated[
@@ -233,8 +232,6 @@ def spark(
         str | None, typer.Option("--url", metavar="URL", help="A PostgreSQL server. Default: a private one.")
     ] = None,
     folder: FolderOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """The audit beside DuckDB, Polars and a naive Spark query on the same files, and rows per second through Spark.
 

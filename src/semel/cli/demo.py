@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from semel.cli.options import DebugOption, JsonOption
+from semel.cli.bundles import bundled
 from semel.cli.terminal import CommandResult, Terminal
 
 
+@bundled
 def demo(
     context: typer.Context,
     messages: Annotated[int, typer.Option("--messages", metavar="N", help="Messages to send.")] = 2000,
@@ -33,8 +34,6 @@ def demo(
     audit: Annotated[
         bool, typer.Option("--audit/--no-audit", help="End with an audit of the ledgers by Spark.")
     ] = True,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """See it work: two processes exchange messages over a link that loses, doubles, delays and cuts, and are killed.
     Beside them clients of a hub, ours and Microsoft's, whose connections are cut while the server is killed.

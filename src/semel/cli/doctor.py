@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from semel.cli.bundles import bundled
 from semel.cli.doctor_checks import DoctorCheck, State
-from semel.cli.options import ConfigOption, DebugOption, JsonOption, StoreOption, opened, shown
+from semel.cli.options import ConfigOption, StoreOption, opened, shown
 from semel.cli.terminal import CommandResult, Terminal, human_bytes
 from semel.errors import EXIT_UNREACHABLE, NotAStore, SemelError
 
@@ -28,6 +29,7 @@ SYNC_RATE_LOW = 50
 _MARKS = {"ok": ("✓", "green"), "note": ("·", "dim"), "missing": ("–", "yellow"), "bad": ("✗", "bold red")}
 
 
+@bundled
 def doctor(
     context: typer.Context,
     store: StoreOption = None,
@@ -35,8 +37,6 @@ def doctor(
     start_cache: bool = typer.Option(
         False, "--start-cache", help="Make the cache that halves the start of Spark (a minute, 180 MB)."
     ),
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Check this machine, the configuration and the store, and say what to do about what is missing.
 

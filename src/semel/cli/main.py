@@ -14,7 +14,7 @@ import typer
 
 from semel import __version__
 from semel.cli import audit, bench, demo, doctor, pipeline, plan, pubsub, serve, sim, store, token
-from semel.cli.options import DebugOption, JsonOption
+from semel.cli.bundles import bundled
 from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import EXIT_USAGE, SemelError
 
@@ -75,12 +75,11 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
+@bundled
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """What comes before the command."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,8 +27,6 @@ StoreOption = Annotated[
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="The configuration file. Default: semel.toml, if any.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, and nothing else there.")]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show where an error comes from. Also: SEMEL_DEBUG=1.")]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?\Z")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -71,6 +70,25 @@ def shown(url: str) -> str:
 
 _PASSWORD = re.compile(r"(://[^/?#@:]*:)[^/?#]*(@)")
 _PASSWORD_QUERY = re.compile(r"([?&]password=)[^&#]*")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Which store, and which configuration."""
+
+    store: StoreOption = None
+    config: ConfigOption = None
+
+    def find(self, terminal: Terminal) -> tuple[str, Config]:
+        settings = load(self.config)
+        return find_store(terminal, self.store, settings), settings
+
+    @contextmanager
+    def opened(self, terminal: Terminal) -> Iterator[tuple[str, Store]]:
+        """The URL and the store."""
+        url, settings = self.find(terminal)
+        with opened(url, settings) as store:
+            yield url, store
 
 
 @contextmanager

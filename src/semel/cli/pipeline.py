@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from semel.cli.bundles import bundled
 from semel.cli.options import (
-    ConfigOption,
-    DebugOption,
-    JsonOption,
-    StoreOption,
+    StoreOptions,
     find_store,
     load,
     opened,
@@ -52,7 +50,8 @@ MasterOption = Annotated[
 
 
 @app.callback()
-def pipeline_group(json: JsonOption = False, debug: DebugOption = False) -> None:
+@bundled
+def pipeline_group() -> None:
     """Run pipelines on Spark: messages from stream to stream, each once and in order.
 
     \b
@@ -86,9 +85,11 @@ def _find(name: str, config: Config, terminal: Terminal, store: str | None) -> P
 
 
 @app.command("run")
+@bundled
 def run(
     context: typer.Context,
     name: NameArgument,
+    places: StoreOptions,
     once: Annotated[bool, typer.Option("--once", help="Take what is there, then end.")] = False,
     as_name: Annotated[
         str | None, typer.Option("--as", metavar="NEW", help="Replay it under another name, into spark/NEW.")
@@ -105,10 +106,6 @@ def run(
     wait: Annotated[
         str, typer.Option("--wait", metavar="TIME", help="How long to wait for another driver to end.")
     ] = "0s",
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Run a pipeline from where it stopped. Ctrl-C ends it: a batch that was cut short runs again the next time.
 
@@ -124,9 +121,9 @@ def run(
     from semel.spark.session import check_executors, spark_session
 
     terminal: Terminal = context.obj
-    settings = load(config)
+    settings = load(places.config)
     wait_s = parse_duration("--wait", wait)
-    found = _find(name, settings, terminal, store)
+    found = _find(name, settings, terminal, places.store)
     with told_by("--as"):
         found = replay(found, as_name)
     with told_by("--start"):
@@ -208,13 +205,8 @@ def _run_dict(run: PipelineRun) -> dict[str, Any]:
 
 
 @app.command("list")
-def list_(
-    context: typer.Context,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
-) -> CommandResult:
+@bundled
+def list_(context: typer.Context, places: StoreOptions) -> CommandResult:
     """The pipelines of the configuration, and how each stands.
 
     \b
@@ -222,8 +214,7 @@ def list_(
       semel pipeline list
       semel pipeline list --json
     """
-    settings = load(config)
-    url = find_store(context.obj, store, settings)
+    url, settings = places.find(context.obj)
     from semel.spark.pipeline import from_section
 
     found = [from_section(section, url) for section in settings.pipelines]
@@ -318,14 +309,8 @@ def _table(rows: list[tuple[Pipeline, RunStatus]]) -> Table:
 
 
 @app.command("status")
-def status(
-    context: typer.Context,
-    name: NameArgument,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
-) -> CommandResult:
+@bundled
+def status(context: typer.Context, name: NameArgument, places: StoreOptions) -> CommandResult:
     """Who runs a pipeline, how far it is, and what it said last.
 
     \b
@@ -333,8 +318,8 @@ def status(
       semel pipeline status orders
       semel pipeline status orders --json
     """
-    settings = load(config)
-    found = _find(name, settings, context.obj, store)
+    settings = load(places.config)
+    found = _find(name, settings, context.obj, places.store)
     with opened(found.store, settings) as opened_store:
         standing = _status(opened_store, found, settings)
         warnings = _missing(opened_store, found, settings)
@@ -374,14 +359,12 @@ def _moment(at: int) -> str:
 
 
 @app.command("stop")
+@bundled
 def stop(
     context: typer.Context,
     name: NameArgument,
+    places: StoreOptions,
     wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="How long to wait until it has ended.")] = "60s",
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Ask a running pipeline to end, from any machine that reaches its store.
 
@@ -393,9 +376,9 @@ def stop(
     from semel.spark import runner
 
     terminal: Terminal = context.obj
-    settings = load(config)
+    settings = load(places.config)
     wait_s = parse_duration("--wait", wait)
-    found = _find(name, settings, terminal, store)
+    found = _find(name, settings, terminal, places.store)
     with opened(found.store, settings) as opened_store, terminal.progress(f"stopping {found.name}"):
         row = runner.ask_to_stop(opened_store, found.name)
         if row is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.options import DebugOption, JsonOption
+from semel.cli.bundles import bundled
 from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 
@@ -37,6 +37,7 @@ class PlanCommand(typer.core.TyperCommand):
         return super().parse_args(ctx, args)
 
 
+@bundled
 def plan(
     context: typer.Context,
     path: Annotated[
@@ -61,8 +62,6 @@ def plan(
     plot: Annotated[
         File | None, typer.Option("--plot", metavar="FILE", help="Write R and UR as curves: .png or .html.")
     ] = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Calculate the reliability and uniqueness of a delivery path.
 

@@ -15,16 +15,8 @@ from urllib.parse import quote
 
 import typer
 
-from semel.cli.options import ConfigOption, DebugOption, JsonOption
-from semel.cli.remote import (
-    CaOption,
-    ConnectionOption,
-    DevOption,
-    EndpointOption,
-    KeysOption,
-    RemoteServer,
-    find_server,
-)
+from semel.cli.bundles import bundled
+from semel.cli.remote import RemoteServer, ServerOptions
 from semel.cli.terminal import CommandResult, Terminal, human_bytes
 from semel.errors import ConfigError, EpochChanged, PeerUnavailable
 
@@ -53,7 +45,8 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
-def pubsub_group(json: JsonOption = False, debug: DebugOption = False) -> None:
+@bundled
+def pubsub_group() -> None:
     """Look into a running pub/sub server, send, close and follow.
 
     \b
@@ -69,16 +62,8 @@ def pubsub_group(json: JsonOption = False, debug: DebugOption = False) -> None:
 
 
 @app.command("hubs")
-def hubs(
-    connection_string: ConnectionOption = None,
-    endpoint: EndpointOption = None,
-    keys: KeysOption = None,
-    dev: DevOption = False,
-    ca: CaOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
-) -> CommandResult:
+@bundled
+def hubs(place: ServerOptions) -> CommandResult:
     """List the hubs, and how many connections and groups each has.
 
     \b
@@ -86,7 +71,7 @@ def hubs(
       semel pubsub hubs
       semel pubsub hubs --dev --json
     """
-    with RemoteServer(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+    with place.server() as server:
         found = server.get(HUBS, "hubs")["hubs"]
     table = _table("hub", connected="right", waiting="right", elsewhere="right", groups="right")
     for hub in found:
@@ -100,19 +85,13 @@ def hubs(
 
 
 @app.command("connections")
+@bundled
 def connections(
     hub: HubArgument,
+    place: ServerOptions,
     group: GroupOption = None,
     user: UserOption = None,
     limit: LimitOption = 1000,
-    connection_string: ConnectionOption = None,
-    endpoint: EndpointOption = None,
-    keys: KeysOption = None,
-    dev: DevOption = False,
-    ca: CaOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """List the connections of a hub: who, in which groups, and what each has not acknowledged.
 
@@ -121,7 +100,7 @@ def connections(
       semel pubsub connections chat
       semel pubsub connections chat --user ann --json
     """
-    with RemoteServer(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+    with place.server() as server:
         found, more = _pages(server, hub, "connections", limit, {"group": group, "user": user})
         nobody = "" if found else _nothing(server, hub, "nobody is there")
     columns = {
@@ -163,18 +142,8 @@ def _state(connection: Mapping[str, Any]) -> str:
 
 
 @app.command("groups")
-def groups(
-    hub: HubArgument,
-    limit: LimitOption = 1000,
-    connection_string: ConnectionOption = None,
-    endpoint: EndpointOption = None,
-    keys: KeysOption = None,
-    dev: DevOption = False,
-    ca: CaOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
-) -> CommandResult:
+@bundled
+def groups(hub: HubArgument, place: ServerOptions, limit: LimitOption = 1000) -> CommandResult:
     """List the groups of a hub, and how many members each has.
 
     \b
@@ -182,7 +151,7 @@ def groups(
       semel pubsub groups chat
       semel pubsub groups chat --limit 10
     """
-    with RemoteServer(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+    with place.server() as server:
         found, more = _pages(server, hub, "groups", limit, {})
         nothing = "" if found else _nothing(server, hub, "no group has a member")
     table = _table("group", members="right")
@@ -226,8 +195,10 @@ def _listed(name: str, found: list[dict[str, Any]], more: bool, table: Table, no
 
 
 @app.command("send")
+@bundled
 def send(
     hub: HubArgument,
+    place: ServerOptions,
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="What to send, unless --file says.", show_default=False)
     ] = None,
@@ -249,14 +220,6 @@ def send(
     filter_: Annotated[
         str | None, typer.Option("--filter", metavar="ODATA", help="Only to those that this chooses.")
     ] = None,
-    connection_string: ConnectionOption = None,
-    endpoint: EndpointOption = None,
-    keys: KeysOption = None,
-    dev: DevOption = False,
-    ca: CaOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Send a message to a group, a user, a connection or everybody. It is durable when this returns.
 
@@ -271,7 +234,7 @@ def send(
     path, to = _receivers(hub, group, user, connection, everybody)
     headers = {"content-type": _CONTENT_TYPES[type_], **({"idempotency-key": key} if key is not None else {})}
     body = _body(text, file)
-    with RemoteServer(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+    with place.server() as server:
         query = {"messageTtlSeconds": ttl, "filter": filter_}
         said = server.rest("POST", f"{path}/:send", query, body=body, headers=headers)
     is_new = REPEATED not in said
@@ -296,21 +259,15 @@ def _body(text: str | None, file: Path | None) -> bytes:
 
 
 @app.command("close")
+@bundled
 def close(
     hub: HubArgument,
+    place: ServerOptions,
     group: GroupOption = None,
     user: UserOption = None,
     connection: ConnectionIdOption = None,
     everybody: EverybodyOption = False,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="What the clients are told.")] = "",
-    connection_string: ConnectionOption = None,
-    endpoint: EndpointOption = None,
-    keys: KeysOption = None,
-    dev: DevOption = False,
-    ca: CaOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Close connections and end their sessions, with all that they have not acknowledged.
 
@@ -321,7 +278,7 @@ def close(
       semel pubsub close chat --everybody
     """
     path, to = _receivers(hub, group, user, connection, everybody)
-    with RemoteServer(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server:
+    with place.server() as server:
         found = server.has(path) if not everybody else bool(_pages(server, hub, "connections", 1, {})[0])
         asked = ("DELETE", path) if connection is not None else ("POST", f"{path}/:closeConnections")
         server.rest(*asked, {"reason": reason or None})
@@ -351,22 +308,16 @@ def _named(to: Mapping[str, Any]) -> str:
 
 
 @app.command("tail")
+@bundled
 def tail(
     context: typer.Context,
     hub: HubArgument,
+    place: ServerOptions,
     group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only messages to this group.")] = None,
     stored: Annotated[bool, typer.Option("--stored", help="Begin with what is still in the store.")] = False,
     count: Annotated[
         int | None, typer.Option("--count", metavar="N", min=1, help="End after so many messages.")
     ] = None,
-    connection_string: ConnectionOption = None,
-    endpoint: EndpointOption = None,
-    keys: KeysOption = None,
-    dev: DevOption = False,
-    ca: CaOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Follow the messages of a hub, until Ctrl-C. With --json, one object a line.
 
@@ -381,7 +332,7 @@ def tail(
     terminal: Terminal = context.obj
     with (
         _until_interrupted(),
-        RemoteServer(find_server(connection_string, endpoint, keys, dev=dev, config=config, ca=ca)) as server,
+        place.server() as server,
     ):
         if terminal.shows_progress:
             terminal.note(_nothing(server, hub, f"following {plain(hub)}, Ctrl-C ends it"))

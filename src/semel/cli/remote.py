@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.options import load
+from semel.cli.options import ConfigOption, load
 from semel.errors import (
     AuthError,
     ConfigError,
@@ -163,6 +163,23 @@ def _endpoint(config: Config) -> str:
     host = _ANY_ADDRESS.get(server.host, server.host)
     scheme = "http" if server.tls_cert is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where a running server is, and what opens it."""
+
+    connection_string: ConnectionOption = None
+    endpoint: EndpointOption = None
+    keys: KeysOption = None
+    dev: DevOption = False
+    ca: CaOption = None
+    config: ConfigOption = None
+
+    def server(self) -> RemoteServer:
+        return RemoteServer(
+            find_server(self.connection_string, self.endpoint, self.keys, dev=self.dev, config=self.config, ca=self.ca)
+        )
 
 
 class RemoteServer:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from semel.cli.bundles import bundled
 from semel.cli.options import (
     ConfigOption,
-    DebugOption,
-    JsonOption,
     StoreOption,
     find_store,
     load,
@@ -50,6 +49,7 @@ DEV_ORIGIN = "localhost"
 """As event handlers know Microsoft's emulator."""
 
 
+@bundled
 def serve(
     context: typer.Context,
     host: Annotated[
@@ -80,8 +80,6 @@ def serve(
     ] = False,
     store: StoreOption = None,
     config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> None:
     """Serve Azure Web PubSub's protocols: WebSocket clients and REST, durable, on one port.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.options import DebugOption, JsonOption
+from semel.cli.bundles import bundled
 from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 
@@ -27,6 +27,7 @@ class WorldName(StrEnum):
     CLIENT = "client"
 
 
+@bundled
 def sim(
     context: typer.Context,
     world: Annotated[
@@ -49,8 +50,6 @@ def sim(
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, metavar="J", help="Processes to use. Default: one for each core.")
     ] = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Look for a seed that breaks a promise. The same seed always gives the same world and the same trace hash.
 

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
+from semel.cli.bundles import bundled
 from semel.cli.options import (
-    ConfigOption,
-    DebugOption,
-    JsonOption,
-    StoreOption,
+    StoreOptions,
     find_store,
     load,
     opened,
@@ -52,7 +50,8 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
-def store_group(json: JsonOption = False, debug: DebugOption = False) -> None:
+@bundled
+def store_group() -> None:
     """Create, inspect, sweep and export a store.
 
     \b
@@ -69,13 +68,11 @@ def store_group(json: JsonOption = False, debug: DebugOption = False) -> None:
 
 
 @app.command("init")
+@bundled
 def init(
     context: typer.Context,
+    places: StoreOptions,
     url: Annotated[str | None, typer.Argument(metavar="[URL]", help="The store to create.", show_default=False)] = None,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Create a store. One that is there already is left as it is.
 
@@ -85,10 +82,9 @@ def init(
       semel store init sqlite:////var/lib/semel/semel.db
       semel store init postgresql://user@host/database
     """
-    if url and store and url != store:
-        raise ConfigError(f"two stores are named: {shown(url)} and {shown(store)}", fix="name one")
-    settings = load(config)
-    found = find_store(context.obj, url or store, settings)
+    if url and places.store and url != places.store:
+        raise ConfigError(f"two stores are named: {shown(url)} and {shown(places.store)}", fix="name one")
+    found, settings = replace(places, store=url or places.store).find(context.obj)
     created = not _exists(found, settings)
     with opened(found, settings, create=True) as opened_store:
         status = opened_store.status()
@@ -121,13 +117,8 @@ def _exists(url: str, config: Config) -> bool:
 
 
 @app.command("status")
-def status(
-    context: typer.Context,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
-) -> CommandResult:
+@bundled
+def status(context: typer.Context, places: StoreOptions) -> CommandResult:
     """Show streams, cursors, work, ledger and what could be swept.
 
     \b
@@ -135,8 +126,7 @@ def status(
       semel store status
       semel store status --store postgresql://user@host/database --json
     """
-    settings = load(config)
-    with opened(find_store(context.obj, store, settings), settings) as found:
+    with places.opened(context.obj) as (_, found):
         seen = found.status()
         exported = {name: _exported(found, name) for name in ("ledger", "index")}
     return CommandResult({**_plain(seen), "exported": exported}, _status_view(seen, exported))
@@ -223,13 +213,8 @@ def _table(first: str, *columns: str) -> Table:
 
 
 @app.command("migrate")
-def migrate(
-    context: typer.Context,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
-) -> CommandResult:
+@bundled
+def migrate(context: typer.Context, places: StoreOptions) -> CommandResult:
     """Bring the schema of a store up to this version of Semel.
 
     \b
@@ -237,9 +222,7 @@ def migrate(
       semel store migrate
       semel store migrate --store postgresql://user@host/database
     """
-    settings = load(config)
-    url = find_store(context.obj, store, settings)
-    with opened(url, settings) as found:
+    with places.opened(context.obj) as (url, found):
         before, after = found.migrate()
         # opening a store has brought it up to date already: it remembers what it found
         before = getattr(found, "schema_found", before)
@@ -252,15 +235,13 @@ def migrate(
 
 
 @app.command("new-epoch")
+@bundled
 def new_epoch(
     context: typer.Context,
+    places: StoreOptions,
     reason: Annotated[
         str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the ledger.", show_default=False)
     ],
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Begin a new epoch, after a restore that Semel could not see by itself.
 
@@ -273,9 +254,7 @@ def new_epoch(
     """
     if not reason.strip():
         raise ConfigError("--reason is empty", fix="say in a few words why: it is kept in the ledger")
-    settings = load(config)
-    url = find_store(context.obj, store, settings)
-    with opened(url, settings) as found:
+    with places.opened(context.obj) as (url, found):
         epoch = found.raise_epoch(reason)
     return CommandResult(
         {"store": shown(url), "epoch": epoch, "reason": reason}, [f"{shown(url)}: epoch {epoch} begins"]
@@ -286,18 +265,16 @@ def new_epoch(
 
 
 @app.command("ledger")
+@bundled
 def ledger(
     context: typer.Context,
+    places: StoreOptions,
     message: Annotated[
         str | None, typer.Option("--message", metavar="ID", help="Only what was seen to happen to this message.")
     ] = None,
     last: Annotated[
         int, typer.Option("--last", metavar="N", min=1, help="How many entries, counted from the end.")
     ] = 20,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Show the ledger, oldest first: who saw what happen to which message on which hop.
 
@@ -310,9 +287,7 @@ def ledger(
       semel store ledger --last 100 --json
       semel store ledger --message order-7
     """
-    settings = load(config)
-    url = find_store(context.obj, store, settings)
-    with opened(url, settings) as found:
+    with places.opened(context.obj) as (url, found):
         is_wanted = _about(found, message) if message is not None else lambda event: True
         entries = deque((entry for entry in _pages(found.ledger) if is_wanted(entry.event)), maxlen=last)
     result = {"store": shown(url), "entries": [_plain_entry(entry) for entry in entries]}
@@ -366,16 +341,14 @@ def _ledger_table(entries: Iterable[Entry]) -> Table:
 
 
 @app.command("sweep")
+@bundled
 def sweep(
     context: typer.Context,
+    places: StoreOptions,
     older_than: Annotated[
         str | None,
         typer.Option("--older-than", metavar="AGE", help="First give up records of every stream older than this: 7d."),
     ] = None,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Remove what nobody needs any more. Nothing open, pinned by a cursor or waiting for the export is touched.
 
@@ -386,9 +359,7 @@ def sweep(
     """
     terminal: Terminal = context.obj
     age_s = parse_duration("--older-than", older_than) if older_than is not None else None
-    settings = load(config)
-    url = find_store(terminal, store, settings)
-    with opened(url, settings) as found:
+    with places.opened(terminal) as (url, found):
         trimmed = _trim(found, age_s, terminal) if age_s is not None else []
         swept = _sweep_all(found, terminal)
     result = {"store": shown(url), "trimmed": trimmed, "swept": _plain(swept), "total": swept.total}
@@ -475,8 +446,10 @@ def _swept_line(swept: Swept) -> str:
 
 
 @app.command("export")
+@bundled
 def export(
     context: typer.Context,
+    places: StoreOptions,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="DIR", help="The folder. Default: export_to in the section ledger.")
     ] = None,
@@ -495,10 +468,6 @@ def export(
     forget: Annotated[
         bool, typer.Option("--forget", help="Export no more: sweep need not wait for it. Files that are there stay.")
     ] = False,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Write the ledger and the index of streams as Parquet files, each row exactly once.
 
@@ -512,16 +481,16 @@ def export(
       semel store export --forget
     """
     terminal: Terminal = context.obj
-    settings = load(config)
+    settings = load(places.config)
     if forget:
-        return _forget(find_store(terminal, store, settings), settings, _datasets(dataset), wait)
+        return _forget(find_store(terminal, places.store, settings), settings, _datasets(dataset), wait)
     folder = to or settings.ledger.export_to
     if folder is None:
         raise ConfigError("no folder for the export was named", fix="add --to DIR, or set [ledger] export_to")
     names = _datasets(dataset)
     every_s = parse_duration("--every", every) if every is not None else None
     options = _export_options(settings, wait, new_epoch)
-    url = find_store(terminal, store, settings)
+    url = find_store(terminal, places.store, settings)
     with opened(url, settings) as found, _stoppable(every_s is not None) as stop:
         options = replace(options, stop=stop.is_set)
         rounds = _rounds(lambda: _export_round(found, folder, names, options, terminal), every_s, stop, terminal)

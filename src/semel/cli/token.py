@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from semel.cli.options import ConfigOption, DebugOption, JsonOption
+from semel.cli.bundles import bundled
+from semel.cli.options import ConfigOption
 from semel.cli.remote import ConnectionOption, DevOption, EndpointOption, KeysOption, ServerAddress, find_server
 from semel.cli.terminal import CommandResult
 from semel.errors import ConfigError, InputError
@@ -22,6 +23,7 @@ _SERVICE_ROLES = {f"{before}{name}": f"semel.{name}" for name in ("read", "opera
 """Roles, as they may be written and as they stand in a token. A client's may be followed by a dot and a group."""
 
 
+@bundled
 def token(
     context: typer.Context,
     hub: Annotated[str | None, typer.Option("--hub", metavar="NAME", help="For a client of this hub.")] = None,
@@ -44,8 +46,6 @@ def token(
     keys: KeysOption = None,
     dev: DevOption = False,
     config: ConfigOption = None,
-    json: JsonOption = False,
-    debug: DebugOption = False,
 ) -> CommandResult:
     """Make an address with which a client may connect, or a token for services.
 
