@@ -182,3 +182,20 @@ def test_goes_on_again(server):
 def test_a_slow_machine_is_given_longer(tmp_path: Path) -> None:
     said = outcome(run(tmp_path, "@pytest.mark.timeout(0.1)\ndef test_it():\n    time.sleep(0.5)\n", factor=100))
     assert "1 passed" in said, said
+
+
+def test_the_tracker_of_multiprocessing_outlives_the_test_that_needs_it_first(tmp_path: Path) -> None:
+    """Python starts it once for all tests, and warns when it is gone."""
+    tests = """
+@pytest.mark.filterwarnings("error:resource_tracker")
+@pytest.mark.parametrize("turn", [1, 2])
+def test_it(turn):
+    import multiprocessing
+
+    child = multiprocessing.get_context("spawn").Process(target=print)
+    child.start()
+    child.join()
+    begin()
+"""
+    said = outcome(run(tmp_path, tests))
+    assert "2 passed" in said, said

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator
+from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any
 
@@ -47,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_STDERR] = os.dup(2)  # later on it is captured
     config.stash[_LEFTOVERS] = leftovers = Leftovers()
     leftovers.start()
+    with shared("resource_tracker"):  # multiprocessing starts it once, in whichever test is first, for all of them
+        resource_tracker.ensure_running()
     sys.addaudithook(_note_start)
 
 
