@@ -337,9 +337,9 @@ NO_HANDLER = "no event handler takes the event"
 NOT_TAKEN = "the event handler could not take the event"
 
 
-def told(event: PendingEvent, why: str = NOT_TAKEN) -> Fault | CloseCode | None:
-    """What a client hears when its event has failed: an error for its ackId or, if it is a simple client and so knows
-    no acks, the end of the connection. Nothing, if it wanted to hear nothing."""
+def failure_answer(event: PendingEvent, why: str = NOT_TAKEN) -> Fault | CloseCode | None:
+    """The answer to a client whose event has failed: an error for its ackId or, for a simple client without acks,
+    the end of the connection. None, if it asked for no answer."""
     if event.ack_id is not None:
         return Fault(ErrorName.INTERNAL, why)
     return CloseCode.INTERNAL if subprotocol_of(event.client.subprotocol) is None else None

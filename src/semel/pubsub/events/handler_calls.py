@@ -1,7 +1,7 @@
-"""What a hub asks of the one who calls event handlers for it, and hears back.
+"""Calls of event handlers, which a hub leaves to its server, and the replies.
 
-A hub never calls anybody itself: it tells the peer `HANDLERS`, and a call that may succeed later is made again after a
-while, under the same token and with the same words.
+A hub never calls anybody itself: it sends `CallHandler` to the peer `HANDLERS`. A call that may succeed later is made
+again after a while, under the same token and with the same content.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.session import Session
 
 HANDLERS = "handlers"
-"""The peer that is told `CallHandler`, `CancelCall` and `Fetch`."""
+"""The peer that gets `CallHandler`, `CancelCall` and `Fetch`."""
 
 
 class CallHandler(msgspec.Struct, frozen=True):
-    """Tell a handler, and answer with `Replied`, which must come within the time."""
+    """Call a handler, and answer with `Replied`, which must come within the time."""
 
     token: str
     event: PendingEvent
@@ -55,7 +55,7 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 Then = Callable[[Reply, float], None]
-"""Hears the last word of a handler."""
+"""Called with the last reply of a handler."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class _Call:
 
 
 class HandlerCalls:
-    """Those under way. Tokens must be unique for ever: a hub that begins anew may hear answers to its former life."""
+    """Those under way. Tokens must be unique for ever: a hub that was loaded again may get replies to old calls."""
 
     def __init__(self, context: HubContext, timers: Timers) -> None:
         self._context, self._timers = context, timers

@@ -1,14 +1,14 @@
-"""Events on their way to the handlers of a hub: told at least once, and as far as HTTP allows not twice.
+"""Events on their way to the handlers of a hub: delivered at least once, and as far as HTTP allows not twice.
 
-    a row       an event is a row of the queue `hub/<hub>/events`, and durable before its handler hears of it: what
+    a row       an event is a row of the queue `hub/<hub>/events`, and durable before its handler is called: what
                 clients send is a commit of its own, what happens to a connection is in the commit that makes it happen
-    a claim     whoever has claimed the row tells the handler. The rows of one connection are told one after the other,
-                in the order in which they came about
-    an end      what the handler says to the client, the new state of the connection, the ackId and the end of the row
-                are one commit. The client hears the message, and then that its event was taken
+    a claim     whoever has claimed the row calls the handler, with the rows of one connection one after the other, in
+                the order in which they came about
+    an end      the handler's message to the client, the new state of the connection, the ackId and the end of the row
+                are one commit. The client gets the message, and then the ack of its event
 
 A row whose claim has run out was left by a process that died. It is claimed by the node that has the session, or by any
-if there is no session any more: then the handler is told all the same, and nobody hears its answer.
+if there is no session any more: then the handler is called all the same, and nobody gets its answer.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from semel.pubsub.events.cloudevents import (
     disconnected_event,
     encode_event,
     event_id,
+    failure_answer,
     joined_event,
     left_event,
     read_notification,
     read_user_event,
-    told,
     user_event,
 )
 from semel.pubsub.events.handler_calls import HANDLERS, Fetch, Fetched, HandlerCalls, Replied, Timers, client_of, micros
@@ -77,7 +77,7 @@ from semel.pubsub.hub.tail import Tail
 from semel.pubsub.protocol.messages import CloseCode, ErrorName, Fault, SendEvent
 
 LEASE_S = 15.0
-"""After this time what a dead process had in its hands goes on."""
+"""After this time others may claim what a dead process had claimed."""
 SWEEP_S = 5.0
 SWEEP_ROWS = 100
 AGAIN_S = 1.0
@@ -111,14 +111,14 @@ class _Open(NamedTuple):
 
 
 class _End(NamedTuple):
-    """Of a row. `again` is what to do if the store does not take it."""
+    """The end of a row. `again` is called if the store does not take it."""
 
     held: _Held
     again: Callable[[float], None]
 
 
 class Events:
-    """A part of a hub. Without handlers nothing is told to anybody, and what clients send is refused."""
+    """A part of a hub. Without handlers no events are kept, and what clients send is refused."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Events:
         return [self._enqueue(connected_event(client_of(self._context.hub, session), micros(now)))]
 
     def on_close(self, session: Session, reason: str, now: float) -> list[Op]:
-        """The session is over. What of it is still to be told will be, but nobody waits for an answer."""
+        """The session is over. Its events that are left go to their handlers, but nobody waits for the answers."""
         self.invocations.end(session.id)
         self._open.pop(session.id, None)
         if not self._wants(SystemEvent.DISCONNECTED):
@@ -288,7 +288,7 @@ class Events:
     def _take(self, row: WorkRow, now: float) -> None:
         held = self._held.get(row.key or "")
         if held is not None and held.row.identity == row.identity:
-            # a claim that ran out while its handler was asked, or a client that has asked anew: the same call will do
+            # its claim ran out while the handler was called, or the client has sent it again: the same call will do
             held.row = row
             return
         held = _Held(row, f"{row.identity}/{row.fence}")
@@ -327,7 +327,7 @@ class Events:
             self._forget(held)
 
     def _forget(self, held: _Held) -> None:
-        """Somebody else has the row. A client that asks again begins anew."""
+        """Somebody else has the row. A client that sends the event again makes a new one."""
         if self._held.get(held.connection) is not held:
             return
         del self._held[held.connection]
@@ -336,7 +336,7 @@ class Events:
         if session is not None and ack_id is not None:
             session.acks.take_repeats(ack_id)
 
-    # -- telling
+    # -- calling handlers
 
     def receive(self, message: Replied | Fetched, now: float) -> None:
         if isinstance(message, Replied):
@@ -356,7 +356,7 @@ class Events:
             self._finish_unreadable(held, "its body cannot be read", now)
 
     def _begin(self, held: _Held, stored: bytes, now: float) -> None:
-        """The state of the connection is what handlers have last said of it, also since the event was stored."""
+        """The state of the connection is what handlers have last set, also since the event was stored."""
         try:
             event = decode_event(stored)
         except StoreError as error:
@@ -383,7 +383,7 @@ class Events:
     # -- what became of it
 
     def _answer(self, held: _Held, event: PendingEvent, answer: HandlerAnswered | HandlerFailed, now: float) -> None:
-        """Again and again, until it is in the store or somebody else has the row."""
+        """Tried again until it is in the store, or somebody else has the row."""
         if self._held.get(held.connection) is not held:
             return
         end = _End(held, lambda now: self._answer(held, event, answer, now))
@@ -409,7 +409,7 @@ class Events:
             puts.append(session.put_acks(self._context.hub))
 
         def done(results: tuple[Result, ...], now: float) -> None:
-            self._let_in_the_next(end.held, results, now)
+            self._take_next(end.held, results, now)
             if event.ack_id is not None:
                 ack_ids, first = [event.ack_id], results[0]
                 offset = first.position.offset if isinstance(first, Fresh) else 0
@@ -423,7 +423,7 @@ class Events:
         self._commits.commit(session, appends, puts, done, failed, more)
 
     def _message(self, answer: HandlerAnswered, session: Session, now: float) -> tuple[list[Append], Sequence[Op]]:
-        """What the handler says to the client, as a record for it alone."""
+        """The handler's message to the client, as a record for it alone."""
         if answer.data is None:
             return [], ()
         blob, chunks = self._tail.keep_body(answer.data.body, self._context.mint, now)
@@ -437,7 +437,7 @@ class Events:
     def _finish_failed(
         self, end: _End, event: PendingEvent, answer: HandlerFailed, session: Session | None, now: float
     ) -> None:
-        """A client that hears of it may try again. What nobody else knows of is kept for a while."""
+        """A client that is told of it may try again. What nobody else knows of is kept for a while."""
         is_known = session is not None and event.ack_id is not None
         to, kind = (WorkState.DONE, Kind.DISCARDED) if is_known else (WorkState.DEAD, Kind.DEAD_LETTERED)
 
@@ -468,7 +468,7 @@ class Events:
         """Nothing changes for the session. If it is here, nothing may stay in doubt: its client may be waiting."""
 
         def done(results: tuple[Result, ...], now: float) -> None:
-            self._let_in_the_next(end.held, results, now)
+            self._take_next(end.held, results, now)
             then(now)
 
         def failed(failure: Failure) -> None:
@@ -487,8 +487,8 @@ class Events:
         event = message_event(kind, f"{self.queue}>handler", "", row.envelope, attempt=row.attempts, cause=cause)
         return Finish(self.queue, row.identity, to, row.fence, keep_s=keep_s, cause=cause), Log(event)
 
-    def _let_in_the_next(self, held: _Held, results: tuple[Result, ...], now: float) -> None:
-        """With the end of a row the next one of its connection was claimed."""
+    def _take_next(self, held: _Held, results: tuple[Result, ...], now: float) -> None:
+        """The commit that ended a row has claimed the next one of its connection."""
         if self._held.get(held.connection) is held:
             del self._held[held.connection]
         self._ended(held.connection, held.row.identity)
@@ -514,7 +514,7 @@ class Events:
         """Say so to the client, as far as it listens."""
         if session is None or event.family is not Family.USER:
             return
-        match told(event, why):
+        match failure_answer(event, why):
             case Fault() as fault:
                 assert event.ack_id is not None
                 self._acks.refuse(session, [event.ack_id], fault)

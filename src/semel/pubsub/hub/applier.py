@@ -116,8 +116,8 @@ class Applier:
         if known is not None and not is_old:
             self._elsewhere.remove(known)
         session = self._roster.get(envelope.source)
-        if session is not None and session.came is not None:
-            session.came = min(session.came, offset)
+        if session is not None and session.present_at is not None:
+            session.present_at = min(session.present_at, offset)
         self._orders.has_moved(envelope.source, node)
         if node == self._context.node:
             return

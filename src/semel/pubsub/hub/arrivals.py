@@ -1,8 +1,7 @@
-"""Sessions of which it is not decided yet whether they are here: new ones and those that are taken over, while the
-commit that says so is on its way.
+"""Sessions whose first commit on this node is on its way: new ones, and those that are taken over.
 
-Others may know from the stream that a session is here before we have heard of it. And nothing can be written for it
-yet: what version its rows have is learned from that commit. So what is asked of it waits.
+Other nodes may learn from the stream that a session is here before this node has the answer to its commit. Until then
+nothing can be written for the session, since the versions of its rows come with that answer: what is asked of it waits.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Arrivals:
         self.sessions.add(session)
 
     def decided(self, session: Session, now: float) -> None:
-        """It is here, or it is not: go on with what waited for it."""
+        """Its commit is done, or has failed: call those who waited for it."""
         self.sessions.remove(session)
         waiting, self._waiting = self._waiting, []
         for ids, call in waiting:
@@ -36,5 +35,5 @@ class Arrivals:
                 call(now)
 
     def when_decided(self, sessions: Iterable[Session], call: Callable[[float], None]) -> None:
-        """Of all of these."""
+        """Call when it is decided for all of these."""
         self._waiting.append(({session.id for session in sessions}, call))

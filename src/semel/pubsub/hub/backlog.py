@@ -102,7 +102,7 @@ class Backlog:
         self.acked = offset
 
     def unacknowledged(self) -> Iterable[Run]:
-        """Of the first run, a part may be acknowledged."""
+        """The first run without the part of it that is acknowledged."""
         return (run.after(self.acked) for run in self.queue)
 
     def after(self, offset: int) -> list[Run]:

@@ -187,7 +187,7 @@ class GroupInfo(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`more`: the list goes on after its last member."""
+    """`more`: there is more after the last member of the list."""
 
     outcome: Outcome = Outcome.DONE
     message: str = ""

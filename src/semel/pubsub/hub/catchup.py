@@ -3,9 +3,9 @@
 A session is behind after a restart, and when it comes here from another node. What comes in from then on waits in its
 queue until what was before is there. Who falls behind while a pass is under way waits for the next one.
 
-What was spilled (`spills.py`) is not in the stream any more: who has something of it waits for a pass until it is read.
-Who cannot have all of it does not go on with the rest as if nothing was missing: if it is gone, the session ends; if
-only a newer Semel can read it, the session waits for that one.
+What was spilled (`spills.py`) is not in the stream any more, and is read before a pass. A session of which some cannot
+be read does not get the rest as if nothing was missing: if messages are gone, the session ends; if only a newer Semel
+can read them, the session is left to that one.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Scope:
     only: frozenset[str] | None = None
 
     def covers(self, session: Session) -> bool:
-        if self.before is not None and (session.came is None or session.came >= self.before):
+        if self.before is not None and (session.present_at is None or session.present_at >= self.before):
             return False
         return _is_among(session.id, self.only)
 
@@ -97,7 +97,7 @@ class Commands:
         self._stored: dict[Session, Permissions] = {}
 
     def __len__(self) -> int:
-        """Of how many sessions the permissions are being changed."""
+        """How many sessions have changed permissions on their way into the store."""
         return len(self._stored)
 
     # -- whom a command is for
@@ -115,7 +115,7 @@ class Commands:
         return any(_is_among(each.id, only) for each in found) or bool(self._missing(command, only))
 
     def _missing(self, command: Command, only: frozenset[str] | None) -> set[str]:
-        """Those who were here until a moment ago, and of whom the stream has not said where they are."""
+        """Those who were here until a moment ago, and for whom the stream has not named another node yet."""
         return {each.id for each in self.elsewhere_of(command, only) if each.node == SOMEWHERE}
 
     def carry_out(self, command: Command, scope: Scope, now: float, then: CarriedOut) -> None:

@@ -25,7 +25,7 @@ def hint(failure: Failure) -> str:
 
 
 def outward(error: SemelError | None) -> str:
-    """All that anybody outside hears of an error that came from a store. Where the store is, what it is called and who
+    """All that goes out of the server about an error of the store. Where the store is, what it is called and who
     may use it stands in the error itself, and is for the log alone."""
     if isinstance(error, StoreFull):
         return "the store has no room left; ask again later"

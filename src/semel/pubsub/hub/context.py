@@ -28,9 +28,9 @@ from semel.kernel.effects import (
 from semel.kernel.envelope import mint_id
 from semel.kernel.ops import Op
 from semel.kernel.position import Position
-from semel.pubsub.hub.asking import Asking
 from semel.pubsub.hub.commits import Done, Failed, Failure, is_conflict, is_trouble, why
 from semel.pubsub.hub.counts import HubCounts
+from semel.pubsub.hub.pending_reads import PendingReads
 from semel.pubsub.hub.records import accepted_event, repeated_event, stream_of
 from semel.pubsub.hub.tail import READ_ROWS
 
@@ -77,7 +77,7 @@ class HubContext:
         self._random = random
         self._tokens = count(1)
         self._waiting: dict[int, tuple[Done, Failed]] = {}
-        self._loads = Asking[str | LoadAll, OnLoaded](self._ask)
+        self._loads = PendingReads[str | LoadAll, OnLoaded](self._ask)
         self._on_end: Callable[[int | None, float], None] | None = None
         self._complaints: set[str] = set()
 

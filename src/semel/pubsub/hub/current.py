@@ -1,7 +1,7 @@
-"""Who asks one node about connections asks about those of all nodes. What others have done is known here as far as the
-stream was read, so the answer waits until everything has been read that stood in it when the question came.
+"""A read barrier: questions about connections wait until this node has read everything that stood in the stream when
+they came, so that the answer counts for the sessions of all nodes.
 
-All who ask at once wait for the same read. A node that is alone has done everything itself, and waits for nothing.
+All who ask at once wait for the same read. A single node has written everything itself, and waits for nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Current:
         return len(self._asked)
 
     def when(self, then: Callable[[float], None], failed: Callable[[str], None], now: float) -> None:
-        """`then`, as soon as all is known here that stands in the stream now. `failed` hears why that cannot be."""
+        """Call `then` as soon as all that stands in the stream now is applied here, or `failed` with why not."""
         if not self._context.options.is_shared:
             then(now)
             return
@@ -85,7 +85,7 @@ class Current:
                 self._asked.popleft().then(now)
 
     def abandon(self, why: str) -> None:
-        """The hub begins anew, and will not hear of them. Who asks again at once waits for another read."""
+        """The stream cannot be read, or the hub is loaded again. Who asks again at once waits for another read."""
         asked, self._asked = self._asked, deque()
         for each in asked:
             each.failed(why)

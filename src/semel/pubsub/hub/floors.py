@@ -62,8 +62,8 @@ class Floors:
         return self.put(self._floor)
 
     def put(self, floor: int) -> Put:
-        """The row that says so. If the node was declared dead its row is gone, and may not come back: nobody would ever
-        remove it."""
+        """The row with the floor. If this node was declared dead its row is gone, and must not come back: nobody would
+        ever remove it."""
         self._floor = floor
         key = floor_key(self._context.hub, self._context.node)
         return Put(key, msgspec.msgpack.encode(floor), guard=self._lease.guard)

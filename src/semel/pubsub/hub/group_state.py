@@ -1,14 +1,14 @@
-"""Group state: what connections say of themselves in a group, for all who watch it.
+"""Group state: a small map that each connection may publish in a group, for all who watch the group.
 
-    set       a connection says something, or takes it back; also when it leaves the group, and when it ends
-    watch     a client hears of all there is, and from then on of every change
+    set       a connection sets its state or clears it; leaving the group and ending clear it as well
+    watch     a client gets a snapshot of all states, and from then on every change
 
-A change is a record in the hub's stream, so every node knows all states. What a session has said and what it watches is
+A change is a record in the hub's stream, so every node knows all states. What a session has set and what it watches is
 in its row, so both survive whatever the session survives.
 
 Updates are not sent again: who comes back with a new socket, or could not take them for a while, gets a snapshot.
-Microsoft's clients keep what an update has told them although a snapshot leaves it out, so what was taken back lately
-is said again.
+Microsoft's clients keep what they had from an update although a snapshot leaves it out, so what was cleared lately is
+sent as an update again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KEYS_MAX = 64
 KEY_CHARS_MAX = 256
 STATE_CHARS_MAX = 4 * 1024
 STATES_CHARS_MAX = 32 * 1024
-"""Of one state, and of all that a session has, with the names of their groups: they are in one row."""
+"""How large one state may be, and all states of a session with the names of their groups: they are in one row."""
 WATCHES_MAX = 100
 CLEARED_MAX = 10_000
 
@@ -92,10 +92,10 @@ class GroupStates:
         """How many groups somebody here watches."""
         return len(self._watchers)
 
-    # -- what clients say
+    # -- what clients ask for
 
     def set(self, session: Session, request: SetGroupState, now: float) -> None:
-        """It need not be a member: who may join a group may say something there, and then join."""
+        """It need not be a member: who may join a group may set its state there before it joins."""
         group, state = request.group, request.state
         if self._acks.is_repeated(session, request.ack_id):
             return
@@ -113,7 +113,7 @@ class GroupStates:
         self._commit(session, request.ack_id, lambda now: _put(session.states.stored, group, own), record)
 
     def watch(self, session: Session, request: SubscribeGroupState) -> None:
-        """Also asked again: it then gets another snapshot."""
+        """A client that asks again gets another snapshot."""
         group = request.group
         if self._acks.is_repeated(session, request.ack_id):
             return
@@ -144,8 +144,8 @@ class GroupStates:
         return None if allowed else forbidden("see or change the state of", group)
 
     def _next_time(self, session: Session, now: float) -> int:
-        """Milliseconds, later than all that was said of this connection before. One is left free, for its leaving the
-        group in between, which may be on its way."""
+        """In milliseconds, later than every state of this connection before. One is left free for its leaving the group
+        in between, which may be on its way."""
         last = max((own.updated_at for own in session.states.values()), default=0)
         at = max(round(now * 1000), last + 2, self._clocks.get(session.id, 0) + 2)
         self._clocks[session.id] = at
@@ -208,7 +208,7 @@ class GroupStates:
         self._missed.discard(connection)
 
     def load(self, session: Session) -> None:
-        """What a session that was read from the store has said, wherever it is."""
+        """The states of a session that was read from the store, wherever it is."""
         for group, own in session.states.items():
             self._keep(group, GroupStateItem(session.id, own.updated_at, session.user, own.state))
 
@@ -238,10 +238,11 @@ class GroupStates:
         while len(cleared) > CLEARED_MAX or cleared[0].at + self._context.options.recovery_s < now:
             cleared.popleft()
 
-    # -- what watchers hear
+    # -- what watchers get
 
     def _send_to_watchers(self, group: str, item: GroupStateItem) -> None:
-        """One frame for all who speak the same. Who is not here any more is forgotten, who has no room hears later."""
+        """One frame for all with the same protocol. Who is not here any more is forgotten, who has no room gets a
+        snapshot later."""
         frames: dict[str, bytes] = {}
         response = GroupStateUpdate(group, (item,))
         for session in list(self._watchers.get(group, {}).values()):
@@ -266,7 +267,7 @@ class GroupStates:
             self.resumed(session, now)
 
     def _begin_watching(self, session: Session, group: str, now: float) -> None:
-        """With all that was said before, on whichever node. If that cannot be read, it comes as soon as it can be."""
+        """The snapshot holds what was set on any node before. If the stream cannot be read, it is sent when it can."""
 
         def begin(now: float) -> None:
             if group in session.watches and self._roster.get(session.id) is session:

@@ -24,7 +24,7 @@ PAGE = 1000
 
 
 class KeyRow(msgspec.Struct, frozen=True, array_like=True):
-    """`digest` of what was said under the key, `id` of the message, `at` in seconds."""
+    """`digest` of the call that came with the key, `id` of its message, `at` in seconds."""
 
     digest: bytes
     id: str
@@ -43,15 +43,15 @@ class Keys:
         self._at: float | None = None
 
     def start(self, now: float) -> None:
-        """Also those of before are forgotten, whether or not another comes."""
+        """Keys from before a restart are forgotten in time as well."""
         self._at = now + CLEAN_S
 
     def put(self, key: str, digest: bytes, id: str, now: float) -> Put:
-        """To be committed with the message. It is refused if the key was used."""
+        """Has to be committed with the message, and is refused if the key was used before."""
         return Put(self._name(key), msgspec.msgpack.encode(KeyRow(digest, id, now)), 0)
 
     def compare(self, key: str, digest: bytes, answer: Callable[[Answer], None]) -> None:
-        """With what was said under the key before."""
+        """Answer a call whose key was used before: was it the same call?"""
         self._context.load(self._name(key), lambda found, now: answer(self._compared(found, digest)))
 
     def _name(self, key: str) -> str:
@@ -63,8 +63,8 @@ class Keys:
         row = msgspec.msgpack.decode(found.state.value, type=KeyRow)
         if row.digest != digest:
             return Answer(Outcome.CONFLICT, "this key was used for another message; give each message its own")
-        told = Event(Kind.DUPLICATE, self._context.repeated.hop, message=row.id)
-        self._context.commit((Log(told),), nothing_more, self._not_written)
+        duplicate = Event(Kind.DUPLICATE, self._context.repeated.hop, message=row.id)
+        self._context.commit((Log(duplicate),), nothing_more, self._not_written)
         return Answer(repeated=True)
 
     def _not_written(self, failure: Failure, now: float) -> None:

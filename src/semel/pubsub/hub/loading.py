@@ -1,4 +1,4 @@
-"""A hub as the store holds it: what a node needs to go on after a restart, or beside other nodes."""
+"""Loads a hub from the store: what a node needs to continue after a restart, or beside other nodes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def is_known(store: Store, hub: str) -> bool:
 
 
 def _sessions(store: Store, hub: str, *, with_acks: bool) -> tuple[list[Session], dict[str, StoreError]]:
-    """And why some cannot be read. What a session that is elsewhere has acknowledged is not needed to know of it."""
+    """The sessions of a hub, and why some cannot be read. Acks are not needed for the sessions of other nodes."""
     acks = dict(_states(store, acks_key(hub, ""))) if with_acks else {}
     found: list[Session] = []
     unreadable: dict[str, StoreError] = {}

@@ -9,7 +9,7 @@ from semel.pubsub.hub.session_rows import SessionRow
 
 GROUPS_MAX = 10_000
 GROUPS_CHARS_MAX = 512 * 1024
-"""Of all names together: they are in one row, which is written with every change."""
+"""For all names together: they are in one row, which is written with every change."""
 TOO_MANY_GROUPS = (
     f"a connection can be in {GROUPS_MAX:,} groups, with {GROUPS_CHARS_MAX:,} characters in all their names; those that"
     " it has left count until it has acknowledged what came from them"

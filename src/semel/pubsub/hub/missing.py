@@ -1,4 +1,4 @@
-"""Sessions for which this node was refused to write, while the stream has not said yet which node has them."""
+"""Sessions whose rows this node may not write any more, while the stream has not named the node that has them."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """What is asked here of sessions that other nodes have.
 
 A session belongs to one node, and only that one writes for it. So an order goes into the stream, where every node reads
-it. Where it stands decides whom it is for: those who came before it, on whichever node they are. Each node carries it
-out for the sessions that it has, and says so in the stream. If no other node has one of them, none has to be ordered:
-then those count who had come up to where the stream was read.
+it. Its offset decides whom it is for: sessions that opened before it, on whichever node they are. Each node carries it
+out for the sessions that it has, and replies in the stream. If no other node has one of them, no order is needed: then
+it is for those that had opened up to where the stream was read.
 
 A session may move before the node that had it comes to the order, or that node may be dead. Whoever gave the order
 follows the sessions that it is for: one that opens elsewhere is ordered for again, one that has ended is not waited
-for. Who asked hears when it is done for all, or that one did not answer in time: then it may have happened or not, and
-asking again does no harm.
+for. The caller is answered when it is done for all, or when a node did not reply in time: then it may have happened or
+not, and asking again does no harm.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Orders:
     def __len__(self) -> int:
         return len(self._runs) + len(self._given) + len(self._again)
 
-    # -- who gives them
+    # -- giving orders
 
     def carry_out(self, command: Command, now: float, answer: Reply) -> None:
         """This node is current. One that is alone has all sessions."""
@@ -123,7 +123,7 @@ class Orders:
             run.answer(answer)
 
     def _begin(self, run: _Run, only: frozenset[str] | None, now: float) -> None:
-        """Of one that is somewhere, nobody knows yet whom to order: it is looked for here, and then again."""
+        """For a session that is `SOMEWHERE` no node can be named yet: it is tried here, and then again."""
         nodes = {each.node for each in self._commands.elsewhere_of(run.command, only)} - {SOMEWHERE}
         if not nodes:
             self._do_here(self._part(run, only), self._tail.offset + 1, now)
@@ -148,7 +148,7 @@ class Orders:
         run.answers.add(answer)
 
     def try_moved_again(self, now: float) -> None:
-        """With those who have moved, as soon as it is known where they are, until the time is over."""
+        """Order again for sessions that have moved, as soon as it is known where they are, until the time is over."""
         for run in [run for run in self._again if run.again_at <= now]:
             only = frozenset(self._again.pop(run))
             run.again_at = now + AGAIN_S
@@ -200,8 +200,7 @@ class Orders:
     # -- what becomes of them
 
     def has_moved(self, connection: str, node: str) -> None:
-        """The stream says that it is there from now on. The node that had it may not have come to the order, or never
-        will."""
+        """The stream says that this node has it from now on. The one before may never read the order."""
         for part in self._parts_with(connection):
             if connection not in part.had.get(node, ()):
                 part.moved.add(connection)
@@ -261,7 +260,7 @@ class Orders:
             self._finish(run, Answer(Outcome.FAILED, f"{why}; ask again"))
         self._forget_done()
 
-    # -- who obeys them
+    # -- carrying out orders of other nodes
 
     def on_record(self, append: Append, offset: int, now: float) -> None:
         if append.kind == RecordKind.REPLY:
@@ -269,10 +268,10 @@ class Orders:
         elif append.envelope.source == self._context.node:
             self._stands(append.envelope.id, offset, now)
         elif offset > self._context.head:  # before this node began it had nobody
-            self._obey(append, offset, now)
+            self._carry_out_order(append, offset, now)
 
-    def _obey(self, append: Append, offset: int, now: float) -> None:
-        """If it is named, it is waited for. If not, it may have got a session since the order was made."""
+    def _carry_out_order(self, append: Append, offset: int, now: float) -> None:
+        """The node that ordered waits for those that it names. One that is not named may have got a session since."""
         decoded, is_named = decode_command(append.envelope.data), self._context.node in ordered(append.envelope)
         if decoded is None:
             if is_named:

@@ -1,6 +1,6 @@
-"""What operators see of a hub: how many are there, who, and in which groups. It only looks.
+"""What operators see of a hub: how many are there, who, and in which groups. Nothing is changed here.
 
-A list comes in pages. The ids after a page are found anew for each, so whoever comes and goes meanwhile does no harm.
+A list comes in pages. Each is found by the last id of the one before, so who comes and goes meanwhile does no harm.
 """
 
 from __future__ import annotations

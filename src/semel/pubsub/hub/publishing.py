@@ -80,7 +80,7 @@ class Publishing:
         ack_id, group = request.ack_id, request.group
         in_order = session.in_order if ack_id is not None else None
         if in_order is not None and ack_id is not None:
-            in_order.came(ack_id)
+            in_order.receive(ack_id)
         if self._acks.is_repeated(session, ack_id):
             return
         if not session.may(Permission.SEND_TO_GROUP, group):

@@ -58,9 +58,9 @@ def id_identity(id: str) -> str:
 
 
 def digest_of(target: str, data: Data, terms: Sequence[object]) -> bytes:
-    """Of to whom, as what, on which terms, and what: two messages under one id are the same if this is."""
-    said = msgspec.msgpack.encode((target, CONTENT_TYPES[data.type], *terms))
-    return sha256(len(said).to_bytes(8) + said + data.body).digest()
+    """Two messages under one id are the same if this is: to whom, of which type, on which terms, with which data."""
+    head = msgspec.msgpack.encode((target, CONTENT_TYPES[data.type], *terms))
+    return sha256(len(head).to_bytes(8) + head + data.body).digest()
 
 
 def _identity(sort: str, name: str) -> str:
@@ -108,7 +108,7 @@ NO_TERMS = Terms()
 
 
 class Served(Protocol):
-    """A session, as far as the stream tells of it."""
+    """What of a session stands in the stream."""
 
     id: str
     user: str | None
@@ -118,12 +118,12 @@ class Served(Protocol):
 
 
 def accepted_event(hub: str) -> Event:
-    """What the ledger hears of messages that a hub takes in, as one row for all of a commit."""
+    """The ledger's event for messages that a hub takes in: one row for all of a commit."""
     return Event(Kind.ACCEPTED, f"client>{stream_of(hub)}")
 
 
 def repeated_event(hub: str) -> Event:
-    """What it hears of one that was there already."""
+    """The ledger's event for a message that was there before."""
     return Event(Kind.DUPLICATE, f"client>{stream_of(hub)}")
 
 
@@ -223,8 +223,8 @@ def membership(
 
 
 def opened(stream: str, session: Served, node: str, at: int, id: str) -> Append:
-    """A session is on this node from here on: it is new, or was taken over. In which groups it is stands there as long
-    as a record holds it; else it is what was said of it before."""
+    """A session is on this node from here on: it is new, or was taken over. The record names its groups if they fit,
+    and if not, other nodes keep what they know."""
     headers = {NODE: node, **_opening(session.start, session.is_reliable, sorted(session.groups))}
     data = msgspec.json.encode(sorted(session.groups))
     if len(data) > DATA_INLINE_BYTES_MAX:
@@ -234,7 +234,7 @@ def opened(stream: str, session: Served, node: str, at: int, id: str) -> Append:
 
 
 def opened_on(envelope: Envelope) -> tuple[str, tuple[str, ...] | None]:
-    """The node and the groups of an `open`, if it says them."""
+    """The node of an `open`, and the groups if it names them."""
     groups = msgspec.json.decode(envelope.data, type=tuple[str, ...]) if envelope.data else None
     return envelope.headers.get(NODE, ""), groups
 
@@ -261,9 +261,9 @@ def reply(stream: str, node: str, order_id: str, body: bytes, at: int, id: str) 
 def _opening(start: int, is_reliable: bool, groups: Sequence[str]) -> dict[str, str]:
     """A session with more groups than a header may hold is not audited, like one that does not acknowledge."""
     headers = {START: str(start)}
-    told = msgspec.json.encode(groups).decode()
-    if is_reliable and len(told) <= GROUPS_CHARS_MAX:
-        headers |= {RELIABLE: "1", GROUPS: told}
+    names = msgspec.json.encode(groups).decode()
+    if is_reliable and len(names) <= GROUPS_CHARS_MAX:
+        headers |= {RELIABLE: "1", GROUPS: names}
     return headers
 
 

@@ -24,9 +24,9 @@ SOMEWHERE = ""
 
 
 class Elsewhere:
-    """A session that another node has, as far as one must know of it here. The node is `SOMEWHERE` if we were refused
-    to write for the session, and have not come to the record that says who has it. That stands after `since`, where it
-    came here: records up to there are older than what is known."""
+    """What this node has to know of a session of another node. The node is `SOMEWHERE` if the store has refused a write
+    for the session, and the record that names its node has not been read yet. That record stands after `since`, where
+    the session came here: records up to there are older than what is known."""
 
     __slots__ = ("groups", "id", "node", "since", "user")
 
@@ -61,7 +61,7 @@ class Roster(Generic[M]):
         return self.sessions.get(connection)
 
     def add(self, session: M) -> None:
-        """With the groups that it is in, instead of what was known of it before."""
+        """Index it under its user and its groups. What was known under its id before is replaced."""
         if (before := self.sessions.get(session.id)) is not None:
             self.remove(before)
         self.sessions[session.id] = session
@@ -71,7 +71,7 @@ class Roster(Generic[M]):
             self.groups.setdefault(group, {})[session.id] = session
 
     def remove(self, session: M) -> None:
-        """If it is this one that is there: it may have been lost, and have come back as another."""
+        """Only if it is this one that is there: it may have left, and be back as another object."""
         if self.sessions.get(session.id) is not session:
             return
         del self.sessions[session.id]
@@ -96,7 +96,7 @@ class Here(Roster[Session]):
     """The sessions that this node has, and to which of them a record is due."""
 
     def receivers(self, target: str, offset: int) -> Iterable[Session]:
-        """To whom a record with this target is due, at its place in the stream."""
+        """Whom a record with this target is for, by its place in the stream."""
         if target.startswith(TO_GROUP):
             return self.members(target[2:], offset)
         if target.startswith(TO_USER):
@@ -113,7 +113,7 @@ class Here(Roster[Session]):
         return [session for session in members if session.groups[group] < offset]
 
     def seen(self, session: Session, offset: int) -> FilteredConnection:
-        """As a filter sees it, at this place in the stream."""
+        """What a filter sees of it, at this place in the stream."""
         return session
 
 

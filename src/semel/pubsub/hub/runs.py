@@ -59,7 +59,7 @@ class Run:
 
     @property
     def fold(self) -> int:
-        """Of the ids, as the ledger holds it."""
+        """The fold of the ids, as the ledger holds it."""
         if self._fold is None:
             self._fold = fold_ids([append.envelope.id for append in self._appends])
         return self._fold

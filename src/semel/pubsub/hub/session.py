@@ -73,9 +73,9 @@ class RowVersions:
 
 class Session:
     __slots__ = (
-        "_may", "acks", "backlog", "came", "dropped_at", "early", "end", "epoch", "groups", "id", "in_order",
-        "is_reliable", "is_stalled", "memberships", "node", "opened", "peer", "permissions", "phase", "spill",
-        "staged", "start", "state", "states", "streams", "subprotocol", "user", "versions", "watches",
+        "_may", "acks", "backlog", "dropped_at", "early", "end", "epoch", "groups", "id", "in_order",
+        "is_reliable", "is_stalled", "memberships", "node", "opened", "peer", "permissions", "phase", "present_at",
+        "spill", "staged", "start", "state", "states", "streams", "subprotocol", "user", "versions", "watches",
     )  # fmt: skip
 
     def __init__(self, id: str, row: SessionRow, acks: AcksRow, row_version: int, acks_version: int) -> None:
@@ -98,7 +98,7 @@ class Session:
         self.epoch, self.start = row.epoch, row.start
         self.opened = 0
         """Where the stream says that it came here from another node."""
-        self.came: int | None = None
+        self.present_at: int | None = None
         """A place at which it was there already, on whichever node, as far as this node has read."""
         self.end: int | None = None
         """The last record that it was given, once it is over here."""
@@ -158,7 +158,7 @@ class Session:
     @property
     def here_since(self) -> int:
         """Where the stream says so, whether it has been read up to there or not."""
-        return max(self.opened, self.came or 0)
+        return max(self.opened, self.present_at or 0)
 
     # -- as filters see it
 

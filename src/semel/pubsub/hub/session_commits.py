@@ -37,8 +37,8 @@ class SessionCommits:
         failed: Callable[[Failure], None],
         more: Sequence[Op] = (),
     ) -> None:
-        """After what was committed for the session before. If nobody can say whether it happened, only the store can:
-        the hub is loaded again."""
+        """Commits of one session are made in order. If it is unknown whether one was made, the rows alone can tell: the
+        hub is loaded again."""
         generation = session.versions.generation
 
         def on_done(results: tuple[Result, ...], now: float) -> None:

@@ -87,7 +87,7 @@ class Sessions:
         def done(results: tuple[Result, ...], now: float) -> None:
             record = results[0]
             assert isinstance(record, Fresh)
-            session.came = record.position.offset
+            session.present_at = record.position.offset
             session.versions.row, session.versions.acks = session.versions.row_stored, session.versions.acks_stored
             self._outgoing.send(session, Connected(session.id, session.user, asked.token))
             session.change(SessionChange.OPENED)
@@ -129,7 +129,7 @@ class Sessions:
         other = self._elsewhere.get(session.id)
         if other is not None:
             self._elsewhere.remove(other)
-            session.came = min(session.opened, self._tail.offset)
+            session.present_at = min(session.opened, self._tail.offset)
         self._roster.add(session)
         self._fall_behind(session, now)
 

@@ -57,7 +57,7 @@ class SocketClosed(msgspec.Struct, frozen=True):
 
 
 class Write(msgspec.Struct, frozen=True):
-    """To `ALL`: what goes to which sockets, in order. All of it is whole WebSocket frames, `frames` of them."""
+    """To `ALL`: what to write to which sockets, in order: whole WebSocket frames, `frames` of them."""
 
     writes: Sequence[tuple[Sequence[str], bytes]]
     frames: int

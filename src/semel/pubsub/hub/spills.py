@@ -4,7 +4,7 @@ its session.
 Age is judged by the stream: what stood in it `backlog_age_s` ago, as far as this node had read, is old. If a session
 still needs something old of the stream, all that waits for it is copied, a megabyte with each commit. The commit writes
 the acks row as well, which names the copies and is the fence: a node that was replaced copies nothing. Only when the
-store has said that it is done does the floor of the session move.
+store has done it does the floor of the session move.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _is_open(session: Session) -> bool:
 
 
 def _plan(hub: str, session: Session) -> _Plan:
-    """What to copy next. The last row is written anew as long as there is room in it: else a client that is given one
+    """What to copy next. The last row is rewritten as long as there is room in it: else a client that is given one
     message now and then would have as many rows as messages."""
     rows, spilled = list(session.spill.rows), session.spill.last
     new = _some(messages_of(session.backlog.after(spilled)))

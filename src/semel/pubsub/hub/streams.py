@@ -1,12 +1,12 @@
 """Client streams: what one connection sends to a group part by part, each part once and in order.
 
-    begin     a client names a stream, and hears which part is expected: the first
+    begin     a client names a stream, and is answered which part is expected: the first
     part      the expected one is published; a lower one was taken before; after a higher one some are missing
-    end       the last word to those who receive the stream, whoever says it: the client, or the hub for it
+    end       the last message of a stream to its receivers, from the client, or from the hub for it
 
 A part is a message in the hub's stream like any other. How far a client stream has come is written in the same commit,
 in the session's row, so it survives whatever the session survives, and ends with it. What was committed is what a
-client hears: after a failure it is told from where on to send again.
+client is answered: after a failure it is told from where on to send again.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ BEGIN, PART, END = "begin", "part", "end"
 """What a client is answered to."""
 
 CANCELLED = "Cancelled"
-"""What receivers of a stream hear when its sender is gone."""
+"""The error that receivers of a stream get when its sender is gone."""
 
 
 class _Activity:
-    """When something was last heard of a stream, and for when it is to be looked at again."""
+    """When something last came for a stream (`seen`), and when to look whether it is idle (`at`)."""
 
     __slots__ = ("at", "seen")
 
@@ -78,7 +78,7 @@ class Streams:
         self._timers: list[tuple[float, str, str]] = []
         self._nacked: dict[tuple[str, str], int] = {}
 
-    # -- what clients say
+    # -- what clients send
 
     def start(self, session: Session, request: StartStream, now: float) -> None:
         """Asked again before anything was sent, because the answer was lost, it is the same stream."""
@@ -131,7 +131,7 @@ class Streams:
         return None
 
     def part(self, session: Session, request: StreamData, now: float) -> None:
-        """One that comes after the end was never published, and its client hears so. One of before it was."""
+        """A part that comes after the end was never published, and its client is told. One from before the end was."""
         ended = session.streams.get(request.stream_id)
         if ended is not None and ended.is_ended and (request.sequence_id or 0) >= ended.expected:
             self._not_found(session, ended.id)
@@ -179,7 +179,7 @@ class Streams:
             del session.streams[id]
 
     def _open(self, session: Session, id: str, now: float) -> ClientStream | None:
-        """The stream, if it is open and its client may go on with it. Otherwise the client is told."""
+        """The stream, if it is open and its client may continue with it. Otherwise the client is told."""
         stream = session.streams.get(id)
         if stream is None:
             self._not_found(session, id)
@@ -201,7 +201,7 @@ class Streams:
     def _stage(
         self, session: Session, stream: ClientStream, sort: str, reply: Response, append: Append
     ) -> StreamChanges:
-        """With all else that the session publishes in one go, and so in one commit with it."""
+        """It is committed together with all else that the session publishes in this event."""
         session.streams[stream.id] = stream
         changes = session.staged.stream_changes()
         changes.streams[stream.id] = stream
@@ -242,7 +242,7 @@ class Streams:
     # -- the end that is not the client's
 
     def cancel(self, session: Session, now: float) -> list[Append]:
-        """What its receivers hear when a session ends that has streams open. To be committed with its end."""
+        """The ends of the streams that a session has open, to be committed with its own end."""
         fault = Fault(CANCELLED, "the connection that sent it has ended")
         streams = list(session.streams.values())
         for stream in streams:
@@ -256,7 +256,7 @@ class Streams:
         del session.streams[stream.id]
 
     def _end_of(self, session: Session, stream: ClientStream, fault: Fault | None, now: float) -> Append:
-        """It does not expire: who has received something has to hear that there is no more."""
+        """It does not expire: who has received something has to learn that there is no more."""
         part = StreamPart(stream.id, stream.expected, True, fault)
         terms = Terms(stream.no_echo, metadata=stream.metadata, stream=part)
         return message(
@@ -304,7 +304,7 @@ class Streams:
         if active.seen + idle_s <= now:
             fault = Fault(ErrorName.IDLE_TIMEOUT, f"nothing was heard of the stream for {stream.idle_ms} ms")
             self._break(session, stream, fault, now)
-            active.seen = now  # if the store does not take the end, it is idle anew
+            active.seen = now  # if the store does not take the end, its idle time begins again
         active.at = active.seen + idle_s
         self._look_again(connection, id, active)
 

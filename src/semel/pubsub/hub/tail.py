@@ -17,7 +17,7 @@ from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob
 from semel.kernel.ops import MESSAGE, Append, Fresh, PutBlob, Result
 from semel.kernel.position import Position
 from semel.kernel.store import Record
-from semel.pubsub.hub.asking import Asking
+from semel.pubsub.hub.pending_reads import PendingReads
 from semel.pubsub.hub.records import chunks_of, of_record
 
 READ_ROWS = 2000
@@ -65,7 +65,9 @@ class Tail:
         self._begin = at.offset
         self._ahead: dict[int, Append] = {}
         self._bodies: dict[str, bytes] = {}
-        self._asked = Asking[tuple[int, int], Callable[[Found, float], None]](lambda asked: self._ask_after(*asked))
+        self._asked = PendingReads[tuple[int, int], Callable[[Found, float], None]](
+            lambda asked: self._ask_after(*asked)
+        )
         self._is_reading = self._reads_again = False
         self._reads = 0
         self._numbers = count()

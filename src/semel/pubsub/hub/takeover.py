@@ -42,8 +42,8 @@ HELD_BYTES_MAX = 128 * 1024 * 1024
 
 @dataclass(slots=True)
 class _Coming:
-    """`peer` is the client's socket, if it is here. `wanted` says by which node it is believed to be held, if it is to
-    be taken only from that one. `held` is what the client asks meanwhile."""
+    """A session on its way here. `peer` is the client's socket, if it has come. `wanted`: take it only if this node has
+    it. `held` are the client's requests meanwhile."""
 
     connection: str
     then: Callable[[bool], None]
@@ -125,7 +125,7 @@ class TakeOver:
     # -- after a node's death
 
     def take_from(self, node: str, connection: str, then: Callable[[bool], None]) -> None:
-        """Unless somebody else has it by now. `then` hears whether that is decided."""
+        """Unless another node has it by now. `then` is called with whether that is decided."""
         if connection in self._coming:
             then(False)
             return
@@ -135,7 +135,7 @@ class TakeOver:
         coming = self._coming[connection] = _Coming(connection, then, wanted=node)
         self._load(coming)
 
-    # -- how it comes
+    # -- how it comes: its row, its acks, what was spilled, and the commit that makes it ours
 
     def _load(self, coming: _Coming) -> None:
         coming.tries += 1
@@ -207,7 +207,7 @@ class TakeOver:
             for put, result in zip(puts, results[1:], strict=False):
                 session.stored(put, result)
             # nothing that was sent to it can stand after the record that says where it is now
-            session.opened = session.came = session.backlog.sent = opened.position.offset
+            session.opened = session.present_at = session.backlog.sent = opened.position.offset
             self._floors.arrived(session.id)
             if self._tail.offset >= session.opened and self._elsewhere.get(session.id) is not None:
                 self._fail(coming, "another node has taken it since")

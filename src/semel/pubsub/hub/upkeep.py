@@ -1,6 +1,6 @@
 """At regular times a hub tries again what the store did not do, and trims what nobody needs.
 
-It also looks whether there is more to read: nothing may depend on being woken, or on having heard of every commit.
+It also looks whether there is more to read: nothing may depend on being woken, or on the answer to every commit.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ from semel.pubsub.events.cloudevents import (
     disconnected_event,
     encode_event,
     event_id,
+    failure_answer,
     joined_event,
     left_event,
     next_try,
@@ -52,7 +53,6 @@ from semel.pubsub.events.cloudevents import (
     read_notification,
     read_user_event,
     request_for,
-    told,
     user_event,
 )
 from semel.pubsub.events.handlers import Handlers, event_handler
@@ -498,12 +498,12 @@ def test_a_handler_that_was_only_told_may_fail_as_well(reply: IncomingResponse |
 
 def test_a_client_hears_of_a_failure_as_far_as_it_wants_to() -> None:
     acked = user_event(CLIENT, "1", AT, "a", TEXT, ack_id=0)
-    assert told(acked) == Fault(ErrorName.INTERNAL, NOT_TAKEN)
-    assert told(acked, NO_HANDLER) == Fault(ErrorName.INTERNAL, NO_HANDLER)
-    assert told(user_event(CLIENT, "1", AT, "a", TEXT)) is None
+    assert failure_answer(acked) == Fault(ErrorName.INTERNAL, NOT_TAKEN)
+    assert failure_answer(acked, NO_HANDLER) == Fault(ErrorName.INTERNAL, NO_HANDLER)
+    assert failure_answer(user_event(CLIENT, "1", AT, "a", TEXT)) is None
     for simple in ("", "my.own.protocol"):
         client = msgspec.structs.replace(CLIENT, subprotocol=simple)
-        assert told(user_event(client, "1", AT, "message", TEXT)) is CloseCode.INTERNAL
+        assert failure_answer(user_event(client, "1", AT, "message", TEXT)) is CloseCode.INTERNAL
 
 
 names = st.sampled_from(

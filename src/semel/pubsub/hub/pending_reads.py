@@ -1,7 +1,7 @@
-"""Questions to the store that are under way.
+"""Reads of the store that are under way.
 
-An answer says what was asked, but not when. Whoever asks the same while an answer is on its way may be asking for what
-was not there yet when the store was looked at: so it is asked for them once more, after that answer has come.
+An answer says what was asked, but not when. Whoever asks the same while an answer is on its way may want what was not
+there yet when the store was read: so it is read for them once more, after that answer.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Asking(Generic[K, T]):
-    """`ask` puts a question to the store. Who waits for its answer is kept with it."""
+class PendingReads(Generic[K, T]):
+    """`ask` sends a read to the store. Those who wait for its answer are kept with it."""
 
     def __init__(self, ask: Callable[[K], None]) -> None:
         self._ask = ask
@@ -35,9 +35,9 @@ class Asking(Generic[K, T]):
             self._ask(key)
 
     def answered(self, key: K) -> Sequence[T]:
-        """Those whom the answer is for."""
-        told = self._asked.pop(key, [])
+        """The answer is there: who it is for."""
+        waiting = self._asked.pop(key, [])
         if key in self._next:
             self._asked[key] = self._next.pop(key)
             self._ask(key)
-        return told
+        return waiting
