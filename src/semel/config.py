@@ -190,6 +190,9 @@ class ServerSection(BaseModel):
     port: int = Field(default=8080, ge=0, le=65_535, description="the port to listen on: 0 to 65535, 0 takes any")
     tls_cert: Path | None = Field(default=None, description="the certificate in PEM form; with it, TLS is served")
     tls_key: Path | None = Field(default=None, description="the key of the certificate, if it is in another file")
+    tls_client_ca: Path | None = Field(
+        default=None, description="authorities in PEM form: clients may show certificates that come from them"
+    )
     endpoints: tuple[str, ...] = Field(default=(), description="a list of other addresses of this server")
     banner: bool = Field(default=True, description="true or false: whether the connection string is printed")
     metrics: Literal["role", "open"] = Field(

@@ -3,8 +3,10 @@ parts without trusting any of them."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Callable, Mapping
+from http import HTTPStatus
 from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 import msgspec
@@ -33,10 +35,27 @@ _CHARSETS = {
 }  # fmt: skip
 
 
+class ClientCertificate(msgspec.Struct, frozen=True):
+    """Names as pairs, such as ("commonName", "partner"). `alternatives` are its subject alternative names."""
+
+    der: bytes
+    subject: tuple[tuple[str, str], ...] = ()
+    issuer: tuple[tuple[str, str], ...] = ()
+    alternatives: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over the whole of it, in hexadecimal digits."""
+        return hashlib.sha256(self.der).hexdigest()
+
+
 class HttpRequest(msgspec.Struct, frozen=True):
     """`path` and `query` as they came, with every %. `headers` have their names in small letters, and one that came
     more than once has its values joined by ", ". `host` is the header of that name, or what a trusted proxy says.
-    `address` is that of the socket's other end."""
+    `address` is that of the socket's other end.
+
+    A service that reads bodies while they come finds the body in `stream`, and none in `body`. `certificate` is the one
+    that the client has shown over TLS, checked against the authorities that this server was given."""
 
     method: str
     path: str
@@ -46,14 +65,20 @@ class HttpRequest(msgspec.Struct, frozen=True):
     scheme: str = "http"
     host: str = ""
     address: str = ""
+    stream: AsyncIterable[bytes] | None = None
+    certificate: ClientCertificate | None = None
 
 
 class HttpResponse(msgspec.Struct, frozen=True):
-    """Whoever writes it adds the length, the date and what concerns the connection."""
+    """Whoever writes it adds the length, the date and what concerns the connection.
+
+    With a `stream` the body is what comes out of it, in chunks, or as long as a header `content-length` says: a stream
+    that fails, or is shorter or longer, cuts the connection, so that nobody takes half a body for a whole one."""
 
     status: int = 200
     headers: Headers = ()
     body: bytes = b""
+    stream: AsyncIterable[bytes] | None = None
 
 
 def text_response(status: int, text: str, *headers: tuple[str, str]) -> HttpResponse:
@@ -75,9 +100,41 @@ class HttpError(Exception):
         self.target = target
         self.headers = headers
 
+    def text(self) -> str:
+        return clean_cause(f"{self.message}; {self.fix}" if self.fix else self.message)
+
     def body(self) -> bytes:
-        message = clean_cause(f"{self.message}; {self.fix}" if self.fix else self.message)
-        return msgspec.json.encode({"code": self.name, "message": message, "target": self.target})
+        return msgspec.json.encode({"code": self.name, "message": self.text(), "target": self.target})
+
+
+ErrorStyle = Callable[[HttpError], HttpResponse]
+"""How a service answers errors."""
+
+
+def text_error(error: HttpError) -> HttpResponse:
+    return text_response(error.status, error.text(), *error.headers)
+
+
+def json_error(error: HttpError) -> HttpResponse:
+    headers = (("content-type", JSON), ("cache-control", "no-store"), *error.headers)
+    return HttpResponse(error.status, headers, error.body())
+
+
+def empty_error(error: HttpError) -> HttpResponse:
+    """For protocols in which a body would be taken for a message."""
+    return HttpResponse(error.status, error.headers)
+
+
+def status_error(status: HTTPStatus, *headers: tuple[str, str], fix: str = "") -> HttpError:
+    """With the usual name of the status and nothing more to say."""
+    name = "".join(filter(str.isalnum, status.phrase.title()))
+    return HttpError(status, f"Error.{name}", status.phrase, fix=fix, headers=headers)
+
+
+def unavailable(message: str, after_s: int = 1) -> HttpError:
+    """Something that works again by itself, or when somebody looks after it."""
+    again = (("retry-after", str(after_s)),)
+    return HttpError(503, "Error.ServiceUnavailable", message, fix="try again", target="Service", headers=again)
 
 
 def bad_request(message: str, *, fix: str = "", target: str = "Request") -> HttpError:

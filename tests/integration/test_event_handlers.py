@@ -11,6 +11,7 @@ import tomllib
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -26,7 +27,8 @@ from semel.auth.keys import AccessKeys
 from semel.pubsub.events.handlers import Handlers, event_handler
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.protocol.client_tokens import client_token
-from semel.runtime.server.pubsub import PubSubSettings
+from semel.runtime.server.part import ServerSettings
+from semel.runtime.server.pubsub import PubSub, PubSubSettings
 from semel.runtime.server.server import serving
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import scaled
@@ -125,12 +127,15 @@ async def app() -> App:
     return App()
 
 
+SERVER = ServerSettings(AccessKeys(KEY), port=0)
+
+
 @pytest.fixture
 async def endpoint(app: App) -> AsyncIterator[str]:
     async with running(app) as url:
         handlers = Handlers(HUB, (event_handler(url + "/{event}", SYSTEM_EVENTS, "*"),))
-        settings = PubSubSettings(AccessKeys(KEY), hub=HubOptions(recovery_s=scaled(0.5)), handlers={HUB: handlers})
-        async with serving(MemoryStore(), settings, port=0) as listening:
+        settings = PubSubSettings(hub=HubOptions(recovery_s=scaled(0.5)), handlers={HUB: handlers})
+        async with serving(MemoryStore(), SERVER, [partial(PubSub, settings=settings)]) as listening:
             yield listening.endpoint
 
 
@@ -354,8 +359,8 @@ async def test_the_handler_of_the_documentation_does_what_its_page_says(tmp_path
     try:
         port = (await handler.stdout.readline()).split()[-1].decode()
         found = load_text(config.replace("3000", port))
-        settings = PubSubSettings(AccessKeys(KEY), handlers=found)
-        async with serving(MemoryStore(), settings, port=0) as listening:
+        settings = PubSubSettings(handlers=found)
+        async with serving(MemoryStore(), SERVER, [partial(PubSub, settings=settings)]) as listening:
             with pytest.raises(InvalidStatus) as refused:
                 await connect(listening.endpoint)
             assert refused.value.response.status_code == 401

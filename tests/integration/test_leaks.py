@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -22,8 +23,9 @@ from semel.errors import SemelError
 from semel.pubsub.events.handlers import EventHandler, Handlers, SystemEvent
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.protocol.client_tokens import client_token
-from semel.pubsub.rest.routes import _TABLE
-from semel.runtime.server.pubsub import PubSubSettings
+from semel.pubsub.rest.routes import TABLE
+from semel.runtime.server.part import ServerSettings
+from semel.runtime.server.pubsub import PubSub, PubSubSettings
 from semel.runtime.server.server import serving
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import scaled
@@ -87,8 +89,9 @@ async def server(store: MemoryStore) -> AsyncIterator[tuple[str, Handler]]:
         system_events=frozenset({SystemEvent.CONNECTED, SystemEvent.DISCONNECTED}),
     )
     handlers = Handlers("chat", (told,))
-    settings = PubSubSettings(KEYS, handlers={"chat": handlers}, hub=HubOptions(recovery_s=600.0))
-    async with listening, serving(store, settings, port=0) as place:
+    settings = PubSubSettings(handlers={"chat": handlers}, hub=HubOptions(recovery_s=600.0))
+    pubsub = partial(PubSub, settings=settings)
+    async with listening, serving(store, ServerSettings(KEYS, port=0), [pubsub]) as place:
         yield place.endpoint, handler
 
 
@@ -139,10 +142,14 @@ async def say_everything(ws: ClientConnection) -> str:
 
 async def call_everything(http: httpx.AsyncClient, endpoint: str, connection: str) -> str:
     names = {"{group}": "g", "{user}": "ann", "{connection}": connection, "{permission}": "sendToGroup"}
-    asked = [("GET", path) for path in ("/healthz", "/readyz", "/metrics", "/v1/hubs", "/api/health")]
+    asked = [
+        ("GET", path) for path in ("/healthz", "/readyz", "/metrics", "/v1/overview", "/v1/pubsub/hubs", "/api/health")
+    ]
     for hub in ("chat", "other"):
-        asked += [("GET", f"/v1/hubs/{hub}/{what}") for what in ("connections", "groups", "messages?after=start")]
-        for method, pattern, _ in _TABLE:
+        asked += [
+            ("GET", f"/v1/pubsub/hubs/{hub}/{what}") for what in ("connections", "groups", "messages?after=start")
+        ]
+        for method, pattern, _ in TABLE:
             for name, value in names.items():
                 pattern = pattern.replace(name, value)
             asked.append((method, f"/api/hubs/{hub}{pattern}"))

@@ -10,6 +10,7 @@ import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from semel.http import HttpRequest, HttpResponse
 from semel.pubsub.protocol.wire import frame
 from semel.runtime.server.limits import ListenerLimits
 from semel.runtime.server.listener import Listener
+from semel.runtime.server.mounts import Mount
 from semel.runtime.transports.websocket import Accept, WebSocketPeer, subprotocols
 from semel.testing.limits import scaled
 
@@ -118,12 +120,18 @@ class Guest:
             await self.changed.wait()
 
 
+def mounted(guest: Guest) -> list[Mount]:
+    """Calls everywhere, WebSockets where pub/sub has them."""
+    calls = Mount("/", lambda request: guest.handle(request))
+    return [calls, replace(calls, prefix="/client/", sockets=guest), replace(calls, prefix="/clients/", sockets=guest)]
+
+
 @asynccontextmanager
 async def open_listener(
     *, tls: ssl.SSLContext | None = None, **limits: Any
 ) -> AsyncIterator[tuple[Guest, Listener, int]]:
     guest = Guest()
-    listener = Listener(guest, limits=ListenerLimits(**({"stop_s": 1.0, "sweep_s": 0.01} | limits)), tls=tls)
+    listener = Listener(mounted(guest), limits=ListenerLimits(**({"stop_s": 1.0, "sweep_s": 0.01} | limits)), tls=tls)
     port = await listener.listen()
     try:
         yield guest, listener, port
@@ -520,10 +528,10 @@ async def test_a_connection_stays_after_errors_of_the_service() -> None:
 @on_each_loop
 async def test_head_has_the_length_and_not_the_body() -> None:
     async with open_listener() as (_, _, port), dial(port) as (reader, writer):
-        writer.write(b"HEAD /four HTTP/1.1\r\nHost: a\r\n\r\nOPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n")
+        writer.write(b"HEAD /four HTTP/1.1\r\nHost: a\r\n\r\nOPTIONS /five HTTP/1.1\r\nHost: a\r\n\r\n")
         status, headers, _ = await answer(reader, has_body=False)
         assert (status, headers["content-length"]) == (200, "5")
-        assert (await answer(reader))[2] == b"*"
+        assert (await answer(reader))[2] == b"/five"
 
 
 @on_each_loop

@@ -16,7 +16,8 @@ from semel.kernel.store import Records
 from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.protocol.client_tokens import client_token
 from semel.pubsub.protocol.frames import Subprotocol
-from semel.runtime.server.pubsub import PubSubSettings
+from semel.runtime.server.part import ServerSettings
+from semel.runtime.server.pubsub import PubSub
 from semel.runtime.server.server import serving
 from semel.stores.memory import MemoryStore
 
@@ -47,7 +48,7 @@ class Moody(MemoryStore):
 @pytest.mark.parametrize("subprotocol", [Subprotocol.JSON_RELIABLE, Subprotocol.PROTOBUF])
 async def test_what_was_refused_is_published_before_what_was_sent_behind_it(subprotocol: Subprotocol) -> None:
     store = Moody()
-    async with serving(store, PubSubSettings(KEYS), port=0) as place:
+    async with serving(store, ServerSettings(KEYS, port=0), [PubSub]) as place:
         path = f"{place.endpoint}/client/hubs/chat"
         token = client_token(KEYS, path, now=time.time(), roles=("webpubsub.sendToGroup",))
         url = f"ws{path.removeprefix('http')}?access_token={token}"

@@ -26,7 +26,8 @@ from websockets.sync.client import connect
 from semel.auth.keys import AccessKeys
 from semel.auth.tokens import service_token
 from semel.pubsub.protocol.client_tokens import client_token
-from semel.runtime.server.pubsub import PubSubSettings
+from semel.runtime.server.part import ServerSettings
+from semel.runtime.server.pubsub import PubSub
 from semel.runtime.server.server import serving as serve
 from semel.stores.sqlite import SqliteStore
 from semel.testing.limits import scaled
@@ -210,7 +211,8 @@ async def test_a_full_disk_is_told_of_until_there_is_room(tmp_path: Path, caplog
     """SQLite's own limit on pages gives the same error as a disk without space, and can be raised."""
     store = SqliteStore(f"sqlite:///{tmp_path}/semel.db")
     with closing(store):
-        async with serve(store, PubSubSettings(KEYS), port=0) as at, httpx.AsyncClient(base_url=at.endpoint) as http:
+        settings = ServerSettings(KEYS, port=0)
+        async with serve(store, settings, [PubSub]) as at, httpx.AsyncClient(base_url=at.endpoint) as http:
 
             async def publish(size: int) -> int:
                 path = "/api/hubs/chat/:send"

@@ -25,6 +25,7 @@ from semel.http import HttpRequest, HttpResponse
 from semel.pubsub.protocol.client_tokens import client_token
 from semel.pubsub.protocol.wire import frame
 from semel.runtime.server.listener import Listener
+from semel.runtime.server.mounts import Mount
 from semel.runtime.transports.websocket import Accept, Message, WebSocketPeer
 
 HUB = "bench"
@@ -77,7 +78,8 @@ class _Bare:
 
 
 async def _serve_listener(parent: Connection, is_batched: bool) -> None:
-    listener = Listener(_Bare(is_batched))
+    bare = _Bare(is_batched)
+    listener = Listener([Mount("/", bare.handle, sockets=bare)])
     parent.send(await listener.listen(HOST))
     await _until_closed(parent)
     await listener.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from contextlib import ExitStack, suppress
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +26,7 @@ from semel.cli.terminal import Terminal
 from semel.errors import EXIT_UNREACHABLE, CommitInDoubt, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from ssl import SSLContext
 
     from semel.auth.keys import AccessKeys
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from semel.pubsub.events.handlers import Handlers
     from semel.runtime.host.last_resort import LastResort
     from semel.runtime.server.limits import ListenerLimits
+    from semel.runtime.server.part import PartFactory, ServerSettings
     from semel.runtime.server.pubsub import PubSubSettings
     from semel.runtime.server.server import Listening
 
@@ -71,6 +73,10 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Serve TLS, with this.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its key, if elsewhere.")] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option("--tls-client-ca", metavar="FILE", help="Ask clients for certificates from these authorities."),
+    ] = None,
     recovery: Annotated[
         str | None,
         typer.Option("--recovery", metavar="TIME", help="How long a session waits for its client. Default: 90s."),
@@ -97,7 +103,8 @@ def serve(
 
     from semel.auth.keys import connection_string
     from semel.runtime.host.last_resort import LastResort
-    from semel.runtime.server.server_lock import Running, alone_with
+    from semel.runtime.server.pubsub import PubSub
+    from semel.runtime.server.server_lock import Running, server_lock
     from semel.stores.sqlite import path_of
 
     terminal: Terminal = context.obj
@@ -111,12 +118,14 @@ def serve(
             f"--dev has a key that everybody knows, and {bound} is not this machine alone",
             fix="leave out --host, or --dev",
         )
-    settings = _settings(loaded, find_keys(dev, keys, loaded.auth), endpoint, recovery, dev=dev)
-    tls = _tls(server, tls_cert, tls_key)
+    at = bound, port if port is not None else DEV_PORT if dev else server.port
+    tls, limits = _tls(server, tls_cert, tls_key, tls_client_ca), _limits(server, terminal.note)
+    settings = _server(loaded, find_keys(dev, keys, loaded.auth), endpoint, at, tls, limits)
+    pubsub = _pubsub(loaded, recovery, dev=dev and not settings.endpoints)
     with ExitStack() as stack:
         say_where = None
         if url.startswith("sqlite:"):
-            say_where = stack.enter_context(alone_with(path_of(url).absolute()))
+            say_where = stack.enter_context(server_lock(path_of(url).absolute()))
         last_resort = stack.enter_context(LastResort(EXIT_UNREACHABLE))
         opened_store = stack.enter_context(opened(url, loaded, create=True))
 
@@ -127,8 +136,7 @@ def serve(
             secret = connection_string(known_as, settings.keys.primary).text()
             _tell(terminal, at, secret if server.banner and not no_banner else None, url)
 
-        at = bound, port if port is not None else DEV_PORT if dev else server.port
-        uvloop.run(_serve(opened_store, settings, at, tls, _limits(server, terminal.note), ready, last_resort))
+        uvloop.run(_serve(opened_store, settings, [partial(PubSub, settings=pubsub)], ready, last_resort))
 
 
 def _keep_log(*, who_is_refused: bool) -> None:
@@ -156,7 +164,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _tls(server: ServerSection, cert: Path | None, key: Path | None) -> SSLContext | None:
+def _tls(server: ServerSection, cert: Path | None, key: Path | None, client_ca: Path | None) -> SSLContext | None:
     """A certificate on the command line does not go with the key of another one."""
     from semel.runtime.server.server import tls_context
 
@@ -164,32 +172,40 @@ def _tls(server: ServerSection, cert: Path | None, key: Path | None) -> SSLConte
         cert, key = server.tls_cert, key or server.tls_key
     if cert is None and key is not None:
         raise ConfigError("there is a key for TLS, and no certificate", fix="give --tls-cert or tls_cert as well")
-    return tls_context(cert, key) if cert is not None else None
+    client_ca = client_ca or server.tls_client_ca
+    if cert is None and client_ca is not None:
+        raise ConfigError("clients can show certificates over TLS only", fix="give --tls-cert or tls_cert as well")
+    return tls_context(cert, key, client_ca) if cert is not None else None
 
 
-def _settings(
-    loaded: Config, keys: AccessKeys, endpoints: list[str] | None, recovery: str | None, *, dev: bool = False
-) -> PubSubSettings:
+def _server(
+    loaded: Config,
+    keys: AccessKeys,
+    endpoints: list[str] | None,
+    at: tuple[str, int],
+    tls: SSLContext | None,
+    limits: ListenerLimits,
+) -> ServerSettings:
+    from semel.runtime.server.part import ServerSettings
+
+    known, is_open = tuple(endpoints or loaded.server.endpoints), loaded.server.metrics == "open"
+    return ServerSettings(keys, known, loaded.store.node, is_open, *at, tls, limits)
+
+
+def _pubsub(loaded: Config, recovery: str | None, *, dev: bool = False) -> PubSubSettings:
     """The command line wins over the configuration."""
     from semel.pubsub.hub.machine import HubOptions
     from semel.runtime.server.pubsub import PubSubSettings
 
-    pubsub, known = loaded.pubsub, tuple(endpoints or loaded.server.endpoints)
+    pubsub = loaded.pubsub
     options = HubOptions(
         recovery_s=pubsub.recovery_s if recovery is None else _recovery_s(recovery),
         backlog_count=pubsub.backlog_count,
         backlog_bytes=pubsub.backlog_bytes,
         backlog_age_s=pubsub.backlog_age_s,
     )
-    return PubSubSettings(
-        keys,
-        known,
-        loaded.store.node,
-        options,
-        open_metrics=loaded.server.metrics == "open",
-        handlers={hub.name: _handlers(hub) for hub in pubsub.hub if hub.handler},
-        origin=DEV_ORIGIN if dev and not known else "",
-    )
+    handlers = {hub.name: _handlers(hub) for hub in pubsub.hub if hub.handler}
+    return PubSubSettings(options, handlers, DEV_ORIGIN if dev else "")
 
 
 def _recovery_s(given: str) -> float:
@@ -237,10 +253,8 @@ def _with_files_for(connections: int) -> int:
 
 async def _serve(
     store: Store,
-    settings: PubSubSettings,
-    at: tuple[str, int],
-    tls: SSLContext | None,
-    limits: ListenerLimits,
+    settings: ServerSettings,
+    parts: Sequence[PartFactory],
     ready: Callable[[Listening], None],
     last_resort: LastResort,
 ) -> None:
@@ -253,9 +267,8 @@ async def _serve(
     told, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, told.set)
-    host, port = at
     try:
-        async with serving(store, settings, host=host, port=port, tls=tls, limits=limits) as listening:
+        async with serving(store, settings, parts) as listening:
             ready(listening)
             await told.wait()
             last_resort.within(END_S)
@@ -271,7 +284,7 @@ def _tell(terminal: Terminal, at: Listening, secret: str | None, url: str) -> No
     """One line of JSON, or a few for people. Whoever started it waits for this."""
     import json
 
-    from semel.runtime.server.server import THIS_MACHINE
+    from semel.runtime.server.addresses import THIS_MACHINE
 
     if terminal.json:
         result = {"endpoint": at.endpoint, "connection_string": secret, "store": without_password(url)}

@@ -23,7 +23,7 @@ from semel.errors import (
     RemoteProtocolError,
     SemelError,
 )
-from semel.runtime.server.server_lock import Running, alone_with
+from semel.runtime.server.server_lock import Running, server_lock
 
 KEY, OTHER = "p" * 32, "s" * 32
 STRING = f"Endpoint=https://s.example/;AccessKey={KEY};Version=1.0;"
@@ -95,17 +95,17 @@ def test_else_it_is_the_one_that_serve_would_be_here() -> None:
 
 def test_before_that_it_is_the_one_that_runs_on_the_store_of_this_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     own, other = find_keys(False, None, AuthSection()), find_keys(False, Path("other.keys"), AuthSection())
-    with alone_with(Path("semel.db")) as tell:
+    with server_lock(Path("semel.db")) as tell:
         tell(Running("https://127.0.0.1:81"))
         assert find_server(None) == ServerAddress("https://127.0.0.1:81", own)
         assert find_server(None, keys=Path("other.keys")) == ServerAddress("https://127.0.0.1:81", other)
         assert find_server(None, "http://t.example").endpoint == "http://t.example"
         assert find_server(None, dev=True).endpoint == DEV_ENDPOINT
         assert find_server(STRING).endpoint == "https://s.example"
-    with alone_with(Path("semel.db")) as tell:
+    with server_lock(Path("semel.db")) as tell:
         tell(Running("http://127.0.0.1:82", keys=str(Path("other.keys").absolute())))
         assert find_server(None) == ServerAddress("http://127.0.0.1:82", other)
-    with alone_with(Path("semel.db")) as tell:
+    with server_lock(Path("semel.db")) as tell:
         tell(Running("http://127.0.0.1:83", is_dev=True))
         assert find_server(None) == ServerAddress("http://127.0.0.1:83", AccessKeys(DEV_KEY))
         monkeypatch.setenv("SEMEL_ACCESS_KEY", KEY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ from tests.integration.test_listener import CERTIFICATE, PRIVATE_KEY
 from tests.unit.cli.conftest import Semel
 
 from semel.auth.keys import AccessKeys
-from semel.cli.serve import _is_loopback, _limits, _settings, _tls
+from semel.cli.serve import _is_loopback, _limits, _pubsub, _server, _tls
 from semel.config import ServerSection, load_config
 from semel.errors import ConfigError
 from semel.pubsub.events.handlers import Handlers, event_handler
 from semel.pubsub.hub.machine import HubOptions
 from semel.runtime.server.limits import ListenerLimits
+from semel.runtime.server.part import ServerSettings
 
 KEYS = AccessKeys("k" * 32)
 
@@ -78,8 +80,13 @@ def test_the_command_line_wins_over_the_configuration(tmp_path: Path) -> None:
         """
     )
     config = load_config()
-    settings = _settings(config, KEYS, None, None)
-    assert (settings.node, settings.endpoints, settings.open_metrics) == ("n1", ("https://a.example",), True)
+    limits = _limits(config.server, pytest.fail)
+    assert limits == ListenerLimits(connections=5)
+    server = _server(config, KEYS, None, ("h", 1), None, limits)
+    assert (server.node, server.endpoints, server.open_metrics) == ("n1", ("https://a.example",), True)
+    assert (server.host, server.port, server.limits) == ("h", 1, limits)
+    assert _server(config, KEYS, ["https://b.example"], ("h", 1), None, limits).endpoints == ("https://b.example",)
+    settings = _pubsub(config, None)
     assert settings.hub == HubOptions(recovery_s=7, backlog_count=8, backlog_bytes=9000, backlog_age_s=10)
     assert settings.handlers == {
         "chat": Handlers(
@@ -90,18 +97,12 @@ def test_the_command_line_wins_over_the_configuration(tmp_path: Path) -> None:
             ),
         )
     }
-    assert _limits(config.server, pytest.fail) == ListenerLimits(connections=5)
-    given = _settings(config, KEYS, ["https://b.example"], "2m")
-    assert (given.endpoints, given.hub.recovery_s) == (("https://b.example",), 120.0)
+    assert _pubsub(config, "2m").hub.recovery_s == 120.0
 
 
 def test_event_handlers_know_developers_servers_as_they_know_microsofts_emulator(tmp_path: Path) -> None:
-    config = load_config()
-    known = [
-        _settings(config, KEYS, endpoints, None, dev=True).webhook_origin
-        for endpoints in (None, ["http://127.0.0.1:8080"], ["https://[::1]"])
-    ]
-    assert known == ["localhost", "127.0.0.1", "[::1]"]
+    settings = _pubsub(load_config(), None, dev=True)
+    assert settings.origin_at(ServerSettings(KEYS)) == "localhost"
 
 
 def test_a_mistake_in_the_configuration_is_told_before_anything_is_made(semel: Semel, tmp_path: Path) -> None:
@@ -141,12 +142,23 @@ def test_a_certificate_goes_with_its_own_key(tmp_path: Path) -> None:
         (ServerSection(tls_key=tmp_path / "k.pem"), None, None),
     ):
         with pytest.raises(ConfigError, match="no certificate"):
-            _tls(server, cert, key)
+            _tls(server, cert, key, None)
     (tmp_path / "given.pem").write_text(CERTIFICATE + PRIVATE_KEY)
-    assert _tls(both, tmp_path / "given.pem", None) is not None
-    assert _tls(ServerSection(), None, None) is None
+    assert _tls(both, tmp_path / "given.pem", None, None) is not None
+    assert _tls(ServerSection(), None, None, None) is None
     with pytest.raises(ConfigError, match=r"c\.pem"):
-        _tls(both, None, None)
+        _tls(both, None, None, None)
+
+
+def test_clients_show_certificates_over_tls_only(tmp_path: Path) -> None:
+    (tmp_path / "given.pem").write_text(CERTIFICATE + PRIVATE_KEY)
+    with pytest.raises(ConfigError, match="over TLS only"):
+        _tls(ServerSection(), None, None, tmp_path / "given.pem")
+    with pytest.raises(ConfigError, match=r"none\.pem"):
+        _tls(ServerSection(), tmp_path / "given.pem", None, tmp_path / "none.pem")
+    asked = _tls(ServerSection(tls_client_ca=tmp_path / "given.pem"), tmp_path / "given.pem", None, None)
+    assert asked is not None
+    assert asked.verify_mode is ssl.CERT_OPTIONAL
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Unit
 from semel.runtime.server.key_file import load_keys
-from semel.runtime.server.server_lock import Running, alone_with
+from semel.runtime.server.server_lock import Running, server_lock
 from semel.stores.private_files import is_open_to_others, make_private, open_private
 from semel.stores.sqlite import SqliteStore
 
@@ -34,7 +34,7 @@ def test_all_files_of_a_new_store_and_its_server_are_for_their_owner(tmp_path: P
     store = SqliteStore(f"sqlite:///{file}")
     store.commit([Unit((Append("a", Envelope("m", data=b"secret")),))])
     load_keys(tmp_path / "semel.keys")
-    with alone_with(file) as tell:
+    with server_lock(file) as tell:
         tell(Running("http://127.0.0.1:1"))
         found = {path.name: mode(path) for path in tmp_path.iterdir()}
     store.close()
@@ -57,7 +57,7 @@ def test_files_that_are_there_keep_their_rights(tmp_path: Path) -> None:
         path.chmod(0o640)
     store = SqliteStore(f"sqlite:///{file}")
     store.commit([Unit((Append("a", Envelope("m")),))])
-    with alone_with(file):
+    with server_lock(file):
         pass
     assert mode(file) == mode(tmp_path / "semel.db-semel") == mode(tmp_path / "semel.db-wal") == "0o640"
     assert is_open_to_others(file)

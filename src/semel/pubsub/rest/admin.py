@@ -35,7 +35,8 @@ from semel.http import (
     HttpResponse,
     Query,
     bad_request,
-    split_path,
+    json_error,
+    unavailable,
 )
 from semel.kernel.position import OFFSET_MAX, Position
 from semel.kernel.store import Record
@@ -46,15 +47,15 @@ from semel.pubsub.hub.records import data_of, group_target, stream_of, terms_of
 from semel.pubsub.protocol.messages import Data, DataType, Metadata, StreamPart
 from semel.pubsub.protocol.names import GROUP_CHARS_MAX, check_group, check_hub
 from semel.pubsub.rest.api import Asked
+from semel.routes import Routes
 
-PREFIX = "/v1/"
+PREFIX = "/v1/pubsub/"
 PAGE_MAX = 1_000
 PAGE = 200
 WAIT_S_MAX = 30
 START = "start"
 
 _HEADERS: Headers = (("content-type", JSON), ("cache-control", "no-store"))
-_ROOT = ["v1", "pubsub", "hubs"]
 _POSITION = re.compile(r"([0-9]{1,10}):([0-9]{1,16})\Z")
 _encode = msgspec.json.Encoder().encode
 
@@ -100,27 +101,14 @@ class Admin:
         try:
             return self._begin(request, now)
         except HttpError as error:
-            return error_response(error)
+            return json_error(error)
         except InputError as error:
-            return error_response(bad_request(error.message, fix=error.fix))
+            return json_error(bad_request(error.message, fix=error.fix))
 
     def _begin(self, request: HttpRequest, now: float) -> HubsAsked | Asked | MessagesAsked:
-        segments = split_path(request.path)
-        ask = _LISTS.get(segments[-1]) if len(segments) == len(_ROOT) + 2 else None
-        if segments[: len(_ROOT)] != _ROOT or (ask is None and len(segments) > len(_ROOT)):
-            raise HttpError(404, "Error.NotFound", "there is nothing at this address", fix="check its spelling")
-        if request.method != "GET":
-            raise HttpError(
-                405, "Error.MethodNotAllowed", "this is for reading only", fix="use GET", headers=(("allow", "GET"),)
-            )
+        ask, names = ROUTES.find(request.method, request.path)
         self.authority.check(request, READ, now)
-        if ask is None:
-            return HubsAsked(_hubs)
-        return ask(check_hub(segments[len(_ROOT)]), Query(request.query))
-
-
-def error_response(error: HttpError) -> HttpResponse:
-    return HttpResponse(error.status, (*error.headers, *_HEADERS), error.body())
+        return HubsAsked(_hubs) if ask is None else ask(check_hub(names["hub"]), Query(request.query))
 
 
 def _json(value: Any) -> HttpResponse:
@@ -160,15 +148,10 @@ def _limit(query: Query) -> int:
 
 def _rows(name: str, answer: Answer) -> HttpResponse:
     if answer.outcome is not Outcome.DONE:
-        return error_response(_unavailable(answer.message))
+        return json_error(unavailable(answer.message or "the store could not do it"))
     last = answer.rows[-1] if answer.more else None
     following = getattr(last, "connection_id", None) or getattr(last, "name", None)
     return _json({name: answer.rows, "next": following})
-
-
-def _unavailable(message: str) -> HttpError:
-    again = (("retry-after", "1"),)
-    return HttpError(503, "Error.ServiceUnavailable", message or "the store could not do it", headers=again)
 
 
 # -- what goes on
@@ -199,9 +182,9 @@ def _page(page: Page | SemelError) -> HttpResponse:
     if isinstance(page, EpochChanged):
         gone = f"the store is in epoch {page.current} by now"
         fix = f"it was restored or has failed over: begin again with after={START}"
-        return error_response(HttpError(410, "Error.EpochChanged", gone, fix=fix, target="after"))
+        return json_error(HttpError(410, "Error.EpochChanged", gone, fix=fix, target="after"))
     if isinstance(page, SemelError):
-        return error_response(_unavailable(outward(page)))
+        return json_error(unavailable(outward(page)))
     after = f"{page.after.epoch}:{page.after.offset}"
     return _json({"messages": [_message(each) for each in page.records], "after": after, "missed": page.missed})
 
@@ -254,8 +237,11 @@ def _base64(body: bytes) -> str:
     return binascii.b2a_base64(body, newline=False).decode()
 
 
-_LISTS: dict[str, Callable[[str, Query], Asked | MessagesAsked]] = {
-    "connections": _connections,
-    "groups": _groups,
-    "messages": _messages,
-}
+ROUTES: Routes[Callable[[str, Query], Asked | MessagesAsked] | None] = Routes(
+    [
+        ("GET", "/v1/pubsub/hubs", None),
+        ("GET", "/v1/pubsub/hubs/{hub}/connections", _connections),
+        ("GET", "/v1/pubsub/hubs/{hub}/groups", _groups),
+        ("GET", "/v1/pubsub/hubs/{hub}/messages", _messages),
+    ]
+)

@@ -4,8 +4,8 @@
     Asked.hub, Asked.call       what the runtime carries out
     Asked.respond(answer)       the response
 
-A request is looked at from the outside in: its size, its address, who makes it, and only then what it says. Whatever is
-in it, the outcome is one of the two, never an exception.
+A request is looked at from the outside in: its address, who makes it, and only then what it says. Whatever is in it,
+the outcome is one of the two, never an exception.
 
 On top of the service's own there are two headers for the four operations that send. With `Idempotency-Key` a request
 may be repeated, by a library or by hand, and sends once: a repetition is answered with `Idempotent-Replayed`.
@@ -23,17 +23,14 @@ from urllib.parse import urlsplit
 from semel.auth.authority import Authority
 from semel.auth.keys import AccessKeys, connection_string
 from semel.errors import ConfigError, FrameError, InputError
-from semel.http import JSON, Headers, HttpError, HttpRequest, HttpResponse, Query, bad_request, origin_of, split_path
+from semel.http import JSON, Headers, HttpError, HttpRequest, HttpResponse, Query, bad_request, origin_of, unavailable
 from semel.pubsub.hub.calls import Answer, Call, Outcome
-from semel.pubsub.protocol.frames import FRAME_BYTES_MAX
 from semel.pubsub.protocol.names import check_hub
-from semel.pubsub.rest.routes import Operation, Parts, Route, find_route
+from semel.pubsub.rest.routes import HEALTH, OPERATIONS, Operation, Parts
 
 VERSIONS = ("2021-10-01", "2022-11-01", "2023-07-01", "2024-01-01", "2024-12-01")
 
-HEALTH = ["api", "health"]
-HEALTH_METHODS = ("GET", "HEAD")
-CLIENTS = "client"
+CLIENTS = "/client/"
 
 _REPEATED = ("idempotent-replayed", "true")
 """On the answer to a request whose key was used before: nothing was sent for it."""
@@ -48,9 +45,6 @@ class RestSettings:
 
     keys: AccessKeys
     endpoints: tuple[str, ...] = ()
-    body_bytes_max: int = FRAME_BYTES_MAX
-    headers_max: int = 100
-    target_chars_max: int = 64 * 1024
     retry_after_s: int = 1
     server: str = "Semel"
 
@@ -89,24 +83,19 @@ class Rest:
             return self._error(request, bad_request(error.message, fix=error.fix))
 
     def _begin(self, request: HttpRequest, now: float) -> HttpResponse | Asked:
-        self._check_size(request)
-        segments = split_path(request.path)
-        if segments == HEALTH:
-            _check_method(request.method, HEALTH_METHODS)
+        if f"{request.path}/".startswith(CLIENTS):
+            raise bad_request("clients connect here, by WebSocket", fix="ask to upgrade the connection to websocket")
+        operation, names = OPERATIONS.find(request.method, request.path)
+        if operation is HEALTH:
             return HttpResponse(200, self._headers)
-        route = find_route(segments)
-        if route is None:
-            raise _nothing_at(segments)
-        _check_method(request.method, route.operations)
-        operation = route.operations[request.method]
         self._authority.check(request, operation.role, now)
-        return self._ask(operation, self._parts(request, route, now))
+        return self._ask(operation, self._parts(request, list(names.values()), now))
 
-    def _parts(self, request: HttpRequest, route: Route, now: float) -> Parts:
+    def _parts(self, request: HttpRequest, names: list[str], now: float) -> Parts:
         query = Query(request.query)
         version = _version(query)
-        hub = check_hub(route.hub)
-        return Parts(hub, route.names, query, request, version, self._endpoint(request), self._settings.keys, now)
+        hub = check_hub(names[0])
+        return Parts(hub, names[1:], query, request, version, self._endpoint(request), self._settings.keys, now)
 
     def _ask(self, operation: Operation, parts: Parts) -> HttpResponse | Asked:
         if operation.call is None:
@@ -115,24 +104,6 @@ class Rest:
         return Asked(parts.hub, call, partial(self._respond, operation, parts))
 
     # -- who asks, and from where
-
-    def _check_size(self, request: HttpRequest) -> None:
-        settings = self._settings
-        if len(request.path) + len(request.query) > settings.target_chars_max:
-            raise HttpError(
-                414, "Error.UriTooLong", "the address is too long", fix=f"use up to {settings.target_chars_max:,} bytes"
-            )
-        if len(request.headers) > settings.headers_max:
-            raise HttpError(
-                431, "Error.HeadersTooLarge", "there are too many headers", fix=f"send up to {settings.headers_max}"
-            )
-        if len(request.body) > settings.body_bytes_max:
-            raise HttpError(
-                413,
-                "Error.PayloadTooLarge",
-                "the body is too large",
-                fix=f"send up to {settings.body_bytes_max:,} bytes",
-            )
 
     def _endpoint(self, request: HttpRequest) -> str:
         """Where the maker of the request knows this server."""
@@ -157,7 +128,7 @@ class Rest:
             case Outcome.REFUSED:
                 return bad_request(answer.message or "the hub refuses this")
             case Outcome.FAILED:
-                return self._failed(answer.message)
+                return unavailable(answer.message or "the store could not do it", self._settings.retry_after_s)
 
     def _done(self, operation: Operation, parts: Parts, answer: Answer) -> HttpResponse:
         if operation.body is None:
@@ -165,34 +136,16 @@ class Rest:
         body = operation.body(parts, answer)
         return HttpResponse(operation.done, (("content-type", JSON), *self._headers), body)
 
-    def _failed(self, message: str) -> HttpError:
-        again = (("retry-after", str(self._settings.retry_after_s)),)
-        message = message or "the store could not do it"
-        return HttpError(503, "Error.ServiceUnavailable", message, fix="try again", target="Service", headers=again)
-
-    def _error(self, request: HttpRequest, error: HttpError) -> HttpResponse:
+    def error(self, error: HttpError) -> HttpResponse:
+        """As the service answers errors."""
         headers = (*error.headers, ("x-ms-error-code", error.name), *self._headers)
-        if request.method == "HEAD":
-            return HttpResponse(error.status, headers)
         return HttpResponse(error.status, (("content-type", JSON), *headers), error.body())
 
-
-def _nothing_at(segments: list[str]) -> HttpError:
-    if segments[0] == CLIENTS:
-        return bad_request("clients connect here, by WebSocket", fix="ask to upgrade the connection to websocket")
-    return HttpError(404, "Error.NotFound", "there is nothing at this address", fix="check the path and its spelling")
-
-
-def _check_method(method: str, allowed: tuple[str, ...] | dict[str, Operation]) -> None:
-    if method not in allowed:
-        names = ", ".join(sorted(allowed))
-        raise HttpError(
-            405,
-            "Error.MethodNotAllowed",
-            "this address knows no such method",
-            fix=f"use {names}",
-            headers=(("allow", names),),
-        )
+    def _error(self, request: HttpRequest, error: HttpError) -> HttpResponse:
+        response = self.error(error)
+        if request.method == "HEAD":
+            return HttpResponse(response.status, response.headers[1:])
+        return response
 
 
 def _version(query: Query) -> str:

@@ -1,7 +1,6 @@
 """The operations of the REST API: under which address, what they ask of a hub, and how its answer is told.
 
-Below `/api/hubs/{hub}` words and names take turns, `/groups/{group}/connections/{connection}`, so the words and the
-number of names tell which operation is meant, and no name can be taken for a word.
+Below `/api/hubs/{hub}` words and names take turns, as in `/groups/{group}/connections/{connection}`.
 """
 
 from __future__ import annotations
@@ -43,6 +42,7 @@ from semel.pubsub.protocol.names import TTL_S_MAX, check_group, check_metadata
 from semel.pubsub.protocol.permissions import Permission
 from semel.pubsub.rest.data import read_data
 from semel.pubsub.rest.paging import Page, asked_page, page_body
+from semel.routes import Routes
 
 REASON_CHARS_MAX = 1024
 KEY_HEADER = "idempotency-key"
@@ -84,19 +84,6 @@ class Operation(msgspec.Struct, frozen=True):
     role: str = OPERATE
     body: Callable[[Parts, Answer], bytes] | None = None
     conflict: str = "Error.Conflict"
-
-
-class Route(msgspec.Struct, frozen=True):
-    hub: str
-    names: list[str]
-    operations: dict[str, Operation]
-
-
-def find_route(segments: list[str]) -> Route | None:
-    if segments[:2] != ["api", "hubs"] or not all(segments):
-        return None
-    operations = OPERATIONS.get((tuple(segments[3::2]), len(segments[4::2])))
-    return None if operations is None else Route(segments[2], segments[4::2], operations)
 
 
 # -- whom it is about
@@ -312,7 +299,7 @@ def _check_client_type(name: str) -> None:
 
 # -- all of them
 
-_TABLE = (
+TABLE = (
     ("POST", "/:send", Operation(_send(_everybody), 202)),
     ("POST", "/groups/{group}/:send", Operation(_send(_group), 202)),
     ("POST", "/users/{user}/:send", Operation(_send(_user), 202)),
@@ -348,13 +335,12 @@ _TABLE = (
 )
 
 
-def _by_shape() -> dict[tuple[tuple[str, ...], int], dict[str, Operation]]:
-    shapes: dict[tuple[tuple[str, ...], int], dict[str, Operation]] = {}
-    for method, pattern, operation in _TABLE:
-        words, names = pattern.split("/")[1::2], pattern.split("/")[2::2]
-        shapes.setdefault((tuple(words), len(names)), {})[method] = operation
-    return shapes
+HEALTH = Operation(None, 200)
+"""Open to all: that there is an answer is all it says."""
 
-
-OPERATIONS = _by_shape()
-"""By the words and the number of names after the hub, and by method."""
+OPERATIONS = Routes(
+    [
+        *((method, f"/api/hubs/{{hub}}{pattern}", operation) for method, pattern, operation in TABLE),
+        *((method, "/api/health", HEALTH) for method in ("GET", "HEAD")),
+    ]
+)

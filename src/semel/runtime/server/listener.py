@@ -1,6 +1,6 @@
-"""The listener of a server: WebSocket and HTTP on one port, with or without TLS.
+"""The listener of a server: WebSocket and HTTP on one port, with or without TLS, for the services that are mounted.
 
-Every connection begins as HTTP. A request to upgrade on one of `socket_paths` becomes a WebSocket when the service
+Every connection begins as HTTP. A request to upgrade becomes a WebSocket where the service at its path has sockets and
 accepts it; everything else is a call with an answer.
 """
 
@@ -13,15 +13,16 @@ import math
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Protocol
 
 from semel.errors import ConfigError, LocalProtocolError
-from semel.http import HttpRequest, HttpResponse, text_response
+from semel.http import ErrorStyle, HttpError, HttpRequest, HttpResponse, text_error, unavailable
+from semel.routes import nothing_here
 from semel.runtime.server.connection import HttpConnection
 from semel.runtime.server.limits import ListenerLimits
+from semel.runtime.server.mounts import Mount, Mounts
 from semel.runtime.server.rates import Rate, is_loopback, source_of
 from semel.runtime.transports.websocket import (
     Accept,
@@ -37,38 +38,32 @@ log = logging.getLogger(__name__)
 SWEEP_SLICE = 1_000
 BACKLOG = 2_048
 WARN_S = 10.0
-
-
-class ListenerService(SocketService, Protocol):
-    """Who lives behind the listener."""
-
-    async def handle(self, request: HttpRequest) -> HttpResponse:
-        """Answer a call. What it raises becomes a 500."""
-        ...
-
-    async def upgrade(self, request: HttpRequest) -> Accept | HttpResponse:
-        """Let a WebSocket in, or say why not. Meanwhile nothing is read from it; after `upgrade_s` it is refused."""
-        ...
+NOBODYS_BYTES = 64 * 1024
+"""The largest body of a request that is for no service."""
 
 
 class Listener:
+    """`errors` is the style of answers to what cannot be read or is for no service. `responded` hears the status of
+    each answer."""
+
     def __init__(
         self,
-        service: ListenerService,
+        mounts: Iterable[Mount],
         *,
         limits: ListenerLimits | None = None,
         tls: ssl.SSLContext | None = None,
-        socket_paths: tuple[str, ...] = ("/client/", "/clients/"),
+        errors: ErrorStyle = text_error,
+        responded: Callable[[int], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self.limits = limits or ListenerLimits()
-        self.sockets: SocketService = service
+        self.errors, self.responded = errors, responded
         self.scheme = "http" if tls is None else "https"
+        self.port = 0
         self.is_stopping = False
-        self._service = service
+        self._mounts = Mounts(mounts, Mount("/", _nothing, body_bytes=NOBODYS_BYTES, errors=errors))
         self._tls = tls
-        self._socket_paths = socket_paths
         self._servers: list[asyncio.Server] = []
         self._connections: set[HttpConnection | WebSocketPeer] = set()
         self._addresses: Counter[str] = Counter()
@@ -108,7 +103,8 @@ class Listener:
         self._servers.append(server)
         if self._sweeping is None:
             self._sweeping = self._loop.create_task(self._sweep())
-        return int(server.sockets[0].getsockname()[1])
+        self.port = int(server.sockets[0].getsockname()[1])
+        return self.port
 
     async def stop(self, within_s: float | None = None) -> None:
         """Let nobody in, answer the calls under way, close all WebSockets with 1001, and cut off who takes longer than
@@ -133,16 +129,16 @@ class Listener:
 
     # -- what connections ask
 
-    def enter(self, connection: HttpConnection) -> HttpResponse | None:
+    def enter(self, connection: HttpConnection) -> HttpError | None:
         self._count(connection)
         if self.is_stopping or len(self._connections) > self.limits.connections:
-            return _try_again(HTTPStatus.SERVICE_UNAVAILABLE, "no more connections now")
+            return unavailable("no more connections now")
         source = source_of(connection.address)
         if self._addresses[source] > self.limits.connections_per_address:
-            return _try_again(HTTPStatus.TOO_MANY_REQUESTS, "too many connections from here")
+            return _too_many("too many connections from here", 1)
         return self._too_often(self._connection_rate, source, "connections")
 
-    def _too_often(self, rate: Rate, source: str, what: str) -> HttpResponse | None:
+    def _too_often(self, rate: Rate, source: str, what: str) -> HttpError | None:
         """A refusal, if it comes too fast from there."""
         if is_loopback(source):
             return None
@@ -150,7 +146,7 @@ class Listener:
         if not wait_s:
             return None
         self._warn(source, what)
-        return _try_again(HTTPStatus.TOO_MANY_REQUESTS, f"too many {what} in this time", math.ceil(wait_s))
+        return _too_many(f"too many {what} in this time", math.ceil(wait_s))
 
     def _warn(self, source: str, what: str) -> None:
         """A flood of requests is none of words in the log."""
@@ -185,37 +181,43 @@ class Listener:
     def drop(self, size: int) -> None:
         self._bodies_bytes -= size
 
-    def is_socket(self, request: HttpRequest) -> bool:
-        upgrade = request.headers.get("upgrade", "").lower()
-        return upgrade == "websocket" and f"{request.path}/".startswith(self._socket_paths)
+    def find(self, path: str) -> Mount:
+        return self._mounts.find(path)
 
-    async def handle(self, request: HttpRequest) -> HttpResponse:
+    async def handle(self, request: HttpRequest, mount: Mount) -> HttpResponse:
+        self._check_rate(request)
+        return await mount.handle(request)
+
+    def _check_rate(self, request: HttpRequest) -> None:
         refusal = self._too_often(self._request_rate, source_of(request.address), "requests")
-        return refusal if refusal is not None else await self._service.handle(request)
+        if refusal is not None:
+            raise refusal
 
-    async def upgrade(self, request: HttpRequest, connection: HttpConnection) -> HttpResponse | None:
-        refusal = self._too_often(self._request_rate, source_of(request.address), "requests") or check_upgrade(request)
+    async def upgrade(self, request: HttpRequest, mount: Mount, connection: HttpConnection) -> HttpResponse | None:
+        assert mount.sockets is not None
+        self._check_rate(request)
+        refusal = check_upgrade(request)
         if refusal is not None:
             return refusal
         try:
             async with asyncio.timeout(self.limits.upgrade_s):
-                answer = await self._service.upgrade(request)
+                answer = await mount.sockets.upgrade(request)
         except TimeoutError:
-            return _try_again(HTTPStatus.SERVICE_UNAVAILABLE, "no answer in time")
+            raise unavailable("no answer in time") from None
         if isinstance(answer, HttpResponse):
             return answer
         if self.is_stopping or connection.is_gone:
-            return _try_again(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping")
-        self._open(request, answer, connection)
+            raise unavailable("the server is stopping")
+        self._open(request, mount.sockets, answer, connection)
         return None
 
-    def _open(self, request: HttpRequest, accept: Accept, connection: HttpConnection) -> None:
+    def _open(self, request: HttpRequest, service: SocketService, accept: Accept, connection: HttpConnection) -> None:
         if accept.subprotocol is not None and accept.subprotocol not in subprotocols(request):
             raise LocalProtocolError(
                 f"{accept.subprotocol} was not offered", fix="choose one of `subprotocols(request)`"
             )
         transport = connection.transport
-        peer = WebSocketPeer(self, transport, accept, connection.address)
+        peer = WebSocketPeer(self, service, transport, accept, connection.address)
         self._count(peer)
         transport.write(accept_head(request, accept.subprotocol))
         peer.begin(connection.hand_over(peer))
@@ -248,8 +250,13 @@ class Listener:
                     await asyncio.sleep(0)
 
 
-def _try_again(status: HTTPStatus, text: str, after_s: int = 1) -> HttpResponse:
-    return text_response(status, text, ("retry-after", str(after_s)))
+async def _nothing(request: HttpRequest) -> HttpResponse:
+    raise nothing_here()
+
+
+def _too_many(message: str, after_s: int) -> HttpError:
+    again = (("retry-after", str(after_s)),)
+    return HttpError(HTTPStatus.TOO_MANY_REQUESTS, "Error.TooManyRequests", message, headers=again)
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:

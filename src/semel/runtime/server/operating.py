@@ -1,265 +1,78 @@
-"""What operators ask of a server, on the same port as everybody else.
+"""What operators ask of a server, whatever parts it has.
 
-/healthz    a restart would not help                   open to all
-/readyz     it lets people in, and its store is well   open to all
-/metrics    figures for Prometheus                     a token with the role `semel.read`, unless open to all
-/v1/        what is there and what goes on             a token with the role `semel.read`
+/healthz        a restart would not help                 open to all
+/readyz         it lets people in, and can serve them    open to all
+/metrics        figures for Prometheus                   a token with the role `semel.read`, unless open to all
+/v1/overview    the parts, and what each says            a token with the role `semel.read`
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import ParamSpec, TypeVar
+from collections.abc import Sequence
 
 import msgspec
 
-from semel.auth.authority import Authority
+from semel import __version__
 from semel.auth.roles import READ
-from semel.errors import SemelError, StoreUnavailable
-from semel.http import HttpError, HttpRequest, HttpResponse
-from semel.kernel.envelope import Blob
-from semel.kernel.ops import MESSAGE
-from semel.kernel.position import Position
-from semel.kernel.store import Record, Store, Trimmed
-from semel.pubsub.hub.calls import Answer, Call, HubInfo, Outcome, Summarize
-from semel.pubsub.hub.commits import outward
-from semel.pubsub.hub.loading import is_known, known_hubs
-from semel.pubsub.rest.admin import PREFIX, Admin, HubRow, HubsAsked, MessagesAsked, Page, error_response
-from semel.pubsub.rest.api import Asked
-from semel.runtime.host.outages import in_public, is_readable
-from semel.runtime.host.store_watch import StoreWatch
-from semel.runtime.host.threads import hand_over
+from semel.http import JSON, PLAIN_TEXT, HttpRequest, HttpResponse, json_error
 from semel.runtime.server.metrics import Metrics
+from semel.runtime.server.mounts import Mount, Route, Routed, RouteHandler
+from semel.runtime.server.part import Part, ServerContext
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-STORE_S = 10.0
-"""Whoever looks into the store is kept waiting no longer than this."""
-SCAN_ROWS = 200
-PAGE_BYTES_MAX = 4 * 1024 * 1024
-PAUSE_S = 0.05
-"""Between two looks for new messages, so that a busy hub is not read at every commit."""
-
-_PLAIN = (("content-type", "text/plain; charset=utf-8"), ("cache-control", "no-store"))
-_OWN = ("/healthz", "/readyz", "/metrics")
-
-Ask = Callable[[str, Call], Awaitable[Answer]]
+_NO_STORE = ("cache-control", "no-store")
 
 
 class Operating:
-    """`ask` puts a call to a hub; `running` names the hubs that this process has."""
-
-    def __init__(
-        self,
-        store: Store,
-        metrics: Metrics,
-        authority: Authority,
-        ask: Ask,
-        running: Callable[[], Iterable[str]],
-        watch: StoreWatch,
-        *,
-        open_metrics: bool,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._store, self._metrics, self._clock = store, metrics, clock
-        self._admin = Admin(authority)
-        self._ask, self._running, self._open_metrics = ask, running, open_metrics
-        self._watch, self._outages = watch, watch.outages
-        self._changes = _Changes(store)
+    def __init__(self, parts: Sequence[Part], metrics: Metrics, context: ServerContext) -> None:
+        self._parts, self._metrics, self._node = parts, metrics, context.settings.node
         self._is_stopping = False
+        role = None if context.settings.open_metrics else READ
+        authority, clock = context.authority, context.clock
+        health = Routed([*_read("/healthz", self._health, None), *_read("/readyz", self._ready, None)], authority)
+        figures = Routed(_read("/metrics", self._figures, role), authority, clock=clock)
+        overview = Routed([Route("GET", "/v1/overview", self._overview, READ)], authority, clock=clock)
+        self.mounts = (
+            Mount("/healthz/", health, body_bytes=0),
+            Mount("/readyz/", health, body_bytes=0),
+            Mount("/metrics/", figures, body_bytes=0, errors=json_error),
+            Mount("/v1/", overview, body_bytes=0, errors=json_error),
+        )
 
     def stop(self) -> None:
-        """From now on it is not ready, and nobody is kept waiting."""
+        """From now on it is not ready."""
         self._is_stopping = True
-        self._changes.end()
 
-    @staticmethod
-    def is_asked(path: str) -> bool:
-        return path in _OWN or path.startswith(PREFIX)
+    async def _health(self, request: HttpRequest, names: dict[str, str]) -> HttpResponse:
+        found = [health for part in self._parts if (health := part.health()).problem]
+        problems = ", and ".join(health.problem for health in found)
+        if any(health.is_ended_by_restart for health in found):
+            return _text(503, problems)
+        return _text(200, f"alive, but {problems}" if problems else "ok")
 
-    async def respond(self, request: HttpRequest) -> HttpResponse:
-        """To a request with a path for which `is_asked`."""
-        if request.path not in _OWN:
-            return await self._respond(request)
-        if request.method not in ("GET", "HEAD"):
-            return HttpResponse(405, (("allow", "GET, HEAD"), *_PLAIN), b"use GET\n")
-        if request.path == "/healthz":
-            return self._health()
-        if request.path == "/readyz":
-            return await self._ready()
-        return self._figures(request)
-
-    async def _ready(self) -> HttpResponse:
+    async def _ready(self, request: HttpRequest, names: dict[str, str]) -> HttpResponse:
         if self._is_stopping:
-            return HttpResponse(503, _PLAIN, b"the server is stopping\n")
-        if not await self._watch.is_well():
-            return self._trouble()
-        return HttpResponse(200, _PLAIN, b"ready\n")
+            return _text(503, "the server is stopping")
+        found = await asyncio.gather(*(part.ready() for part in self._parts))
+        problems = ", and ".join(health.problem for health in found if health.problem)
+        return _text(503, problems) if problems else _text(200, "ready")
 
-    def _health(self) -> HttpResponse:
-        """What goes away by itself, or when somebody looks after the store, is no reason to restart the process."""
-        current = self._outages.current
-        if current is None:
-            return HttpResponse(200, _PLAIN, b"ok\n")
-        if current.is_ended_by_restart:
-            return self._trouble()
-        return HttpResponse(200, _PLAIN, f"alive, but {in_public(current.cause)}\n".encode())
+    async def _figures(self, request: HttpRequest, names: dict[str, str]) -> HttpResponse:
+        return HttpResponse(200, (("content-type", self._metrics.content_type), _NO_STORE), self._metrics.text())
 
-    def _trouble(self) -> HttpResponse:
-        assert self._outages.current is not None
-        return HttpResponse(503, _PLAIN, f"{in_public(self._outages.current.cause)}\n".encode())
-
-    def _figures(self, request: HttpRequest) -> HttpResponse:
-        if not self._open_metrics:
-            try:
-                self._admin.authority.check(request, READ, self._clock())
-            except HttpError as error:
-                return error_response(error)
-        headers = (("content-type", self._metrics.content_type), ("cache-control", "no-store"))
-        return HttpResponse(200, headers, self._metrics.text())
-
-    # -- the API
-
-    async def _respond(self, request: HttpRequest) -> HttpResponse:
-        asked = self._admin.begin(request, self._clock())
-        if isinstance(asked, HttpResponse):
-            return asked
-        if isinstance(asked, HubsAsked):
-            return asked.respond(await self._hubs())
-        if isinstance(asked, MessagesAsked):
-            try:
-                return asked.respond(await self._messages(asked))
-            except SemelError as error:
-                self._outages.met(error, f"messages of {asked.stream} cannot be read")
-                return asked.respond(error)
-        return asked.respond(await self._look(asked))
-
-    async def _look(self, asked: Asked) -> Answer:
-        """Whoever only looks makes no hub: a name that nobody has used, or a mistyped one, has nobody in it."""
-        try:
-            if asked.hub not in set(self._running()) and not await self._ask_store(is_known, self._store, asked.hub):
-                return Answer()
-        except SemelError as error:
-            self._outages.met(error, f"{asked.hub} cannot be looked for in the store")
-            return Answer(Outcome.FAILED, outward(error))
-        return await self._ask(asked.hub, asked.call)
-
-    async def _ask_store(self, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """On a thread. A store that hangs would keep the threads one by one, so it is asked for nothing then."""
-        if self._outages.current is not None and not is_readable(self._outages.current.cause):
-            raise StoreUnavailable("the store is in trouble", fix="see what the log says of it")
-        try:
-            async with asyncio.timeout(STORE_S):
-                return await asyncio.to_thread(look, *args, **kwargs)
-        except TimeoutError:
-            raise StoreUnavailable(f"it has not answered for {STORE_S:g} s", fix="look at the database") from None
-
-    async def _hubs(self) -> Sequence[HubRow]:
-        """Those that the store has sessions of, and those that somebody has asked this process for."""
-        running = set(self._running())
-        try:
-            stored = await self._ask_store(lambda: set(known_hubs(self._store)))
-        except SemelError as error:
-            self._outages.met(error, "the hubs in the store cannot be listed")
-            stored = set()
-        answers = await asyncio.gather(*(self._ask(name, Summarize()) for name in sorted(running)))
-        found = {name: _info(answer) for name, answer in zip(sorted(running), answers, strict=True)}
-        return [HubRow(name, found.get(name)) for name in sorted(running | stored)]
-
-    async def _messages(self, asked: MessagesAsked) -> Page:
-        until = time.monotonic() + asked.wait_s
-        after = asked.after or await self._begin(asked)
-        async with self._changes.watched() as changed:
-            while True:
-                changed.clear()
-                page = await self._ask_store(read_page, self._store, after, asked.target, asked.limit)
-                left = until - time.monotonic()
-                if page.records or page.missed or left <= 0 or self._is_stopping:
-                    return page
-                if page.after == after:
-                    await _wait(changed, left)
-                after = page.after
-                await asyncio.sleep(PAUSE_S)
-
-    async def _begin(self, asked: MessagesAsked) -> Position:
-        head = await self._ask_store(self._store.head, asked.stream)
-        if not asked.from_start:
-            return head
-        found = await self._ask_store(self._store.read, asked.stream, Position(asked.stream, head.epoch, 0), 1)
-        if isinstance(found, Trimmed):
-            return Position(asked.stream, head.epoch, found.first.offset - 1)
-        return Position(asked.stream, head.epoch, 0)
+    async def _overview(self, request: HttpRequest, names: dict[str, str]) -> HttpResponse:
+        found = await asyncio.gather(*(part.overview() for part in self._parts))
+        parts = {
+            part.name: {"problem": part.health().problem or None, **said}
+            for part, said in zip(self._parts, found, strict=True)
+        }
+        body = msgspec.json.encode({"node": self._node, "version": __version__, "parts": parts})
+        return HttpResponse(200, (("content-type", JSON), _NO_STORE), body)
 
 
-def _info(answer: Answer) -> HubInfo | None:
-    found = answer.rows[0] if answer.outcome is Outcome.DONE else None
-    return found if isinstance(found, HubInfo) else None
+def _read(path: str, handle: RouteHandler, role: str | None) -> list[Route]:
+    return [Route(method, path, handle, role) for method in ("GET", "HEAD")]
 
 
-def read_page(store: Store, after: Position, target: str | None, limit: int) -> Page:
-    """Messages after a position, as many as there are and as one answer may hold."""
-    found = store.read(after.stream, after, SCAN_ROWS)
-    if isinstance(found, Trimmed):
-        begin = Position(after.stream, found.first.epoch, found.first.offset - 1)
-        return Page((), begin, begin.offset - after.offset)
-    records: list[Record] = []
-    size = 0
-    for record in found.records:
-        if record.kind == MESSAGE and target in (None, record.target):
-            blob = record.envelope.blob
-            size += len(record.envelope.data) if blob is None else blob.size
-            if records and size > PAGE_BYTES_MAX:
-                break
-            records.append(record if blob is None else _with_body(store, record, blob))
-        after = record.position
-        if len(records) == limit:
-            break
-    return Page(records, after)
-
-
-def _with_body(store: Store, record: Record, blob: Blob) -> Record:
-    return msgspec.structs.replace(record, body=b"".join(store.body(blob.name)))
-
-
-async def _wait(changed: asyncio.Event, at_most_s: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(at_most_s):
-            await changed.wait()
-
-
-class _Changes:
-    """Tells those who wait that something was committed, by any process."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._watching: set[asyncio.Event] = set()
-        self._stop_listening: Callable[[], None] | None = None
-
-    @asynccontextmanager
-    async def watched(self) -> AsyncIterator[asyncio.Event]:
-        """An event that is set after each commit for as long as the block lasts."""
-        changed = asyncio.Event()
-        self._watching.add(changed)
-        if self._stop_listening is None:
-            loop = asyncio.get_running_loop()
-            self._stop_listening = self._store.listen(lambda: hand_over(loop, self._tell))
-        try:
-            yield changed
-        finally:
-            self._watching.discard(changed)
-            if not self._watching:
-                self.end()
-
-    def end(self) -> None:
-        self._tell()
-        if self._stop_listening is not None:
-            self._stop_listening()
-            self._stop_listening = None
-
-    def _tell(self) -> None:
-        for changed in self._watching:
-            changed.set()
+def _text(status: int, text: str) -> HttpResponse:
+    return HttpResponse(status, (("content-type", PLAIN_TEXT), _NO_STORE), f"{text}\n".encode())

@@ -1,10 +1,9 @@
-"""The pub/sub server: hubs behind a listener.
+"""Pub/sub as a part of a server: hubs, and the ways to them.
 
-    listener    WebSocket and HTTP on one port (`runtime.server.listener`)
-    operating   health, metrics, and what operators ask (`runtime.server.operating`)
-    handshake   who comes in, and to which hub (`pubsub.protocol.handshake`)
+    handshake   which client comes in, and to which hub (`pubsub.protocol.handshake`)
     hubs        one machine for each, on the performer (`pubsub.hub.machine`)
-    rest        calls become calls on a hub (`pubsub.rest.api`)
+    rest        requests become calls on a hub (`pubsub.rest.api`)
+    admin       what operators ask of hubs (`runtime.server.pubsub_admin`)
 
 A hub begins when the first one asks for it, from what the store holds of it.
 """
@@ -13,20 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from semel.auth.authority import Authority
-from semel.auth.keys import AccessKeys
+from prometheus_client.metrics_core import Metric
+
 from semel.errors import FrameError, LimitExceeded, SemelError, StoreError, StoreUnavailable
-from semel.http import HttpRequest, HttpResponse, text_response
+from semel.http import HttpRequest, HttpResponse, json_error, text_response, unavailable
 from semel.kernel.store import Store
 from semel.pubsub.events import cloudevents
 from semel.pubsub.events.abuse import host_of
@@ -50,15 +47,17 @@ from semel.pubsub.hub.sockets import (
     Write,
 )
 from semel.pubsub.protocol.codecs import codec_for
-from semel.pubsub.protocol.frames import Codec
+from semel.pubsub.protocol.frames import FRAME_BYTES_MAX, Codec
 from semel.pubsub.protocol.handshake import Handshake, HandshakeRefused, Newcomer, Returning, SimpleMode, TurnedAway
 from semel.pubsub.protocol.messages import CloseCode, Ping, SendToGroup, SequenceAck, StreamData, StreamEnd
 from semel.pubsub.protocol.messages import Request as ClientRequest
+from semel.pubsub.rest.admin import PREFIX
 from semel.pubsub.rest.api import Rest, RestSettings
-from semel.runtime.host.performer import Performer
-from semel.runtime.host.store_watch import StoreWatch
-from semel.runtime.server.metrics import Metrics, Traffic
-from semel.runtime.server.operating import Operating
+from semel.runtime.server.addresses import THIS_MACHINE, in_url
+from semel.runtime.server.mounts import Mount
+from semel.runtime.server.part import Part, ServerContext, ServerSettings
+from semel.runtime.server.pubsub_admin import PubSubAdmin
+from semel.runtime.server.pubsub_metrics import TOPICS, Traffic, hub_metrics
 from semel.runtime.transports.base import Inbox
 from semel.runtime.transports.websocket import Accept, Message, WebSocketPeer, subprotocols
 
@@ -72,7 +71,8 @@ DEFAULT_ORIGIN = "localhost"
 CONNECT_S = 25.0
 """How long an event handler may take to let a client in: a little less than a client may be kept waiting."""
 CALL_S = 30.0
-RETRY_AFTER_S = 1
+BEGIN_S = 5.0
+"""How often hubs are looked for that others have begun."""
 COMMITS_MAX = 64
 """How many requests that are commits of their own a hub hears at once."""
 _TOGETHER = frozenset({SendToGroup, SequenceAck, Ping, StreamData, StreamEnd})
@@ -81,23 +81,17 @@ _TOGETHER = frozenset({SendToGroup, SequenceAck, Ping, StreamData, StreamEnd})
 
 @dataclass(frozen=True, slots=True)
 class PubSubSettings:
-    """`endpoints` are other addresses under which people know this server. `node` is its name in the store."""
+    """`handlers` are the event handlers, by hub. `origin` is the host by which they know this server. Empty: that of
+    its first endpoint, or the one on which it listens."""
 
-    keys: AccessKeys
-    endpoints: tuple[str, ...] = ()
-    node: str = "local"
     hub: HubOptions = field(default_factory=HubOptions)
-    open_metrics: bool = False
-    """Whether /metrics is for everybody."""
     handlers: Mapping[str, Handlers] = field(default_factory=dict)
-    """The event handlers, by hub."""
     origin: str = ""
-    """The host by which event handlers know this server. Empty: that of its first endpoint."""
 
-    @property
-    def webhook_origin(self) -> str:
-        first = self.endpoints[0] if self.endpoints else ""
-        return self.origin or host_of(urlsplit(first).netloc) or DEFAULT_ORIGIN
+    def origin_at(self, server: ServerSettings) -> str:
+        first = server.endpoints[0] if server.endpoints else ""
+        here = "" if server.host in THIS_MACHINE else in_url(server.host)
+        return self.origin or host_of(urlsplit(first).netloc) or here or DEFAULT_ORIGIN
 
 
 @dataclass(slots=True)
@@ -220,38 +214,60 @@ class HubLink:
             await self.webhooks.close()
 
 
-class PubSub:
-    """A `ListenerService`. The performer and the store belong to the caller."""
+class PubSub(Part):
+    """Hubs, the REST API and what operators ask of them."""
 
-    def __init__(
-        self,
-        performer: Performer,
-        settings: PubSubSettings,
-        *,
-        clock: Callable[[], float] = time.time,
-        random: Callable[[int], bytes] = os.urandom,
-    ) -> None:
-        if performer.store.url.startswith("postgresql:"):
+    name = "pubsub"
+    topics = TOPICS
+
+    def __init__(self, context: ServerContext, settings: PubSubSettings | None = None) -> None:
+        self._performer, self._server = context.performer, context.settings
+        settings = settings or PubSubSettings()
+        if self._performer.store.url.startswith("postgresql:"):
             settings = replace(settings, hub=replace(settings.hub, is_shared=True))
-        self._performer, self._settings = performer, settings
-        self._clock, self._random = clock, random
-        self._handshake = Handshake(settings.keys, random, settings.endpoints)
-        self._rest = Rest(RestSettings(settings.keys, settings.endpoints))
+        self._settings = settings
+        self._clock, self._random = context.clock, context.random
+        keys, endpoints = self._server.keys, self._server.endpoints
+        self._handshake = Handshake(keys, context.random, endpoints)
+        self._rest = Rest(RestSettings(keys, endpoints))
         self._links: dict[str, asyncio.Task[HubLink]] = {}
         self._held: list[WebSocketPeer] = []
         self._has_begun = False
-        performer.on_room(self._release)
-        self.watch = StoreWatch(performer)
-        self._outages = performer.outages
-        self.metrics = Metrics(settings.node, self._traffic, performer.commit_times, performer.outages)
-        performer.observe(self.metrics.observe)
-        self.operating = Operating(
-            performer.store, self.metrics, Authority(settings.keys, settings.endpoints), self._call,
-            lambda: self._links, self.watch, open_metrics=settings.open_metrics, clock=clock,
+        self._performer.on_room(self._release)
+        self._outages = self._performer.outages
+        self._admin = PubSubAdmin(
+            self._performer.store, self._outages, context.authority, self._call, lambda: self._links,
+            clock=context.clock,
         )  # fmt: skip
+        rest = Mount("/api/", self._respond, body_bytes=FRAME_BYTES_MAX, errors=self._rest.error)
+        self.mounts = (
+            rest,
+            replace(rest, prefix="/client/", sockets=self),
+            replace(rest, prefix="/clients/", sockets=self),
+            Mount(PREFIX, self._admin.handle, body_bytes=0, errors=json_error),
+        )
         # what is left to tell to handlers goes on, whether or not somebody comes
         for name in settings.handlers:
             self._begin_soon(name)
+
+    async def run(self) -> None:
+        """Hubs that other nodes have begun, or a server before this one, begin here as well."""
+        while True:
+            try:
+                await self.begin_known()
+            except SemelError as error:
+                self._outages.met(error, "the hubs of the store cannot begin")
+            await asyncio.sleep(BEGIN_S)
+
+    def stop(self) -> None:
+        self._admin.stop()
+
+    def metrics(self) -> Iterable[Metric]:
+        return hub_metrics(list(self._traffic()))
+
+    async def overview(self) -> Mapping[str, Any]:
+        found = list(self._traffic())
+        return {"hubs": len(found), "connections": sum(each.sockets for each in found)}
 
     async def begin_known(self) -> None:
         """The hubs that the store knows, whether or not somebody comes: their sessions wait, and time runs. The first
@@ -295,10 +311,10 @@ class PubSub:
             # the HTTP client takes its time to load: others are served meanwhile, and not everybody has event handlers
             await asyncio.to_thread(import_module, "semel.runtime.server.webhooks")
         link = HubLink(name, self._webhooks(name))
-        settings, random = self._settings, self._random
+        settings, node, random = self._settings, self._server.node, self._random
 
         def factory(store: Store) -> Any:
-            return load_hub(store, name, settings.node, random, settings.hub, settings.handlers.get(name))
+            return load_hub(store, name, node, random, settings.hub, settings.handlers.get(name))
 
         await self._performer.host(factory, transport=link)
         self._performer.attach(link)
@@ -318,24 +334,9 @@ class PubSub:
                 self._outages.met(error, f"{hub}: an event cannot be read")
                 raise
 
-        return Webhooks(hub, self._settings.keys, self._settings.webhook_origin, read_body)
+        return Webhooks(hub, self._server.keys, self._settings.origin_at(self._server), read_body)
 
     # -- HTTP
-
-    async def handle(self, request: HttpRequest) -> HttpResponse:
-        respond = self.operating.respond if self.operating.is_asked(request.path) else self._respond
-        try:
-            response = await respond(request)
-        except StoreError as error:
-            return self._unavailable(error)
-        self.metrics.responded(response.status)
-        return response
-
-    def _unavailable(self, error: SemelError) -> HttpResponse:
-        self._outages.met(error, "somebody was not answered")
-        self.metrics.responded(HTTPStatus.SERVICE_UNAVAILABLE)
-        message = error.message if isinstance(error, LimitExceeded) else outward(error)
-        return text_response(HTTPStatus.SERVICE_UNAVAILABLE, message, ("retry-after", str(RETRY_AFTER_S)))
 
     async def _respond(self, request: HttpRequest) -> HttpResponse:
         asked = self._rest.begin(request, self._clock())
@@ -370,8 +371,11 @@ class PubSub:
     async def upgrade(self, request: HttpRequest) -> Accept | HttpResponse:
         try:
             return await self._upgrade(request)
-        except (StoreError, LimitExceeded) as error:
-            return self._unavailable(error)
+        except LimitExceeded as error:
+            raise unavailable(error.message) from None
+        except StoreError as error:
+            self._outages.met(error, "a client was not answered")
+            raise unavailable(outward(error)) from None
 
     async def _upgrade(self, request: HttpRequest) -> Accept | HttpResponse:
         admission = self._handshake.admit(request, subprotocols(request), self._clock())

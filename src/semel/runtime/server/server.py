@@ -1,80 +1,120 @@
-"""A server process: a store, the performer, and the pub/sub service behind its listener."""
+"""A server process: a store, the performer, the parts, and the listener on which they are mounted."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from semel.errors import CommitInDoubt, ConfigError, SemelError, StoreUnavailable
+from semel.errors import CommitInDoubt, ConfigError, StoreError, StoreUnavailable
+from semel.http import HttpRequest, HttpResponse, unavailable
 from semel.kernel.store import Store
-from semel.runtime.host.outages import Outages
+from semel.runtime.host.outages import Outages, in_public
 from semel.runtime.host.performer import Performer
 from semel.runtime.host.store_watch import SLOW_S
 from semel.runtime.host.sweeper import Sweeper
-from semel.runtime.server.limits import ListenerLimits
+from semel.runtime.server.addresses import THIS_MACHINE, in_url
 from semel.runtime.server.listener import Listener
-from semel.runtime.server.pubsub import PubSub, PubSubSettings
+from semel.runtime.server.metrics import Metrics
+from semel.runtime.server.mounts import Mount
+from semel.runtime.server.operating import Operating
+from semel.runtime.server.part import OwnListener, Part, PartFactory, ServerContext, ServerSettings
+from semel.runtime.server.store_part import StorePart
 
 SWEEP_S = 5.0
 SWEEP_ROWS = 1000
-BEGIN_S = 5.0
 CLOSE_S = 3.0
-"""How long what was taken may take to be finished, after the listener is closed."""
+"""How long what was taken may take to be finished, after the listeners are closed."""
 STUCK_STOP_S = 1.0
 """How long calls under way are waited for when the store does not answer."""
-
-THIS_MACHINE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where to find here what listens on every address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where it can be reached. `port` is never 0 here."""
+    """Where it can be reached. `port` is never 0 here. `own_ports` are those of listeners that parts have for
+    themselves, by name."""
 
     host: str
     port: int
     scheme: str
+    own_ports: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def endpoint(self) -> str:
         """An address that leads here from this machine."""
-        return f"{self.scheme}://{_in_url(THIS_MACHINE.get(self.host, self.host))}:{self.port}"
+        return f"{self.scheme}://{in_url(THIS_MACHINE.get(self.host, self.host))}:{self.port}"
+
+
+class Server:
+    """The parts of one process, mounted. It knows none of them: `factories` make them."""
+
+    def __init__(self, performer: Performer, settings: ServerSettings, factories: Sequence[PartFactory]) -> None:
+        context = ServerContext(performer, settings)
+        self._performer, self._settings = performer, settings
+        self.store = StorePart(performer)
+        self.parts: list[Part] = [self.store, *(make(context) for make in factories)]
+        self.metrics = Metrics(settings.node, self.parts)
+        performer.observe(self.metrics.observe)
+        self._operating = Operating(self.parts, self.metrics, context)
+        mounts = (*self._operating.mounts, *(mount for part in self.parts for mount in part.mounts))
+        main = OwnListener("", settings.host, settings.port, mounts, settings.tls, settings.limits)
+        own = (at for part in self.parts for at in part.listeners)
+        self._listeners = {at: self._listener(at) for at in (main, *own)}
+        self.listener = self._listeners[main]
+
+    def _listener(self, at: OwnListener) -> Listener:
+        mounts = [_guarded(mount, self._performer.outages) for mount in at.mounts]
+        return Listener(mounts, limits=at.limits, tls=at.tls, errors=at.errors, responded=self.metrics.responded)
+
+    async def listen(self) -> Listening:
+        for at, listener in self._listeners.items():
+            await listener.listen(at.host, at.port)
+        own_ports = {at.name: listener.port for at, listener in self._listeners.items() if at.name}
+        return Listening(self._settings.host, self.listener.port, self.listener.scheme, own_ports)
+
+    async def stop(self) -> None:
+        self._operating.stop()
+        for part in self.parts:
+            part.stop()
+        is_stuck = self._performer.outages.current is not None or self._performer.under_way_s() > SLOW_S
+        within_s = STUCK_STOP_S if is_stuck else None
+        await asyncio.gather(*(listener.stop(within_s) for listener in self._listeners.values()))
+        await self.store.watch.look_again(STUCK_STOP_S)
 
 
 @asynccontextmanager
-async def serving(
-    store: Store,
-    settings: PubSubSettings,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 8080,
-    tls: ssl.SSLContext | None = None,
-    limits: ListenerLimits | None = None,
-) -> AsyncIterator[Listening]:
+async def serving(store: Store, settings: ServerSettings, parts: Sequence[PartFactory]) -> AsyncIterator[Listening]:
     """Serve for as long as the block lasts. At the end clients are told to come back (1001), and what was taken is
     finished. That takes less than 10 seconds, whatever the store does. Raises a `StoreError` at the end if it did not
     answer to the last."""
     performer = await Performer(store).start()
-    outages = performer.outages
     try:
-        service = PubSub(performer, _known_by(host, settings))
-        listener = Listener(service, limits=limits, tls=tls)
-        async with sweeping(store, outages), _meanwhile(service.watch.run()):
-            try:
-                async with beginning(service, outages):
-                    yield Listening(host, await listener.listen(host, port), listener.scheme)
-            finally:
-                service.operating.stop()
-                is_stuck = outages.current is not None or performer.under_way_s() > SLOW_S
-                await listener.stop(STUCK_STOP_S if is_stuck else listener.limits.stop_s)
-                await service.watch.look_again(STUCK_STOP_S)
+        server = Server(performer, settings, parts)
+        async with sweeping(store, performer.outages), AsyncExitStack() as stack:
+            await stack.enter_async_context(_meanwhile(server.store.run()))
+            stack.push_async_callback(server.stop)
+            for part in server.parts[1:]:
+                await stack.enter_async_context(_meanwhile(part.run()))
+            yield await server.listen()
     finally:
         await performer.close(CLOSE_S)
     _check_end(performer)
+
+
+def _guarded(mount: Mount, outages: Outages) -> Mount:
+    """Trouble with the store that a service does not answer itself is answered in its style, and accounted for."""
+
+    async def handle(request: HttpRequest) -> HttpResponse:
+        try:
+            return await mount.handle(request)
+        except StoreError as error:
+            outages.met(error, "a request was not answered")
+            raise unavailable(in_public(error)) from None
+
+    return replace(mount, handle=handle)
 
 
 def _check_end(performer: Performer) -> None:
@@ -89,37 +129,10 @@ def _check_end(performer: Performer) -> None:
         raise StoreUnavailable(f"ended while the store was in trouble: {cause.message}", fix=cause.fix)
 
 
-def _known_by(host: str, settings: PubSubSettings) -> PubSubSettings:
-    """Where nothing else is said, event handlers know a server by the host on which it listens."""
-    if settings.origin or settings.endpoints or host in THIS_MACHINE:
-        return settings
-    return replace(settings, origin=_in_url(host))
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
 @asynccontextmanager
 async def sweeping(store: Store, outages: Outages, every_s: float = SWEEP_S) -> AsyncIterator[None]:
     """Meanwhile rows that nobody needs any more are removed from the store, a little at a time."""
     async with _meanwhile(Sweeper(store, every_s=every_s, limit=SWEEP_ROWS, failed=outages.met).run()):
-        yield
-
-
-@asynccontextmanager
-async def beginning(service: PubSub, outages: Outages, every_s: float = BEGIN_S) -> AsyncIterator[None]:
-    """Meanwhile hubs that other nodes have begun, or a server before this one, begin here as well."""
-
-    async def begin() -> None:
-        while True:
-            try:
-                await service.begin_known()
-            except SemelError as error:
-                outages.met(error, "the hubs of the store cannot begin")
-            await asyncio.sleep(every_s)
-
-    async with _meanwhile(begin()):
         yield
 
 
@@ -133,7 +146,9 @@ async def _meanwhile(job: Coroutine[None, None, None]) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-def tls_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
+def tls_context(certificate: Path, key: Path | None, client_ca: Path | None = None) -> ssl.SSLContext:
+    """With `client_ca` clients are asked for a certificate. One that is shown must come from there; who shows none is
+    let in, and the services decide what that means."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -143,4 +158,13 @@ def tls_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
             f"the certificate {certificate} cannot be used: {error}",
             fix="give --tls-cert and --tls-key as files in PEM form that belong together",
         ) from None
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"the authorities in {client_ca} cannot be used: {error}",
+                fix="give --tls-client-ca as a file in PEM form with one certificate or more",
+            ) from None
+        context.verify_mode = ssl.CERT_OPTIONAL
     return context

@@ -25,7 +25,7 @@ class Running:
 
 
 @contextmanager
-def alone_with(path: Path) -> Iterator[Callable[[Running], None]]:
+def server_lock(path: Path) -> Iterator[Callable[[Running], None]]:
     """The only server on this SQLite file. The lock goes with the process, however that ends. In the file of the lock
     the server says where it is, with the function that is given here."""
     try:

@@ -258,7 +258,11 @@ def accept_head(request: HttpRequest, subprotocol: str | None) -> bytes:
 
 
 class SocketService(Protocol):
-    """Who speaks with the peers. All of this is called on the loop, and must not wait."""
+    """Who speaks with the peers. All of this is called on the loop; but for `upgrade` it must not wait."""
+
+    async def upgrade(self, request: HttpRequest) -> Accept | HttpResponse:
+        """Accept a WebSocket, or say why not. Meanwhile nothing is read from it; after `upgrade_s` it is refused."""
+        ...
 
     def on_open(self, peer: WebSocketPeer) -> None:
         """It may be written to from now on."""
@@ -287,7 +291,6 @@ class SocketHost(Protocol):
     """What a peer asks of the server that it belongs to."""
 
     limits: ListenerLimits
-    sockets: SocketService
 
     def gather(self, peer: WebSocketPeer) -> None:
         """Call `peer.flush` at the end of this tick."""
@@ -314,6 +317,7 @@ class WebSocketPeer(asyncio.Protocol):
         "_pinged",
         "_reader",
         "_reason",
+        "_service",
         "_taken",
         "_taken_at",
         "_transport",
@@ -324,12 +328,14 @@ class WebSocketPeer(asyncio.Protocol):
         "subprotocol",
     )
 
-    def __init__(self, host: SocketHost, transport: asyncio.Transport, accept: Accept, address: str) -> None:
+    def __init__(
+        self, host: SocketHost, service: SocketService, transport: asyncio.Transport, accept: Accept, address: str
+    ) -> None:
         self.key = accept.key
         self.subprotocol = accept.subprotocol
         self.address = address
         self.is_held = False
-        self._host = host
+        self._host, self._service = host, service
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader(host.limits.frame_bytes)
@@ -390,7 +396,7 @@ class WebSocketPeer(asyncio.Protocol):
         if self._is_full and not self._is_stalled:
             self._is_stalled = self._transport.get_write_buffer_size() > self._host.limits.stalled_bytes
             if self._is_stalled:
-                self._host.sockets.on_stalled(self)
+                self._service.on_stalled(self)
 
     def _send(self, data: bytes) -> None:
         # It may have broken, with nobody told of it yet.
@@ -428,7 +434,7 @@ class WebSocketPeer(asyncio.Protocol):
     def begin(self, unread: bytes) -> None:
         """The transport is ours. `unread` has come already."""
         try:
-            self._host.sockets.on_open(self)
+            self._service.on_open(self)
         except Exception:
             log.exception("%r could not be opened", self)
             self.close(CloseCode.INTERNAL, "the server failed")
@@ -492,7 +498,7 @@ class WebSocketPeer(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._is_full = self._is_stalled = False
         if not self._is_closing:
-            self._host.sockets.on_room(self)
+            self._service.on_room(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closing = self._is_deaf = True
@@ -500,15 +506,15 @@ class WebSocketPeer(asyncio.Protocol):
         self._host.leave(self)
         close = self._close
         if close is None:
-            self._host.sockets.on_closed(self, None, self._reason or (str(exc) if exc else ""))
+            self._service.on_closed(self, None, self._reason or (str(exc) if exc else ""))
         else:
-            self._host.sockets.on_closed(self, close.code, close.reason)
+            self._service.on_closed(self, close.code, close.reason)
 
     # -- ways to an end
 
     def _hand_over(self, messages: list[Message]) -> None:
         try:
-            self._host.sockets.on_frames(self, messages)
+            self._service.on_frames(self, messages)
         except Exception:
             log.exception("%r: its frames were not taken", self)
             self.close(CloseCode.INTERNAL, "the server failed")

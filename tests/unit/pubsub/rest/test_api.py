@@ -28,7 +28,7 @@ from semel.auth.keys import DEV_KEY, AccessKeys
 from semel.auth.tokens import service_token
 from semel.errors import ConfigError
 from semel.http import HttpRequest, HttpResponse
-from semel.pubsub.hub.calls import Answer, Find, Group, ListMembers, Outcome, Publish
+from semel.pubsub.hub.calls import Answer, Find, Group, ListMembers, Outcome
 from semel.pubsub.protocol.client_tokens import CLIENT_PATH, client_token
 from semel.pubsub.rest.api import VERSIONS, Asked, Rest, RestSettings
 
@@ -280,25 +280,6 @@ def test_a_hub_is_the_same_in_any_spelling(hub: str) -> None:
 def test_a_crooked_query_is_refused(query: str) -> None:
     response = answered("HEAD", f"{HUB}/users/ann", query)
     assert (response.status, header(response, "x-ms-error-code"), response.body) == (400, "Error.BadRequest", b"")
-
-
-# -- sizes
-
-
-def test_sizes_are_limited() -> None:
-    rest = Rest(RestSettings(KEYS, body_bytes_max=5, headers_max=3, target_chars_max=100))
-    plain = {"content_type": "text/plain", "rest": rest}
-    assert asked(*SEND, **plain).hub == "chat"
-    assert answered("POST", f"{HUB}/:send", "", "hello!", **plain).status == 413
-    assert answered(*SEND, headers={"a": "1", "b": "2"}, **plain).status == 431
-    assert answered("POST", f"{HUB}/:send", "a" * 80, "hello", **plain).status == 414
-
-
-def test_a_body_may_be_as_large_as_a_frame() -> None:
-    call = asked("POST", f"{HUB}/:send", "", b"x" * 2**20, content_type="text/plain").call
-    assert isinstance(call, Publish)
-    assert len(call.data.body) == 2**20
-    assert answered("POST", f"{HUB}/:send", "", b"x" * (2**20 + 1), content_type="text/plain").status == 413
 
 
 # -- answers

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,7 @@ from semel.pubsub.protocol.wire import frame
 from semel.runtime.server.connection import HttpConnection
 from semel.runtime.server.limits import ListenerLimits
 from semel.runtime.server.listener import Listener
+from semel.runtime.server.mounts import Mount
 from semel.runtime.transports.websocket import (
     NO_CODE,
     Accept,
@@ -272,6 +274,12 @@ class Guest:
         self.heard.append(("closed", code, reason))
 
 
+def mounted(guest: Guest) -> list[Mount]:
+    """Calls everywhere, WebSockets where pub/sub has them."""
+    calls = Mount("/", lambda request: guest.handle(request))
+    return [calls, replace(calls, prefix="/client/", sockets=guest), replace(calls, prefix="/clients/", sockets=guest)]
+
+
 class Line(asyncio.Transport):
     """A transport that goes nowhere. `stuck` is what the other side does not take."""
 
@@ -319,11 +327,11 @@ class Line(asyncio.Transport):
 
 def connected(**limits: Any) -> tuple[WebSocketPeer, Line, Guest, Listener]:
     guest, line = Guest(), Line()
-    listener = Listener(guest, limits=ListenerLimits(**limits))
+    listener = Listener(mounted(guest), limits=ListenerLimits(**limits))
     listener._loop = asyncio.get_running_loop()
     connection = HttpConnection(listener)
     connection.connection_made(line)
-    peer = WebSocketPeer(listener, line, Accept(key="a"), connection.address)
+    peer = WebSocketPeer(listener, guest, line, Accept(key="a"), connection.address)
     listener._count(peer)
     peer.begin(connection.hand_over(peer))
     return peer, line, guest, listener
@@ -509,7 +517,7 @@ class TestPeer:
 
 def http(**limits: Any) -> tuple[HttpConnection, Line, Guest, Listener]:
     guest, line = Guest(), Line()
-    listener = Listener(guest, limits=ListenerLimits(**limits))
+    listener = Listener(mounted(guest), limits=ListenerLimits(**limits))
     listener._loop = asyncio.get_running_loop()
     connection = HttpConnection(listener)
     connection.connection_made(line)
@@ -586,7 +594,6 @@ class TestHttp:
     @pytest.mark.parametrize(
         ("target", "path", "query"),
         [
-            ("*", "*", ""),
             ("http://h:1/p?q", "/p", "q"),
             ("http://h?q", "/", "q"),
             ("/?", "/", ""),
@@ -623,7 +630,7 @@ class TestHttp:
 
     async def test_connections_that_come_too_fast_are_refused_and_those_of_this_machine_are_not(self) -> None:
         guest = Guest()
-        listener = Listener(guest, limits=ListenerLimits(connection_rate=0.1))
+        listener = Listener(mounted(guest), limits=ListenerLimits(connection_rate=0.1))
 
         def come(address: str) -> list[int]:
             line = Line()
@@ -774,4 +781,4 @@ async def test_a_port_that_is_taken_is_a_config_error() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigError, match="cannot listen"):
-            await Listener(Guest()).listen(port=taken.getsockname()[1])
+            await Listener(mounted(Guest())).listen(port=taken.getsockname()[1])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.pubsub.hub.world import World
 
@@ -14,10 +17,28 @@ from semel.kernel.effects import Close, Notify
 from semel.pubsub.hub.counts import HubCounts
 from semel.runtime.host.commit_times import CommitTimes
 from semel.runtime.host.outages import Outages
-from semel.runtime.server.metrics import TOPICS, Metrics, Traffic
+from semel.runtime.host.performer import Performer
+from semel.runtime.server.metrics import MACHINE_FAILED, Metrics
+from semel.runtime.server.part import Part
+from semel.runtime.server.pubsub_metrics import TOPICS, Traffic, hub_metrics
+from semel.runtime.server.store_part import StorePart
+from semel.stores.memory import MemoryStore
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGE = (ROOT / "docs" / "how-to" / "operate-the-server.md").read_text()
+
+
+class Hubs(Part):
+    """Pub/sub with this traffic."""
+
+    name = "pubsub"
+    topics = TOPICS
+
+    def __init__(self, *traffic: Traffic) -> None:
+        self._traffic = traffic
+
+    def metrics(self) -> Iterable[Metric]:
+        return hub_metrics(self._traffic)
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
@@ -39,9 +60,7 @@ def test_what_hubs_and_their_links_say() -> None:
     counts.accepted, counts.deliveries = 1, 2
     hub: Any = world.hub
     hub.counts = counts
-    metrics = Metrics(
-        "n1", lambda: [Traffic("chat", hub, 1, 7, 9, 3, 1), Traffic("new", None, 0, 0, 0)], CommitTimes(), Outages()
-    )
+    metrics = Metrics("n1", [Hubs(Traffic("chat", hub, 1, 7, 9, 3, 1), Traffic("new", None, 0, 0, 0))])
     found = samples(metrics)
     assert found["semel_hubs",] == 2
     assert found["semel_hub_connections", "chat"] == 1
@@ -62,7 +81,8 @@ def test_how_long_commits_take() -> None:
     times = CommitTimes()
     for took_s, commits in ((0.0005, 1), (0.001, 20), (0.003, 300), (60.0, 1)):
         times.add(took_s, commits)
-    found = samples(Metrics("n1", list, times, Outages()))
+    performer = Mock(spec=Performer, store=MemoryStore(), commit_times=times, outages=Outages())
+    found = samples(Metrics("n1", [StorePart(performer)]))
     assert found["semel_commits_total",] == 322
     assert found["semel_transaction_seconds_count",] == 4
     assert found["semel_transaction_seconds_sum",] == pytest.approx(60.0045)
@@ -73,7 +93,7 @@ def test_how_long_commits_take() -> None:
 
 
 def test_what_is_reported_and_answered_is_counted() -> None:
-    metrics = Metrics("n1", list, CommitTimes(), Outages())
+    metrics = Metrics("n1", [Hubs()])
     metrics.observe("hub/chat", Notify("backlog", "c1 is closed"))
     metrics.observe("hub/chat", Notify("something new", ""))
     metrics.observe("hub/chat", Close("finished"))
@@ -87,7 +107,7 @@ def test_what_is_reported_and_answered_is_counted() -> None:
 
 
 def test_two_servers_in_one_process_do_not_mix() -> None:
-    first, second = Metrics("a", list, CommitTimes(), Outages()), Metrics("b", list, CommitTimes(), Outages())
+    first, second = Metrics("a", []), Metrics("b", [])
     first.responded(200)
     assert ("semel_http_responses_total", "200") not in samples(second)
 
@@ -95,12 +115,13 @@ def test_two_servers_in_one_process_do_not_mix() -> None:
 def test_every_metric_and_topic_is_documented() -> None:
     hub: Any = World().hub
     hub.counts = HubCounts()
-    metrics = Metrics("n", lambda: [Traffic("h", hub, 0, 0, 0)], CommitTimes(), Outages())
+    performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes(), outages=Outages())
+    metrics = Metrics("n", [StorePart(performer), Hubs(Traffic("h", hub, 0, 0, 0))])
     metrics.responded(200)
     names = {re.sub("_(bucket|count|sum)$", "", name) for name, *_ in samples(metrics) if name.startswith("semel_")}
     documented = set(re.findall(r"^\| `(semel_\w+)", PAGE, re.MULTILINE))
     assert documented == names
-    for topic in TOPICS:
+    for topic in (*TOPICS, MACHINE_FAILED):
         assert f"`{topic}`" in PAGE
 
 
@@ -111,4 +132,4 @@ def test_every_topic_that_a_hub_reports_is_known() -> None:
         for source in sources
         for topic in re.findall(r'context\.(?:notify|report|report_once)\(\s*"([a-z-]+)"', source.read_text())
     }
-    assert reported | {"machine-failed"} == set(TOPICS)
+    assert reported == set(TOPICS)

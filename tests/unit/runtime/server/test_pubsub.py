@@ -1,4 +1,4 @@
-"""What the server does between the listener and its hubs."""
+"""What the server does between its listener and its hubs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ from semel.runtime.host.commit_times import CommitTimes
 from semel.runtime.host.outages import Outages
 from semel.runtime.host.performer import Performer
 from semel.runtime.server import pubsub
+from semel.runtime.server.part import ServerContext, ServerSettings
 from semel.runtime.server.pubsub import HubLink, PubSub, PubSubSettings, _Guest
 from semel.runtime.transports.websocket import WebSocketPeer
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import scaled
 
+SERVER = ServerSettings(AccessKeys(DEV_KEY))
+
 
 async def test_who_takes_nothing_may_ask_for_nothing_until_it_does() -> None:
     performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes(), outages=Outages())
-    service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+    service = PubSub(ServerContext(performer, SERVER))
     peer = Mock(spec=WebSocketPeer, key=_Guest(None, None, None))
     service.on_stalled(peer)
     peer.hold.assert_called_once_with()
@@ -56,7 +59,7 @@ def asking_much(room: int) -> tuple[PubSub, FullAfter, Mock]:
     store = FullAfter(room)
     performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes(), outages=Outages())
     type(performer).is_full = property(lambda _: store.room <= 0)
-    service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+    service = PubSub(ServerContext(performer, SERVER))
     link = Mock(spec=HubLink, frames_in=0, sockets={}, tell=store.tell)
     peer = Mock(spec=WebSocketPeer, key=_Guest(link, None, codec_for(Subprotocol.JSON)))  # type: ignore[arg-type]
     service.on_frames(peer, [f'{{"type":"leaveGroup","group":"{number}"}}' for number in range(200)])
@@ -108,7 +111,7 @@ async def test_a_call_that_nobody_answers_has_an_end(monkeypatch: pytest.MonkeyP
 
 async def test_hubs_begin_once_each_and_answer() -> None:
     async with Performer(MemoryStore()) as performer:
-        service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+        service = PubSub(ServerContext(performer, SERVER))
         chat = await service.hub("chat")
         assert await service.hub("chat") is chat
         assert await service.hub("other") is not chat
@@ -119,7 +122,7 @@ async def test_hubs_of_the_store_begin_and_then_those_that_others_announce() -> 
     store = MemoryStore()
     store.commit([Unit((Put(floor_key("old", "node"), msgspec.msgpack.encode(0)),))])
     async with Performer(store) as performer:
-        service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+        service = PubSub(ServerContext(performer, SERVER))
         await service.begin_known()
         assert set(service._links) == {"old"}
         store.commit([Unit((Put(announcement_key("new"), b""),))])
@@ -133,7 +136,7 @@ async def test_looking_for_hubs_that_others_have_begun_is_one_look() -> None:
     announced = tuple(Put(announcement_key(f"hub{number}"), b"") for number in range(20))
     store.commit([Unit(announced)])
     async with Performer(store) as performer:
-        service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+        service = PubSub(ServerContext(performer, SERVER))
         for _ in range(2):
             await service.begin_known()
         assert len(service._links) == 20
@@ -145,7 +148,7 @@ async def test_looking_for_hubs_that_others_have_begun_is_one_look() -> None:
 async def test_a_hub_that_begins_anew_lets_nobody_wait_for_the_one_before() -> None:
     """Whatever stopped it: sockets of which it knows nothing are closed, calls are answered."""
     async with Performer(MemoryStore()) as performer:
-        service = PubSub(performer, PubSubSettings(AccessKeys(DEV_KEY)))
+        service = PubSub(ServerContext(performer, SERVER))
         link = await service.hub("chat")
         peer = Mock(spec=WebSocketPeer, is_closing=False)
         link.enter(peer)
@@ -168,3 +171,19 @@ async def test_who_comes_while_the_hub_begins_is_not_sent_away() -> None:
     peer.close.assert_not_called()
     link.send(ALL, HubRestarted())
     peer.close.assert_called_once()
+
+
+@pytest.mark.parametrize(
+    ("host", "endpoints", "known_as"),
+    [
+        ("127.0.0.1", (), "127.0.0.1"),
+        ("::1", (), "[::1]"),
+        ("0.0.0.0", (), "localhost"),
+        ("::", (), "localhost"),
+        ("10.0.0.1", ("https://Events.example:8443", "https://other.example"), "events.example"),
+    ],
+)
+def test_event_handlers_know_a_server_by_its_host(host: str, endpoints: tuple[str, ...], known_as: str) -> None:
+    server = ServerSettings(AccessKeys(DEV_KEY), endpoints, host=host)
+    assert PubSubSettings().origin_at(server) == known_as
+    assert PubSubSettings(origin="other.example").origin_at(server) == "other.example"

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from semel.auth.keys import DEV_KEY, AccessKeys
 from semel.errors import ConfigError, StoreBusy, StoreUnavailable
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Trim, Unit
 from semel.kernel.store import Swept
 from semel.runtime.host.outages import Outages
-from semel.runtime.server.pubsub import PubSubSettings
-from semel.runtime.server.server import Listening, _known_by, sweeping, tls_context
-from semel.runtime.server.server_lock import Running, alone_with, running_on
+from semel.runtime.server.server import Listening, sweeping, tls_context
+from semel.runtime.server.server_lock import Running, running_on, server_lock
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import scaled
 
@@ -51,43 +49,28 @@ async def test_a_store_that_cannot_be_swept_now_is_swept_later() -> None:
         await swept.wait()
 
 
-@pytest.mark.parametrize(
-    ("host", "endpoints", "known_as"),
-    [
-        ("127.0.0.1", (), "127.0.0.1"),
-        ("::1", (), "[::1]"),
-        ("0.0.0.0", (), "localhost"),
-        ("::", (), "localhost"),
-        ("10.0.0.1", ("https://Events.example:8443", "https://other.example"), "events.example"),
-    ],
-)
-def test_event_handlers_know_a_server_by_its_host(host: str, endpoints: tuple[str, ...], known_as: str) -> None:
-    settings = PubSubSettings(AccessKeys(DEV_KEY), endpoints)
-    assert _known_by(host, settings).webhook_origin == known_as
-
-
 def test_there_is_one_server_on_a_file(tmp_path: Path) -> None:
     file = tmp_path / "semel.db"
-    with alone_with(file), pytest.raises(StoreBusy, match="another server"), alone_with(file):
+    with server_lock(file), pytest.raises(StoreBusy, match="another server"), server_lock(file):
         pass
-    with alone_with(tmp_path / "semel.db"):
+    with server_lock(tmp_path / "semel.db"):
         pass
-    with pytest.raises(ConfigError, match="there is no folder") as caught, alone_with(tmp_path / "no" / "semel.db"):
+    with pytest.raises(ConfigError, match="there is no folder") as caught, server_lock(tmp_path / "no" / "semel.db"):
         pass
     assert "mkdir" in caught.value.fix
     (tmp_path / "in-the-way").touch()
-    with pytest.raises(ConfigError, match="cannot be written"), alone_with(tmp_path / "in-the-way" / "semel.db"):
+    with pytest.raises(ConfigError, match="cannot be written"), server_lock(tmp_path / "in-the-way" / "semel.db"):
         pass
 
 
 def test_a_server_says_where_it_is_for_as_long_as_it_runs(tmp_path: Path) -> None:
     file, said = tmp_path / "semel.db", Running("https://s.example", keys="/etc/semel.keys")
     assert running_on(file) is None
-    with alone_with(file) as tell:
+    with server_lock(file) as tell:
         assert running_on(file) is None
         tell(said)
         assert running_on(file) == said
-        with pytest.raises(StoreBusy), alone_with(file):
+        with pytest.raises(StoreBusy), server_lock(file):
             pass
         assert running_on(file) == said
     assert running_on(file) is None
