@@ -173,12 +173,12 @@ class PipelineSection(BaseModel):
     )
 
 
-_TOLD = "told"
+_OUR_ERROR = "told"
 
 
-def _told(error: SemelError) -> PydanticCustomError:
+def _as_custom_error(error: SemelError) -> PydanticCustomError:
     """The complaint of a part that knows better than a pattern what is wrong, without the value: it may be a secret."""
-    return PydanticCustomError(_TOLD, "{message}", {"message": error.message, "fix": error.fix})
+    return PydanticCustomError(_OUR_ERROR, "{message}", {"message": error.message, "fix": error.fix})
 
 
 class ServerSection(BaseModel):
@@ -221,7 +221,7 @@ class ServerSection(BaseModel):
             try:
                 connection_string(endpoint, DEV_KEY)
             except ConfigError as error:
-                raise _told(error) from None
+                raise _as_custom_error(error) from None
         return endpoints
 
 
@@ -242,15 +242,17 @@ class AuthSection(BaseModel):
         try:
             AccessKeys(key or DEV_KEY) if info.field_name == "primary_key" else AccessKeys(DEV_KEY, key)
         except ConfigError as error:
-            raise _told(error) from None
+            raise _as_custom_error(error) from None
         return key
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.primary_key is not None and self.keys is not None:
-            raise _told(ConfigError("[auth] has both keys and primary_key", fix="leave out one of the two"))
+            raise _as_custom_error(ConfigError("[auth] has both keys and primary_key", fix="leave out one of the two"))
         if self.secondary_key is not None and self.primary_key is None:
-            raise _told(ConfigError("[auth] has a secondary_key without a primary_key", fix="set primary_key as well"))
+            raise _as_custom_error(
+                ConfigError("[auth] has a secondary_key without a primary_key", fix="set primary_key as well")
+            )
         return self
 
 
@@ -275,7 +277,7 @@ class HandlerSection(BaseModel):
         try:
             event_handler(self.url, self.system_events, self.user_events, self.auth)
         except ConfigError as error:
-            raise _told(error) from None
+            raise _as_custom_error(error) from None
         return self
 
 
@@ -285,7 +287,7 @@ def _hub_name(name: str) -> str:
     try:
         return check_hub(name)
     except InputError as error:
-        raise _told(error) from None
+        raise _as_custom_error(error) from None
 
 
 class HubSection(BaseModel):
@@ -513,7 +515,7 @@ def _explain(details: Any, file: Path | None, text: str) -> tuple[str, str]:
     """One complaint of pydantic as where, what and what to do."""
     loc: _Path = details["loc"]
     where = _where(loc, file, text)
-    if details["type"] == _TOLD:
+    if details["type"] == _OUR_ERROR:
         return f"{where}: {details['ctx']['message']}", details["ctx"]["fix"]
     *tables, key = (part for part in loc if isinstance(part, str))
     if not tables:

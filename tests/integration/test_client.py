@@ -151,16 +151,16 @@ async def test_an_answer_that_is_lost_on_a_live_connection_is_asked_for_under_th
 ) -> None:
     """The client does not get to see the first two acks of its message."""
     lost: list[Event] = []
-    tell = ClientDriver.tell
+    feed = ClientDriver.feed
 
     def lossy(driver: ClientDriver, event: Event) -> None:
         is_ack = isinstance(event, FrameReceived) and '"type":"ack","ackId":2' in str(event.frame)
         if is_ack and len(lost) < 2:
             lost.append(event)
         else:
-            tell(driver, event)
+            feed(driver, event)
 
-    monkeypatch.setattr(ClientDriver, "tell", lossy)
+    monkeypatch.setattr(ClientDriver, "feed", lossy)
 
     options = ClientOptions(ack_timeout_s=0.1, ack_timeout_max_s=0.1)
     async with client_of(served, "acks", options) as client:

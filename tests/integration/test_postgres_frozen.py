@@ -215,12 +215,12 @@ def test_an_overloaded_server_is_given_more_time_each_time() -> None:
     patience = postgres_members.Patience()
     given = [patience.s]
     for _ in range(3):
-        patience.lose()
-        patience.hear()
+        patience.unanswered()
+        patience.answered()
         given.append(patience.s)
     assert given == [5.0, 10.0, 20.0, 20.0]
     for _ in range(postgres_members.CALM_BEATS):
-        patience.hear()
+        patience.answered()
     assert patience.s == 5.0
 
 

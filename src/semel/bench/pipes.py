@@ -49,7 +49,7 @@ SCALES = (1, 10, 100)
 ROUNDS = 5
 RATIO_WANTED = 0.3
 KEEPS_WANTED = 0.7
-"""Of the rate at the smallest backlog, what must be left at the largest."""
+"""How much of the rate at the smallest backlog must be left at the largest."""
 ANSWER_S = 300.0
 STORE_BATCH = 1000
 

@@ -90,7 +90,7 @@ class Marked:
 
 
 def acks() -> Marked:
-    """Of publishes that were taken."""
+    """The acks of publishes that were accepted."""
     return Marked(b'"success":true')
 
 

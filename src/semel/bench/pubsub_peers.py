@@ -144,7 +144,7 @@ async def _make_stream(port: int) -> None:
 
 
 class Confirms:
-    """Of a channel. A confirm is 21 bytes and may be for all up to its number."""
+    """The confirms of a channel. A confirm is 21 bytes and may be for all up to its number."""
 
     SIZE = 21
 

@@ -66,7 +66,7 @@ class SparkOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """Of several rounds. `differs` says where the counts are others than Semel's, `failed` why there are none."""
+    """How long an engine took in each round. `differs`: where its counts are not Semel's; `failed`: why it has none."""
 
     engine: str
     seconds: float = 0.0

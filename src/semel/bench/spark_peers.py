@@ -246,7 +246,7 @@ def naive(spark: SparkSession, question: Question, codes: Sequence[int]) -> Answ
 
 
 def _naive_figures(events: DataFrame, question: Question) -> dict[str, tuple[DataFrame, Column]]:
-    """Of each figure the rows to be counted, and how."""
+    """For each figure the rows to be counted, and how."""
     from pyspark.sql import functions as F
 
     every, distinct, of = F.count(F.lit(1)), F.countDistinct("message"), ["code", "message"]

@@ -193,7 +193,7 @@ class ParallelElement:
         return unconfirmed, total
 
     def way_back_loss(self) -> float:
-        """Of the worst branch: which branch a confirm takes is not known here. Exact where all are alike."""
+        """The loss of the worst branch: which one a confirm takes is not known here. Exact if all are alike."""
         return max(branch.way_back_loss() for branch in self.branches)
 
 
@@ -263,7 +263,7 @@ class PipeElement:
         return self.inner.way_back_loss()
 
     def _on_receipt(self, copy: Value) -> Pair:
-        """Of one message: the part that stays unconfirmed to the end, and all of it."""
+        """For one message: the part that stays unconfirmed to the end, and the whole."""
         if not self.dedup:
             return self._run(*self.inner.apply(0.0, copy))
         none = self._run(*self.inner.apply(0.0, self.forgets))

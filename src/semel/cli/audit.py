@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semel.cli.bundles import bundled
-from semel.cli.options import ConfigOption, find_store, parse_duration, shown, told_by
+from semel.cli.options import ConfigOption, find_store, parse_duration, shown, naming_option
 from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_NO_DATA, ConfigError, PeerUnavailable, SemelError
 
@@ -216,11 +216,11 @@ def _options(
         now=NEWEST if times[2] == NEWEST else now,
         pipelines=(pipeline,) if pipeline is not None else (),
     )
-    with told_by("--window"):
+    with naming_option("--window"):
         options = replace(options, window_s=parse_duration("--window", window) if window is not None else None)
-    with told_by("--since and --until"):
+    with naming_option("--since and --until"):
         options = replace(options, since=since, until=until)
-    with told_by("--class-by"):
+    with naming_option("--class-by"):
         return replace(options, session_class=class_by)
 
 
@@ -233,9 +233,9 @@ def _follow_options(every: str, state: Path | None, keep: str | None, places: _P
     folder = state or (places.tables / FOLLOW_FOLDER if places.tables is not None else None)
     if folder is None:
         raise ConfigError("--follow needs a folder to keep its place in", fix="add --tables DIR, or --state DIR")
-    with told_by("--follow"):
+    with naming_option("--follow"):
         options = FollowOptions(folder, parse_duration("--follow", every))
-    with told_by("--keep"):
+    with naming_option("--keep"):
         return replace(options, keep_s=parse_duration("--keep", keep) if keep is not None else KEEP_S)
 
 
@@ -329,7 +329,7 @@ class _Job:
         spark = self._spark()
         last: list[_Found] = []
 
-        def tell(audit: Audit, tables: Mapping[str, DataFrame]) -> None:
+        def show(audit: Audit, tables: Mapping[str, DataFrame]) -> None:
             found = _Found(replace(audit, sources=tuple(map(shown, audit.sources))), None, ())
             last[:] = [found]
             self.places.write(found, wanted)
@@ -337,7 +337,7 @@ class _Job:
             _say_judgement(found.audit, wanted, terminal)
 
         with _spark_failures(), until_told() as told:
-            follow(spark, self.sources, self.options, replace(following, stop=told), tell)
+            follow(spark, self.sources, self.options, replace(following, stop=told), show)
         return last[0]
 
     @property
@@ -368,7 +368,7 @@ class _Job:
         if self.points is None:
             return None
         say("comparing two points", 0.95)
-        with told_by("--from and --to"):
+        with naming_option("--from and --to"):
             return case.compare(*self.points)
 
     def _write_tables(self, case: Case, say: Say) -> None:

@@ -34,7 +34,7 @@ class ServerFacts:
 
 
 def check_postgres(url: str) -> list[DoctorCheck]:
-    """Of a server that can be reached; one that cannot is told of by the check of the store."""
+    """Check a server that can be reached. The check of the store reports one that cannot."""
     try:
         given = _parameters(url)
         server = _look(url)
@@ -62,7 +62,7 @@ def _look(url: str) -> ServerFacts:
 
 
 def _parameters(url: str) -> dict[str, Any]:
-    """Of the URL, with what Semel adds to it."""
+    """The parameters of the URL, with what Semel adds to them."""
     from semel.stores.postgres_connection import add_defaults, read_url
 
     return add_defaults(read_url(url))

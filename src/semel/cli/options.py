@@ -41,7 +41,7 @@ def parse_duration(option: str, text: str) -> float:
 
 
 @contextmanager
-def told_by(option: str) -> Iterator[None]:
+def naming_option(option: str) -> Iterator[None]:
     """A value that is refused further inside is told with the option that it was given by."""
     try:
         yield

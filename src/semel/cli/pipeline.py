@@ -21,7 +21,7 @@ from semel.cli.options import (
     opened,
     parse_duration,
     shown,
-    told_by,
+    naming_option,
 )
 from semel.cli.signals import until_told
 from semel.cli.terminal import CommandResult, Terminal
@@ -124,9 +124,9 @@ def run(
     settings = load(places.config)
     wait_s = parse_duration("--wait", wait)
     found = _find(name, settings, terminal, places.store)
-    with told_by("--as"):
+    with naming_option("--as"):
         found = replay(found, as_name)
-    with told_by("--start"):
+    with naming_option("--start"):
         found = replay(found, start=start, until=until)
     options = runner.RunOptions(
         checkpoint=runner.checkpoint_of(found.name, checkpoint or settings.spark.checkpoints),
@@ -323,10 +323,10 @@ def status(context: typer.Context, name: NameArgument, places: StoreOptions) -> 
     with opened(found.store, settings) as opened_store:
         standing = _status(opened_store, found, settings)
         warnings = _missing(opened_store, found, settings)
-    return CommandResult({**_status_dict(found, standing), "warnings": warnings}, [*_told(found, standing), *warnings])
+    return CommandResult({**_status_dict(found, standing), "warnings": warnings}, [*_status_lines(found, standing), *warnings])
 
 
-def _told(pipeline: Pipeline, standing: RunStatus) -> list[Any]:
+def _status_lines(pipeline: Pipeline, standing: RunStatus) -> list[Any]:
     run = standing.run
     lines = [f"{pipeline.name}: {_state(standing)}" + (f" by {standing.owner}" if standing.owner else "")]
     if run is not None:

@@ -13,12 +13,12 @@ def until_told() -> Iterator[Callable[[], bool]]:
     """Ctrl-C and a polite kill ask for an end. A second Ctrl-C does not wait for it."""
     told = threading.Event()
 
-    def hear(number: int, frame: object) -> None:
+    def handle(number: int, frame: object) -> None:
         if told.is_set():
             raise KeyboardInterrupt
         told.set()
 
-    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield told.is_set
     finally:

@@ -45,12 +45,12 @@ class DemoFigures:
 
     @property
     def r_before(self) -> float:
-        """Of what was sent, the part that came through the link at all, resends included."""
+        """The part of what was sent that came through the link at all, resends included."""
         return _share(self.arrived_unique, self.sent)
 
     @property
     def ur_before(self) -> float:
-        """Of what came out of the link, the part that was not a repetition."""
+        """The part of what came out of the link that was not a repetition."""
         return _share(self.arrived_unique, self.arrived)
 
     @property

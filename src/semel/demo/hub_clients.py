@@ -66,7 +66,7 @@ class ClientBook:
                 say(published=published, heard=heard, **more)
 
 
-async def told_to_go(file: str, ended: asyncio.Event) -> None:
+async def wait_for_go(file: str, ended: asyncio.Event) -> None:
     """Everybody has joined."""
     while not await asyncio.to_thread(Path(file).exists) and not ended.is_set():
         await pause(ended, REPORT_S)
@@ -84,7 +84,7 @@ async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
                 clients[name] = await stack.enter_async_context(client)
                 await client.join_group(HUB_GROUP)
             say(ready=True)
-            await told_to_go(config["go"], ended)
+            await wait_for_go(config["go"], ended)
             async with asyncio.TaskGroup() as group:
                 group.create_task(book.report(ended))
                 for name, client in clients.items():

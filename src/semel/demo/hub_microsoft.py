@@ -21,7 +21,7 @@ from azure.messaging.webpubsubclient.models import (
 from websocket import WebSocketException
 
 from semel.demo.children import main, say
-from semel.demo.hub_clients import PACE_S, ClientBook, told_to_go
+from semel.demo.hub_clients import PACE_S, ClientBook, wait_for_go
 from semel.demo.options import HUB_GROUP
 from semel.errors import PeerUnavailable
 from semel.stores import open_store
@@ -94,7 +94,7 @@ async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
         client = await asyncio.to_thread(opened, url, hear)
         await asyncio.to_thread(ask, client.join_group, HUB_GROUP, ack_id=1)
         say(ready=True)
-        await told_to_go(config["go"], ended)
+        await wait_for_go(config["go"], ended)
         async with asyncio.TaskGroup() as group:
             group.create_task(book.report(ended))
             group.create_task(asyncio.to_thread(publish, name, client, config["messages"], book))

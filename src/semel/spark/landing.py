@@ -314,7 +314,7 @@ class Landing:
         if fresh:
             self._receipt(input, hop, Kind.HANDLED)
         else:
-            self._tell(Kind.DUPLICATE, input, hop)
+            self._log(Kind.DUPLICATE, input, hop)
 
     def end(self) -> list[Op]:
         """All ops of the batch."""
@@ -343,9 +343,9 @@ class Landing:
             case RowOutcome.WAITING:
                 pass  # nothing has become of anything yet: `waiting_ops` writes it down
             case RowOutcome.DUPLICATE:
-                self._tell(Kind.DUPLICATE, _checked(_named(row)), hop, row.cause)
+                self._log(Kind.DUPLICATE, _checked(_named(row)), hop, row.cause)
             case RowOutcome.REJECTED:
-                self._tell(Kind.REJECTED, _checked(_named(row)), hop, row.cause)
+                self._log(Kind.REJECTED, _checked(_named(row)), hop, row.cause)
 
     def _handle(self, row: Row, hop: str) -> None:
         """Told when it is known whether outputs stand behind it. One that is itself an output has none."""
@@ -372,7 +372,7 @@ class Landing:
             self._receipt(_checked(input), hop, Kind.FORWARDED)
             kinds = _NO_EVENTS
         elif input.id in self.answered.receipts:
-            self._tell(Kind.DUPLICATE, input, hop)
+            self._log(Kind.DUPLICATE, input, hop)
             kinds = _NO_EVENTS
         else:
             kinds = (self._opening(input.id), Kind.FORWARDED)
@@ -422,7 +422,7 @@ class Landing:
 
     def _receipt(self, input: _Input, hop: str, end: Kind) -> None:
         if input.id in self.answered.kept:
-            self._tell(Kind.DUPLICATE, input, hop)
+            self._log(Kind.DUPLICATE, input, hop)
             return
         self._append(self._receipts, _receipt_of(input), input.id, hop, (self._opening(input.id), end))
         self.answered.receipts.add(input.id)
@@ -450,7 +450,7 @@ class Landing:
         self._run_count += 1
         return f"{self.job.query}/{self.job.batch}/{self._run_count}"
 
-    def _tell(self, kind: Kind, input: _Input, hop: str, cause: str | None = None) -> None:
+    def _log(self, kind: Kind, input: _Input, hop: str, cause: str | None = None) -> None:
         cause = clean_cause(cause) if cause is not None else None
         self.ops.append(Log(self._event(kind, input, hop, cause)))
 
@@ -466,9 +466,9 @@ class Landing:
         is_input = input_of(row) == row.envelope.id
         input = self._answers_for(row, stands_for_input=is_input)
         if input is None:
-            self._tell(Kind.FAILED, _named(row), hop, f"output {row.envelope.id}: {cause}")
+            self._log(Kind.FAILED, _named(row), hop, f"output {row.envelope.id}: {cause}")
         elif input.id in self.answered.kept or input.id in self.answered.receipts:
-            self._tell(Kind.DUPLICATE, input, hop, cause)
+            self._log(Kind.DUPLICATE, input, hop, cause)
             if is_input:
                 return
         else:

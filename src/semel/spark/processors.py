@@ -31,7 +31,7 @@ from semel.kernel.text import ID_CHARS_MAX
 from semel.spark.nulls import emptied
 from semel.spark.ordering import Bucket, Decided, Gap, Rules
 from semel.spark.rows import RowOutcome
-from semel.spark.waiting import told
+from semel.spark.waiting import waiting_cause
 
 BUCKET = "semel_bucket"
 """The column that says into which bucket a row goes. Spark renames columns with a leading underscore on their way."""
@@ -269,7 +269,7 @@ def _gap_rows(gaps: Sequence[Gap], schema: pa.Schema) -> pa.Table:
         if (cause := f"indexes {gap.first}..{gap.last} never came")
         for index, text in _numbers(gap)
     ]
-    return _telling(rows, schema)
+    return _report_rows(rows, schema)
 
 
 def waiting_rows(before: Waits, after: Waits, schema: pa.Schema) -> pa.Table:
@@ -278,19 +278,19 @@ def waiting_rows(before: Waits, after: Waits, schema: pa.Schema) -> pa.Table:
         session for session in (*after, *(before.keys() - after.keys())) if before.get(session) != after.get(session)
     ]
     rows = [
-        (_gap_id(session, "waits"), session, index, RowOutcome.WAITING.value, told(count))
+        (_gap_id(session, "waits"), session, index, RowOutcome.WAITING.value, waiting_cause(count))
         for session in sorted(changed)
         for index, count in [after.get(session, (before.get(session, (0, 0))[0], 0))]
     ]
-    return _telling(rows, schema)
+    return _report_rows(rows, schema)
 
 
-_TOLD = ("id", "session", "index", "outcome", "cause")
+_REPORTED = ("id", "session", "index", "outcome", "cause")
 
 
-def _telling(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+def _report_rows(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
     """Rows that are no messages: what they tell, and nothing else."""
-    columns = dict(zip(_TOLD, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(_TOLD, ())
+    columns = dict(zip(_REPORTED, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(_REPORTED, ())
     return pa.table(
         [
             pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(len(rows), field.type)

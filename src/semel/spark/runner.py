@@ -152,7 +152,7 @@ class _Driver:
             raise
         if self.lost is not None:
             raise self.lost
-        return self._end("finished" if self.options.once and not self._told_to_stop() else "stopped")
+        return self._end("finished" if self.options.once and not self._is_stop_requested() else "stopped")
 
     def _warn_of_empty_inputs(self) -> None:
         """A stream that nobody has written yet, or a misspelt one, which stays empty for ever."""
@@ -235,7 +235,7 @@ class _Driver:
         while query.isActive:
             try:
                 self.holder.renew()
-                if self.options.stop() or self._told_to_stop():
+                if self.options.stop() or self._is_stop_requested():
                     query.stop()
                     return
                 if time.monotonic() - reported >= REPORT_S:
@@ -250,7 +250,7 @@ class _Driver:
                 pass
             self.ended.wait(LOOK_S)
 
-    def _told_to_stop(self) -> bool:
+    def _is_stop_requested(self) -> bool:
         state = self.store.state(stop_key(self.pipeline.name))
         return state is not None and state.value == str(self.holder.fence).encode()
 
@@ -269,11 +269,11 @@ class _Driver:
             rows=self.now.rows + sum(each["numInputRows"] for each in recent),
             rows_per_s=round(float(progress.get("processedRowsPerSecond") or 0.0), 1),
         )
-        self._tell_progress()
+        self._report_progress()
         if not last:
             self._say(self.now)
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         """Whoever listens is not part of the run: what goes wrong there must not cost the lease."""
         try:
             self.options.progress(self.now)

@@ -251,8 +251,8 @@ class TableTarget:
 
 
 def _keep_bodies(store: Store, job: Job, batch: _Batch) -> None:
-    """Of all rows that may become dead letters, before the transaction begins: on SQLite there is one writer at a
-    time. What is not needed is swept."""
+    """Store the bodies of all rows that may become dead letters before the transaction begins, since SQLite has one
+    writer at a time. A sweep removes those that turn out not to be needed."""
     keep = body_keeper(store, job)
     for row in batch.messages:
         body = row.large if row.outcome is not None else None

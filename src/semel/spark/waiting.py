@@ -57,7 +57,7 @@ def read_waits(store: Store, pipeline: str) -> Waits:
 def waiting_ops(store: Store, job: Job, rows: Iterable[Row]) -> list[Op]:
     """What a batch has to say about sessions that wait. They land in the transaction of the batch."""
     changes = {
-        row.envelope.session: Wait(row.envelope.index or 0, rows_told(row.cause))
+        row.envelope.session: Wait(row.envelope.index or 0, rows_waiting(row.cause))
         for row in rows
         if row.outcome is RowOutcome.WAITING and row.envelope.session is not None
     }
@@ -73,12 +73,12 @@ def waiting_ops(store: Store, job: Job, rows: Iterable[Row]) -> list[Op]:
     return [Put(waits_key(job.pipeline), msgspec.json.encode(Waits(job.query, sessions)))]
 
 
-def told(rows: int) -> str:
+def waiting_cause(rows: int) -> str:
     """The cause of a row with the outcome 'waiting'."""
     return f"{rows} rows wait for it"
 
 
-def rows_told(cause: str | None) -> int:
-    """Undo `told`. A row that somebody else made says nothing."""
+def rows_waiting(cause: str | None) -> int:
+    """Undo `waiting_cause`. A row that somebody else made says nothing."""
     number = (cause or "").partition(" ")[0]
     return int(number) if number.isdecimal() else 0

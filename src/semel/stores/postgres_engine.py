@@ -150,7 +150,7 @@ class PostgresEngine:
     def _ask(self, name: str, *params: Any) -> list[Row]:
         return self._run((name, params))[0].fetchall()
 
-    def _tell(self, name: str, *params: Any) -> None:
+    def _write(self, name: str, *params: Any) -> None:
         """A write whose answer nobody needs. It is sent with the next question, or with the last ones all together."""
         self.wrote = True
         self._waiting.append((name, params))
@@ -198,7 +198,7 @@ class PostgresEngine:
         found = self._lock_heads(names)
         missing = [name for name in names if name not in found]
         if missing:
-            self._tell("add_streams", texts(missing), start_of_epoch(self.epoch))
+            self._write("add_streams", texts(missing), start_of_epoch(self.epoch))
             found = self._lock_heads(names)
         return found
 
@@ -276,7 +276,7 @@ class PostgresEngine:
             row.turn, row.wants_turn = self._seats.pop(), False
 
     def _write_moves(self, rows: Sequence[_Work]) -> None:
-        self._tell(
+        self._write(
             "move_work",
             bigints([row.seq for row in rows]),
             smallints([row.state for row in rows]),
@@ -293,12 +293,12 @@ class PostgresEngine:
     def _write_bodies(self, rows: Sequence[_Work]) -> None:
         if rows:
             envelopes = _envelope_arrays([row.envelope for row in rows if row.envelope is not None])
-            self._tell("replace_bodies", bigints([row.seq for row in rows]), *envelopes)
+            self._write("replace_bodies", bigints([row.seq for row in rows]), *envelopes)
 
     def _add_news(self, keys: Iterable[tuple[str, str]]) -> None:
         pairs = sorted(set(keys))
         if pairs:
-            self._tell("add_news", texts([queue for queue, _ in pairs]), texts([key for _, key in pairs]))
+            self._write("add_news", texts([queue for queue, _ in pairs]), texts([key for _, key in pairs]))
 
     def add_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], tuple[int, bool, str]]:
         """Numbered in the order given, inserted in the order of their identities, as every transaction does."""
@@ -363,10 +363,10 @@ class PostgresEngine:
             return []
         fence = self._fence_above(fence, [row.fence for row in found])
         due = self.now + int(claim.lease_s * 1_000_000)
-        self._tell("take_rows", bigints([row.seq for row in found]), fence, claim.owner, due)
+        self._write("take_rows", bigints([row.seq for row in found]), fence, claim.owner, due)
         keys = sorted({row.key for row in found if row.key is not None})
         if keys and claim.identity is None:
-            self._tell("hold_keys", claim.queue, texts(keys), due)
+            self._write("hold_keys", claim.queue, texts(keys), due)
         elif keys:
             self._add_news((claim.queue, key) for key in keys)
         return [_claimed(row, fence, claim.owner, due) for row in found]
@@ -387,16 +387,16 @@ class PostgresEngine:
         if not news:
             return False
         names = texts(sorted({key for _, key in news}))
-        self._tell("add_keys", queue, names)
+        self._write("add_keys", queue, names)
         locked = {key for (key,) in self._ask("lock_keys", queue, names)}
         if locked:
             self._refresh(queue, sorted(locked))
-            self._tell("drop_news", bigints([seq for seq, key in news if key in locked]))
+            self._write("drop_news", bigints([seq for seq, key in news if key in locked]))
         return len(news) == rows_max and bool(locked)
 
     def _refresh(self, queue: str, keys: Sequence[str]) -> None:
-        self._tell("refresh_keys", queue, texts(keys))
-        self._tell("drop_keys", queue, texts(keys))
+        self._write("refresh_keys", queue, texts(keys))
+        self._write("drop_keys", queue, texts(keys))
 
     def _pick(self, claim: Claim) -> list[WorkRow]:
         groups = self._pick_by_key(claim)
@@ -470,7 +470,7 @@ class PostgresEngine:
             return
         change, add = ("change_states", "add_states") if what == "states" else ("move_cursors", "add_cursors")
         if exists:
-            self._tell(change, *arrays(rows))
+            self._write(change, *arrays(rows))
             return
         self.wrote = True
         if len(self._ask(add, *arrays(rows))) < len(rows):
@@ -478,12 +478,12 @@ class PostgresEngine:
 
     def put_chunks(self, rows: Sequence[tuple[str, int, bytes]]) -> None:
         names = texts(sorted({name for name, _, _ in rows}))
-        self._tell("add_blobs", names, self.now)
+        self._write("add_blobs", names, self.now)
         for name, refs in self._ask("lock_blobs", names):
             if refs > 0:
                 raise StoreRefused(f"blob {name!r} is complete and takes no more parts", fix="use a new name")
         blobs, parts, chunks = zip(*rows, strict=True)
-        self._tell("add_chunks", texts(blobs), ints(parts), byteas(chunks))
+        self._write("add_chunks", texts(blobs), ints(parts), byteas(chunks))
 
     def name_blobs(self, names: Sequence[tuple[str, int]]) -> None:
         counts = Counter(name for name, _ in names)
@@ -494,11 +494,11 @@ class PostgresEngine:
         for name, size in names:
             if stored.get(name) != size:
                 raise blob_refused(name, size, stored.get(name))
-        self._tell("refer_blobs", *_count_arrays(counts))
+        self._write("refer_blobs", *_count_arrays(counts))
 
     def _forget_blobs(self, counts: Counter[str]) -> None:
         if counts:
-            self._tell("forget_blobs", *_count_arrays(counts), self.now)
+            self._write("forget_blobs", *_count_arrays(counts), self.now)
 
     # -- records and ledger
 
@@ -512,7 +512,7 @@ class PostgresEngine:
         streams = [self._streams[row.stream] for row in rows]
         digests = [row.digest for row in rows]
         has_digests = any(digests)
-        self._tell(
+        self._write(
             "add_records_with_digests" if has_digests else "add_records",
             self.epoch,
             self.now,
@@ -529,7 +529,7 @@ class PostgresEngine:
     def set_heads(self, heads: dict[str, int]) -> None:
         moved = [(self._streams[name], head) for name, head in heads.items() if head != self._streams[name].head]
         if moved:
-            self._tell(
+            self._write(
                 "set_heads",
                 ints([stream.id for stream, _ in moved]),
                 bigints([head for _, head in moved]),
@@ -555,7 +555,7 @@ class PostgresEngine:
         return exported_mark(State(*rows[0])) if rows else None
 
     def add_ledger(self, events: Sequence[Event]) -> None:
-        self._tell("add_ledger", self._transaction.xid_base, self.now, self.node, *_ledger_arrays(events))
+        self._write("add_ledger", self._transaction.xid_base, self.now, self.node, *_ledger_arrays(events))
 
 
 def _needs(units: Sequence[Unit]) -> tuple[int, int, tuple[list[str], list[str]]]:

@@ -33,7 +33,7 @@ class ChangeListener:
         self._count = 0
         self._wakes: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
-        self._hears = threading.Event()
+        self._is_listening = threading.Event()
         self._closed = threading.Event()
         self._stop_read, self._stop_write = socket.socketpair()
 
@@ -81,7 +81,7 @@ class ChangeListener:
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._run, name="semel-listen", daemon=True)
                 self._thread.start()
-        self._hears.wait(SAFETY_S)
+        self._is_listening.wait(SAFETY_S)
 
     def _run(self) -> None:
         while not self._closed.is_set():
@@ -91,16 +91,16 @@ class ChangeListener:
                 self._closed.wait(AGAIN_S)
                 continue
             try:
-                self._hear(connection)
+                self._wait_for_changes(connection)
             except (psycopg.Error, OSError):
                 self._closed.wait(AGAIN_S)
             finally:
                 connection.close()
 
-    def _hear(self, connection: PostgresConnection) -> None:
+    def _wait_for_changes(self, connection: PostgresConnection) -> None:
         """What happened before we listened may have gone unheard, so the first thing is a wake."""
         connection.execute("LISTEN semel")
-        self._hears.set()
+        self._is_listening.set()
         self.wake()
         with selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
@@ -114,7 +114,7 @@ class ChangeListener:
 
     def close(self) -> None:
         self._closed.set()
-        self._hears.set()
+        self._is_listening.set()
         self._stop_write.close()
         with self._changed:
             self._count += 1

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 LEASE_S = 40.0
 """Longer than it takes to notice that a host is gone and to promote another one."""
 WAITING_LEASE_S = 5.0
-"""Of one who is not known yet and answers for nothing. If it dies, the next one need not wait for it for long."""
+"""The lease of a newcomer, which answers for nothing yet. If it dies, the next one need not wait for it for long."""
 BEAT_S = 1.0
 AGAIN_S = 0.2
 LOOK_S = 0.02
@@ -53,12 +53,12 @@ class Patience:
         self.s = SILENT_S
         self._calm = 0
 
-    def hear(self) -> None:
+    def answered(self) -> None:
         self._calm += 1
         if self._calm >= CALM_BEATS:
             self.s = SILENT_S
 
-    def lose(self) -> None:
+    def unanswered(self) -> None:
         self._calm = 0
         self.s = min(2 * self.s, SILENT_S_MAX)
 
@@ -212,7 +212,7 @@ class Membership:
         try:
             self._stay(session)
         except Silent as error:
-            self._patience.lose()
+            self._patience.unanswered()
             log.warning("PostgreSQL is silent, so its connections are cut: %s", error)
             self._lines.hang_up(session)
             raise
@@ -233,7 +233,7 @@ class Membership:
                 # that somebody holds the row is an answer too; the lease outlasts many beats
                 with suppress(psycopg.errors.LockNotAvailable):
                     self.beat(session)
-                self._patience.hear()
+                self._patience.answered()
                 session.patience_s = self._patience.s
                 selector.select(BEAT_S)
                 session.pgconn.consume_input()

@@ -38,7 +38,7 @@ from semel.spark.processors import (
 )
 from semel.spark.rows import ARROW, RowOutcome
 from semel.spark.transforms import _with_unplaced
-from semel.spark.waiting import rows_told
+from semel.spark.waiting import rows_waiting
 
 SKIP = Rules(gap=GapPolicy(OnGap.SKIP, 10.0))
 KEY = 7
@@ -135,7 +135,7 @@ def test_sessions_are_told_of_when_their_rows_begin_and_cease_to_wait() -> None:
         given = rows([(session, index, "east") for session, index in arrivals])
         out = query.tester.testInPandas(KEY, frame(given, 0))
         table = from_bytes(list(out["rows"])).to_pylist() if len(out) else []
-        return [(r["session"], r["index"], rows_told(r["cause"])) for r in table if r["outcome"] == "waiting"]
+        return [(r["session"], r["index"], rows_waiting(r["cause"])) for r in table if r["outcome"] == "waiting"]
 
     assert heard(("a", 1), ("a", 3), ("a", 4), ("b", 1)) == [("a", 2, 2)]
     assert heard(("b", 2), ("c", 2)) == [("c", 1, 1)]

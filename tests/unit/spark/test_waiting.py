@@ -11,12 +11,16 @@ from semel.kernel.store import Store
 from semel.spark import waiting
 from semel.spark.landing import Job, Landing
 from semel.spark.rows import Row, RowOutcome
-from semel.spark.waiting import Wait, Waits, read_waits, rows_told, told, waiting_ops, waits_key
+from semel.spark.waiting import Wait, Waits, read_waits, rows_waiting, waiting_cause, waiting_ops, waits_key
 from semel.stores.memory import MemoryStore
 
 
 def row(session: str, index: int, rows: int) -> Row:
-    return Row(Envelope(f"{session}#waits", session=session, index=index), outcome=RowOutcome.WAITING, cause=told(rows))
+    return Row(
+        Envelope(f"{session}#waits", session=session, index=index),
+        outcome=RowOutcome.WAITING,
+        cause=waiting_cause(rows),
+    )
 
 
 def land(store: Store, *rows: Row, query: str = "q", batch: int = 0) -> Waits:
@@ -61,7 +65,7 @@ def test_there_is_an_end_to_it(store: Store, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_somebody_else_wrote_is_no_number_and_no_state(store: Store) -> None:
-    assert [rows_told(cause) for cause in (None, "", "many rows", told(7))] == [0, 0, 0, 7]
+    assert [rows_waiting(cause) for cause in (None, "", "many rows", waiting_cause(7))] == [0, 0, 0, 7]
     store.commit([Unit((Put(waits_key("orders"), b"x"),))])
     with pytest.raises(StoreError, match="is not one that this sink wrote"):
         read_waits(store, "orders")

@@ -20,7 +20,7 @@ LINK_OPTIONS = ("loss", "duplicate", "confirm_loss", "delay", "repeats")
 
 TIME_MIN_S = 0.001
 TIME_MAX_S = 366 * 86400.0
-"""Of a timeout, a delay and a memory: shorter is no time to wait in, and longer is nobody's plan."""
+"""The limits of a timeout, a delay and a memory: nobody can mean a shorter or a longer time."""
 
 BACKOFF_MAX = 1000
 BACKOFF_WAIT_MAX_S = 60.0
@@ -51,7 +51,7 @@ class ConfirmOn(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Of a hop, or of a pipe. `retries` None: one send and no confirms; `math.inf`: until confirmed.
+    """The options of a hop or a pipe. `retries` None: one send and no confirms; `math.inf`: until confirmed.
 
     The wait for a confirm begins at `timeout` and grows by the factor `backoff` with each attempt, up to
     `longest_wait`; `jitter` takes up to this share off each wait.

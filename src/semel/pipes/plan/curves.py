@@ -40,10 +40,10 @@ def over_loss(path: Path) -> Curve:
     """With the same loss on every link that loses now; where none does, on every link."""
     loses = any(options.loss for options in all_options(path))
 
-    def lose(options: Options, loss: float) -> Options:
+    def with_loss(options: Options, loss: float) -> Options:
         return replace(options, loss=loss) if options.loss or not loses else options
 
-    return _curve("loss", path, LOSSES, lose)
+    return _curve("loss", path, LOSSES, with_loss)
 
 
 def _curve(label: str, path: Path, xs: Sequence[float], change: Callable[[Options, float], Options]) -> Curve:

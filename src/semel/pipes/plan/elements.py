@@ -144,8 +144,8 @@ def durable_points(path: Path) -> frozenset[str]:
 
 
 def _durable_inside(path: Path) -> frozenset[str]:
-    """Of the inside of a pipe, where the names of the ends stand for the workers to whom they hand over: what is said
-    of the ends themselves is not said of these."""
+    """The durable points inside a pipe. In there the names of the ends stand for the workers that they hand over to, so
+    that an end is durable does not make its namesake inside durable."""
     return _durable(path, (point for point in path.points() if point not in (path.first, path.last)))
 
 
@@ -167,7 +167,7 @@ def _durable(path: Path, points: Iterable[Point]) -> frozenset[str]:
 
 
 def all_options(path: Path) -> Iterator[Options]:
-    """Of every hop and pipe, inside pipes and branches too."""
+    """The options of every hop and pipe, inside pipes and branches too."""
     for step in path.steps:
         if isinstance(step, Hop | Pipe):
             yield step.options
@@ -331,7 +331,7 @@ def _inner(part: Hop | Pipe) -> Element:
 
 
 def _way_back_loss(path: Path) -> float:
-    """Of a confirm that passes by: over every link, of several branches over the first."""
+    """How often a confirm is lost on the way back: it passes every link, and of several branches the first."""
     passes = 1.0
     for _, part, _ in _parts(path):
         if isinstance(part, Pipe):

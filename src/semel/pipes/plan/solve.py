@@ -101,10 +101,10 @@ class _Draft:
                 )
         planned = plan(self.path, rate=self.rate)
         if not self.why:
-            self.why += self._missed(planned, reliability, uniqueness)
+            self.why += self._unmet(planned, reliability, uniqueness)
         return Solution(self.path, tuple(changes), planned, not self.why, tuple(self.why))
 
-    def _missed(self, planned: Plan, reliability: float | None, uniqueness: float | None) -> Iterator[str]:
+    def _unmet(self, planned: Plan, reliability: float | None, uniqueness: float | None) -> Iterator[str]:
         """The last word has the plan of the path as it is now."""
         if reliability is not None and not self._reaches(self.path, reliability):
             yield f"reliability {reliability:.9g} is out of reach: the plan gives {planned.reliability:.9g}"
@@ -238,8 +238,8 @@ class _Draft:
         self._set(address, "keep", max(least, options_at(self.path, address).keep or 0.0), why)
 
     def _spans(self, leak: float) -> Iterator[tuple[int, float, float | None]]:
-        """Of every sender that resends: for how many of its attempts an id must be kept, the time between two of them
-        and the others that are sent in it, None if not known."""
+        """For every sender that resends: for how many of its attempts an id must be kept, the time between two of them,
+        and how many other messages are sent in that time (None if not known)."""
         for stretch in stretches(self.path)[1]:
             if not stretch.resends or not isinstance(stretch.alone, calculus.PipeElement) or stretch.options is None:
                 continue
@@ -287,7 +287,7 @@ def element_uniqueness(path: Path) -> float:
 
 
 def attempt_losses(pipe: calculus.PipeElement) -> tuple[float, float]:
-    """Of one whole attempt: how often nothing arrives, and how often no confirm comes back although something did."""
+    """How often nothing of a whole attempt arrives, and how often no confirm comes back although something did."""
     loss = min(1.0, max(0.0, float(pipe.inner.apply(0.0, 0.0)[1])))
     unconfirmed = float(pipe.inner.apply(0.0, 1.0)[0])
     return loss, min(1.0, max(0.0, (unconfirmed - loss) / (1 - loss))) if loss < 1 else 0.0

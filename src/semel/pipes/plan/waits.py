@@ -18,7 +18,7 @@ _BARE = {"loss", "duplicate", "confirm_loss", "delay"}
 
 
 def confirms_within_s(found: Sequence[Stretch], durable: frozenset[str]) -> list[float]:
-    """Of each stretch, the longest time in which its confirm may still come; `math.inf` if there is no longest.
+    """For each stretch, the longest time in which its confirm may still come; `math.inf` if there is no longest.
 
     From the end of the path to its start: with cascade each waits for what lies behind it."""
     times: list[float] = []
@@ -27,7 +27,7 @@ def confirms_within_s(found: Sequence[Stretch], durable: frozenset[str]) -> list
         options = stretch.options
         waits = options is not None and options.confirm is ConfirmOn.CASCADE
         times.append(_there_and_back_s(stretch) + (onward_s if waits else 0.0))
-        loses = loses or _loses(stretch)
+        loses = loses or _may_lose(stretch)
         if stretch.resends:
             assert options is not None
             onward_s = times[-1] + (waits_s(options, endless=stretch.start in durable) if loses else 0.0)
@@ -86,12 +86,12 @@ def _pass_s(stretch: Stretch) -> float:
     if not stretch.resends:
         return inner_s
     assert stretch.options is not None
-    if _loses(stretch):
+    if _may_lose(stretch):
         return inner_s + waits_s(stretch.options, endless=False)
     return inner_s + (stretch.rtt_s if stretch.rtt_s >= shortest_wait_s(stretch.options) else 0.0)
 
 
-def _loses(stretch: Stretch) -> bool:
+def _may_lose(stretch: Stretch) -> bool:
     return stretch.survives < 1 or any(_lossy(options) for options in _options(stretch)) or _crashes_inside(stretch)
 
 

@@ -392,7 +392,7 @@ class Initiator(_Host):
                     if self._is_outer(address):
                         effects += self._offer(tuple(rest), back, body, now)
                     else:
-                        effects += self._heard(body, now)
+                        effects += self._receive(body, now)
             case Resume() if self.is_open:
                 effects += self._moved(self._end.resume(now))
         return [*effects, *self._close_if_finished()]
@@ -420,7 +420,7 @@ class Initiator(_Host):
         opens = self._opens.offer(self.session, OpenSession(self.session), now)
         return [self._send(self.config.route, each.item) for each in opens]
 
-    def _heard(self, body: Any, now: float) -> list[Effect]:
+    def _receive(self, body: Any, now: float) -> list[Effect]:
         match body:
             case SessionOpened(session=session, responder=responder) if session in self._opens.unconfirmed():
                 self._opens.confirm(session, now)
@@ -521,7 +521,7 @@ class Spawner(_Host):
                     if self._is_outer(address):
                         effects += self._offer(tuple(rest), back, body, now)
                     else:
-                        effects += self._heard(back, body, now)
+                        effects += self._receive(back, body, now)
             case Resume():
                 for session, responder in self.sessions.items():
                     effects += self._moved(session, responder, responder.end.resume(now))
@@ -546,7 +546,7 @@ class Spawner(_Host):
 
     # -- sessions
 
-    def _heard(self, back: tuple[str, ...], body: Any, now: float) -> list[Effect]:
+    def _receive(self, back: tuple[str, ...], body: Any, now: float) -> list[Effect]:
         match body:
             case OpenSession(session=session):
                 return self._opens(session, back, now)

@@ -155,11 +155,11 @@ class Consumer:
     def receive(self, event: Event, now: float) -> Sequence[Effect]:
         if self._stopped:
             return ()
-        effects = self._heard(event, now)
+        effects = self._receive(event, now)
         self._reports.look(now)
         return effects
 
-    def _heard(self, event: Event, now: float) -> Sequence[Effect]:
+    def _receive(self, event: Event, now: float) -> Sequence[Effect]:
         service = self.config.service
         match event:
             case Received(peer=peer, message=Pulled() as pulled) if peer == service:

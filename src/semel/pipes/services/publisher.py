@@ -89,11 +89,11 @@ class Publisher:
         return self._create(now)
 
     def receive(self, event: Event, now: float) -> Sequence[Effect]:
-        effects = self._heard(event, now)
+        effects = self._receive(event, now)
         self._reports.look(now)
         return effects
 
-    def _heard(self, event: Event, now: float) -> Sequence[Effect]:
+    def _receive(self, event: Event, now: float) -> Sequence[Effect]:
         service = self.config.service
         match event:
             case Received(peer=peer, message=Pushed() as pushed) if peer == service:

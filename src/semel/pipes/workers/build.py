@@ -180,8 +180,8 @@ class _Builder:
         self._aside.update(set(self.routes) - crossed)
 
     def _branch(self, sender: _Draft, branch: Branch, receiver: _Draft) -> None:
-        """Of several branches without a point, all but the first end at a door of the receiver's own, so that the two
-        have different names."""
+        """When several branches have no point, all but the first end at an extra inlet of the receiver, because two
+        that end at the same place need different names."""
         at = sender
         for number in range(0, len(branch.steps), 2):
             hop = branch.steps[number]

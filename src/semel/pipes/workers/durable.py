@@ -135,7 +135,7 @@ class DurableStage:
             case Received(message=HopMessage() | Envelope()):
                 return self._arrived(self._inbound(event), now)
             case Received(message=Confirm() | AskForGap()) | PeerConnected() | Wake() | Resume():
-                return self._tell_all(self._out, event, now)
+                return self._feed_all(self._out, event, now)
             case Committed() | CommitFailed() | CommitUnknown() | Delivered() | DeliverFailed():
                 return self._completed(event, now)
             case ReadDone() | ReadFailed() | ReadTrimmed():
@@ -172,7 +172,7 @@ class DurableStage:
             return [Notify("rejected", words, event.message.envelope.id)]
         return self._own(self._in, self._in.machine.receive(event, now))
 
-    def _tell_all(self, parts: Sequence[_Part], event: Event, now: float) -> list[Effect]:
+    def _feed_all(self, parts: Sequence[_Part], event: Event, now: float) -> list[Effect]:
         return [effect for part in parts for effect in self._own(part, part.machine.receive(event, now))]
 
     def _completed(

@@ -76,7 +76,7 @@ class Inlet:
         if self.config.dedup is DedupBy.ID:
             self.ids = IdWindow(self.config.size or SIZE, self.config.keep_s or KEEP_S)
 
-    def hears(self, peer: str) -> bool:
+    def accepts_from(self, peer: str) -> bool:
         return not self.config.peers or peer in self.config.peers
 
     def key(self, arrival: Arrival) -> Hashable:
@@ -109,7 +109,7 @@ class Inlet:
         return outcome if isinstance(outcome, Repeated) and not passed else passed
 
     def is_late(self, arrival: Arrival) -> bool:
-        """Of one that does not pass: whether it is no copy, but came after its place was given up. True once."""
+        """Whether an arrival that does not pass is no copy, but came after its place was given up. True once."""
         if self.config.dedup is DedupBy.INDEX:
             return self._session(self._monotonic, arrival, MonotonicIndex).given_up.take(arrival[1].index)
         if self.config.dedup is DedupBy.STRICT:

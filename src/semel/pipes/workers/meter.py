@@ -25,7 +25,7 @@ def _per_kind(value: int) -> list[int]:
 
 @dataclass(slots=True)
 class HopMeter:
-    """Of one hop, on one side of it. `counts` grow for good; `take` hands over what is new since it was last called."""
+    """Counts what passes one end of a hop. `counts` only grow; `take` returns what is new since its last call."""
 
     hop: str
     pipeline: str = ""

@@ -20,7 +20,7 @@ from semel.pipes.workers.meter import HopMeter
 
 PACKED = "semel.pipe.message"
 PACKED_BYTES_MAX = 180 * 1024
-"""Of the body that a packed message may have, with room for the longest headers within the limit of an envelope."""
+"""The largest body of a packed message. It leaves room for the longest headers within the limit of an envelope."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(HopMessage)

@@ -53,7 +53,7 @@ from semel.pipes.workers.route import Parcel
 
 HELD_MAX = 100_000
 COPIES_MAX = 16
-"""Of one message that is held: so many of its deliveries, onward and to be confirmed, are remembered, the newest."""
+"""So many deliveries of one held message are remembered, onward and to be confirmed: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +144,9 @@ class Stage:
     def receive(self, event: Event, now: float) -> Sequence[Effect]:
         match event:
             case Received(peer=peer, message=Parcel(bodies=bodies)):
-                return self._settle([each for body in bodies for each in self._heard(peer, body, now)], now)
+                return self._settle([each for body in bodies for each in self._receive_body(peer, body, now)], now)
             case Received(peer=peer, message=body):
-                return self._settle(self._heard(peer, body, now), now)
+                return self._settle(self._receive_body(peer, body, now), now)
             case PeerConnected(peer=peer):
                 return self._settle(self._send_all_again(peer, now), now)
             case Delivered(token=token, ops=ops):
@@ -183,7 +183,7 @@ class Stage:
 
     # -- in
 
-    def _heard(self, peer: str, body: object, now: float) -> list[Effect]:
+    def _receive_body(self, peer: str, body: object, now: float) -> list[Effect]:
         match body:
             case HopMessage():
                 return self._taken(peer, body, now)
@@ -215,7 +215,7 @@ class Stage:
         """Names of peers come from whoever connects, so only those that somebody listens to are remembered."""
         inlet = self._by_peer.get(peer)
         if inlet is None:
-            inlet = next((inlet for inlet in self.inlets if inlet.hears(peer)), None)
+            inlet = next((inlet for inlet in self.inlets if inlet.accepts_from(peer)), None)
             if inlet is not None and inlet.config.peers:
                 self._by_peer[peer] = inlet
         return inlet

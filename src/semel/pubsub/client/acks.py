@@ -240,7 +240,7 @@ class Requests:
             del self._tokens[pending.token]
             pending.token = None
 
-    def lose_session(self) -> None:
+    def on_session_lost(self) -> None:
         """Those that were sent and not answered are put back to the front, without their ackIds. What is to be
         restored is for the next session to name."""
         sent = [pending for pending in self._by_ack_id.values() if not pending.restores]

@@ -420,7 +420,7 @@ class StreamOver(msgspec.Struct, frozen=True):
     error: SemelError | None = None
 
 
-class TellStates(msgspec.Struct, frozen=True):
+class ReportStates(msgspec.Struct, frozen=True):
     """What has changed in a group that is watched. An item without a state was taken back."""
 
     group: str
@@ -454,7 +454,7 @@ Effect = (
     | Settle
     | NotifyApplication
     | StreamOver
-    | TellStates
+    | ReportStates
     | Keep
     | MarkSent
     | Remove

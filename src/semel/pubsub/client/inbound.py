@@ -89,7 +89,7 @@ class Inbound:
 
     # -- when no more of it comes
 
-    def lose_session(self, error: SemelError) -> list[Ended]:
+    def on_session_lost(self, error: SemelError) -> list[Ended]:
         return self._break_all(lambda group: True, Fault("SessionGone", error.message))
 
     def leave(self, group: str) -> list[Ended]:

@@ -69,6 +69,7 @@ from semel.pubsub.client.events import (
     Recover,
     Recovered,
     Remove,
+    ReportStates,
     RequestAccepted,
     RequestFailed,
     Result,
@@ -82,7 +83,6 @@ from semel.pubsub.client.events import (
     StreamEvent,
     StreamOver,
     SubmitRequest,
-    TellStates,
     Withdraw,
     WritePart,
 )
@@ -156,7 +156,7 @@ class ClientMachine:
         )
         self._invocations = ClientInvocations(codec)
         self._streams = ClientStreams(options, codec, chance, self._send, self._settle, self._stream_over)
-        self.states = ClientGroupStates(self._settle, self._tell_states)
+        self.states = ClientGroupStates(self._settle, self._report_states)
         self._arrivals = self._new_arrivals()
         self._handing = Handing(options)
         self._session: _Session | None = None
@@ -190,7 +190,7 @@ class ClientMachine:
         match event:
             case FrameReceived(socket=socket, frame=frame):
                 if self._is_open(socket):
-                    self._hear(frame, now)
+                    self._handle_frame(frame, now)
             case SubmitRequest():
                 self._ask(event, now)
             case BeginStream() | WritePart() | FlushStream() | EndStream() | KeepStream():
@@ -340,7 +340,7 @@ class ClientMachine:
         if reason:
             text = f"{text}: {reason}"
         if self._session is not None and code in (CloseCode.NORMAL, CloseCode.POLICY):
-            self._lose_session(f"{text}; {self._goodbye}" if self._goodbye else text, now)
+            self._on_session_lost(f"{text}; {self._goodbye}" if self._goodbye else text, now)
         else:
             self._socket_lost(PeerUnavailable(text, fix="is the server there, and is it well?"), now)
 
@@ -355,7 +355,7 @@ class ClientMachine:
         if self._since is None:
             self._since = now
         if self._session is not None and self._session.token is None:
-            self._lose_session(error.message, now)
+            self._on_session_lost(error.message, now)
         else:
             self._try_again(error, now)
 
@@ -373,7 +373,7 @@ class ClientMachine:
         if patience is None or (patience > 0 and self._next_at <= self._since + patience):
             return
         if self._session is not None:
-            self._lose_session(f"it could not be recovered in {patience:g} s; the last try: {error.message}", now)
+            self._on_session_lost(f"it could not be recovered in {patience:g} s; the last try: {error.message}", now)
         else:
             self._finish(error)
 
@@ -442,14 +442,14 @@ class ClientMachine:
         self._send_requests(self._requests.begin_socket(now), now)
         self._streams.begin_socket()
 
-    def _lose_session(self, reason: str, now: float) -> None:
+    def _on_session_lost(self, reason: str, now: float) -> None:
         assert self._session is not None
         error = SessionGone(f"the session is lost: {reason}", fix="look up what was sent to you since")
         self._notify(SessionLost(self._session.connection_id, error))
         self._session = None
         self._arrivals = self._new_arrivals()
-        self._requests.lose_session()
-        self._streams.lose_session(error)
+        self._requests.on_session_lost()
+        self._streams.on_session_lost(error)
         self._drop_the_unrepeatable(now)
         for invocation in self._invocations:
             if invocation.is_sent:
@@ -475,7 +475,7 @@ class ClientMachine:
 
     # -- what the server says
 
-    def _hear(self, frame: Frame, now: float) -> None:
+    def _handle_frame(self, frame: Frame, now: float) -> None:
         self._heard_at = now
         try:
             told = self._codec.decode_response(frame)
@@ -499,7 +499,7 @@ class ClientMachine:
             if self.phase is Phase.PROVING:
                 self._recovered(now)
         else:
-            self._lose_session("the server began another one", now)
+            self._on_session_lost("the server began another one", now)
             if self.phase is Phase.STOPPED:
                 self._effects.append(CloseSocket(self._socket, CloseCode.NORMAL))
             else:
@@ -518,10 +518,10 @@ class ClientMachine:
                 if invocation is not None:
                     self._answered(invocation, told)
             case StreamAck() | StreamNack() | StreamClosed():
-                if self._streams.hear(told, now):
+                if self._streams.handle(told, now):
                     self._calm_down()
             case GroupStateSnapshot() | GroupStateUpdate():
-                self.states.hear(told)
+                self.states.handle(told)
             case Disconnected(reason=reason):
                 self._goodbye = reason
                 self._notify(told)
@@ -626,8 +626,8 @@ class ClientMachine:
     def _stream_over(self, id: str, error: SemelError | None) -> None:
         self._effects.append(StreamOver(id, error))
 
-    def _tell_states(self, group: str, changed: tuple[GroupStateItem, ...]) -> None:
-        self._effects.append(TellStates(group, changed))
+    def _report_states(self, group: str, changed: tuple[GroupStateItem, ...]) -> None:
+        self._effects.append(ReportStates(group, changed))
 
     def _send_requests(self, pendings: Sequence[Pending], now: float) -> None:
         """What the outbox holds as never sent is marked first."""

@@ -26,15 +26,15 @@ from semel.pubsub.protocol.messages import (
 
 class WatchedGroup:
     """One group that is watched. `items` are all who have a state there, by connection id. `is_taken`: the server has
-    said that it is watched; `is_told`: there was a snapshot."""
+    said that it is watched; `has_snapshot`: there was a snapshot."""
 
     def __init__(self) -> None:
         self.items: dict[str, GroupStateItem] = {}
-        self.is_taken = self.is_told = False
+        self.is_taken = self.has_snapshot = False
 
     def take_snapshot(self, items: tuple[GroupStateItem, ...]) -> list[GroupStateItem]:
         """What is new by it. Who is not in it has nothing to say any more."""
-        self.is_told = True
+        self.has_snapshot = True
         there = {item.connection_id for item in items if item.state is not None}
         gone = [msgspec.structs.replace(item, state=None) for id, item in self.items.items() if id not in there]
         for item in gone:
@@ -101,7 +101,7 @@ class ClientGroupStates:
 
     def watched(self, token: int | None, group: str) -> None:
         """Whoever asked for it waits until there is something to look at."""
-        if token is not None and not self.views[group].is_told:
+        if token is not None and not self.views[group].has_snapshot:
             self._waiting[token] = group
         else:
             self._settle(token, RequestAccepted())
@@ -129,7 +129,7 @@ class ClientGroupStates:
 
     # -- what the server says
 
-    def hear(self, told: GroupStateSnapshot | GroupStateUpdate) -> None:
+    def handle(self, told: GroupStateSnapshot | GroupStateUpdate) -> None:
         view = self.views.get(told.group)
         if view is None:
             return
@@ -139,7 +139,7 @@ class ClientGroupStates:
             changed = view.take_update(told.items)
         if changed:
             self._tell(told.group, tuple(changed))
-        if view.is_told and view.is_taken:
+        if view.has_snapshot and view.is_taken:
             self._settle_waiting(told.group, RequestAccepted())
 
     # -- the end

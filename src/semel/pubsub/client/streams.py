@@ -127,7 +127,7 @@ class ClientStreams:
         self._tokens: dict[int, _Stream] = {}
 
     def __len__(self) -> int:
-        """Of how many something is awaited from the server."""
+        """How many streams are waiting for something from the server."""
         return sum(stream.is_waiting for stream in self._streams.values())
 
     # -- what the application says
@@ -261,7 +261,7 @@ class ClientStreams:
 
     # -- what the server says
 
-    def hear(self, told: StreamAck | StreamNack | StreamClosed, now: float) -> bool:
+    def handle(self, told: StreamAck | StreamNack | StreamClosed, now: float) -> bool:
         """Whether it gets on."""
         stream = self._streams.get(told.stream_id)
         if stream is None:
@@ -351,7 +351,7 @@ class ClientStreams:
 
     # -- the end of it
 
-    def lose_session(self, error: SemelError) -> None:
+    def on_session_lost(self, error: SemelError) -> None:
         """What the lost session was only asked for, it may have begun. Its end would come later than the beginning in
         the next session, and those who receive both know them by the same id: so that one is not begun again."""
         for stream in list(self._streams.values()):

@@ -135,7 +135,7 @@ class PendingEvent(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def identity(self) -> str:
-        """Of the work row: once per connection and ackId."""
+        """The identity of the work row: one for each connection and ackId."""
         return f"{self.client.connection}#{self.ack_id if self.ack_id is not None else f'event-{self.id}'}"
 
     def handler(self, handlers: Handlers) -> EventHandler | None:

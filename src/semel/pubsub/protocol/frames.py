@@ -25,7 +25,7 @@ FRAME_BYTES_MAX = 1024 * 1024
 # .NET clients refuse to read what is nested deeper, so one such message would break every one of them in the group
 DEPTH_MAX = 64
 DIGITS_MAX = 4_300
-"""Of a number in JSON: more than that Python does not read."""
+"""Python reads no number in JSON with more digits."""
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
 EMPTY = Data(DataType.TEXT, b"")

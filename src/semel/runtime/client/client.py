@@ -53,7 +53,7 @@ from semel.runtime.client.driver import ClientDriver
 from semel.runtime.client.inbox import ClientInbox, MessageHandler, StreamHandler
 from semel.runtime.client.outbox import open_outbox
 from semel.runtime.client.socket import Dialer, Url
-from semel.runtime.client.states import GroupStateHandler, StateTeller
+from semel.runtime.client.states import GroupStateHandler, StateReporter
 from semel.runtime.client.streams import OutgoingStream
 
 log = logging.getLogger("semel.client")
@@ -89,7 +89,7 @@ class WebPubSubClient:
         self._outbox, self._outbox_name = outbox, outbox_name
         self._driver: ClientDriver | None = None
         self._inbox = ClientInbox()
-        self._teller = StateTeller(self._states_of)
+        self._state_reporter = StateReporter(self._states_of)
         self._saying: dict[str, dict[str, str]] = {}
         self._on_state: StateHandler | None = None
         self._online: Online | None = None
@@ -124,8 +124,8 @@ class WebPubSubClient:
         kept: Sequence[OutboxEntry] = ()
         if self._outbox is not None:
             outbox, kept = await asyncio.to_thread(open_outbox, self._outbox, self._outbox_name)
-        deliver, tell_states = self._inbox.put, self._teller.tell
-        return ClientDriver(self._dialer, self.options, outbox, kept, deliver, self._notify, tell_states)
+        deliver, report_states = self._inbox.put, self._state_reporter.report
+        return ClientDriver(self._dialer, self.options, outbox, kept, deliver, self._notify, report_states)
 
     async def close(self, drain_s: float = 10.0) -> None:
         """Ends the session when all that was asked is answered and all that came is handled, or after `drain_s`. A
@@ -146,10 +146,10 @@ class WebPubSubClient:
         driver = self._running
         if not driver.ended.done():
             self._inbox.done_with_last()
-            driver.tell(Stop(drain_s, delivers=handles))
+            driver.feed(Stop(drain_s, delivers=handles))
         await asyncio.shield(driver.ended)
         await self._inbox.stop(caller)
-        await self._teller.stop(caller)
+        await self._state_reporter.stop(caller)
         await driver.close()
 
     async def wait_closed(self) -> None:
@@ -189,7 +189,7 @@ class WebPubSubClient:
 
     @property
     def connection_id(self) -> str | None:
-        """Of the session, which may be without a connection for a moment."""
+        """The id of the session. It may be without a connection for a moment."""
         return self._online.connection_id if self._online is not None else None
 
     @property
@@ -367,7 +367,7 @@ class WebPubSubClient:
     def on_group_state(self, handler: _G) -> _G:
         """Hear what changes in watched groups, in a `GroupStateChange`: by a function or a coroutine function, one call
         after the other. What changes meanwhile is told together, of each connection only the last."""
-        self._teller.set(handler)
+        self._state_reporter.set(handler)
         return handler
 
     def on_state(self, handler: _S) -> _S:
@@ -391,7 +391,7 @@ class WebPubSubClient:
         if isinstance(state, Online):
             self._online = state
         if isinstance(state, SessionLost):
-            self._inbox.lose_session(state.error)
+            self._inbox.on_session_lost(state.error)
         self._is_connected = isinstance(state, Online | Recovered)
         self._inbox.wake()
         if self._on_state is not None:

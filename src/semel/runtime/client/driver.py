@@ -34,6 +34,7 @@ from semel.pubsub.client.events import (
     Outbox,
     OutboxEntry,
     Remove,
+    ReportStates,
     RequestFailed,
     Result,
     SendFrame,
@@ -44,7 +45,6 @@ from semel.pubsub.client.events import (
     StreamEvent,
     StreamOver,
     SubmitRequest,
-    TellStates,
     Withdraw,
 )
 from semel.pubsub.client.machine import ClientMachine
@@ -60,7 +60,7 @@ TIMER_MAX_S = 30.0
 
 class ClientDriver:
     """`kept` is what the outbox holds from before. `deliver` gets messages in order, `notify` what happens to the
-    client as a whole, and `tell_states` what changes in watched groups; all are called on the loop."""
+    client as a whole, and `report_states` what changes in watched groups; all are called on the loop."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class ClientDriver:
         kept: Sequence[OutboxEntry],
         deliver: Callable[[int, Message], None],
         notify: Callable[[State], None],
-        tell_states: Callable[[str, tuple[GroupStateItem, ...]], None],
+        report_states: Callable[[str, tuple[GroupStateItem, ...]], None],
     ) -> None:
-        self._dialer, self._deliver, self._notify, self._tell_states = dialer, deliver, notify, tell_states
+        self._dialer, self._deliver, self._notify, self._report_states = dialer, deliver, notify, report_states
         self._clock = steady_clock()
         self._loop = asyncio.get_running_loop()
-        self._outbox = OutboxWriter(outbox, self.tell) if outbox is not None else None
+        self._outbox = OutboxWriter(outbox, self.feed) if outbox is not None else None
         self.machine = ClientMachine(options, random.random, kept)
         self.ended: asyncio.Future[SemelError | None] = self._loop.create_future()
         self._sockets: dict[int, Socket] = {}
@@ -90,7 +90,7 @@ class ClientDriver:
     def start(self) -> None:
         self._perform(self.machine.start(self._clock()))
 
-    def tell(self, event: Event) -> None:
+    def feed(self, event: Event) -> None:
         self._perform(self.machine.receive(event, self._clock()))
 
     async def ask(
@@ -123,11 +123,11 @@ class ClientDriver:
     async def _settled(self, make: Callable[[int], Event]) -> Result:
         token = next(self._tokens)
         answer = self._waiting[token] = self._loop.create_future()
-        self.tell(make(token))
+        self.feed(make(token))
         try:
             return await answer
         except asyncio.CancelledError:
-            self.tell(Withdraw(token))
+            self.feed(Withdraw(token))
             raise
         finally:
             self._waiting.pop(token, None)
@@ -184,17 +184,17 @@ class ClientDriver:
                 if (socket := self._sockets.get(number)) is not None:
                     socket.close(code, reason)
             case NotifyApplication(state=state):
-                self._told(state)
+                self._report_state(state)
             case StreamOver(stream_id=id, error=error):
                 if (hear := self._streams.pop(id, None)) is not None:
                     hear(error)
-            case TellStates(group=group, changed=changed):
-                self._tell_states(group, changed)
+            case ReportStates(group=group, changed=changed):
+                self._report_states(group, changed)
             case Keep() | MarkSent() | Remove():
                 self._write_down(effect)
 
     def _connect(self, effect: Connect) -> None:
-        socket = Socket(effect.socket, partial(self._dialer.dial, effect.recover), self.tell, self._may_read)
+        socket = Socket(effect.socket, partial(self._dialer.dial, effect.recover), self.feed, self._may_read)
         self._sockets[effect.socket] = socket
         socket.task.add_done_callback(partial(self._socket_ended, effect.socket))
 
@@ -215,7 +215,7 @@ class ClientDriver:
             case Remove(id=id):
                 self._outbox.remove(id)
 
-    def _told(self, state: State) -> None:
+    def _report_state(self, state: State) -> None:
         if isinstance(state, Interrupted | SessionLost | GroupLost | GroupStateLost | Abandoned):
             log.warning("%s: %s", type(state).__name__, state.error.message)
         if isinstance(state, Stopped):

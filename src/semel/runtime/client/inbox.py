@@ -127,7 +127,7 @@ class ClientInbox:
     def _done(self, number: int) -> None:
         upto = self._handled.add(number)
         if upto is not None and not self._running.ended.done():
-            self._running.tell(MessageDelivered(upto))
+            self._running.feed(MessageDelivered(upto))
 
     # -- who takes it
 
@@ -206,7 +206,7 @@ class ClientInbox:
                 log.warning("%r: %s", told, error.message)
                 return True
             if not self._running.ended.done():
-                self._running.tell(Abort(_handler_error(told, error)))
+                self._running.feed(Abort(_handler_error(told, error)))
             if not isinstance(error, Exception):
                 raise
             return False
@@ -240,8 +240,8 @@ class ClientInbox:
         if await self._has_handled(handler, stream):
             stream.leave()
 
-    def lose_session(self, error: SemelError) -> None:
-        self._end_streams(self._inbound.lose_session(error))
+    def on_session_lost(self, error: SemelError) -> None:
+        self._end_streams(self._inbound.on_session_lost(error))
 
     def leave_group(self, group: str) -> None:
         self._end_streams(self._inbound.leave(group))

@@ -16,7 +16,7 @@ log = logging.getLogger("semel.client")
 GroupStateHandler = Callable[[GroupStateChange], Awaitable[None] | None]
 
 
-class StateTeller:
+class StateReporter:
     """`look` gives all states of a group. What changes during a call is told together in the next."""
 
     def __init__(self, look: Callable[[str], Mapping[str, GroupStateItem]]) -> None:
@@ -28,22 +28,22 @@ class StateTeller:
     def set(self, handler: GroupStateHandler) -> None:
         self._handler = handler
 
-    def tell(self, group: str, changed: tuple[GroupStateItem, ...]) -> None:
+    def report(self, group: str, changed: tuple[GroupStateItem, ...]) -> None:
         if self._handler is None:
             return
         self._changes.add(group, changed)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._tell_all(self._handler))
+            self._task = asyncio.get_running_loop().create_task(self._report_all(self._handler))
 
-    async def _tell_all(self, handler: GroupStateHandler) -> None:
+    async def _report_all(self, handler: GroupStateHandler) -> None:
         try:
             while (found := self._changes.take()) is not None:
                 group, changed = found
-                await self._tell_one(handler, GroupStateChange(group, changed, dict(self._look(group))))
+                await self._report_one(handler, GroupStateChange(group, changed, dict(self._look(group))))
         finally:
             self._task = None
 
-    async def _tell_one(self, handler: GroupStateHandler, change: GroupStateChange) -> None:
+    async def _report_one(self, handler: GroupStateHandler, change: GroupStateChange) -> None:
         try:
             waiting = handler(change)
             if inspect.isawaitable(waiting):

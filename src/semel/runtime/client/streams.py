@@ -77,7 +77,7 @@ class OutgoingStream:
     async def keep_alive(self) -> None:
         """Say that it is not idle, though there is nothing to write."""
         self._check_open()
-        self._driver.tell(KeepStream(self.id))
+        self._driver.feed(KeepStream(self.id))
 
     async def end(self, *, timeout_s: float | None = None) -> None:
         """Returns when the hub has all of it, and its receivers hear that it is whole."""
@@ -115,7 +115,7 @@ class OutgoingStream:
         """Nobody waits for the end of one that failed: the client sees to it."""
         if error is not None:
             if not self._is_over:
-                self._driver.tell(EndStream(None, self.id, _fault(type(error).__name__, None)))
+                self._driver.feed(EndStream(None, self.id, _fault(type(error).__name__, None)))
         elif not self._is_over or self._error is not None:
             await self.end()
 

@@ -10,7 +10,7 @@ LIMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 
 class CommitTimes:
-    """Of transactions, each of which commits what many have asked for: `commits` counts those."""
+    """How long transactions take. Each carries the commits of many callers; `commits` counts those."""
 
     __slots__ = ("_counts", "commits", "sum_s")
 

@@ -35,7 +35,7 @@ CAUSE_CHARS_MAX = 200
 class Host:
     """What the performer knows of a machine besides its seat. `peers` None means that it listens to all.
 
-    `hears_sent`: it has an attribute of that name and wants to hear `Sent`. Few machines do, since that a message went
+    `wants_sent`: it has an attribute of that name and wants to hear `Sent`. Few machines do, since that a message went
     out says nothing about its arrival, and an event per message costs as much as the message.
     """
 
@@ -45,7 +45,7 @@ class Host:
     transport: Transport | None = None
     peers: Collection[str] | None = None
     inline: bool = False
-    hears_sent: bool = False
+    wants_sent: bool = False
     reloads: int = 0
     reloaded_at: float = 0.0
 

@@ -247,8 +247,8 @@ class Performer:
         transport need their own peers, or one would take the other's confirms for its own.
         """
         self.check_open()
-        hears_sent = getattr(machine, "hears_sent", False)
-        self._hosts.add(Host(machine.name, factory, handler, transport, peers, inline, hears_sent))
+        wants_sent = getattr(machine, "wants_sent", False)
+        self._hosts.add(Host(machine.name, factory, handler, transport, peers, inline, wants_sent))
         self._interpreter.add(Guarded(machine))
         self._touch()
 
@@ -390,18 +390,18 @@ class Performer:
         read = partial(read_whole, self.store) if effect.bodies else self.store.read
         self._readers.submit(
             partial(read, effect.stream, effect.after, effect.limit),
-            partial(self._heard, self._interpreter.read_done, seat, effect),
+            partial(self._load_ended, self._interpreter.read_done, seat, effect),
             partial(self._failed, self._interpreter.read_failed, seat, effect),
         )
 
     def load(self, seat: Seat, effect: Load | LoadAll | LoadHead) -> None:
         self._readers.submit(
             partial(effect.of, self.store),
-            partial(self._heard, self._interpreter.load_done, seat, effect),
+            partial(self._load_ended, self._interpreter.load_done, seat, effect),
             partial(self._failed, self._interpreter.load_failed, seat, effect),
         )
 
-    def _heard(
+    def _load_ended(
         self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Load | LoadAll | LoadHead, answer: Any
     ) -> None:
         tell(seat, effect, answer)
@@ -415,7 +415,7 @@ class Performer:
         error: SemelError,
     ) -> None:
         self.outages.met(error)
-        self._heard(tell, seat, effect, error)
+        self._load_ended(tell, seat, effect, error)
 
     def _store_changed(self) -> None:
         """Called from any thread. Our own commits tell the machines themselves, together with the completions."""
@@ -447,20 +447,20 @@ class Performer:
     def _put_on_wire(self, seat: Seat, effect: Send) -> Event | None:
         host = self._hosts.get(seat.machine.name)
         if host is not None and host.transport is not None and host.transport.send(effect.peer, effect.message):
-            return Sent(effect.peer) if host.hears_sent else None
+            return Sent(effect.peer) if host.wants_sent else None
         error = PeerUnavailable(f"no connection to {effect.peer}, or its buffer is full", fix="it will be sent again")
         return SendFailed(effect.peer, error)
 
     def received(self, transport: Transport, peer: str, message: Any) -> None:
-        self._tell(transport, peer, Received(peer, message))
+        self._feed_receivers(transport, peer, Received(peer, message))
 
     def connected(self, transport: Transport, peer: str) -> None:
-        self._tell(transport, peer, PeerConnected(peer))
+        self._feed_receivers(transport, peer, PeerConnected(peer))
 
     def disconnected(self, transport: Transport, peer: str) -> None:
-        self._tell(transport, peer, PeerDisconnected(peer))
+        self._feed_receivers(transport, peer, PeerDisconnected(peer))
 
-    def _tell(self, transport: Transport, peer: str, event: Event) -> None:
+    def _feed_receivers(self, transport: Transport, peer: str, event: Event) -> None:
         if self._closing:
             return
         for host in self._hosts.receivers(transport, peer):

@@ -158,7 +158,7 @@ def aside(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> asyncio.Futu
     meanwhile. Call it on the loop."""
     future: asyncio.Future[T] = loop.create_future()
 
-    def tell(set_it: Callable[[Any], None], value: Any) -> None:
+    def settle(set_it: Callable[[Any], None], value: Any) -> None:
         if not future.done():
             set_it(value)
 
@@ -166,9 +166,9 @@ def aside(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> asyncio.Futu
         try:
             result = job()
         except Exception as error:
-            hand_over(loop, tell, future.set_exception, error)
+            hand_over(loop, settle, future.set_exception, error)
         else:
-            hand_over(loop, tell, future.set_result, result)
+            hand_over(loop, settle, future.set_result, result)
 
     threading.Thread(target=run, name="semel-aside", daemon=True).start()
     return future

@@ -70,7 +70,7 @@ class _Offer:
     again_at: float
 
 
-Hear = Callable[[Envelope, tuple[str, ...]], None]
+OnMessage = Callable[[Envelope, tuple[str, ...]], None]
 """The application as a worker: called on the loop with a message and the way back to who sent it."""
 
 
@@ -101,7 +101,7 @@ class PipeNode:
         self.ports_to_flush: list[Port] = []
         self._tcp = tcp
         self._ports: dict[str, Port] = {}
-        self._hearers: dict[str, Hear] = {}
+        self._hearers: dict[str, OnMessage] = {}
         self._forwarders: set[str] = set()
         self._configured: set[str] = set()
         self._nodes: set[str] = set()
@@ -274,7 +274,7 @@ class PipeNode:
         self._configured.update(node for route in routes if (node := first_node(route)) is not None)
         self._nodes.update(self._configured)
 
-    def listen(self, name: str, hear: Hear) -> None:
+    def listen(self, name: str, hear: OnMessage) -> None:
         """Let the application be a worker of that name."""
         self._check_free(name)
         self._hearers[name] = hear
@@ -464,22 +464,22 @@ class PipeNode:
         try:
             step = self._router.route(parcel)
         except InputError as error:
-            self._lose(error.message, via)
+            self._drop(error.message, via)
             return
         if isinstance(step, Astray):
-            self._lose(step.reason, via)
+            self._drop(step.reason, via)
         elif isinstance(step, ToNode):
             self._send_on(step.node, step.parcel, via)
         else:
             self._arrive(step.worker, step.parcel, via)
 
-    def _lose(self, reason: str, via: str | None) -> None:
+    def _drop(self, reason: str, via: str | None) -> None:
         self.astray += 1
         log.warning("%s: a parcel from %s went astray: %s", self.name, via or "here", reason)
 
     def _send_on(self, node: str, parcel: Parcel, via: str | None) -> None:
         if self._tcp is None:
-            self._lose(f"there is no connected node named {node}", via)
+            self._drop(f"there is no connected node named {node}", via)
             return
         if type(parcel.bodies[0]) is Envelope:
             bodies = tuple(HopMessage(body.id, body, 0) if type(body) is Envelope else body for body in parcel.bodies)
@@ -503,15 +503,15 @@ class PipeNode:
         try:
             sender = parcel.sender
         except InputError as error:
-            self._lose(error.message, via)
+            self._drop(error.message, via)
             return
         hear = self._hearers.get(address)
         if hear is not None:
-            self._tell_application(hear, parcel)
+            self._deliver_to_application(hear, parcel)
             return
         port = self._ports[address]
         if via is not None and not port.may_come(sender, via):
-            self._lose(f"{via} does not speak for {sender}", via)
+            self._drop(f"{via} does not speak for {sender}", via)
             return
         port.learn(sender, parcel.back)
         self._hand_in(port, address, sender, parcel)
@@ -527,7 +527,7 @@ class PipeNode:
             case Takes.ADDRESSED:
                 self.performer.feed(port.worker, Received(sender, addressed(ToWorker(address, parcel))))
 
-    def _tell_application(self, hear: Hear, parcel: Parcel) -> None:
+    def _deliver_to_application(self, hear: OnMessage, parcel: Parcel) -> None:
         for body in parcel.bodies:
             envelope = body.envelope if isinstance(body, HopMessage) else body
             if not isinstance(envelope, Envelope):
@@ -579,20 +579,20 @@ class PipeNode:
         try:
             parcel = arrived_from(peer, message)
         except InputError as error:
-            self._lose(error.message, peer)
+            self._drop(error.message, peer)
             return
         self.post(parcel, via=peer)
 
     def connected(self, transport: Transport, peer: str) -> None:
         self._nodes.add(peer)
-        self._tell(peer, PeerConnected)
+        self._report_connection(peer, PeerConnected)
 
     def disconnected(self, transport: Transport, peer: str) -> None:
         if peer not in self._configured:
             self._nodes.discard(peer)
-        self._tell(peer, PeerDisconnected)
+        self._report_connection(peer, PeerDisconnected)
 
-    def _tell(self, node: str, event: type[PeerConnected] | type[PeerDisconnected]) -> None:
+    def _report_connection(self, node: str, event: type[PeerConnected] | type[PeerDisconnected]) -> None:
         """Workers that send over this connection hear of it under the names of those whom they send to."""
         for port in self._ports.values():
             for peer, route in port.routes.items():

@@ -60,7 +60,7 @@ class HubTransport:
         self.dropped = 0
         # the JSON protocol tells who published, the protobuf one does not
         self._client = WebPubSubClient(url, options=ClientOptions(Subprotocol.JSON_RELIABLE, connect_for_s=None))
-        self._client.on_message(self._hear)
+        self._client.on_message(self._receive)
         self._client.on_state(self._notice)
         self._inbox: Inbox | None = None
         self._gathered: dict[str, _Gathered] = {}
@@ -81,7 +81,7 @@ class HubTransport:
 
     # -- hearing
 
-    async def _hear(self, message: Message) -> None:
+    async def _receive(self, message: Message) -> None:
         inbox = self._inbox
         assert inbox is not None, "bind comes before connections"
         peer = message.from_user

@@ -123,7 +123,7 @@ class Paths:
     lost: tuple[int, ...] = ()
 
     def __add__(self, other: Paths) -> Paths:
-        """Of the same chains, and of other messages."""
+        """The sum of two counts of the same chains over different messages."""
         if not (self.arrived and other.arrived):
             return self if self.arrived else other
         arrived = tuple((a + c, b + d) for (a, b), (c, d) in zip(self.arrived, other.arrived, strict=True))

@@ -105,7 +105,7 @@ class MessageScope(Case):
         return self.verdicts.where(here & figures.sent_within(F.col("when"), since, until))
 
     def sums(self, horizon: int) -> tuple[list[Row], int]:
-        """Of the windows that are not closed, with the number of `messages` in each; and how many there are in all."""
+        """The sums of the windows that are not closed, each with its number of `messages`, and how many in all."""
         found = figures.windows(
             self.messages(),
             window_us=self.window,

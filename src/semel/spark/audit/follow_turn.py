@@ -119,7 +119,7 @@ class _Turn:
         )
 
     def _write_waiting(self) -> None:
-        """Of a range that still waits, the records that are there count."""
+        """For a range that still waits, the records that are there count."""
         if self.case.ranges.ranges:
             index = follow_parts.near(self.case.index, self.case.ledger)
             events = expand.expand(self.case.ledger, index, self.case.ranges)

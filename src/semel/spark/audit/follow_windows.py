@@ -16,7 +16,7 @@ Row = dict[str, Any]
 CELL = ("code", "session_class", "window")
 _SUMS = (*figures.SUMS, "latencies", "skewed", "messages")
 _LARGEST = ("latency_max", "skew")
-_NOT_SAID = ("sketch", "messages", "revision")
+_NOT_STATED = ("sketch", "messages", "revision")
 """Sketches of the same latencies need not be the same bytes."""
 SCHEMA = pa.schema(
     [
@@ -84,11 +84,11 @@ _COUNTS = {"latency_max": "latencies", "skew": "skewed"}
 def _next(known: Row | None, row: Row) -> Row:
     if known is None:
         return {**row, "revision": 1}
-    return {**row, "revision": known["revision"] + (_said(known) != _said(row))}
+    return {**row, "revision": known["revision"] + (_stated(known) != _stated(row))}
 
 
-def _said(row: Row) -> tuple[Any, ...]:
-    return tuple(value for name, value in sorted(row.items()) if name not in _NOT_SAID)
+def _stated(row: Row) -> tuple[Any, ...]:
+    return tuple(value for name, value in sorted(row.items()) if name not in _NOT_STATED)
 
 
 def _table(rows: list[Row]) -> pa.Table:

@@ -38,7 +38,7 @@ def is_named(*, exact: bool = False) -> Column:
 
 
 def probes() -> Mapping[str, Column]:
-    """Of judged messages, by what `PROBES` calls them."""
+    """Conditions on judged messages, by the names in `PROBES`."""
     return {"nameless": ~is_named(), "unsent": (F.col("sends") == 0) & is_named()}
 
 

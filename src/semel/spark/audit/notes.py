@@ -14,7 +14,7 @@ from semel.words import plural
 
 
 def of(ways: Sequence[Way], survey: Survey, pipelines: Sequence[str] = ()) -> tuple[str, ...]:
-    """Of what there is, before anything is counted. Meters are told of the pipelines that were asked for."""
+    """Notes about what there is to read, before anything is counted; about meters only for the chosen pipelines."""
     return (*_unwritten(ways), *_metered(survey, pipelines))
 
 
@@ -40,7 +40,7 @@ def _metered(survey: Survey, pipelines: Sequence[str]) -> list[str]:
 
 
 def waiting(ways: Iterable[Way], settled_at: int) -> list[str]:
-    """Of pipelines that are further behind than a message may take."""
+    """Notes about pipelines that are further behind than a message may take."""
     return [
         f"{place(way.hop.pipeline, way.hop.hop)}: the pipeline has yet to take what was written from"
         f" {moment(way.waits_from)} on; that is in flight, whatever the deadline"
@@ -50,7 +50,7 @@ def waiting(ways: Iterable[Way], settled_at: int) -> list[str]:
 
 
 def held(sessions: Iterable[Held], ways: Iterable[Way]) -> list[str]:
-    """Of pipelines in which messages wait for one that has not come."""
+    """Notes about pipelines in which messages wait for one that has not come."""
     names = {way.hop.hop: way.hop.pipeline for way in ways if way.implied}
     of: dict[str, list[Held]] = {}
     for each in sessions:
@@ -90,7 +90,7 @@ def trimmed(ranges: int) -> list[str]:
 
 
 def fanned(ways: Iterable[Way]) -> list[str]:
-    """Of hops with many receivers, in an audit that goes on."""
+    """Notes about hops with many receivers, which an audit with --follow leaves out."""
     return [
         f"{place(way.hop.pipeline, way.hop.hop)}: not followed; audit it without --follow"
         for way in ways

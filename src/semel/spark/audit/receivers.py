@@ -182,7 +182,7 @@ class Receivers:
         return _events(sent, common | of_due).unionByName(_events(told, of_told))
 
     def waiting(self) -> DataFrame:
-        """Of the sessions that are still there: nothing is told yet of what stands after `told`."""
+        """The sessions that are still open. What stands after `told` has no events in the ledger yet."""
         ranges = expand.fanned_ranges(self.ledger).groupBy(*_SESSION).agg(F.max("last").alias("told"))
         there = self.judged.where(F.col("last").isNull()).join(ranges, list(_SESSION), "left")
         code = F.xxhash64(F.lit(""), F.concat("stream", F.lit(">sub"))).alias("code")

@@ -92,7 +92,7 @@ def judge(audit: Audit, fail_on: Iterable[Finding] = tuple(Finding)) -> Judgemen
 
 
 def _failing_sentence(audit: Audit, failing: tuple[Finding, ...]) -> str:
-    counts = _listed([said(finding, audit.count(finding)) for finding in failing])
+    counts = _listed([count_in_words(finding, audit.count(finding)) for finding in failing])
     all_hops = hops(audit)
     bad = sum(any(hop.found(finding) for finding in failing) for hop in all_hops)
     of = f" of {len(all_hops):,} hops" if len(all_hops) > 1 else " hop"
@@ -119,7 +119,7 @@ def _holding_sentence(audit: Audit, found: dict[Finding, int], wanted: set[Findi
     settled = sum(hop.total.sent - hop.total.in_flight for hop in all_hops)
     counted_in = f"{plural(settled, 'send')} over {plural(len(all_hops), 'hop')}"
     start = f"It holds: {_none_of(wanted)} in {counted_in}" if wanted else "Nothing is claimed"
-    told = [said(finding, count) for finding, count in found.items() if count]
+    told = [count_in_words(finding, count) for finding, count in found.items() if count]
     return f"{start}; not part of the claim: {_listed(told)}." if told else f"{start}."
 
 
@@ -136,7 +136,7 @@ def _listed(words: Sequence[str], joiner: str = "and") -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {joiner} {words[-1]}" if words else ""
 
 
-def said(finding: Finding, count: int) -> str:
+def count_in_words(finding: Finding, count: int) -> str:
     """ "3 lost", "1 ledger gap"."""
     return f"{count:,} {WORDS[finding].removesuffix('s') if count == 1 else WORDS[finding]}"
 
@@ -156,7 +156,7 @@ def between(comparison: ChainComparison) -> dict[Finding, int]:
 
 def points_sentence(comparison: ChainComparison) -> str:
     counts, found = comparison.counts, between(comparison)
-    told = _listed([said(finding, count) for finding, count in found.items() if count]) or "no difference"
+    told = _listed([count_in_words(finding, count) for finding, count in found.items() if count]) or "no difference"
     return (
         f"From {comparison.sender} to {comparison.receiver}: {counts.unique:,} of {plural(counts.sent, 'message')} "
         f"arrived; {told}."
@@ -249,7 +249,7 @@ class Measure:
 
 
 def measures(figures: CellFigures) -> tuple[Measure, Measure]:
-    """Of the pipe, and of the delivery."""
+    """What was measured of the pipe, and of the delivery."""
     pipe, delivery = counted(lambda: figures.pipe), counted(lambda: figures.delivery)
     return _measure(pipe, figures), _measure(delivery, figures)
 

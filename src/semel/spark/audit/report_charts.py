@@ -17,12 +17,12 @@ from semel.spark.audit.report import (
     Bin,
     Health,
     ReportHop,
+    count_in_words,
     duration,
     health,
     measures,
     moment,
     ratio,
-    said,
     spelled,
 )
 from semel.spark.audit.result import WindowState
@@ -267,7 +267,9 @@ def bin_words(each: Bin) -> str:
     figures = each.figures
     pipe, delivery = measures(figures)
     found = ", ".join(
-        said(finding, getattr(figures, column)) for finding, column in COLUMNS.items() if getattr(figures, column)
+        count_in_words(finding, getattr(figures, column))
+        for finding, column in COLUMNS.items()
+        if getattr(figures, column)
     )
     return "\n".join(
         [

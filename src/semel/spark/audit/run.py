@@ -104,11 +104,11 @@ class Case:
     ways: tuple[Way, ...]
     streams: frozenset[str]
     one_session: bool
-    """Of the compacted days: no id is in two sessions."""
+    """In the compacted days no id is in two sessions."""
     events: int
     now: int
     times: tuple[int, int] | None
-    """Of the oldest and the newest event."""
+    """When the oldest and the newest event were written."""
     notes: tuple[str, ...]
     held: tuple[tuple[int, str, int], ...]
     """Sessions that wait behind a gap in a pipeline: the code of the hop, the session, the index that is missing."""
@@ -244,7 +244,7 @@ class Case:
         )
 
     def _waiting_sessions(self) -> DataFrame | None:
-        """Of which nothing is settled behind an index: subscribers of hubs, and sessions behind a gap."""
+        """Sessions with an index behind which nothing is settled: subscribers of hubs, and sessions behind a gap."""
         frames = [self._receivers.waiting()] if self._receivers is not None else []
         if self.held:
             frames.append(self.spark.createDataFrame(list(self.held), "code long, session string, told long"))
@@ -305,7 +305,7 @@ class Case:
         return [row.asDict() for row in self._windows.collect()]
 
     def figures(self) -> list[CellFigures]:
-        """Of every window, and with `window` None of the whole time, by hop and session class."""
+        """The figures of every window by hop and session class; those with `window` None are for the whole time."""
         ways = {way.hop.code: way for way in self.ways}
         rows = self._window_sums()
         found = [figures.figures(row, ways) for row in (*rows, *figures.totals(rows))]
@@ -327,7 +327,7 @@ class Case:
         return expand.with_trimmed(rows, self.evidence.firsts)
 
     def _chosen(self, rows: DataFrame) -> DataFrame:
-        """Of the pipelines that were asked for."""
+        """The rows of the pipelines that were asked for."""
         names = self.options.pipelines
         return rows.where(F.col("pipeline").isin(*names)) if names else rows
 
@@ -564,7 +564,7 @@ def _check_pipelines(options: AuditOptions, hops: Sequence[LedgerHop]) -> None:
 
 
 def _times(evidence: sources.Evidence, ledger: DataFrame) -> tuple[int, int] | None:
-    """Of the oldest and the newest event: files say it in their footers, live stores are asked."""
+    """When the oldest and the newest event were written: files say it in their footers, live stores are asked."""
     parts = evidence.of("ledger")
     times = [time for part in parts for time in (part.oldest, part.newest) if time is not None]
     if evidence.live:

@@ -315,7 +315,8 @@ def _taken(store: Store, pipeline: str) -> Iterator[PipelineProgress]:
 
 
 def _held(store: Store, pipeline: str) -> Iterator[Held]:
-    """Of which of its inputs the rows are it does not say: until the gap is closed, none of them has passed."""
+    """Sessions that wait for a gap. It is not written down which input their rows came from, so until the gap is closed
+    none of them counts as passed."""
     hops = {taken.hop for taken in _taken(store, pipeline)}
     for session, wait in read_waits(store, pipeline).sessions.items():
         yield from (Held(hop, session, wait.index, wait.rows) for hop in sorted(hops))

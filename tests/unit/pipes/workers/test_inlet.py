@@ -146,9 +146,9 @@ def test_the_same_message_is_known_by_its_id_on_the_hop_or_by_its_delivery() -> 
 
 
 def test_it_hears_those_who_are_named_or_everybody() -> None:
-    assert make().hears("anybody")
-    assert make(peers=("A",)).hears("A")
-    assert not make(peers=("A",)).hears("C")
+    assert make().accepts_from("anybody")
+    assert make(peers=("A",)).accepts_from("A")
+    assert not make(peers=("A",)).accepts_from("C")
 
 
 def test_memory_by_session_must_survive() -> None:

@@ -20,6 +20,7 @@ from semel.pubsub.client.events import (
     EndStream,
     FlushStream,
     MessageDelivered,
+    ReportStates,
     RequestFailed,
     Result,
     SessionLost,
@@ -27,7 +28,6 @@ from semel.pubsub.client.events import (
     StreamEvent,
     StreamOver,
     SubmitRequest,
-    TellStates,
     WritePart,
 )
 from semel.pubsub.client.inbound import Began, Came, Ended, Inbound
@@ -92,7 +92,7 @@ class StreamActor(Actor):
                 case StreamOver(stream_id=id):
                     assert self.sent[id].over is None, "a stream is over once"
                     self.sent[id].over = effect
-                case TellStates(changed=changed):
+                case ReportStates(changed=changed):
                     self._see(changed)
                 case _:
                     super().perform([effect])

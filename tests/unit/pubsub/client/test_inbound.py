@@ -80,7 +80,7 @@ def test_when_no_more_of_it_can_come_it_is_broken() -> None:
     inbound.take(part(1, group="h"))
     [left] = inbound.leave("g")
     assert why(left) == ("GroupLeft", 1)
-    [lost] = inbound.lose_session(LocalProtocolError("gone"))
+    [lost] = inbound.on_session_lost(LocalProtocolError("gone"))
     assert why(lost) == ("SessionGone", 1)
     inbound.take(part(4))
     [stopped] = inbound.stop()

@@ -13,11 +13,11 @@ from semel.pubsub.client.events import (
     GroupStateLost,
     NotifyApplication,
     Online,
+    ReportStates,
     RequestAccepted,
     Settle,
     Stop,
     SubmitRequest,
-    TellStates,
     Withdraw,
 )
 from semel.pubsub.client.states import Changes, WatchedGroup
@@ -51,7 +51,7 @@ class Watcher(Bench):
         self.take()
 
     def told(self) -> list[tuple[str, tuple[GroupStateItem, ...]]]:
-        return [(effect.group, effect.changed) for effect in self.take() if isinstance(effect, TellStates)]
+        return [(effect.group, effect.changed) for effect in self.take() if isinstance(effect, ReportStates)]
 
     @property
     def seen(self) -> dict[str, GroupStateItem]:
@@ -60,7 +60,7 @@ class Watcher(Bench):
     def watch(self, *items: GroupStateItem) -> None:
         self.ask(1, SubscribeGroupState("g"))
         self.say(Ack(1), GroupStateSnapshot("g", items))
-        assert self.client.states.views["g"].is_told
+        assert self.client.states.views["g"].has_snapshot
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_watching_returns_when_there_is_something_to_look_at(watcher: Watcher) -
     assert watcher.settled() == {}
     assert watcher.client.is_reading
     watcher.say(GroupStateSnapshot("g", (item("a", 5),)))
-    assert watcher.take() == [TellStates("g", (item("a", 5),)), Settle(1, RequestAccepted())]
+    assert watcher.take() == [ReportStates("g", (item("a", 5),)), Settle(1, RequestAccepted())]
 
 
 def test_the_snapshot_may_come_before_the_answer(watcher: Watcher) -> None:

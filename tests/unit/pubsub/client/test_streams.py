@@ -707,7 +707,7 @@ def test_an_end_that_overtakes_a_refused_part_is_found_out(monkeypatch: pytest.M
 
 def test_a_watcher_that_keeps_what_a_snapshot_leaves_out_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def keep(view: WatchedGroup, items: tuple[GroupStateItem, ...]) -> list[GroupStateItem]:
-        view.is_told = True
+        view.has_snapshot = True
         return view.take_update(items)
 
     monkeypatch.setattr(WatchedGroup, "take_snapshot", keep)

@@ -66,7 +66,7 @@ async def until(condition: Callable[[], bool]) -> None:
 class Puppet:
     """A machine that does what a test tells it to, and remembers what it heard."""
 
-    hears_sent = True
+    wants_sent = True
 
     def __init__(self, name: str = "puppet", begin: Sequence[Effect] = (), answer: Answer | None = None) -> None:
         self.name = name

@@ -23,6 +23,7 @@ from semel.spark.audit.report import (
     Health,
     advice,
     chain_name,
+    count_in_words,
     duration,
     groups,
     health,
@@ -33,7 +34,6 @@ from semel.spark.audit.report import (
     merge,
     moment,
     ratio,
-    said,
     spelled,
 )
 from semel.spark.audit.report_graph import compact, draw_graph
@@ -87,7 +87,7 @@ def test_each_finding_makes_the_claim_false_unless_it_is_no_part_of_it(finding: 
     assert (found.outcome, found.failing) == (AuditOutcome.FAILS, (finding,))
     others = judge(audit([figures]), set(Finding) - {finding})
     assert (others.outcome, others.failing) == (AuditOutcome.HOLDS, ())
-    assert others.sentence.endswith(f"; not part of the claim: {said(finding, 1)}.")
+    assert others.sentence.endswith(f"; not part of the claim: {count_in_words(finding, 1)}.")
     assert others.found[finding] == 1
 
 
