@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semel.cli.bundles import bundled
-from semel.cli.options import ConfigOption, find_store, parse_duration, shown, naming_option
+from semel.cli.options import ConfigOption, find_store, naming_option, parse_duration, shown
 from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_NO_DATA, ConfigError, PeerUnavailable, SemelError
 

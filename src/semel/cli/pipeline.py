@@ -18,10 +18,10 @@ from semel.cli.options import (
     StoreOptions,
     find_store,
     load,
+    naming_option,
     opened,
     parse_duration,
     shown,
-    naming_option,
 )
 from semel.cli.signals import until_told
 from semel.cli.terminal import CommandResult, Terminal
@@ -323,7 +323,9 @@ def status(context: typer.Context, name: NameArgument, places: StoreOptions) -> 
     with opened(found.store, settings) as opened_store:
         standing = _status(opened_store, found, settings)
         warnings = _missing(opened_store, found, settings)
-    return CommandResult({**_status_dict(found, standing), "warnings": warnings}, [*_status_lines(found, standing), *warnings])
+    return CommandResult(
+        {**_status_dict(found, standing), "warnings": warnings}, [*_status_lines(found, standing), *warnings]
+    )
 
 
 def _status_lines(pipeline: Pipeline, standing: RunStatus) -> list[Any]:
