@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.pubsub.hub.two_nodes import ALICE, AWAY, BOB, STREAM, answer_reads, hold_reads
 from tests.unit.pubsub.hub.world import HUB, SlowWorld, World
 
-from semel.errors import StoreUnavailable
-from semel.kernel.effects import Read
 from semel.kernel.envelope import Envelope
-from semel.kernel.interpreter import Seat
 from semel.kernel.ops import Enqueue, Put, Unit
 from semel.kernel.store import Trimmed
 from semel.pubsub.hub import floors, takeover
@@ -18,31 +16,10 @@ from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.sockets import ClosePeer
 from semel.pubsub.protocol.messages import CloseCode, GroupMessage, LeaveGroup
 
-ALICE, BOB = "alice", "bob"
-STREAM = f"hub/{HUB}"
-SHARED = HubOptions(is_shared=True, lease_s=10.0, trim_s=5.0)
-AWAY = StoreUnavailable("away")
-
 
 @pytest.fixture
 def world() -> SlowWorld:
     return with_both(SlowWorld())
-
-
-@pytest.fixture
-def one() -> World:
-    return World(SHARED, "one")
-
-
-@pytest.fixture
-def two(one: World) -> World:
-    """With alice on `one` and bob here, both in the group g."""
-    two = World(SHARED, "two", beside=one)
-    one.connect(ALICE, groups=("g",))
-    two.connect(BOB, groups=("g",))
-    one.take(ALICE)
-    two.take(BOB)
-    return two
 
 
 def with_both(world: SlowWorld) -> SlowWorld:
@@ -50,19 +27,6 @@ def with_both(world: SlowWorld) -> SlowWorld:
         world.connect(peer, groups=("g",))
         world.take(peer)
     return world
-
-
-def deaf(world: World) -> list[tuple[Seat, Read]]:
-    """What it reads comes later. Returns what it asked for."""
-    asked: list[tuple[Seat, Read]] = []
-    world.read = lambda seat, effect: asked.append((seat, effect))  # type: ignore[method-assign]
-    return asked
-
-
-def hears(world: World, asked: list[tuple[Seat, Read]]) -> None:
-    del world.read
-    for seat, effect in asked:
-        world.read(seat, effect)
 
 
 def is_there(world: World, connection: str) -> bool:
@@ -225,14 +189,14 @@ def test_rows_that_change_again_and_again_are_not_read_for_ever(
 
 
 def test_a_take_over_of_before_is_read_after_the_session_came_back_and_changes_nothing(one: World, two: World) -> None:
-    asked = deaf(one)
+    asked = hold_reads(one)
     one.nodes.remove(one)
     two.resume("there", ALICE)
     two.drop("there")
     one.nodes.append(one)
     one.hub.closing.release(one.hub.roster.sessions[ALICE])
     one.resume("back", ALICE)
-    hears(one, asked)
+    answer_reads(one, asked)
     one.take("back")
     two.publish(BOB, "g", "hello", 5)
     assert one.bodies("back") == ["hello"]
@@ -252,7 +216,7 @@ def test_what_a_socket_asked_that_is_gone_is_not_done_in_the_name_of_the_next(on
 
 def test_who_left_a_group_without_hearing_so_is_in_it_on_the_next_node_too(one: World, two: World) -> None:
     """The record says that it left, but the row does not: it was told that this failed."""
-    asked = deaf(two)
+    asked = hold_reads(two)
     commit, commits = one.commit, []
 
     def first_only(group):  # type: ignore[no-untyped-def]
@@ -266,7 +230,7 @@ def test_who_left_a_group_without_hearing_so_is_in_it_on_the_next_node_too(one: 
     one.send(ALICE, LeaveGroup("g", 5))
     one.interpreter._driver.commit = commit  # type: ignore[attr-defined]
     two.resume("there", ALICE)
-    hears(two, asked)
+    answer_reads(two, asked)
     two.publish(BOB, "g", "hello", 6)
     said = [each for each in two.take("there") if isinstance(each, GroupMessage)]
     assert [each.data.body for each in said if each.data is not None] == [b"hello"]

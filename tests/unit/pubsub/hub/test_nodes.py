@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.unit.pubsub.hub.two_nodes import ALICE, BOB, SHARED, sequence
 from tests.unit.pubsub.hub.world import SlowWorld, World, text
 
 from semel.errors import StoreUnavailable
@@ -28,7 +29,6 @@ from semel.pubsub.hub.calls import (
     Revoke,
     User,
 )
-from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.sockets import ClosePeer
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
@@ -44,14 +44,6 @@ from semel.pubsub.protocol.messages import (
 )
 from semel.pubsub.protocol.permissions import Permission
 
-ALICE, BOB = "alice", "bob"
-SHARED = HubOptions(is_shared=True, lease_s=10.0, trim_s=5.0)
-
-
-@pytest.fixture
-def one() -> World:
-    return World(SHARED, "one")
-
 
 @pytest.fixture
 def two(one: World) -> World:
@@ -64,10 +56,6 @@ def two(one: World) -> World:
     one.take(ALICE)
     two.take(BOB)
     return two
-
-
-def sequence(said: list[object]) -> list[tuple[str, int | None]]:
-    return [(m.data.body.decode(), m.sequence_id) for m in said if isinstance(m, GroupMessage) and m.data is not None]
 
 
 # -- messages

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.pubsub.hub.two_nodes import ALICE, AWAY, BOB, SHARED, STREAM, answer_reads, hold_reads, sequence
 from tests.unit.pubsub.hub.world import HUB, World, text
 
-from semel.errors import StoreUnavailable
 from semel.kernel.effects import CommitFailed, LoadAll, Read, ReadDone
 from semel.kernel.group import Group
 from semel.kernel.interpreter import Seat
@@ -26,53 +26,14 @@ from semel.pubsub.hub.calls import (
     Outcome,
 )
 from semel.pubsub.hub.floors import floor_key, read_floor
-from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.hub.records import ordered
 from semel.pubsub.hub.session_rows import read_session, session_key
 from semel.pubsub.hub.sockets import ClosePeer
 from semel.pubsub.hub.tail import READ_ROWS, Tail
 from semel.pubsub.protocol.frames import Subprotocol
-from semel.pubsub.protocol.messages import Ack, CloseCode, GroupMessage, LeaveGroup, SendToGroup
+from semel.pubsub.protocol.messages import Ack, CloseCode, LeaveGroup, SendToGroup
 from semel.pubsub.protocol.permissions import Permission
-
-ALICE, BOB = "alice", "bob"
-STREAM = f"hub/{HUB}"
-SHARED = HubOptions(is_shared=True, lease_s=10.0, trim_s=5.0)
-AWAY = StoreUnavailable("away")
-
-
-@pytest.fixture
-def one() -> World:
-    return World(SHARED, "one")
-
-
-@pytest.fixture
-def two(one: World) -> World:
-    """With alice on `one` and bob here, both in the group g."""
-    two = World(SHARED, "two", beside=one)
-    one.connect(ALICE, groups=("g",))
-    two.connect(BOB, groups=("g",))
-    one.take(ALICE)
-    two.take(BOB)
-    return two
-
-
-def deaf(world: World) -> list[tuple[Seat, Read]]:
-    """What it reads comes later. Returns what it asked for."""
-    asked: list[tuple[Seat, Read]] = []
-    world.read = lambda seat, effect: asked.append((seat, effect))  # type: ignore[method-assign]
-    return asked
-
-
-def hears(world: World, asked: list[tuple[Seat, Read]]) -> None:
-    del world.read
-    for seat, effect in asked:
-        world.read(seat, effect)
-
-
-def sequence(said: list[object]) -> list[tuple[str, int | None]]:
-    return [(m.data.body.decode(), m.sequence_id) for m in said if isinstance(m, GroupMessage) and m.data is not None]
 
 
 def floor_of(world: World, node: str) -> int | None:
@@ -159,11 +120,11 @@ def test_one_failed_read_does_not_hold_up_the_sessions_of_a_dead_node(one: World
 def test_what_a_session_was_owed_before_it_left_a_group_goes_with_it(one: World, two: World) -> None:
     """Though the node that it comes to has not read so far yet."""
     three = World(SHARED, "three", beside=one)
-    asked = deaf(three)
+    asked = hold_reads(three)
     two.publish(BOB, "g", "before leaving")
     one.send(ALICE, LeaveGroup("g", 40))
     three.resume("new", ALICE)
-    hears(three, asked)
+    answer_reads(three, asked)
     assert three.bodies("new") == ["before leaving"]
 
 
@@ -174,12 +135,12 @@ def test_a_stay_that_ends_while_a_session_waits_for_what_it_missed_counts_once(
     """That it has left is decided, but the stream has not come there on this node."""
     one.connect("carol", groups=("g",))
     one.publish(ALICE, "g", "owed")
-    asked = deaf(two)
+    asked = hold_reads(two)
     two.resume("first", ALICE)
     two.resume("new", "carol")
     carol = two.hub.roster.sessions["carol"]
     carol.decide_group("g", two.hub.tail.offset + 10, False, two.hub.tail.offset)
-    hears(two, asked)
+    answer_reads(two, asked)
     assert two.bodies("new") == ["owed"]
 
 
@@ -189,14 +150,14 @@ def test_one_that_was_lost_and_came_back_while_others_were_read_for_misses_nothi
     """It waits for the next pass as the one that was lost and as the one that came back."""
     one.connect("carol", groups=("g",))
     one.publish(ALICE, "g", "owed")
-    asked = deaf(two)
+    asked = hold_reads(two)
     two.resume("first", "carol")
     two.resume("lost", ALICE)
     one.resume("between", ALICE)
     two.publish("lost", "g", "refused", 7)
     assert two.hub.roster.get(ALICE) is None
     two.resume("back", ALICE)
-    hears(two, asked)
+    answer_reads(two, asked)
     assert two.bodies("back") == ["owed"]
 
 
@@ -433,10 +394,10 @@ def test_what_a_dead_node_writes_late_leaves_nothing_behind(one: World, two: Wor
 def test_an_order_follows_a_session_that_has_moved(one: World, two: World) -> None:
     """Who gives it has not heard of that yet."""
     three = World(SHARED, "three", beside=one)
-    asked = deaf(one)
+    asked = hold_reads(one)
     three.resume("new", BOB)
     one.call_later(CloseConnections(Connection(BOB)))
-    hears(one, asked)
+    answer_reads(one, asked)
     [answer] = one.take("later")
     assert answer.outcome is Outcome.DONE  # type: ignore[union-attr]
     assert three.call(Find(Connection(BOB))).outcome is Outcome.NOT_FOUND
