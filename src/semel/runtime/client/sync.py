@@ -10,22 +10,25 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from semel.errors import LocalProtocolError
 from semel.kernel.store import Store
 from semel.pubsub.client.data import GroupStateChange, Message
 from semel.pubsub.client.events import ClientOptions, State
-from semel.pubsub.protocol.messages import GroupStateItem, Metadata
 from semel.runtime.client.client import WebPubSubClient
 from semel.runtime.client.inbox import IncomingStream
 from semel.runtime.client.socket import Url
+from semel.runtime.client.streams import OutgoingStream
 from semel.runtime.client.sync_streams import SyncIncomingStream, SyncOutgoingStream, SyncStreamHandler
+from semel.runtime.client.waiting import Waiting, looking, waiting
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _M = TypeVar("_M", bound=Callable[[Message], None])
 _S = TypeVar("_S", bound=Callable[[State], None])
@@ -35,7 +38,17 @@ _G = TypeVar("_G", bound=Callable[[GroupStateChange], None])
 END_S = 5.0
 
 
-class SyncWebPubSubClient:
+def _streaming(
+    method: Callable[Concatenate[WebPubSubClient, P], OutgoingStream],
+) -> Callable[Concatenate[Waiting[WebPubSubClient], P], SyncOutgoingStream]:
+    @wraps(method)
+    def begin(self: Waiting[WebPubSubClient], /, *args: P.args, **kwargs: P.kwargs) -> SyncOutgoingStream:
+        return SyncOutgoingStream(method(self._async, *args, **kwargs), self._call)
+
+    return begin
+
+
+class SyncWebPubSubClient(Waiting[WebPubSubClient]):
     """Takes what `WebPubSubClient` takes."""
 
     def __init__(
@@ -47,7 +60,7 @@ class SyncWebPubSubClient:
         outbox_name: str = "client",
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._client = WebPubSubClient(url, options=options, outbox=outbox, outbox_name=outbox_name, tls=tls)
+        self._async = WebPubSubClient(url, options=options, outbox=outbox, outbox_name=outbox_name, tls=tls)
         self._handlers = ThreadPoolExecutor(1, thread_name_prefix="semel-client-handler")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -65,7 +78,7 @@ class SyncWebPubSubClient:
         self._thread.start()
         self._is_open = True
         try:
-            self._call(self._client.open())
+            self._call(self._async.open())
         except BaseException:
             self._end()
             raise
@@ -76,14 +89,14 @@ class SyncWebPubSubClient:
         if not self._is_open:
             return
         try:
-            self._call(self._client.end(drain_s, handles=threading.get_ident() not in self._handler_threads))
+            self._call(self._async.end(drain_s, handles=threading.get_ident() not in self._handler_threads))
         finally:
             self._end()
 
     def wait_closed(self) -> None:
         """Returns at once when it is closed already: a handler may have been quicker."""
         try:
-            self._call(self._client.wait_closed())
+            self._call(self._async.wait_closed())
         except LocalProtocolError:
             if self._thread is None or self._is_open:
                 raise
@@ -98,7 +111,7 @@ class SyncWebPubSubClient:
             self.close(0)
             return
         self.close()
-        self._client.raise_error()
+        self._async.raise_error()
 
     def _end(self) -> None:
         """Whoever still waits for anything hears that it is over."""
@@ -136,138 +149,68 @@ class SyncWebPubSubClient:
 
     @property
     def connection_id(self) -> str | None:
-        return self._client.connection_id
+        return self._async.connection_id
 
     @property
     def user_id(self) -> str | None:
-        return self._client.user_id
+        return self._async.user_id
 
     @property
     def is_connected(self) -> bool:
-        return self._client.is_connected
+        return self._async.is_connected
 
     @property
     def groups(self) -> frozenset[str]:
-        return self._client.groups
+        return self._async.groups
 
     # -- what it asks
 
-    def join_group(self, group: str, *, timeout_s: float | None = None) -> None:
-        self._call(self._client.join_group(group, timeout_s=timeout_s))
-
-    def leave_group(self, group: str, *, timeout_s: float | None = None) -> None:
-        self._call(self._client.leave_group(group, timeout_s=timeout_s))
-
-    def send_to_group(
-        self,
-        group: str,
-        data: Any,
-        *,
-        type: str | None = None,
-        id: str | None = None,
-        no_echo: bool = False,
-        ttl_s: int | None = None,
-        metadata: Metadata | None = None,
-        at_least_once: bool = False,
-        until_kept: bool = False,
-        timeout_s: float | None = None,
-    ) -> bool:
-        return self._call(
-            self._client.send_to_group(
-                group, data, type=type, id=id, no_echo=no_echo, ttl_s=ttl_s, metadata=metadata,
-                at_least_once=at_least_once, until_kept=until_kept, timeout_s=timeout_s,
-            )
-        )  # fmt: skip
-
-    def send_event(
-        self,
-        event: str,
-        data: Any,
-        *,
-        type: str | None = None,
-        metadata: Metadata | None = None,
-        at_least_once: bool = False,
-        timeout_s: float | None = None,
-    ) -> bool:
-        return self._call(
-            self._client.send_event(
-                event, data, type=type, metadata=metadata, at_least_once=at_least_once, timeout_s=timeout_s
-            )
-        )
-
-    def invoke(self, event: str, data: Any = None, *, type: str | None = None, timeout_s: float | None = None) -> Any:
-        return self._call(self._client.invoke(event, data, type=type, timeout_s=timeout_s))
-
-    def stream_to_group(
-        self,
-        group: str,
-        *,
-        id: str | None = None,
-        idle_timeout_s: float | None = None,
-        no_echo: bool = False,
-        ttl_s: int | None = None,
-        metadata: Metadata | None = None,
-    ) -> SyncOutgoingStream:
-        made = self._client.stream_to_group(
-            group, id=id, idle_timeout_s=idle_timeout_s, no_echo=no_echo, ttl_s=ttl_s, metadata=metadata
-        )
-        return SyncOutgoingStream(made, self._call)
+    join_group = waiting(WebPubSubClient.join_group)
+    leave_group = waiting(WebPubSubClient.leave_group)
+    send_to_group = waiting(WebPubSubClient.send_to_group)
+    send_event = waiting(WebPubSubClient.send_event)
+    invoke = waiting(WebPubSubClient.invoke)
+    stream_to_group = _streaming(WebPubSubClient.stream_to_group)
 
     # -- group states
 
-    def set_group_state(self, group: str, state: Mapping[str, str], *, timeout_s: float | None = None) -> None:
-        self._call(self._client.set_group_state(group, state, timeout_s=timeout_s))
-
-    def update_group_state(
-        self, group: str, changes: Mapping[str, str | None], *, timeout_s: float | None = None
-    ) -> None:
-        self._call(self._client.update_group_state(group, changes, timeout_s=timeout_s))
-
-    def clear_group_state(self, group: str, *, timeout_s: float | None = None) -> None:
-        self._call(self._client.clear_group_state(group, timeout_s=timeout_s))
-
-    def group_state(self, group: str) -> dict[str, str]:
-        async def look() -> dict[str, str]:
-            return self._client.group_state(group)
-
-        return self._call(look())
-
-    def watch_group_state(self, group: str, *, timeout_s: float | None = None) -> dict[str, GroupStateItem]:
-        return self._call(self._client.watch_group_state(group, timeout_s=timeout_s))
-
-    def unwatch_group_state(self, group: str, *, timeout_s: float | None = None) -> None:
-        self._call(self._client.unwatch_group_state(group, timeout_s=timeout_s))
-
-    def group_states(self, group: str) -> dict[str, GroupStateItem]:
-        async def look() -> dict[str, GroupStateItem]:
-            return self._client.group_states(group)
-
-        return self._call(look())
+    set_group_state = waiting(WebPubSubClient.set_group_state)
+    update_group_state = waiting(WebPubSubClient.update_group_state)
+    clear_group_state = waiting(WebPubSubClient.clear_group_state)
+    group_state = looking(WebPubSubClient.group_state)
+    watch_group_state = waiting(WebPubSubClient.watch_group_state)
+    unwatch_group_state = waiting(WebPubSubClient.unwatch_group_state)
+    group_states = looking(WebPubSubClient.group_states)
 
     # -- what it hears
 
     def on_message(self, handler: _M) -> _M:
-        async def handle(message: Message) -> None:
-            await asyncio.get_running_loop().run_in_executor(self._handlers, self._call_handler, handler, message)
+        handle = self._on_handler_thread(handler)
 
         async def begin() -> None:
-            self._client.on_message(handle)
+            self._async.on_message(handle)
 
         if self._is_open:
             self._call(begin())
         else:
-            self._client.on_message(handle)
+            self._async.on_message(handle)
         return handler
 
-    def _call_handler(self, handler: Callable[[T], None], told: T) -> None:
-        self._handler_threads.add(threading.get_ident())
-        handler(told)
+    def _on_handler_thread(self, handler: Callable[[T], None]) -> Callable[[T], Coroutine[Any, Any, None]]:
+        def call(told: T) -> None:
+            self._handler_threads.add(threading.get_ident())
+            handler(told)
+
+        async def handle(told: T) -> None:
+            await asyncio.get_running_loop().run_in_executor(self._handlers, call, told)
+
+        return handle
 
     def on_stream(self, handler: _I) -> _I:
         async def handle(stream: IncomingStream) -> None:
             await self._on_thread(handler, SyncIncomingStream(stream, self._call))
 
-        self._client.on_stream(handle)
+        self._async.on_stream(handle)
         return handler
 
     async def _on_thread(self, handler: SyncStreamHandler, stream: SyncIncomingStream) -> None:
@@ -297,22 +240,18 @@ class SyncWebPubSubClient:
 
     def on_group_state(self, handler: _G) -> _G:
         """It runs on the thread of the message handler."""
-
-        async def handle(change: GroupStateChange) -> None:
-            await asyncio.get_running_loop().run_in_executor(self._handlers, self._call_handler, handler, change)
-
-        self._client.on_group_state(handle)
+        self._async.on_group_state(self._on_handler_thread(handler))
         return handler
 
     def on_state(self, handler: _S) -> _S:
         """It runs on the client's own thread, so it must not call the client."""
-        self._client.on_state(handler)
+        self._async.on_state(handler)
         return handler
 
     def __iter__(self) -> Iterator[Message]:
         while self._is_open:
             try:
-                yield self._call(anext(self._client))
+                yield self._call(anext(self._async))
             except StopAsyncIteration:
                 return
 

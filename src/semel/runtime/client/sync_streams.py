@@ -2,59 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Self
 
 from semel.errors import SemelError
 from semel.pubsub.client.data import Message
 from semel.pubsub.protocol.messages import Metadata
 from semel.runtime.client.inbox import IncomingStream
 from semel.runtime.client.streams import OutgoingStream
-
-T = TypeVar("T")
-
-
-class Call(Protocol):
-    """Has something done on the loop, and waits for it."""
-
-    def __call__(self, asked: Coroutine[Any, Any, T]) -> T: ...
+from semel.runtime.client.waiting import Call, Waiting, waiting
 
 
-class SyncOutgoingStream:
+class SyncOutgoingStream(Waiting[OutgoingStream]):
     def __init__(self, stream: OutgoingStream, call: Call) -> None:
-        self._stream, self._call = stream, call
+        self._async, self._call = stream, call
 
     @property
     def id(self) -> str:
-        return self._stream.id
+        return self._async.id
 
     @property
     def group(self) -> str:
-        return self._stream.group
+        return self._async.group
 
     @property
     def error(self) -> SemelError | None:
-        return self._stream.error
+        return self._async.error
 
     def open(self, *, timeout_s: float | None = None) -> Self:
-        self._call(self._stream.open(timeout_s=timeout_s))
+        self._call(self._async.open(timeout_s=timeout_s))
         return self
 
-    def write(self, data: Any, *, type: str | None = None, timeout_s: float | None = None) -> None:
-        self._call(self._stream.write(data, type=type, timeout_s=timeout_s))
-
-    def flush(self, *, timeout_s: float | None = None) -> None:
-        self._call(self._stream.flush(timeout_s=timeout_s))
-
-    def keep_alive(self) -> None:
-        self._call(self._stream.keep_alive())
-
-    def end(self, *, timeout_s: float | None = None) -> None:
-        self._call(self._stream.end(timeout_s=timeout_s))
-
-    def abort(self, message: str = "", *, code: str | None = None, timeout_s: float | None = None) -> None:
-        self._call(self._stream.abort(message, code=code, timeout_s=timeout_s))
+    write = waiting(OutgoingStream.write)
+    flush = waiting(OutgoingStream.flush)
+    keep_alive = waiting(OutgoingStream.keep_alive)
+    end = waiting(OutgoingStream.end)
+    abort = waiting(OutgoingStream.abort)
 
     def __enter__(self) -> Self:
         return self.open()
@@ -62,14 +46,14 @@ class SyncOutgoingStream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._call(self._stream.__aexit__(kind, error, trace))
+        self._call(self._async.__aexit__(kind, error, trace))
 
 
-class SyncIncomingStream:
+class SyncIncomingStream(Waiting[IncomingStream]):
     """`for part in stream`, on a thread of its own."""
 
     def __init__(self, stream: IncomingStream, call: Call) -> None:
-        self._stream, self._call = stream, call
+        self._async, self._call = stream, call
         self.group, self.id, self.from_user = stream.group, stream.id, stream.from_user
         self.metadata: Metadata | None = stream.metadata
         self.is_whole = stream.is_whole
@@ -79,7 +63,7 @@ class SyncIncomingStream:
 
     def __next__(self) -> Message:
         try:
-            return self._call(anext(self._stream))
+            return self._call(anext(self._async))
         except StopAsyncIteration:
             raise StopIteration from None
 
