@@ -48,19 +48,19 @@ class SimpleMode(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Newcomer:
+class NewClient:
     """`subprotocol` is to be echoed as it was offered, if there is one. `mode` is for a client whose subprotocol is not
     one of ours."""
 
     hub: str
     subprotocol: str | None
-    opening: NewSession
+    session: NewSession
     mode: SimpleMode | None
     claims: ClientClaims
 
 
 @dataclass(frozen=True, slots=True)
-class Returning:
+class ReturningClient:
     """In the subprotocol `known`. `subprotocol` is to be echoed as it was offered, if it was."""
 
     hub: str
@@ -72,7 +72,7 @@ class Returning:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedAway:
+class ResumeRefused:
     """To be let in, and closed with 1008."""
 
     subprotocol: str | None
@@ -87,7 +87,7 @@ class HandshakeRefused:
     message: str
 
 
-Admission = Newcomer | Returning | TurnedAway | HandshakeRefused
+Admission = NewClient | ReturningClient | ResumeRefused | HandshakeRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Handshake:
             connection = query.one("awps_connection_id")
             if connection is not None:
                 return self._returning(hub, query, connection, offered, now)
-            return self._newcomer(request, hub, query, offered, now)
+            return self._new_client(request, hub, query, offered, now)
         except AuthError as error:
             return HandshakeRefused(HTTPStatus.UNAUTHORIZED, error.message)
         except HttpError as error:
@@ -125,27 +125,31 @@ class Handshake:
             try:
                 check_reconnection_token(token, self.keys, hub, connection, known, now)
                 fresh = reconnection_token(self.keys, hub, connection, known, nonce=self.random(NONCE_BYTES), now=now)
-                return Returning(hub, name, known, connection, fresh, _in_order(query))
+                return ReturningClient(hub, name, known, connection, fresh, _in_order(query))
             except AuthError as error:
                 reason = error.message
-        return TurnedAway(_chosen(offered), reason)
+        return ResumeRefused(_chosen(offered), reason)
 
-    def _newcomer(self, request: HttpRequest, hub: str, query: Query, offered: Sequence[str], now: float) -> Newcomer:
+    def _new_client(
+        self, request: HttpRequest, hub: str, query: Query, offered: Sequence[str], now: float
+    ) -> NewClient:
         claims = read_client_token(_token(request, query), self.keys, self._audiences(request, hub), now)
-        return self._let_in(hub, query, self.random(16).hex(), claims, _chosen(offered), "", now)
+        return self._new_session(hub, query, self.random(16).hex(), claims, _chosen(offered), "", now)
 
-    def let_in(
-        self, newcomer: Newcomer, allowed: Allowed, request: HttpRequest, now: float
-    ) -> Newcomer | HandshakeRefused:
+    def admit_allowed(
+        self, client: NewClient, allowed: Allowed, request: HttpRequest, now: float
+    ) -> NewClient | HandshakeRefused:
         """As the event handler has it. Who it is and how it speaks may be other than what its token says."""
-        subprotocol = allowed.subprotocol or newcomer.subprotocol
-        claims, connection = allowed.over(newcomer.claims), newcomer.opening.connection
+        subprotocol = allowed.subprotocol or client.subprotocol
+        claims, connection = allowed.over(client.claims), client.session.connection
         try:
-            return self._let_in(newcomer.hub, Query(request.query), connection, claims, subprotocol, allowed.state, now)
+            return self._new_session(
+                client.hub, Query(request.query), connection, claims, subprotocol, allowed.state, now
+            )
         except (HttpError, InputError) as error:
             return HandshakeRefused(HTTPStatus.BAD_REQUEST, error.message)
 
-    def _let_in(
+    def _new_session(
         self,
         hub: str,
         query: Query,
@@ -154,16 +158,16 @@ class Handshake:
         subprotocol: str | None,
         state: str,
         now: float,
-    ) -> Newcomer:
+    ) -> NewClient:
         token, known = None, subprotocol_of(subprotocol)
         if known in RELIABLE:
             token = reconnection_token(self.keys, hub, connection, known, nonce=self.random(NONCE_BYTES), now=now)
         permissions = Permissions.of_roles(claims.roles)
-        opening = NewSession(
+        session = NewSession(
             connection, token, known or subprotocol or "", claims.user_id, permissions, claims.groups, state,
             _in_order(query),
         )  # fmt: skip
-        return Newcomer(hub, subprotocol, opening, _mode(query) if known is None else None, claims)
+        return NewClient(hub, subprotocol, session, _mode(query) if known is None else None, claims)
 
     def _audiences(self, request: HttpRequest, hub: str) -> tuple[str, ...]:
         return client_audiences(hub, [origin_of(request), *self.endpoints])

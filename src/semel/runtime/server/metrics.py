@@ -36,10 +36,10 @@ class Metrics(Collector):
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
 
-    def observe(self, name: str, told: Notify | Close) -> None:
+    def observe(self, name: str, effect: Notify | Close) -> None:
         """An observer of the performer."""
-        if isinstance(told, Notify):
-            self._notices[told.topic] += 1
+        if isinstance(effect, Notify):
+            self._notices[effect.topic] += 1
 
     def responded(self, status: int) -> None:
         self._responses[status] += 1

@@ -170,7 +170,7 @@ async def _wait(changed: asyncio.Event, at_most_s: float) -> None:
 
 
 class _Changes:
-    """Tells those who wait that something was committed, by any process."""
+    """Wakes those who wait for something to be committed, by any process."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -184,7 +184,7 @@ class _Changes:
         self._watching.add(changed)
         if self._stop_listening is None:
             loop = asyncio.get_running_loop()
-            self._stop_listening = self._store.listen(lambda: hand_over(loop, self._tell))
+            self._stop_listening = self._store.listen(lambda: hand_over(loop, self._wake))
         try:
             yield changed
         finally:
@@ -193,11 +193,11 @@ class _Changes:
                 self.end()
 
     def end(self) -> None:
-        self._tell()
+        self._wake()
         if self._stop_listening is not None:
             self._stop_listening()
             self._stop_listening = None
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         for changed in self._watching:
             changed.set()

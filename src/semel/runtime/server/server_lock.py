@@ -26,8 +26,8 @@ class Running:
 
 @contextmanager
 def server_lock(path: Path) -> Iterator[Callable[[Running], None]]:
-    """The only server on this SQLite file. The lock goes with the process, however that ends. In the file of the lock
-    the server says where it is, with the function that is given here."""
+    """The lock of the one server on this SQLite file. It goes with the process, however that ends. With the function
+    that is given here the server writes into the lock's file where it is."""
     try:
         lock = os.fdopen(open_private(_lock_file(path), os.O_WRONLY | os.O_APPEND), "a")
     except FileNotFoundError:
@@ -44,13 +44,13 @@ def server_lock(path: Path) -> Iterator[Callable[[Running], None]]:
                 f"another server uses {path}", fix="stop that one, or choose another --store; nodes share PostgreSQL"
             ) from None
 
-        def tell(running: Running) -> None:
+        def announce(running: Running) -> None:
             lock.write(json.dumps(asdict(running)))
             lock.flush()
 
         lock.truncate(0)
         try:
-            yield tell
+            yield announce
         finally:
             lock.truncate(0)
 

@@ -98,14 +98,14 @@ class Webhooks:
 
     # -- what a hub asks
 
-    def hear(self, message: CallHandler | CancelCall | Fetch, tell: Callable[[Replied | Fetched], None]) -> None:
+    def receive(self, message: CallHandler | CancelCall | Fetch, send: Callable[[Replied | Fetched], None]) -> None:
         if self._is_closed:
             return
         match message:
             case CallHandler(token=token, event=event, handler=handler, within_s=within_s):
-                self._begin(token, self._reply(token, event, handler, within_s, tell))
+                self._begin(token, self._reply(token, event, handler, within_s, send))
             case Fetch(token=token, blob=blob):
-                self._begin(token, self._fetch(token, blob, tell))
+                self._begin(token, self._fetch(token, blob, send))
             case CancelCall(token=token):
                 task = self._tasks.pop(token, None)
                 if task is not None:
@@ -121,7 +121,7 @@ class Webhooks:
         task.add_done_callback(ended)
 
     async def _reply(
-        self, token: str, event: PendingEvent, handler: EventHandler, within_s: float, tell: Callable[[Replied], None]
+        self, token: str, event: PendingEvent, handler: EventHandler, within_s: float, send: Callable[[Replied], None]
     ) -> None:
         try:
             reply = await self.call(event, handler, within_s)
@@ -129,15 +129,15 @@ class Webhooks:
             # the hub waits for an answer, whatever it is
             log.exception("%s: an event handler could not be called", self.hub)
             reply = HandlerUnreachable(f"the call failed: {type(error).__name__}")
-        tell(Replied(token, reply))
+        send(Replied(token, reply))
 
-    async def _fetch(self, token: str, blob: str, tell: Callable[[Fetched], None]) -> None:
+    async def _fetch(self, token: str, blob: str, send: Callable[[Fetched], None]) -> None:
         try:
             stored: bytes | None = await self._read_body(blob)
         except SemelError:
             # whoever read it has said why
             stored = None
-        tell(Fetched(token, stored))
+        send(Fetched(token, stored))
 
     # -- calls
 

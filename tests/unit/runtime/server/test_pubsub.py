@@ -14,16 +14,13 @@ from semel.pubsub.hub.calls import Find, Group, Outcome
 from semel.pubsub.hub.floors import floor_key
 from semel.pubsub.hub.machine import Hub
 from semel.pubsub.hub.nodes import announcement_key
-from semel.pubsub.hub.sockets import ALL, HubRestarted, SocketClosed
-from semel.pubsub.protocol.codecs import codec_for
-from semel.pubsub.protocol.frames import Subprotocol
+from semel.pubsub.hub.sockets import ALL, HubRestarted
 from semel.pubsub.protocol.messages import CloseCode
-from semel.runtime.host.commit_times import CommitTimes
-from semel.runtime.host.outages import Outages
 from semel.runtime.host.performer import Performer
-from semel.runtime.server import pubsub
+from semel.runtime.server import hub_link
+from semel.runtime.server.hub_link import HubLink
 from semel.runtime.server.part import ServerContext, ServerSettings
-from semel.runtime.server.pubsub import HubLink, PubSub, PubSubSettings, _Guest
+from semel.runtime.server.pubsub import PubSub, PubSubSettings
 from semel.runtime.transports.websocket import WebSocketPeer
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import scaled
@@ -31,77 +28,8 @@ from semel.testing.limits import scaled
 SERVER = ServerSettings(AccessKeys(DEV_KEY))
 
 
-async def test_who_takes_nothing_may_ask_for_nothing_until_it_does() -> None:
-    performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes(), outages=Outages())
-    service = PubSub(ServerContext(performer, SERVER))
-    peer = Mock(spec=WebSocketPeer, key=_Guest(None, None, None))
-    service.on_stalled(peer)
-    peer.hold.assert_called_once_with()
-    peer.release.assert_not_called()
-    service.on_room(peer)
-    peer.release.assert_called_once_with()
-
-
-class FullAfter:
-    """A store that has room for so many tellings."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.heard: list[object] = []
-
-    def tell(self, peer: str, told: object) -> None:
-        self.room -= 1
-        self.heard.append(told)
-
-
-def asking_much(room: int) -> tuple[PubSub, FullAfter, Mock]:
-    """Somebody who leaves 200 groups in one read: four parts."""
-    store = FullAfter(room)
-    performer = Mock(spec=Performer, store=MemoryStore(), commit_times=CommitTimes(), outages=Outages())
-    type(performer).is_full = property(lambda _: store.room <= 0)
-    service = PubSub(ServerContext(performer, SERVER))
-    link = Mock(spec=HubLink, frames_in=0, sockets={}, tell=store.tell)
-    peer = Mock(spec=WebSocketPeer, key=_Guest(link, None, codec_for(Subprotocol.JSON)))  # type: ignore[arg-type]
-    service.on_frames(peer, [f'{{"type":"leaveGroup","group":"{number}"}}' for number in range(200)])
-    return service, store, peer
-
-
-async def test_who_asks_for_much_is_heard_as_far_as_the_store_has_room() -> None:
-    service, store, peer = asking_much(room=2)
-    assert len(store.heard) == 2
-    peer.hold.assert_called_once_with()
-    service.on_frames(peer, ['{"type":"leaveGroup","group":"200"}'])
-    store.room = 1
-    service._release()
-    assert len(store.heard) == 3
-    peer.release.assert_not_called()
-    store.room = 10
-    service._release()
-    peer.release.assert_called_once_with()
-    groups = [request.group for told in store.heard for request in told.requests]  # type: ignore[attr-defined]
-    assert groups == [str(number) for number in range(201)]
-    assert max(len(told.requests) for told in store.heard) == 64  # type: ignore[attr-defined]
-
-
-async def test_who_goes_while_its_requests_wait_is_gone_after_them() -> None:
-    service, store, peer = asking_much(room=1)
-    service.on_closed(peer, 1000, "")
-    assert not any(isinstance(told, SocketClosed) for told in store.heard)
-    store.room = 10
-    service._release()
-    assert store.heard[-1] == SocketClosed(1000)
-    assert len(store.heard) == 5
-
-
-async def test_publishes_in_a_row_are_not_cut() -> None:
-    service, store, peer = asking_much(room=10)
-    store.heard.clear()
-    service.on_frames(peer, ['{"type":"sendToGroup","group":"g","dataType":"text","data":"x"}'] * 1000)
-    assert [len(told.requests) for told in store.heard] == [1000]  # type: ignore[attr-defined]
-
-
 async def test_a_call_that_nobody_answers_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pubsub, "CALL_S", 0.01)
+    monkeypatch.setattr(hub_link, "CALL_S", 0.01)
     link = HubLink("chat")
     link.bind(Mock())
     answer = await link.call(Find(Group("g")))

@@ -315,14 +315,14 @@ async def test_a_question_of_a_client_is_asked_again_as_long_as_there_is_time(
 
 async def test_a_hub_hears_the_reply_unless_it_has_cancelled(app: App) -> None:
     told: asyncio.Queue[Replied | Fetched] = asyncio.Queue()
-    app.webhooks.hear(CallHandler("t1", EVENT, HANDLER, 5.0), told.put_nowait)
+    app.webhooks.receive(CallHandler("t1", EVENT, HANDLER, 5.0), told.put_nowait)
     assert await told.get() == Replied("t1", IncomingResponse(204))
-    app.webhooks.hear(CallHandler("t2", EVENT, HANDLER, 5.0), told.put_nowait)
-    app.webhooks.hear(CancelCall("t2"), told.put_nowait)
-    app.webhooks.hear(CancelCall("unknown"), told.put_nowait)
+    app.webhooks.receive(CallHandler("t2", EVENT, HANDLER, 5.0), told.put_nowait)
+    app.webhooks.receive(CancelCall("t2"), told.put_nowait)
+    app.webhooks.receive(CancelCall("unknown"), told.put_nowait)
     app.bodies["blob"] = b"stored"
-    app.webhooks.hear(Fetch("t3", "blob"), told.put_nowait)
-    app.webhooks.hear(Fetch("t4", "gone"), told.put_nowait)
+    app.webhooks.receive(Fetch("t3", "blob"), told.put_nowait)
+    app.webhooks.receive(Fetch("t4", "gone"), told.put_nowait)
     assert [await told.get(), await told.get()] == [Fetched("t3", b"stored"), Fetched("t4", None)]
     assert told.empty()
 
@@ -333,6 +333,6 @@ async def test_a_hub_hears_a_reply_also_if_calling_itself_fails(app: App, caplog
 
     app.answer = broken
     told: asyncio.Queue[Replied | Fetched] = asyncio.Queue()
-    app.webhooks.hear(CallHandler("t1", EVENT, HANDLER, 5.0), told.put_nowait)
+    app.webhooks.receive(CallHandler("t1", EVENT, HANDLER, 5.0), told.put_nowait)
     assert await told.get() == Replied("t1", HandlerUnreachable("the call failed: RuntimeError"))
     assert "could not be called" in caplog.text
