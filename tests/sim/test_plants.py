@@ -57,7 +57,7 @@ CONTRACT: dict[str, Callable[..., Any]] = {
 FIXTURES = {"status-in-dedup-key": {"state": WorkState.DONE}, "retention-deletes-open": {"state": WorkState.READY}}
 
 
-FIRST: dict[str, int] = {}
+FIRST = {"hub-answers-at-earlier-end": 440, "hub-acks-passed-over": 390, "hub-spill-rows-nameless": 190}
 """Some are seldom met: from which seed on a test looks for them."""
 
 
@@ -72,7 +72,8 @@ CAUGHT += [("index-dedup-off-by-one", "pipes"), ("resend-reordered", "pipes")]
 @pytest.mark.sim
 @pytest.mark.parametrize(("name", "world"), CAUGHT)
 def test_the_simulator_catches(name: str, world: str) -> None:
-    seeds = range(FIRST.get(name, 0), SEEDS)
+    first = FIRST.get(name, 0)
+    seeds = range(first, first + SEEDS)
     report = next((report for seed in seeds if not (report := run(seed, name, world=world)).holds), None)
     assert report is not None, f"{name} was not caught in {SEEDS} seeds"
     in_world = f" --world {world}" if world != "kernel" else ""

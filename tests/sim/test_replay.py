@@ -9,31 +9,48 @@ import sys
 
 import pytest
 
+from semel.errors import ConfigError
 from semel.sim import Report, run, sweep
+from semel.sim.scenario import WORLDS
 
 pytestmark = pytest.mark.sim
 
-SEEDS = range(40, 52)
+SEEDS = range(40, 46)
 
 _SCRIPT = """
 import json, sys
 from semel.sim import run
-print(json.dumps({seed: run(seed).trace_hash for seed in range(int(sys.argv[1]), int(sys.argv[2]))}))
+first, last, *worlds = sys.argv[1:]
+print(json.dumps([run(seed, world=world).trace_hash for world in worlds for seed in range(int(first), int(last))]))
 """
 
 
 def test_the_trace_does_not_depend_on_the_process_or_on_hashing() -> None:
-    expected = {str(seed): run(seed).trace_hash for seed in SEEDS}
+    expected = [run(seed, world=world).trace_hash for world in WORLDS for seed in SEEDS]
     for hash_seed in ("1", "4711"):
-        command = [sys.executable, "-c", _SCRIPT, str(SEEDS.start), str(SEEDS.stop)]
+        command = [sys.executable, "-c", _SCRIPT, str(SEEDS.start), str(SEEDS.stop), *WORLDS]
         output = subprocess.run(
             command, env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=True
         )
         assert json.loads(output.stdout) == expected
 
 
-def test_two_seeds_are_two_worlds() -> None:
-    assert len({run(seed).trace_hash for seed in SEEDS}) == len(SEEDS)
+@pytest.mark.parametrize("world", WORLDS)
+def test_two_seeds_are_two_worlds(world: str) -> None:
+    assert len({run(seed, world=world).trace_hash for seed in SEEDS}) == len(SEEDS)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_printed_command_names_the_world(world: str) -> None:
+    report = run(3, world=world)
+    assert report.command == f"semel sim{'' if world == 'kernel' else f' --world {world}'} --seed 3"
+    assert report.as_dict()["world"] == world
+    assert json.loads(json.dumps(report.as_dict()))
+
+
+def test_an_unknown_world_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="there is no world 'moon'"):
+        run(1, world="moon")
 
 
 def test_a_failing_seed_fails_again_in_the_same_way_and_says_how() -> None:

@@ -19,7 +19,7 @@ from semel.kernel.store import Store
 from semel.stores.bodies import read_whole
 
 Loading = Load | LoadAll | LoadHead
-Report = Callable[[Any], None]
+Answering = Callable[[Any], None]
 
 NEWS = (Append, Enqueue, Finish)
 
@@ -63,11 +63,11 @@ class Process:
         done, failed = self.interpreter.load_done, self.interpreter.load_failed
         self.ask(effect.of, partial(done, seat, effect), partial(failed, seat, effect))
 
-    def ask(self, look: Callable[[Any], Any], done: Report, failed: Report) -> None:
+    def ask(self, look: Callable[[Any], Any], done: Answering, failed: Answering) -> None:
         """Look at the store, and report what was found."""
         self.soon(self._look, look, done, failed)
 
-    def _look(self, look: Callable[[Any], Any], done: Report, failed: Report) -> None:
+    def _look(self, look: Callable[[Any], Any], done: Answering, failed: Answering) -> None:
         try:
             found = look(self.store)
         except SemelError as error:

@@ -27,6 +27,7 @@ class Scenario(Protocol):
 WORLDS = {
     KERNEL: "semel.sim.kernel.scenario:KernelScenario",
     "pipes": "semel.sim.pipes.scenario:PipesScenario",
+    "hub": "semel.sim.hub.scenario:HubScenario",
 }
 """Where each one is. Only the one that is asked for is imported."""
 

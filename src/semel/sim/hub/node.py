@@ -33,6 +33,7 @@ from semel.sim.process import Loading, Process
 from semel.stores.memory import MemoryStore
 
 HUB = "chat"
+BEGIN_S = 1_800_000_000.0
 EVERYTHING = ("webpubsub.joinLeaveGroup", "webpubsub.sendToGroup")
 
 
@@ -72,7 +73,7 @@ class HubProcess(Process):
 class HubNode:
     def __init__(self, options: HubOptions | None = None, node: str = "node", beside: HubNode | None = None) -> None:
         """`beside` is another node on the same store."""
-        self._time: list[float] = [1_800_000_000.0] if beside is None else beside._time
+        self._time: list[float] = [BEGIN_S] if beside is None else beside._time
         self.node = node
         self.nodes: list[HubNode] = [] if beside is None else beside.nodes
         self.nodes.append(self)
@@ -129,6 +130,10 @@ class HubNode:
         self._protocols[peer] = protocol
         permissions = Permissions.of_roles(roles)
         opened = NewSession(peer, f"token of {peer}", protocol, user, permissions, groups, in_order=in_order)
+        self.tell(peer, opened)
+
+    def accept(self, peer: str, protocol: str, opened: NewSession) -> None:
+        self._protocols[peer] = protocol
         self.tell(peer, opened)
 
     def open(self, peer: str, connection: str) -> None:

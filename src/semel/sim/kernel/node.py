@@ -28,7 +28,7 @@ from semel.kernel.ops import Append, Applied, Op, Stale
 from semel.sim.clock import TICK_S, Drift
 from semel.sim.kernel.database import Database
 from semel.sim.kernel.world import KernelWorld
-from semel.sim.process import Process, Report
+from semel.sim.process import Answering, Process
 
 if TYPE_CHECKING:
     from semel.sim.kernel.network import Link
@@ -205,13 +205,13 @@ class Node(Process):
         else:
             self._world.see(f"completion.{report}", len(group.members))
 
-    def ask(self, look: Callable[[Any], Any], done: Report, failed: Report) -> None:
+    def ask(self, look: Callable[[Any], Any], done: Answering, failed: Answering) -> None:
         self.database.ask(self, look, partial(self._report, done, failed))
 
     def hears_answer(self, life: int, done: Callable[..., None], answer: Any) -> None:
         self._run_in(life, done, answer)
 
-    def _report(self, done: Report, failed: Report, found: Any) -> None:
+    def _report(self, done: Answering, failed: Answering, found: Any) -> None:
         if isinstance(found, SemelError):
             self._world.see(f"read.{found.code}")
             failed(found)

@@ -41,8 +41,11 @@ def plant(
     return register
 
 
-def _stand_in(wrong: Callable[..., Any], right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: wrong(right, *args, **kwargs)
+def _stand_in(wrong: Callable[..., Any], right: Any) -> Any:
+    """Of a field, what is read: what is written to it is lost."""
+    if callable(right):
+        return lambda *args, **kwargs: wrong(right, *args, **kwargs)
+    return property(lambda owner: wrong(right, owner), lambda owner, value: None)
 
 
 @contextmanager
