@@ -111,5 +111,15 @@ def diagram() -> str:
     return "\n".join(lines)
 
 
+def table() -> str:
+    """All of it, as a Markdown table."""
+    rows = [
+        f"| {phase.value} | {change.value} | {'' if then is phase else then.value} |"
+        for phase, changes in TRANSITIONS.items()
+        for change, then in changes.items()
+    ]
+    return "\n".join(["| phase | what happens | phase after it, if another |", "|---|---|---|", *rows])
+
+
 def _id(phase: SessionPhase) -> str:
     return phase.value.replace(" ", "_")
