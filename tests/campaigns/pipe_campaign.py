@@ -31,12 +31,12 @@ from semel.pipes.language.notation import parse_path
 from semel.pipes.plan.figures import Measured, PathFigures, measure, records_by_place
 from semel.pipes.workers.build import Built, build
 from semel.stores import open_store
-from semel.testing.faults import FaultProxy, Weather
+from semel.testing.faults import FaultProxy, FrameFaults
 from semel.testing.limits import scaled
 
 Step = Callable[[int, int], None]
 
-WEATHER = Weather(loss=0.3, doubling=0.3, delay=0.3, delay_s=0.03)
+WEATHER = FrameFaults(loss=0.3, doubling=0.3, delay=0.3, delay_s=0.03)
 MESSAGES_PER_KILL = 500
 KILLS_MIN = 4
 WATCH_S = 0.02

@@ -26,7 +26,7 @@ from typing import Any
 from tests.campaigns.hub_books import GROUPS, GROUPS_OF_A_CLIENT, WATCH_S, Books, Member, open_client
 
 from semel.errors import SemelError
-from semel.testing.byte_faults import CUTS, ByteProxy, Fault
+from semel.testing.byte_faults import CUTS, ByteFault, ByteProxy
 from semel.testing.limits import scaled
 from semel.testing.postgres import PrivatePostgres
 from semel.testing.serve_process import ServeProcess
@@ -45,7 +45,7 @@ UNHEARD_S = (0.05, 0.2)
 """For how long before its death nobody hears what a node says."""
 STALL_S = 60.0
 _CUTS = sorted(CUTS, key=lambda fault: fault.value)
-_SLOWDOWNS = (Fault.STALL, Fault.THROTTLE)
+_SLOWDOWNS = (ByteFault.STALL, ByteFault.THROTTLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Campaign:
         choice = random.Random(self.chance.getrandbits(32))
         return Member(number, groups, [choice.randrange(GROUPS) for _ in range(quota)])
 
-    def _plan_strikes(self) -> list[tuple[int, Fault]]:
+    def _plan_strikes(self) -> list[tuple[int, ByteFault]]:
         cuts = round(self.size * CUTS_PER_MESSAGE)
         slowdowns = round(cuts * SLOWDOWNS_PER_CUT)
         planned = [(at, self.chance.choice(_CUTS)) for at in self._spread(cuts)]
@@ -218,7 +218,7 @@ class Campaign:
 
     def figures(self) -> dict[str, Any]:
         wrong, deliveries, ledger = self.books.wrong(), self.books.deliveries, self.books.ledger()
-        struck = sum((proxy.struck for proxy in self.proxies), Counter[Fault]())
+        struck = sum((proxy.struck for proxy in self.proxies), Counter[ByteFault]())
         of_clients = self.books.of_clients()
         return {
             "holds": not any(asdict(wrong).values())
@@ -236,7 +236,7 @@ class Campaign:
             "troubles": self.troubles,
             "kills": self.kills,
             "cuts": sum(struck[fault] for fault in CUTS),
-            "faults": {fault.value: struck[fault] for fault in Fault},
+            "faults": {fault.value: struck[fault] for fault in ByteFault},
             "of_clients": of_clients,
             "ledger": ledger,
             "ledger_troubles": self.books.ledger_troubles(),

@@ -22,7 +22,7 @@ from tests.interop.microsoft import sockets_end
 from tests.interop.served import HUB, KEY, ROLES, Served, shared_server
 
 from semel import SyncWebPubSubClient
-from semel.testing.byte_faults import Fault
+from semel.testing.byte_faults import ByteFault
 from semel.testing.limits import scaled
 
 pytestmark = [
@@ -131,7 +131,7 @@ def test_python_as_on_the_page_publishes_once_when_the_ack_is_lost(
     page: Names, link: BrokenLink, url: str, bob: Bob
 ) -> None:
     client, lost = opened(url, message_retry_total=0)
-    link.strike(Fault.TORN, "down")
+    link.strike(ByteFault.TORN, "down")
     page["publish"](client, lost, "orders", "once")
     assert bob.heard() == ["once"]
     client.close()
@@ -154,7 +154,7 @@ def test_aio_as_on_the_page_publishes_once_when_the_ack_is_lost(
         await client.subscribe(CallbackType.DISCONNECTED, setting(lost))
         async with client:
             await connected.wait()
-            link.strike(Fault.TORN, "down")
+            link.strike(ByteFault.TORN, "down")
             await page["publish_aio"](client, lost, "orders", "once")
 
     asyncio.run(asyncio.wait_for(publish(), scaled(WAIT_S)))
@@ -168,7 +168,7 @@ def test_a_client_of_ones_own_publishes_once_when_the_ack_is_lost(
     way_back, breaks = page["way_back"], []
 
     def struck(connected: dict[str, Any]) -> dict[str, str]:
-        link.strike(Fault.TORN, "down")
+        link.strike(ByteFault.TORN, "down")
         breaks.append(connected)
         found: dict[str, str] = way_back(connected)
         return found
@@ -185,7 +185,7 @@ def test_python_by_default_publishes_twice_and_forgets_what_it_was_given(link: B
     client, _ = opened(url)
     client.subscribe(CallbackType.GROUP_MESSAGE, echoes.append)
     client.join_group("orders")
-    link.strike(Fault.TORN, "down")
+    link.strike(ByteFault.TORN, "down")
     client.send_to_group("orders", "twice", "text", ack_id=1_000_000, no_echo=True)
     assert bob.heard() == ["twice", "twice"]
     client.close()

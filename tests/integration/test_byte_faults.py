@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from semel.errors import ConfigError
-from semel.testing.byte_faults import ByteProxy, Fault
+from semel.testing.byte_faults import ByteFault, ByteProxy
 from semel.testing.limits import scaled
 
 WAIT_S = 30.0
@@ -55,12 +55,12 @@ def test_bytes_go_both_ways_untouched() -> None:
 def test_a_reset_is_seen_as_one_at_both_ends() -> None:
     async def check() -> None:
         async with linked() as (proxy, near, far):
-            assert proxy.strike(Fault.RESET)
+            assert proxy.strike(ByteFault.RESET)
             for reader, _ in (near, far):
                 with pytest.raises(ConnectionResetError):
                     await reader.read()
-            assert not proxy.strike(Fault.RESET)
-            assert proxy.struck == {Fault.RESET: 1}
+            assert not proxy.strike(ByteFault.RESET)
+            assert proxy.struck == {ByteFault.RESET: 1}
 
     asyncio.run(check())
 
@@ -68,7 +68,7 @@ def test_a_reset_is_seen_as_one_at_both_ends() -> None:
 def test_an_end_is_seen_as_one_at_both_ends() -> None:
     async def check() -> None:
         async with linked() as (proxy, near, far):
-            proxy.strike(Fault.END)
+            proxy.strike(ByteFault.END)
             assert [await reader.read() for reader, _ in (near, far)] == [b"", b""]
 
     asyncio.run(check())
@@ -78,7 +78,7 @@ def test_an_end_is_seen_as_one_at_both_ends() -> None:
 def test_what_is_torn_arrives_in_part(seed: int) -> None:
     async def check() -> None:
         async with linked(seed) as (proxy, near, far):
-            proxy.strike(Fault.TORN)
+            proxy.strike(ByteFault.TORN)
             for _, writer in (near, far):
                 writer.write(b"x" * 100)
             sizes = [len(await reader.read()) for reader, _ in (near, far)]
@@ -91,7 +91,7 @@ def test_what_is_torn_arrives_in_part(seed: int) -> None:
 def test_the_direction_that_is_torn_may_be_chosen() -> None:
     async def check() -> None:
         async with linked() as (proxy, near, far):
-            proxy.strike(Fault.TORN, way="down")
+            proxy.strike(ByteFault.TORN, way="down")
             near[1].write(b"up")
             assert await far[0].readexactly(2) == b"up"
             far[1].write(b"down")
@@ -104,7 +104,7 @@ def test_the_direction_that_is_torn_may_be_chosen() -> None:
 def test_half_open_is_dead_in_one_direction_and_nobody_hears_of_the_other_end(seed: int) -> None:
     async def check() -> None:
         async with linked(seed) as (proxy, near, far):
-            proxy.strike(Fault.HALF_OPEN)
+            proxy.strike(ByteFault.HALF_OPEN)
             for _, writer in (near, far):
                 writer.write(b"x")
             hearing = [asyncio.ensure_future(reader.read(1)) for reader, _ in (near, far)]
@@ -128,7 +128,7 @@ def test_half_open_is_dead_in_one_direction_and_nobody_hears_of_the_other_end(se
 def test_a_stall_ends_and_everything_comes() -> None:
     async def check() -> None:
         async with linked() as (proxy, near, far):
-            proxy.strike(Fault.STALL, for_s=0.2)
+            proxy.strike(ByteFault.STALL, for_s=0.2)
             begin = asyncio.get_running_loop().time()
             near[1].write(b"late")
             assert await far[0].readexactly(4) == b"late"
@@ -140,7 +140,7 @@ def test_a_stall_ends_and_everything_comes() -> None:
 def test_a_throttle_slows_down() -> None:
     async def check() -> None:
         async with linked() as (proxy, near, far):
-            proxy.strike(Fault.THROTTLE, for_s=0.2)
+            proxy.strike(ByteFault.THROTTLE, for_s=0.2)
             begin = asyncio.get_running_loop().time()
             near[1].write(b"x" * 4_000)
             await far[0].readexactly(4_000)

@@ -22,13 +22,13 @@ from semel.pubsub.protocol.frames import Subprotocol
 from semel.runtime.client.inbox import IncomingStream
 from semel.runtime.client.streams import OutgoingStream
 from semel.runtime.client.sync_streams import SyncIncomingStream
-from semel.testing.byte_faults import ByteProxy, Fault
+from semel.testing.byte_faults import ByteFault, ByteProxy
 from semel.testing.limits import scaled, wait_until
 
 pytestmark = [pytest.mark.connected, pytest.mark.timeout(120)]
 
 NOBODY = ("127.0.0.1", 9)
-CUTS = (Fault.RESET, Fault.TORN, Fault.END, Fault.TORN)
+CUTS = (ByteFault.RESET, ByteFault.TORN, ByteFault.END, ByteFault.TORN)
 
 
 @asynccontextmanager

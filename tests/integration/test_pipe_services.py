@@ -22,10 +22,10 @@ from semel.pipes.workers.blocks import reliable_dedup_pipe
 from semel.runtime.pipes.node import PipeNode
 from semel.runtime.transports.tcp import TcpTransport
 from semel.stores import open_store
-from semel.testing.faults import FaultProxy, Weather
+from semel.testing.faults import FaultProxy, FrameFaults
 from semel.testing.limits import scaled
 
-BAD = Weather(loss=0.2, doubling=0.2, delay=0.2, delay_s=0.01)
+BAD = FrameFaults(loss=0.2, doubling=0.2, delay=0.2, delay_s=0.01)
 STREAM = "pipe/orders/s"
 PIPE = partial(reliable_dedup_pipe, window=16, timeout_s=0.05)
 

@@ -26,7 +26,7 @@ from semel.runtime.pipes.node import PipeNode
 from semel.runtime.transports.tcp import TcpLimits, TcpTransport
 from semel.stores import open_store
 from semel.stores.memory import MemoryStore
-from semel.testing.faults import FaultProxy, Weather
+from semel.testing.faults import FaultProxy, FrameFaults
 from semel.testing.limits import scaled
 
 SECRET = b"a secret of the test"
@@ -208,7 +208,7 @@ async def test_offers_wait_for_room_while_nobody_takes_what_is_sent() -> None:
 async def test_a_link_that_loses_doubles_and_delays_changes_nothing(text: str) -> None:
     sink = Sink()
     async with right(text, sink) as (_, port):
-        proxy = FaultProxy(("127.0.0.1", port), Weather(loss=0.3, doubling=0.3, delay=0.3, delay_s=0.02), seed=5)
+        proxy = FaultProxy(("127.0.0.1", port), FrameFaults(loss=0.3, doubling=0.3, delay=0.3, delay_s=0.02), seed=5)
         try:
             async with left(text, await proxy.start(), parcel_bodies=1) as sender:
                 await sender.offer_all("A", messages(400))
@@ -226,7 +226,7 @@ async def test_a_link_that_loses_doubles_and_delays_changes_nothing(text: str) -
 async def test_what_was_sent_into_the_void_is_sent_again_as_soon_as_there_is_a_connection(durable: str) -> None:
     text = f"A -[retries=inf,window=10,timeout=60s,dedup=strict,durable={durable}]-> B"
     sink = Sink()
-    proxy = FaultProxy(("127.0.0.1", 1), Weather())
+    proxy = FaultProxy(("127.0.0.1", 1), FrameFaults())
     try:
         async with left(text, await proxy.start()) as sender:
             await sender.offer_all("A", messages(5))
@@ -327,7 +327,7 @@ async def test_a_suspended_pipe_goes_on_when_it_is_resumed() -> None:
         if isinstance(effect, Notify) and effect.topic == "suspended":
             suspended.set()
 
-    proxy = FaultProxy(("127.0.0.1", 1), Weather())
+    proxy = FaultProxy(("127.0.0.1", 1), FrameFaults())
     try:
         async with left(text, await proxy.start()) as sender:
             sender.performer.observe(observe)

@@ -23,7 +23,7 @@ from semel.runtime.host.performer import Performer
 from semel.runtime.pipes.node import PipeNode
 from semel.runtime.transports.hub import HubLimits, HubTransport
 from semel.stores.memory import MemoryStore
-from semel.testing.byte_faults import ByteProxy, Fault
+from semel.testing.byte_faults import ByteFault, ByteProxy
 from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess
 
@@ -85,7 +85,7 @@ async def test_a_pipe_over_a_hub_survives_cuts_and_kill_9(hub: Hub) -> None:
                 await hub.server.kill()
                 await hub.server.start()
             else:
-                assert hub.proxy.strike(Fault.TORN if part % 2 else Fault.RESET)
+                assert hub.proxy.strike(ByteFault.TORN if part % 2 else ByteFault.RESET)
             async with asyncio.timeout(scaled(60)):
                 await left.drained("A")
         assert left.astray == 0

@@ -10,7 +10,7 @@ from tests.campaigns import bounded_campaign
 from tests.campaigns.hub_books import Wrong
 from tests.campaigns.pubsub_campaign import TWO_NODES, Place, run
 
-from semel.testing.byte_faults import Fault
+from semel.testing.byte_faults import ByteFault
 
 
 @pytest.mark.parametrize(("plant", "wrong"), [("new-ack-ids", "doubled"), ("no-recovery", "lost")])
@@ -31,7 +31,7 @@ def test_two_nodes_on_one_postgres_lose_and_double_nothing() -> None:
     assert (figures["nodes"], figures["kills"], figures["cuts"]) == (2, 2, 6)
     assert figures["of_clients"]["recoveries"] > 50
     assert sum(figures["faults"].values()) > figures["cuts"]
-    assert set(figures["faults"]) == {fault.value for fault in Fault}
+    assert set(figures["faults"]) == {fault.value for fault in ByteFault}
     assert steps[-1] == (2_000, 2_000)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from semel.errors import ConfigError
 from semel.runtime.transports.frames import FrameBuffer
-from semel.testing.faults import FaultProxy, Weather
+from semel.testing.faults import FaultProxy, FrameFaults
 from semel.testing.limits import scaled
 
 
@@ -44,7 +44,7 @@ class Sink:
 
 
 @asynccontextmanager
-async def behind(weather: Weather, seed: int = 1) -> AsyncIterator[tuple[FaultProxy, Sink, int]]:
+async def behind(weather: FrameFaults, seed: int = 1) -> AsyncIterator[tuple[FaultProxy, Sink, int]]:
     sink = Sink()
     server = await asyncio.start_server(sink.serve, "127.0.0.1", 0)
     proxy = FaultProxy(("127.0.0.1", server.sockets[0].getsockname()[1]), weather, seed=seed)
@@ -67,7 +67,7 @@ async def send(port: int, count: int) -> None:
         writer.close()
 
 
-async def through(weather: Weather, count: int, seed: int = 1) -> tuple[FaultProxy, list[int]]:
+async def through(weather: FrameFaults, count: int, seed: int = 1) -> tuple[FaultProxy, list[int]]:
     async with behind(weather, seed) as (proxy, sink, port):
         await send(port, count)
         async with asyncio.timeout(scaled(30)):
@@ -76,14 +76,14 @@ async def through(weather: Weather, count: int, seed: int = 1) -> tuple[FaultPro
 
 
 async def test_fair_weather_changes_nothing() -> None:
-    proxy, numbers = await through(Weather(), 500)
+    proxy, numbers = await through(FrameFaults(), 500)
 
     assert numbers == list(range(500))
     assert (proxy.counts.passed, proxy.counts.lost, proxy.counts.doubled) == (500, 0, 0)
 
 
 async def test_loss_and_doubling_are_as_frequent_as_asked_and_counted() -> None:
-    proxy, numbers = await through(Weather(loss=0.2, doubling=0.1), 5000)
+    proxy, numbers = await through(FrameFaults(loss=0.2, doubling=0.1), 5000)
 
     copies = Counter(numbers)
     assert len(numbers) == proxy.counts.passed
@@ -95,7 +95,7 @@ async def test_loss_and_doubling_are_as_frequent_as_asked_and_counted() -> None:
 
 
 async def test_delays_let_later_frames_overtake() -> None:
-    async with behind(Weather(delay=0.3, delay_s=0.005)) as (proxy, sink, port):
+    async with behind(FrameFaults(delay=0.3, delay_s=0.005)) as (proxy, sink, port):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         for number in range(300):
             writer.write(framed(number))
@@ -110,7 +110,7 @@ async def test_delays_let_later_frames_overtake() -> None:
 
 
 async def test_a_cut_ends_both_sides_and_the_next_connection_works() -> None:
-    async with behind(Weather(cuts=0.05)) as (proxy, sink, port):
+    async with behind(FrameFaults(cuts=0.05)) as (proxy, sink, port):
         for _ in range(20):
             sink.ended.clear()
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -128,14 +128,14 @@ async def test_a_cut_ends_both_sides_and_the_next_connection_works() -> None:
 
 
 async def test_the_first_frames_are_spared() -> None:
-    _, numbers = await through(Weather(loss=0.9, spare=3), 100)
+    _, numbers = await through(FrameFaults(loss=0.9, spare=3), 100)
 
     assert numbers[:3] == [0, 1, 2]
     assert len(numbers) < 40
 
 
 async def test_the_same_seed_gives_the_same_weather() -> None:
-    weather = Weather(loss=0.2, doubling=0.2)
+    weather = FrameFaults(loss=0.2, doubling=0.2)
     _, first = await through(weather, 200, seed=7)
     _, again = await through(weather, 200, seed=7)
     _, other = await through(weather, 200, seed=8)
@@ -145,7 +145,7 @@ async def test_the_same_seed_gives_the_same_weather() -> None:
 
 
 async def test_nobody_behind_it_is_an_ordinary_hang_up() -> None:
-    async with behind(Weather()) as (proxy, _, port):
+    async with behind(FrameFaults()) as (proxy, _, port):
         proxy.target = ("127.0.0.1", 1)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await reader.read() == b""
@@ -153,7 +153,7 @@ async def test_nobody_behind_it_is_an_ordinary_hang_up() -> None:
 
 
 async def test_a_frame_without_end_cuts_only_its_connection() -> None:
-    async with behind(Weather()) as (_, sink, port):
+    async with behind(FrameFaults()) as (_, sink, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"\xff\xff\xff\xff")
         assert await reader.read() == b""
@@ -167,15 +167,15 @@ async def test_a_frame_without_end_cuts_only_its_connection() -> None:
 
 async def test_it_serves_this_machine_only() -> None:
     with pytest.raises(ConfigError, match="this machine"):
-        await FaultProxy(("192.0.2.1", 80), Weather()).start()
+        await FaultProxy(("192.0.2.1", 80), FrameFaults()).start()
     with pytest.raises(ConfigError, match="this machine"):
-        await FaultProxy(("127.0.0.1", 80), Weather()).start("0.0.0.0")
+        await FaultProxy(("127.0.0.1", 80), FrameFaults()).start("0.0.0.0")
 
 
 @pytest.mark.parametrize("wrong", [{"loss": 1.0}, {"doubling": -0.1}, {"cuts": 2.0}, {"delay_s": -1.0}])
 def test_weather_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        Weather(**wrong)  # type: ignore[arg-type]
+        FrameFaults(**wrong)  # type: ignore[arg-type]
 
 
 async def test_it_runs_as_a_program_of_its_own() -> None:

@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from semel.testing.byte_faults import ByteProxy, Fault, Way
+from semel.testing.byte_faults import ByteFault, ByteProxy, Way
 from semel.testing.limits import scaled
 from semel.testing.proxy import Proxy
 
@@ -42,7 +42,7 @@ class BrokenLink(Beside[ByteProxy]):
     def __init__(self, target: int) -> None:
         super().__init__(ByteProxy(("127.0.0.1", target)))
 
-    def strike(self, fault: Fault, way: Way | None = None) -> None:
+    def strike(self, fault: ByteFault, way: Way | None = None) -> None:
         """As soon as there is a connection: the client may still be on its way back from the last one."""
 
         async def strike() -> None:

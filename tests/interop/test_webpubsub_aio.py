@@ -17,7 +17,7 @@ from azure.messaging.webpubsubclient.models import CallbackType, SendMessageErro
 from azure.messaging.webpubsubservice.aio import WebPubSubServiceClient
 from tests.interop.served import HUB, KEY, ROLES, Served, is_answer
 
-from semel.testing.byte_faults import ByteProxy, Fault
+from semel.testing.byte_faults import ByteFault, ByteProxy
 from semel.testing.limits import scaled
 
 pytestmark = [
@@ -219,7 +219,7 @@ async def test_a_broken_connection_comes_back_to_its_session(place: Place) -> No
     alice = await place.connect("aio-cut", port=proxy.port)
     await alice.join("cuts")
     for number in range(2):
-        proxy.strike(Fault.END)
+        proxy.strike(ByteFault.END)
         await service.send_to_group("cuts", f"m{number}", content_type="text/plain")
         assert await alice.take(1) == [f"m{number}"]
     assert await service.connection_exists(alice.id)
@@ -231,7 +231,7 @@ async def test_an_ack_that_is_lost_is_asked_for_under_the_same_ack_id(place: Pla
     proxy, bob = await place.proxy(), await place.connect("aio-told")
     alice = await place.connect("aio-lost", port=proxy.port)
     await bob.join("lost")
-    proxy.strike(Fault.TORN, way="down")
+    proxy.strike(ByteFault.TORN, way="down")
     await alice.send("lost", "once")
     assert await bob.take(1) == ["once"]
     assert await bob.is_quiet()

@@ -10,7 +10,7 @@ from tests.interop.javascript import JavaScriptError, Node
 from tests.interop.javascript_clients import ONCE, Connect, Service
 from tests.interop.served import Served
 
-from semel.testing.byte_faults import Fault
+from semel.testing.byte_faults import ByteFault
 
 pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(120)]
 
@@ -141,7 +141,7 @@ def test_a_broken_connection_comes_back_to_its_session(served: Served, service: 
     with BrokenLink(served.port) as link:
         alice = connect("js-cut", port=link.port)
         alice.do("joinGroup", "cuts")
-        for number, fault in enumerate((Fault.END, Fault.RESET)):
+        for number, fault in enumerate((ByteFault.END, ByteFault.RESET)):
             link.strike(fault)
             service("sendToAll", f"m{number}", {"contentType": "text/plain"}, group="cuts")
             assert [message["data"] for message in alice.messages(1)] == [f"m{number}"]
@@ -158,7 +158,7 @@ def test_an_ack_that_is_lost_and_the_ack_id_that_it_takes(
     with BrokenLink(served.port) as link:
         alice, bob = connect("js-lost", port=link.port, options=retries), connect("js-told")
         bob.do("joinGroup", f"lost-{copies}")
-        link.strike(Fault.TORN, "down")
+        link.strike(ByteFault.TORN, "down")
         result = alice.do("sendToGroup", f"lost-{copies}", "once", "text", given)
         assert result["isDuplicated"] is (copies == 1)
         assert [message["data"] for message in bob.messages(copies)] == ["once"] * copies

@@ -19,7 +19,7 @@ from tests.interop.javascript import WAIT_S, JavaScriptError, Node
 from tests.interop.javascript_clients import Connect, Service, Wire
 from tests.interop.served import HUB, ROLES, Served, configured
 
-from semel.testing.byte_faults import Fault
+from semel.testing.byte_faults import ByteFault
 from semel.testing.limits import scaled
 
 pytestmark = [pytest.mark.interop, pytest.mark.connected, pytest.mark.timeout(120)]
@@ -161,7 +161,7 @@ def test_a_stream_goes_on_over_broken_connections(served: Served, connect: Conne
         writer = alice.stream("cut", streamId="s4")
         for number in range(12):
             if number in (4, 8):
-                link.strike(Fault.TORN, "down" if number == 4 else "up")
+                link.strike(ByteFault.TORN, "down" if number == 4 else "up")
             writer.do("write", f"part {number}", "text")
         writer.do("end")
         *parts, last = bob.read("s4", 13)

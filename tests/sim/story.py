@@ -17,7 +17,7 @@ from semel.kernel.effects import (
     Send,
 )
 from semel.kernel.envelope import Envelope
-from semel.kernel.group import Group
+from semel.kernel.group import CommitGroup
 from semel.kernel.hop import Confirm, HopMessage
 from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START
@@ -35,7 +35,7 @@ class Process(simulated.Process):
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
         self.now = 1000.0
-        self.groups: list[Group] = []
+        self.groups: list[CommitGroup] = []
         self.reads: list[tuple[Seat, Read]] = []
         self.loads: list[tuple[Seat, Load]] = []
         self.sent: list[Send] = []
@@ -135,7 +135,7 @@ class Process(simulated.Process):
 
     # -- what the interpreter asks for
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: CommitGroup) -> None:
         self.groups.append(group)
 
     def read(self, seat: Seat, effect: Read) -> None:

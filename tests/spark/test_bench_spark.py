@@ -11,7 +11,7 @@ from rich.console import Console
 
 from semel.bench import spark_audit, spark_flow, spark_peers
 from semel.bench.spark import DUCKDB, NAIVE, POLARS, SEMEL, SparkOptions, SparkResult, run
-from semel.bench.spark_peers import COUNTS, Question, ask
+from semel.bench.spark_peers import COUNTS, BenchQuestion, ask
 
 EVENTS = 20_000
 
@@ -26,7 +26,7 @@ def bench(spark: SparkSession, folder: Path, part: str, **more: object) -> Spark
 def test_all_engines_agree_on_every_count(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[spark_peers.Answered] = []
 
-    def listening(engine: str, question: Question) -> spark_peers.Answered:
+    def listening(engine: str, question: BenchQuestion) -> spark_peers.Answered:
         asked.append(ask(engine, question))
         return asked[-1]
 

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from semel.bench import pubsub_crowd as crowd
 from semel.bench import pubsub_peers as peers
-from semel.bench.pubsub_load import HOST, Publisher, Sized, drive, masked, open_socket, send_frames
+from semel.bench.pubsub_load import HOST, PublishLoad, Sized, drive, masked, open_socket, send_frames
 from semel.bench.pubsub_sides import (
     GROUP,
     SemelServer,
@@ -226,7 +226,7 @@ class _Bench:
         frame = masked(b"x" * self._options.body_bytes)
         answer = Sized(len(frame) - 4)
         sock = open_socket(port, "/client/echo")
-        publisher = Publisher(sock, answer, frame * 1000, len(frame), self._options.window, is_endless=True)
+        publisher = PublishLoad(sock, answer, frame * 1000, len(frame), self._options.window, is_endless=True)
         try:
             count, took = drive(publisher, (), seconds)
         finally:

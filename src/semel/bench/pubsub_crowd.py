@@ -19,7 +19,7 @@ from semel.bench.pubsub_load import (
     GOODBYE,
     Answers,
     Marked,
-    Publisher,
+    PublishLoad,
     Subscriber,
     Wire,
     acks,
@@ -52,7 +52,7 @@ class FanOut:
     p99_s: float
 
 
-class _Timed(Publisher):
+class _Timed(PublishLoad):
     """Remembers when each message was sent."""
 
     def __init__(self, sock: socket.socket, answers: Answers, block: bytes, size: int, window: int) -> None:
@@ -175,7 +175,7 @@ def recover(server: SemelServer, sessions: int, missed: int, body_bytes: int) ->
         paths.append(_way_back(heard))
         sock.close()
     block, size = send_frames(GROUP, body_bytes, missed)
-    publisher = Publisher(open_clients(server.port, server.path(), 1)[0][0], acks(), block, size, missed)
+    publisher = PublishLoad(open_clients(server.port, server.path(), 1)[0][0], acks(), block, size, missed)
     drive(publisher)
     publisher.close(GOODBYE)
     begin = time.perf_counter()
@@ -226,7 +226,7 @@ def publish(server: SemelServer, subscribers: int, frames: tuple[bytes, int], wi
     """Durable acknowledged messages per second, all of which the subscribers have got."""
     wires = [Wire(sock, Subscriber()) for sock, _ in open_clients(server.port, server.path(GROUP), subscribers)]
     [(sock, _)] = open_clients(server.port, server.path(), 1)
-    publisher = Publisher(sock, acks(), *frames, window)
+    publisher = PublishLoad(sock, acks(), *frames, window)
     try:
         count, took = drive(publisher, wires, seconds)
     finally:

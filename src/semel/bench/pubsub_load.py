@@ -157,7 +157,7 @@ class Wire:
         self.sock.close()
 
 
-class Publisher(Wire):
+class PublishLoad(Wire):
     """Sends from `block`, frames of `size` bytes each, with `window` of them on their way. Without `is_endless` the
     block is sent once at most. `done` says how many have arrived, by default those that are acknowledged."""
 
@@ -213,7 +213,7 @@ class Publisher(Wire):
                 return
 
 
-def drive(publisher: Publisher, others: Sequence[Wire] = (), seconds: float | None = None) -> tuple[int, float]:
+def drive(publisher: PublishLoad, others: Sequence[Wire] = (), seconds: float | None = None) -> tuple[int, float]:
     """Publish for so long, or until all is sent. Returns how many messages there were, and how long it took until all
     were done and all others had all of them."""
     with selectors.DefaultSelector() as selector:

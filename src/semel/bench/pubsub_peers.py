@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from semel.bench.pubsub_libraries import listening, through_aiormq, through_nats_py, through_paho
-from semel.bench.pubsub_load import HOST, READ_BYTES, WAIT_S, Marked, Publisher, Wire, drive
+from semel.bench.pubsub_load import HOST, READ_BYTES, WAIT_S, Marked, PublishLoad, Wire, drive
 from semel.errors import PeerUnavailable
 
 START_S = 60.0
@@ -95,7 +95,7 @@ def _dial(port: int, process: subprocess.Popen[bytes], folder: Path) -> socket.s
             return sock
 
 
-def _rate(publisher: Publisher, others: Sequence[Wire], seconds: float) -> float:
+def _rate(publisher: PublishLoad, others: Sequence[Wire], seconds: float) -> float:
     count, took = drive(publisher, others, seconds)
     return count / took
 
@@ -122,7 +122,7 @@ def nats(folder: Path, body_bytes: int, window: int, *, sync_always: bool) -> It
             while b"PONG" not in heard:
                 heard += sock.recv(READ_BYTES)
             packet = b"PUB %b _INBOX.b %d\r\n%b\r\n" % (SUBJECT.encode(), body_bytes, b"x" * body_bytes)
-            publisher = Publisher(sock, Marked(b'"seq":'), packet * BLOCK, len(packet), window, is_endless=True)
+            publisher = PublishLoad(sock, Marked(b'"seq":'), packet * BLOCK, len(packet), window, is_endless=True)
             try:
                 return _rate(publisher, (), seconds)
             finally:
@@ -197,7 +197,7 @@ def rabbitmq(folder: Path, body_bytes: int, window: int) -> Iterator[Peer]:
             sock = _dial(port, process, folder)
             _open_channel(sock)
             packet = _publish_packet(body_bytes)
-            publisher = Publisher(sock, Confirms(), packet * BLOCK, len(packet), window, is_endless=True)
+            publisher = PublishLoad(sock, Confirms(), packet * BLOCK, len(packet), window, is_endless=True)
             try:
                 return _rate(publisher, (), seconds)
             finally:
@@ -303,7 +303,7 @@ def mosquitto(folder: Path, body_bytes: int, window: int) -> Iterator[Peer]:
             subscriber = subscribed()
             block = b"".join(_mqtt_publish(1 + number, body_bytes) for number in range(IDS))
             sock = _mqtt_connect(_dial(port, process, folder), b"publisher", is_new=True)
-            publisher = Publisher(sock, Mqtt(size), block, size, window, is_endless=True)
+            publisher = PublishLoad(sock, Mqtt(size), block, size, window, is_endless=True)
             try:
                 return _rate(publisher, (subscriber,), seconds)
             finally:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from semel.bench import spark_peers
 from semel.bench.ledgers import generate
 from semel.bench.spark import DUCKDB, NAIVE, NAIVE_EVENTS_MAX, POLARS, SEMEL, AuditLine, EngineTime, SparkOptions, Step
-from semel.bench.spark_peers import COUNTS, Answered, Cells, Question, peak_bytes
+from semel.bench.spark_peers import COUNTS, Answered, BenchQuestion, Cells, peak_bytes
 from semel.spark.audit.compact import compact, events_folder, read_manifest
 from semel.spark.audit.result import CellFigures
 from semel.spark.audit.run import AuditOptions, audit, prepared
@@ -69,7 +69,7 @@ def _line(spark: SparkSession, options: SparkOptions, folder: Path, events: int,
 
 def _first_look(
     spark: SparkSession, options: SparkOptions, folder: Path
-) -> tuple[Question, dict[tuple[str, str], int]]:
+) -> tuple[BenchQuestion, dict[tuple[str, str], int]]:
     """What the others are asked, and the codes of the hops by their names."""
     for _ in range(_LOOKS - 1):
         _figures(spark, folder)
@@ -80,7 +80,7 @@ def _first_look(
         files = tuple(str(top / day.path / file.name) for day in days for file in day.files)
         spill.mkdir()
         deadline_us = case.options.deadline_us
-        return Question(files, case.window_us, deadline_us, case.now, options.threads, str(spill)), codes
+        return BenchQuestion(files, case.window_us, deadline_us, case.now, options.threads, str(spill)), codes
 
 
 def _figures(spark: SparkSession, folder: Path) -> list[CellFigures]:

@@ -36,7 +36,7 @@ Cells = dict[tuple[int, int | None], Counts]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class BenchQuestion:
     """What is to be counted. Times are in microseconds."""
 
     files: tuple[str, ...]
@@ -61,11 +61,11 @@ class Answered:
 def check_installed() -> None:
     for name in PEERS:
         if find_spec(name) is None:
-            fix = "in a checkout: scripts/setup main spark test bench; elsewhere: pip install 'semel[bench,spark]'"
+            fix = f"in a checkout: scripts/setup main spark test bench; elsewhere: pip install {' '.join(PEERS)}"
             raise ConfigError(f"the bench needs the {name} package beside Semel", fix=fix)
 
 
-def ask(engine: str, question: Question) -> Answered:
+def ask(engine: str, question: BenchQuestion) -> Answered:
     """Let DuckDB or Polars count in a process of its own."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -84,7 +84,7 @@ def ask(engine: str, question: Question) -> Answered:
     return found
 
 
-def _child(parent: Connection, engine: str, question: Question) -> None:
+def _child(parent: Connection, engine: str, question: BenchQuestion) -> None:
     """Where memory runs out the system shall end this process, and not the one that measures."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -147,7 +147,7 @@ FROM judged GROUP BY code, start
 """
 
 
-def _duckdb(question: Question) -> Cells:
+def _duckdb(question: BenchQuestion) -> Cells:
     import duckdb
 
     with duckdb.connect() as db:
@@ -164,7 +164,7 @@ def _duckdb(question: Question) -> Cells:
 # -- Polars
 
 
-def _polars(question: Question) -> Cells:
+def _polars(question: BenchQuestion) -> Cells:
     import polars as pl
 
     kind, accepted, sends = pl.col("kind"), pl.col("accepted"), pl.col("sends")
@@ -224,14 +224,14 @@ def _polars(question: Question) -> Cells:
     }  # fmt: skip
 
 
-PEERS: dict[str, Callable[[Question], Cells]] = {"duckdb": _duckdb, "polars": _polars}
+PEERS: dict[str, Callable[[BenchQuestion], Cells]] = {"duckdb": _duckdb, "polars": _polars}
 """By the name of the package."""
 
 
 # -- Spark as one would write it at first
 
 
-def naive(spark: SparkSession, question: Question, codes: Sequence[int]) -> Answered:
+def naive(spark: SparkSession, question: BenchQuestion, codes: Sequence[int]) -> Answered:
     """A query for each figure: distinct counts, anti joins for what is missing, a self join for order."""
     from pyspark.sql import functions as F
 
@@ -245,7 +245,7 @@ def naive(spark: SparkSession, question: Question, codes: Sequence[int]) -> Answ
     return Answered(time.perf_counter() - began, cells)
 
 
-def _naive_figures(events: DataFrame, question: Question) -> dict[str, tuple[DataFrame, Column]]:
+def _naive_figures(events: DataFrame, question: BenchQuestion) -> dict[str, tuple[DataFrame, Column]]:
     """For each figure the rows to be counted, and how."""
     from pyspark.sql import functions as F
 

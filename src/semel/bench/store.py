@@ -49,7 +49,7 @@ ALONE_DISK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class StoreBenchOptions:
     """`rows` is the 1x of stored rows and the size of each measurement; `url` is a PostgreSQL server to use."""
 
     engine: str = "sqlite"
@@ -95,7 +95,7 @@ class Result:
         return {**asdict(self), "lines": [{**asdict(line), "holds": line.holds} for line in self.lines]}
 
 
-def run(options: Options, console: Console) -> Result:
+def run(options: StoreBenchOptions, console: Console) -> Result:
     """Measure, showing progress on `console`. Temporary data is removed."""
     with ExitStack() as stack:
         bench = stack.enter_context(_open(options))
@@ -135,7 +135,7 @@ def table(result: Result) -> Table:
     return view
 
 
-def _open(options: Options) -> Bench:
+def _open(options: StoreBenchOptions) -> Bench:
     if options.engine == "sqlite":
         return SqliteBench(options.folder)
     if options.engine == "postgres":
@@ -158,7 +158,7 @@ def _appends(envelopes: Sequence[Envelope]) -> list[Append]:
     return [Append(STREAM, envelope, identity=envelope.id, on_fresh=accepted) for envelope in envelopes]
 
 
-def _measure(bench: Bench, options: Options, scale: int, step: Callable[[], None]) -> Measurement:
+def _measure(bench: Bench, options: StoreBenchOptions, scale: int, step: Callable[[], None]) -> Measurement:
     _fill(bench, options, scale * options.rows)
     _round(bench, options)  # not counted: both sides begin with warm caches and warm code
     step()
@@ -184,7 +184,7 @@ def _measure(bench: Bench, options: Options, scale: int, step: Callable[[], None
     )
 
 
-def _measure_alone(bench: Bench, options: Options) -> tuple[float, list[float]]:
+def _measure_alone(bench: Bench, options: StoreBenchOptions) -> tuple[float, list[float]]:
     """The limit of the disk and the waits of one producer, in turns: a slow moment of the disk hurts both alike."""
     rates: list[float] = []
     waits: list[float] = []
@@ -194,7 +194,7 @@ def _measure_alone(bench: Bench, options: Options) -> tuple[float, list[float]]:
     return median(rates), sorted(waits)
 
 
-def _fill(bench: Bench, options: Options, rows: int) -> None:
+def _fill(bench: Bench, options: StoreBenchOptions, rows: int) -> None:
     """Bring both sides to the wanted amount of stored rows, in large batches."""
     while bench.stored < rows:
         count = min(20_000, rows - bench.stored)
@@ -209,7 +209,7 @@ async def _fill_store(store: Store, appends: Sequence[Append]) -> None:
         await asyncio.gather(*(committer.commit(appends[at : at + 500]) for at in range(0, len(appends), 500)))
 
 
-def _round(bench: Bench, options: Options) -> tuple[float, float, list[float]]:
+def _round(bench: Bench, options: StoreBenchOptions) -> tuple[float, float, list[float]]:
     """Raw rows per second, Semel's rows per second, and how long each producer waited each time."""
     batches = bench.raw.prepare(make_envelopes(options.rows, options.body_bytes), RAW_BATCH)
     begin = time.perf_counter()

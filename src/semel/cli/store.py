@@ -39,12 +39,12 @@ SWEEP_ROWS = 5000
 LEDGER_PAGE = 5000
 
 
-class Marked(Protocol):
+class MarkedEntry(Protocol):
     @property
     def mark(self) -> Mark: ...
 
 
-T = TypeVar("T", bound=Marked)
+T = TypeVar("T", bound=MarkedEntry)
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 

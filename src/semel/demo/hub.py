@@ -33,7 +33,7 @@ from semel.pubsub.protocol.client_tokens import client_token
 from semel.runtime.export.exporter import DATASETS, export
 from semel.stores import open_store
 from semel.testing import limits
-from semel.testing.byte_faults import ByteProxy, Fault
+from semel.testing.byte_faults import ByteFault, ByteProxy
 from semel.testing.serve_process import KEY, ServeProcess
 
 OURS = ("anna", "boris", "chloe")
@@ -233,7 +233,7 @@ class HubShow:
             if self.kills < self.options.kills and len(self.heard.published) >= self._next_kill(total):
                 await self._kill(story, console)
             if self.options.cuts and time.monotonic() >= cut_at:
-                self.proxy.strike(self.proxy.chance.choice((Fault.RESET, Fault.TORN, Fault.END)))
+                self.proxy.strike(self.proxy.chance.choice((ByteFault.RESET, ByteFault.TORN, ByteFault.END)))
                 cut_at = time.monotonic() + CUT_S
             self._check()
             story.now(self._doing(), sum(map(len, self.heard.by_client.values())))

@@ -32,7 +32,7 @@ from semel.demo.story import Story, progress_on
 from semel.errors import ConfigError, PeerUnavailable
 from semel.stores import open_store
 from semel.testing import limits
-from semel.testing.faults import FaultProxy, Weather
+from semel.testing.faults import FaultProxy, FrameFaults
 
 WATCH_S = 0.02
 DELAY_S = 0.03
@@ -115,7 +115,7 @@ class _Show:
         self.kills: list[str] = []
         self.children: dict[str, Child] = {}
         self.secret = secrets.token_hex(16)
-        weather = Weather(options.loss, options.doubling, options.delay, DELAY_S, options.cuts)
+        weather = FrameFaults(options.loss, options.doubling, options.delay, DELAY_S, options.cuts)
         self.proxy = FaultProxy(("127.0.0.1", 0), weather, seed=options.seed)
         self.proxy_port = 0
 

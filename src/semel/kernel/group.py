@@ -37,7 +37,7 @@ class GroupLimits:
     waiting_bytes: int = 64 * 1024 * 1024
 
 
-class Waiting(msgspec.Struct, eq=False):
+class WaitingCommit(msgspec.Struct, eq=False):
     """One commit on its way. `done` is called with its completion, exactly once."""
 
     unit: Unit
@@ -48,10 +48,10 @@ class Waiting(msgspec.Struct, eq=False):
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class CommitGroup:
     """Commits that share a transaction."""
 
-    members: list[Waiting]
+    members: list[WaitingCommit]
 
     @property
     def units(self) -> list[Unit]:
@@ -61,9 +61,9 @@ class Group:
 @dataclass(slots=True)
 class CommitQueue:
     limits: GroupLimits = field(default_factory=GroupLimits)
-    _waiting: deque[Waiting] = field(default_factory=deque)
-    _halves: deque[Group] = field(default_factory=deque)
-    _under_way: Group | None = None
+    _waiting: deque[WaitingCommit] = field(default_factory=deque)
+    _halves: deque[CommitGroup] = field(default_factory=deque)
+    _under_way: CommitGroup | None = None
     _rows: int = 0
     _bytes: int = 0
 
@@ -79,11 +79,11 @@ class CommitQueue:
 
     def submit(self, ops: tuple[Op, ...], chain: str | None, token: int, done: Callable[[Completion], None]) -> None:
         rows, size = len(ops) or 1, weigh(ops)
-        self._waiting.append(Waiting(Unit(ops, chain), token, done, rows, size))
+        self._waiting.append(WaitingCommit(Unit(ops, chain), token, done, rows, size))
         self._rows += rows
         self._bytes += size
 
-    def next_group(self) -> Group | None:
+    def next_group(self) -> CommitGroup | None:
         """The commits for the next transaction, or None while one is under way or nothing waits."""
         if self._under_way is not None:
             return None
@@ -93,16 +93,16 @@ class CommitQueue:
             self._under_way = self._take()
         return self._under_way
 
-    def _take(self) -> Group:
+    def _take(self) -> CommitGroup:
         if self._rows <= self.limits.rows and self._bytes <= self.limits.bytes:
             members, self._waiting = list(self._waiting), deque()
             self._rows = self._bytes = 0
-            return Group(members)
+            return CommitGroup(members)
         return self._take_some()
 
-    def _take_some(self) -> Group:
+    def _take_some(self) -> CommitGroup:
         rows = size = 0
-        members: list[Waiting] = []
+        members: list[WaitingCommit] = []
         while self._waiting:
             head = self._waiting[0]
             if members and (rows + head.rows > self.limits.rows or size + head.bytes > self.limits.bytes):
@@ -112,9 +112,9 @@ class CommitQueue:
             size += head.bytes
         self._rows -= rows
         self._bytes -= size
-        return Group(members)
+        return CommitGroup(members)
 
-    def committed(self, group: Group, outcomes: Sequence[Outcome]) -> None:
+    def committed(self, group: CommitGroup, outcomes: Sequence[Outcome]) -> None:
         """The transaction happened. Refused units, and what is chained to them, hear that they failed."""
         self._settle(
             group,
@@ -126,20 +126,20 @@ class CommitQueue:
             ],
         )
 
-    def refused(self, group: Group, error: SemelError) -> None:
+    def refused(self, group: CommitGroup, error: SemelError) -> None:
         """The engine would not take the data: nothing happened. Halve the group until the guilty one stands alone."""
         if len(group.members) == 1:
             self.failed(group, error)
             return
         self._end(group)
         middle = len(group.members) // 2
-        self._halves.extendleft([Group(group.members[middle:]), Group(group.members[:middle])])
+        self._halves.extendleft([CommitGroup(group.members[middle:]), CommitGroup(group.members[:middle])])
 
-    def failed(self, group: Group, error: SemelError) -> None:
+    def failed(self, group: CommitGroup, error: SemelError) -> None:
         """The store could not do it: nothing happened, and all of the group hear so."""
         self._settle(group, [CommitFailed(member.token, error=error) for member in group.members])
 
-    def resolved(self, group: Group, outcomes: Sequence[Outcome] | None) -> None:
+    def resolved(self, group: CommitGroup, outcomes: Sequence[Outcome] | None) -> None:
         """The doubt is over. If the transaction never happened, it is simply tried again."""
         if outcomes is not None:
             self.committed(group, outcomes)
@@ -147,15 +147,15 @@ class CommitQueue:
             self._end(group)
             self._halves.appendleft(group)
 
-    def unknown(self, group: Group) -> None:
+    def unknown(self, group: CommitGroup) -> None:
         """The doubt cannot be resolved. Nobody may act on any of it, and the chains are broken."""
         self._settle(group, [CommitUnknown(member.token) for member in group.members])
 
-    def _end(self, group: Group) -> None:
+    def _end(self, group: CommitGroup) -> None:
         assert group is self._under_way, "a group ends once"
         self._under_way = None
 
-    def _settle(self, group: Group, completions: Sequence[Completion]) -> None:
+    def _settle(self, group: CommitGroup, completions: Sequence[Completion]) -> None:
         """Chained commits are taken out before anyone hears anything: who hears of a failure may submit anew at once,
         and the new commit must not fall with the old ones."""
         self._end(group)
@@ -171,8 +171,8 @@ class CommitQueue:
         for member in chained:
             member.done(CommitFailed(member.token))
 
-    def _cut(self, broken: set[str]) -> list[Waiting]:
-        cut: list[Waiting] = []
+    def _cut(self, broken: set[str]) -> list[WaitingCommit]:
+        cut: list[WaitingCommit] = []
         for half in self._halves:
             cut += [member for member in half.members if member.unit.chain in broken]
             half.members = [member for member in half.members if member.unit.chain not in broken]
@@ -199,7 +199,7 @@ def weigh(ops: Sequence[Op]) -> int:
     return size
 
 
-def in_words(members: Sequence[Waiting]) -> str:
+def in_words(members: Sequence[WaitingCommit]) -> str:
     """What some commits were about, for people: "3 commits: hub/chat a, b; 1 without a message"."""
     named: dict[str, list[str]] = {}
     others = 0

@@ -38,7 +38,7 @@ from semel.kernel.effects import (
     TimerFired,
     Wake,
 )
-from semel.kernel.group import CommitQueue, Completion, Group, GroupLimits
+from semel.kernel.group import CommitGroup, CommitQueue, Completion, GroupLimits
 from semel.kernel.ops import Outcome
 from semel.kernel.position import Position
 from semel.kernel.store import Records, State, Trimmed
@@ -61,7 +61,7 @@ class Seat:
 class Driver(Protocol):
     """Does what takes time. Each call returns at once; the result is reported to the interpreter later."""
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: CommitGroup) -> None:
         """Then report one of: committed, refused, failed, resolved, unknown."""
         ...
 
@@ -152,23 +152,23 @@ class Interpreter:
 
     # -- reports of the driver
 
-    def committed(self, group: Group, outcomes: Sequence[Outcome]) -> None:
+    def committed(self, group: CommitGroup, outcomes: Sequence[Outcome]) -> None:
         self.queue.committed(group, outcomes)
         self._run()
 
-    def refused(self, group: Group, error: SemelError) -> None:
+    def refused(self, group: CommitGroup, error: SemelError) -> None:
         self.queue.refused(group, error)
         self._run()
 
-    def failed(self, group: Group, error: SemelError) -> None:
+    def failed(self, group: CommitGroup, error: SemelError) -> None:
         self.queue.failed(group, error)
         self._run()
 
-    def resolved(self, group: Group, outcomes: Sequence[Outcome] | None) -> None:
+    def resolved(self, group: CommitGroup, outcomes: Sequence[Outcome] | None) -> None:
         self.queue.resolved(group, outcomes)
         self._run()
 
-    def unknown(self, group: Group) -> None:
+    def unknown(self, group: CommitGroup) -> None:
         self.queue.unknown(group)
         self._run()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from semel.errors import SemelError
 from semel.kernel.effects import Close, Deliver, Delivered, DeliverFailed, Load, LoadAll, LoadHead, Notify, Read, Send
-from semel.kernel.group import Group, GroupLimits
+from semel.kernel.group import CommitGroup, GroupLimits
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Applied, Enqueue, Finish, Op, Outcome, Unit
 from semel.kernel.store import Store
@@ -42,10 +42,10 @@ class Process:
 
     # -- the store
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: CommitGroup) -> None:
         self.soon(self.land, group)
 
-    def land(self, group: Group) -> None:
+    def land(self, group: CommitGroup) -> None:
         outcomes = self.store.commit(group.units)
         self.interpreter.committed(group, outcomes)
         if is_news(group.units, outcomes):

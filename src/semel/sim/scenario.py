@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from semel.errors import ConfigError
 from semel.sim.report import KERNEL, Report
-from semel.sim.world import World
+from semel.sim.world import SeededWorld
 
 Log = Callable[[str], None]
 
@@ -18,7 +18,7 @@ Log = Callable[[str], None]
 class Scenario(Protocol):
     """What one seed decides: `weather` says what it has drawn, `run` returns the figures of what came of it."""
 
-    world: World
+    world: SeededWorld
     weather: dict[str, Any]
 
     def run(self) -> dict[str, float]: ...

@@ -10,7 +10,7 @@ from typing import Any
 from semel.sim.clock import Clock
 
 
-class World:
+class SeededWorld:
     """Everything that happens by chance asks here, so one seed decides all of it. `seen` counts what did happen."""
 
     def __init__(self, seed: int, log: Callable[[str], None] | None = None) -> None:

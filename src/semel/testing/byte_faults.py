@@ -29,7 +29,7 @@ THROTTLED_BYTES_PER_S = 20_000
 _RESET_AT_ONCE = struct.pack("ii", 1, 0)
 
 
-class Fault(Enum):
+class ByteFault(Enum):
     RESET = "reset"
     END = "end"
     TORN = "torn"
@@ -38,7 +38,7 @@ class Fault(Enum):
     THROTTLE = "throttle"
 
 
-CUTS = frozenset({Fault.RESET, Fault.END, Fault.TORN, Fault.HALF_OPEN})
+CUTS = frozenset({ByteFault.RESET, ByteFault.END, ByteFault.TORN, ByteFault.HALF_OPEN})
 """After these a connection is of no more use."""
 
 
@@ -48,13 +48,13 @@ class ByteProxy(Proxy):
     def __init__(self, target: tuple[str, int], *, seed: int = 0) -> None:
         super().__init__(target)
         self.chance = random.Random(seed)
-        self.struck: Counter[Fault] = Counter()
-        self.links: list[Link] = []
+        self.struck: Counter[ByteFault] = Counter()
+        self.links: list[ProxiedLink] = []
         """Those which can still be hit, in the order in which they came."""
         self.linked = asyncio.Event()
         """Set when one comes. Whoever waits for the next one clears it."""
 
-    def strike(self, fault: Fault, *, for_s: float = 1.0, way: Way | None = None) -> bool:
+    def strike(self, fault: ByteFault, *, for_s: float = 1.0, way: Way | None = None) -> bool:
         """False if there is no connection to hit. `for_s` is how long a stall or a throttle lasts. `way` is the
         direction that is torn or dead, if it should not be any."""
         if not self.links:
@@ -77,7 +77,7 @@ class ByteProxy(Proxy):
             link.reset()
 
     async def _carry(self, near: Ends, far: Ends) -> None:
-        link = Link(near, far, self.chance)
+        link = ProxiedLink(near, far, self.chance)
         self.links.append(link)
         self.linked.set()
         try:
@@ -87,7 +87,7 @@ class ByteProxy(Proxy):
                 self.links.remove(link)
 
 
-class Link:
+class ProxiedLink:
     """One connection through the proxy: `up` from the client to the server, `down` back."""
 
     def __init__(self, near: Ends, far: Ends, chance: random.Random) -> None:
@@ -103,23 +103,23 @@ class Link:
             for way in (self.up, self.down):
                 await way.swallow()
 
-    def suffer(self, fault: Fault, for_s: float, hit: Way | None) -> None:
+    def suffer(self, fault: ByteFault, for_s: float, hit: Way | None) -> None:
         ways = (self.up, self.down)
         way = ways[WAYS.index(hit or self._chance.choice(WAYS))]
         match fault:
-            case Fault.RESET:
+            case ByteFault.RESET:
                 self.reset()
-            case Fault.END:
+            case ByteFault.END:
                 for writer in (self.near, self.far):
                     writer.close()
-            case Fault.TORN:
+            case ByteFault.TORN:
                 way.tear_at = self._chance.random()
-            case Fault.HALF_OPEN:
+            case ByteFault.HALF_OPEN:
                 self._is_half_open, way.is_dead = True, True
-            case Fault.STALL:
+            case ByteFault.STALL:
                 for each in ways:
                     each.stall(for_s)
-            case Fault.THROTTLE:
+            case ByteFault.THROTTLE:
                 for each in ways:
                     each.throttle(for_s)
 

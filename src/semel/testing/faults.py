@@ -24,7 +24,7 @@ FRAME_BYTES_MAX = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class FrameFaults:
     """Chances per frame. A delayed frame waits up to `delay_s` while later ones pass it.
 
     The first `spare` frames of each direction go through untouched, so that a handshake can end; a connection that
@@ -61,7 +61,7 @@ class Counts:
 class FaultProxy(Proxy):
     """Decides over each frame as its weather says."""
 
-    def __init__(self, target: tuple[str, int], weather: Weather, *, seed: int = 0) -> None:
+    def __init__(self, target: tuple[str, int], weather: FrameFaults, *, seed: int = 0) -> None:
         super().__init__(target)
         self.weather = weather
         self.counts = Counts()
@@ -147,7 +147,7 @@ class _Way:
         self.writer.write(len(payload).to_bytes(HEADER_BYTES, "big") + payload)
 
 
-async def _serve(target: tuple[str, int], weather: Weather, port: int, seed: int) -> None:
+async def _serve(target: tuple[str, int], weather: FrameFaults, port: int, seed: int) -> None:
     proxy = FaultProxy(target, weather, seed=seed)
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     try:
-        weather = Weather(options.loss, options.doubling, options.delay, options.delay_s, options.cuts)
+        weather = FrameFaults(options.loss, options.doubling, options.delay, options.delay_s, options.cuts)
         asyncio.run(_serve(_parse_target(options.to), weather, options.port, options.seed))
     except ConfigError as error:
         parser.error(str(error))

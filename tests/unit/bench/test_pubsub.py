@@ -16,7 +16,7 @@ from rich.console import Console
 
 from semel.bench import pubsub, pubsub_load, pubsub_peers
 from semel.bench.pubsub import NATS, PARTS, PICOWS, POSTGRES, RABBITMQ, SQLITE, Goal, PubSubOptions, PubSubResult
-from semel.bench.pubsub_load import Marked, Publisher, Sized, Subscriber, Wire, drive, masked
+from semel.bench.pubsub_load import Marked, PublishLoad, Sized, Subscriber, Wire, drive, masked
 from semel.bench.pubsub_peers import Confirms, Mqtt, NotInstalled
 from semel.errors import PeerUnavailable, StoreUnavailable
 from semel.runtime.transports.websocket import FrameReader
@@ -110,7 +110,7 @@ def test_no_more_than_the_window_is_in_flight(ends: tuple[socket.socket, socket.
 
     thread = threading.Thread(target=echo)
     thread.start()
-    publisher = Publisher(ours, Sized(10), b"0123456789" * 40, 10, 7)
+    publisher = PublishLoad(ours, Sized(10), b"0123456789" * 40, 10, 7)
     assert drive(publisher)[0] == 40
     assert most <= 70
     publisher.close()
@@ -132,7 +132,7 @@ def test_a_silent_server_is_given_up(
 ) -> None:
     monkeypatch.setattr(pubsub_load, "WAIT_S", 0.0)
     with pytest.raises(PeerUnavailable, match="0 of 5 messages were done"):
-        drive(Publisher(ends[0], Sized(10), bytes(50), 10, 7))
+        drive(PublishLoad(ends[0], Sized(10), bytes(50), 10, 7))
 
 
 @given(st.binary(max_size=300))

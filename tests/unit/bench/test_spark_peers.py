@@ -10,7 +10,7 @@ import pytest
 
 from semel.bench import spark_peers
 from semel.bench.spark_audit import difference
-from semel.bench.spark_peers import COUNTS, PEERS, Question, ask
+from semel.bench.spark_peers import COUNTS, PEERS, BenchQuestion, ask
 from semel.errors import ConfigError
 
 SECOND = 1_000_000
@@ -41,7 +41,7 @@ WANTED = {
 
 
 @pytest.fixture
-def question(tmp_path: Path) -> Question:
+def question(tmp_path: Path) -> BenchQuestion:
     codes, sessions, idx, kinds, times = zip(*STORY, strict=True)
     table = pa.table({
         "code": pa.array(codes, pa.int64()),
@@ -53,11 +53,11 @@ def question(tmp_path: Path) -> Question:
         "at": pa.array([second * SECOND for second in times], pa.timestamp("us", tz="UTC")),
     })  # fmt: skip
     pq.write_table(table, tmp_path / "events.parquet")
-    return Question((str(tmp_path / "events.parquet"),), 10 * SECOND, 10 * SECOND, 100 * SECOND, 1, str(tmp_path))
+    return BenchQuestion((str(tmp_path / "events.parquet"),), 10 * SECOND, 10 * SECOND, 100 * SECOND, 1, str(tmp_path))
 
 
 @pytest.mark.parametrize("engine", PEERS)
-def test_an_engine_counts_by_the_definitions(engine: str, question: Question) -> None:
+def test_an_engine_counts_by_the_definitions(engine: str, question: BenchQuestion) -> None:
     found = ask(engine, question)
     assert found.cells == {
         (code, start * SECOND): tuple(counts.get(name, 0) for name in COUNTS)
@@ -69,13 +69,13 @@ def test_an_engine_counts_by_the_definitions(engine: str, question: Question) ->
 @pytest.mark.parametrize("engine", PEERS)
 def test_an_engine_that_fails_says_why(engine: str, tmp_path: Path) -> None:
     missing = str(tmp_path / "no.parquet")
-    found = ask(engine, Question((missing,), 1, 1, 1, 1, str(tmp_path)))
+    found = ask(engine, BenchQuestion((missing,), 1, 1, 1, 1, str(tmp_path)))
     assert found.cells is None
     assert missing in found.why
 
 
 def test_an_engine_that_is_ended_by_the_system_is_no_end_of_the_bench(tmp_path: Path) -> None:
-    found = ask("no_such_package", Question((), 1, 1, 1, 1, str(tmp_path)))
+    found = ask("no_such_package", BenchQuestion((), 1, 1, 1, 1, str(tmp_path)))
     assert found.cells is None
     assert "ended with 1" in found.why
 
@@ -84,7 +84,7 @@ def test_a_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(spark_peers, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs the duckdb package") as caught:
         spark_peers.check_installed()
-    assert "semel[bench,spark]" in caught.value.fix
+    assert "polars" in caught.value.fix
 
 
 def test_a_difference_names_the_count_and_the_cell() -> None:

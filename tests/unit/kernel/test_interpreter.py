@@ -29,7 +29,7 @@ from semel.kernel.effects import (
     Wake,
 )
 from semel.kernel.envelope import Envelope
-from semel.kernel.group import Group, GroupLimits
+from semel.kernel.group import CommitGroup, GroupLimits
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Advanced, Applied, Outcome, Put, Refused, Stale
 from semel.kernel.position import Position
@@ -71,7 +71,7 @@ class ToyDriver:
     """Notes every call; the test reports the results."""
 
     def __init__(self) -> None:
-        self.groups: list[Group] = []
+        self.groups: list[CommitGroup] = []
         self.reads: list[tuple[Seat, Read]] = []
         self.loads: list[tuple[Seat, Load]] = []
         self.sends: list[Send] = []
@@ -79,7 +79,7 @@ class ToyDriver:
         self.notes: list[Notify] = []
         self.closes: list[Close] = []
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: CommitGroup) -> None:
         self.groups.append(group)
 
     def read(self, seat: Seat, effect: Read) -> None:
@@ -115,7 +115,7 @@ def commit(token: int, chain: str | None = "") -> Commit:
     return Commit((Put(f"k{token}", b"v"),), token, chain)
 
 
-def applied(group: Group) -> list[Outcome]:
+def applied(group: CommitGroup) -> list[Outcome]:
     return [Applied((Advanced(version=1),)) for _ in group.members]
 
 

@@ -72,7 +72,7 @@ class HubsAsked:
     respond: Callable[[Sequence[HubRow]], HttpResponse]
 
 
-class Page(msgspec.Struct, frozen=True):
+class MessagePage(msgspec.Struct, frozen=True):
     """Messages that were found up to a position. `missed`: so many records were trimmed before they could be read."""
 
     records: Sequence[Record]
@@ -90,7 +90,7 @@ class MessagesAsked:
     target: str | None
     limit: int
     wait_s: float
-    respond: Callable[[Page | SemelError], HttpResponse]
+    respond: Callable[[MessagePage | SemelError], HttpResponse]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def _position(stream: str, text: str) -> Position:
     return Position(stream, int(found[1]), int(found[2]))
 
 
-def _page(page: Page | SemelError) -> HttpResponse:
+def _page(page: MessagePage | SemelError) -> HttpResponse:
     if isinstance(page, EpochChanged):
         gone = f"the store is in epoch {page.current} by now"
         fix = f"it was restored or has failed over: begin again with after={START}"

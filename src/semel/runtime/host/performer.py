@@ -41,7 +41,7 @@ from semel.kernel.effects import (
     SendFailed,
     Sent,
 )
-from semel.kernel.group import Completion, Group, GroupLimits, in_words
+from semel.kernel.group import CommitGroup, Completion, GroupLimits, in_words
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Enqueue, Finish, Op, WorkRow
 from semel.kernel.store import Record, Store
@@ -121,7 +121,7 @@ class Performer:
         self.outages = Outages()
         self.unanswered = ""
         """After closing: which commits nobody could be told about, in words."""
-        self._under_way: Group | None = None
+        self._under_way: CommitGroup | None = None
         self._under_way_since = 0.0
         self._begin_due = False
         self._tick_due = False
@@ -356,7 +356,7 @@ class Performer:
         if self._under_way is None and not self._closed:
             self._interpreter.begin()
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: CommitGroup) -> None:
         self._under_way, self._under_way_since = group, time.perf_counter()
         self._writer.put(group)
         self._offer_room()
@@ -365,7 +365,7 @@ class Performer:
         for call in self._on_room:
             call()
 
-    def _group_done(self, group: Group, report: Report, error: SemelError | None) -> None:
+    def _group_done(self, group: CommitGroup, report: Report, error: SemelError | None) -> None:
         """Tell, then send: a confirm leaves only after the machines have heard of the commit."""
         if self._closed:
             return
@@ -607,7 +607,7 @@ def closed_error() -> StoreUnavailable:
     return StoreUnavailable("the performer is closed or not started", fix="use it inside `async with Performer(…)`")
 
 
-def _is_news(group: Group) -> bool:
+def _is_news(group: CommitGroup) -> bool:
     """Whether a reader or a worker may find something new. Claims and cursors bring nothing: two idle workers that
     woke each other by looking for work would never rest."""
     return any(isinstance(op, _NEWS) for member in group.members for op in member.unit.ops)

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from semel.errors import CommitInDoubt, SemelError, StoreBroken, StoreError, StoreRefused
-from semel.kernel.group import Group, in_words
+from semel.kernel.group import CommitGroup, in_words
 from semel.kernel.interpreter import Interpreter
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Store
@@ -40,7 +40,7 @@ class Writer:
         store: Store,
         loop: asyncio.AbstractEventLoop,
         interpreter: Interpreter,
-        done: Callable[[Group, Report, SemelError | None], None],
+        done: Callable[[CommitGroup, Report, SemelError | None], None],
         *,
         doubt_s: float,
         trouble: Callable[[SemelError], None],
@@ -51,12 +51,12 @@ class Writer:
         self._done = done
         self._doubt_s = doubt_s
         self._trouble = trouble
-        self._groups: SimpleQueue[Group | None] = SimpleQueue()
+        self._groups: SimpleQueue[CommitGroup | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="semel-writer", daemon=True)
         self._thread.start()
 
-    def put(self, group: Group) -> None:
+    def put(self, group: CommitGroup) -> None:
         self._groups.put(group)
 
     def is_current(self) -> bool:
@@ -74,7 +74,7 @@ class Writer:
         while (group := self._groups.get()) is not None:
             hand_over(self._loop, self._done, group, *self._commit(group))
 
-    def _commit(self, group: Group) -> tuple[Report, SemelError | None]:
+    def _commit(self, group: CommitGroup) -> tuple[Report, SemelError | None]:
         try:
             return partial(self._interpreter.committed, group, self._store.commit(group.units)), None
         except CommitInDoubt as doubt:
@@ -92,7 +92,7 @@ class Writer:
             log.exception("a store failed in a way that Semel does not know; in doubt: %s", in_words(group.members))
             return partial(self._interpreter.unknown, group), as_refusal(error)
 
-    def _resolve(self, group: Group, doubt: CommitInDoubt) -> tuple[Report, SemelError | None]:
+    def _resolve(self, group: CommitGroup, doubt: CommitInDoubt) -> tuple[Report, SemelError | None]:
         """Nothing else is written before the doubt is over, or until it has lasted too long."""
         until = time.monotonic() + self._doubt_s
         attempt = 0

@@ -20,7 +20,7 @@ from semel.kernel.store import Record, Store, Trimmed
 from semel.pubsub.hub.calls import Answer, Call, HubInfo, Outcome, Summarize
 from semel.pubsub.hub.commits import outward
 from semel.pubsub.hub.loading import is_known, known_hubs
-from semel.pubsub.rest.admin import Admin, HubRow, HubsAsked, MessagesAsked, Page
+from semel.pubsub.rest.admin import Admin, HubRow, HubsAsked, MessagePage, MessagesAsked
 from semel.pubsub.rest.api import Asked
 from semel.runtime.host.outages import Outages, is_readable
 from semel.runtime.host.threads import hand_over
@@ -108,7 +108,7 @@ class PubSubAdmin:
         found = {name: _info(answer) for name, answer in zip(sorted(running), answers, strict=True)}
         return [HubRow(name, found.get(name)) for name in sorted(running | stored)]
 
-    async def _messages(self, asked: MessagesAsked) -> Page:
+    async def _messages(self, asked: MessagesAsked) -> MessagePage:
         until = time.monotonic() + asked.wait_s
         after = asked.after or await self._begin(asked)
         async with self._changes.watched() as changed:
@@ -138,12 +138,12 @@ def _info(answer: Answer) -> HubInfo | None:
     return found if isinstance(found, HubInfo) else None
 
 
-def read_page(store: Store, after: Position, target: str | None, limit: int) -> Page:
+def read_page(store: Store, after: Position, target: str | None, limit: int) -> MessagePage:
     """Messages after a position, as many as there are and as one answer may hold."""
     found = store.read(after.stream, after, SCAN_ROWS)
     if isinstance(found, Trimmed):
         begin = Position(after.stream, found.first.epoch, found.first.offset - 1)
-        return Page((), begin, begin.offset - after.offset)
+        return MessagePage((), begin, begin.offset - after.offset)
     records: list[Record] = []
     size = 0
     for record in found.records:
@@ -156,7 +156,7 @@ def read_page(store: Store, after: Position, target: str | None, limit: int) -> 
         after = record.position
         if len(records) == limit:
             break
-    return Page(records, after)
+    return MessagePage(records, after)
 
 
 def _with_body(store: Store, record: Record, blob: Blob) -> Record:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from semel.errors import SemelError
 from semel.kernel.effects import Close, Notify, Read, Received, Send
-from semel.kernel.group import Group
+from semel.kernel.group import CommitGroup
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.pubsub.hub.calls import Answer, Call
 from semel.pubsub.hub.loading import load_hub
@@ -48,7 +48,7 @@ class HubProcess(Process):
         self._node, self.store = node, node.store
         super().__init__(lambda: node.now)
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: CommitGroup) -> None:
         """What is left of a hub that has been started again commits nothing any more."""
         if self._node.process is self:
             self._node.commit(group)
@@ -82,7 +82,7 @@ class HubNode:
         self.said: dict[str, list[Response | ClosePeer | Answer]] = defaultdict(list)
         self.notes: list[Notify] = []
         self.failing: list[SemelError] = []
-        self.held: list[Group] | None = None
+        self.held: list[CommitGroup] | None = None
         self._protocols: dict[str, str] = {}
         self._back: set[str] = set()
         self._minted: list[int] = [1_000_000] if beside is None else beside._minted
@@ -200,7 +200,7 @@ class HubNode:
 
     # -- the driver
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: CommitGroup) -> None:
         if self.held is not None:
             self.held.append(group)
         elif self.failing:

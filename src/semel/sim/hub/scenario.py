@@ -16,7 +16,7 @@ from semel.sim.hub.guests import GuestCaller
 from semel.sim.hub.node import BEGIN_S
 from semel.sim.hub.questions import QuestionCaller
 from semel.sim.hub.storm import HubStorm
-from semel.sim.world import World
+from semel.sim.world import SeededWorld
 
 OPTIONS = HubOptions(is_shared=True, lease_s=10.0, trim_s=2.0, recovery_s=400.0)
 AGED = replace(OPTIONS, backlog_age_s=3.0)
@@ -80,7 +80,7 @@ class HubScenario:
     def __init__(self, seed: int, log: Callable[[str], None] | None = None, weather: HubWeather | None = None) -> None:
         self._drawn = weather or draw_hub_weather(seed)
         self._scene = SCENES[self._drawn.scene]
-        self.world = World(seed, log)
+        self.world = SeededWorld(seed, log)
         self.weather: dict[str, Any] = asdict(self._drawn)
 
     def run(self) -> dict[str, float]:

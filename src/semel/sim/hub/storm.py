@@ -9,7 +9,7 @@ from typing import Any
 
 from semel.errors import StoreUnavailable
 from semel.kernel.effects import Read, Send
-from semel.kernel.group import Group
+from semel.kernel.group import CommitGroup
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Applied, Fresh
 from semel.pubsub.hub.calls import Answer, Call
@@ -21,7 +21,7 @@ from semel.sim.hub.callers import Caller
 from semel.sim.hub.members import GROUPS, StormClient
 from semel.sim.hub.node import HubNode, HubProcess
 from semel.sim.process import Answering, Loading, Process
-from semel.sim.world import World
+from semel.sim.world import SeededWorld
 
 AWAY = StoreUnavailable("the storm")
 CLIENTS = 4
@@ -34,7 +34,7 @@ class StormProcess(HubProcess):
 
     _node: StormNode
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: CommitGroup) -> None:
         self._node.groups.append((self.interpreter, group))
 
     def read(self, seat: Seat, effect: Read) -> None:
@@ -53,7 +53,7 @@ class StormNode(HubNode):
     def __init__(self, storm: HubStorm, name: str, beside: HubNode | None) -> None:
         self.storm = storm
         self.lives = 0
-        self.groups: list[tuple[Interpreter, Group]] = []
+        self.groups: list[tuple[Interpreter, CommitGroup]] = []
         self.pending: list[Callable[[], None]] = []
         super().__init__(storm.options, name, beside)
 
@@ -128,7 +128,7 @@ class HubStorm:
     clients drop their sockets, and whether they come back at once."""
 
     def __init__(
-        self, world: World, options: HubOptions, faults: float, restless: float, caller: type[Caller] = Caller
+        self, world: SeededWorld, options: HubOptions, faults: float, restless: float, caller: type[Caller] = Caller
     ) -> None:
         self.world, self.chance = world, world.random
         self.options, self.faults, self.restless = options, faults, restless

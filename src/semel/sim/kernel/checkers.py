@@ -18,7 +18,7 @@ from semel.kernel.ops import OPEN_STATES, WorkState
 from semel.kernel.store import Record, Records
 from semel.sim.kernel.apps import Item
 from semel.sim.kernel.database import Database
-from semel.sim.kernel.path import HOP_IN, HUB, READER, Path, effects, hop_handler, hop_out, inbox, outbox
+from semel.sim.kernel.path import HOP_IN, HUB, READER, SimulatedPath, effects, hop_handler, hop_out, inbox, outbox
 from semel.sim.kernel.weather import Subscription
 from semel.sim.kernel.world import KernelWorld
 
@@ -59,7 +59,7 @@ def open_books(database: Database) -> Books:
 
 
 class Checker:
-    def __init__(self, world: KernelWorld, path: Path) -> None:
+    def __init__(self, world: KernelWorld, path: SimulatedPath) -> None:
         self._world = world
         self._path = path
         self._items = {item.key: item for items in path.items.values() for item in items}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semel.errors import SemelError, StoreBusy, StoreError, StoreFull, StoreRefused, StoreUnavailable
-from semel.kernel.group import Group
+from semel.kernel.group import CommitGroup
 from semel.kernel.ledger import Mark
 from semel.kernel.ops import Append, Enqueue, Outcome, Unit
 from semel.kernel.store import Record
@@ -33,7 +33,7 @@ class Request:
     marker: int
     node: Node
     life: int
-    group: Group
+    group: CommitGroup
     store_life: int
     answered: bool = False
     cancelled: bool = False
@@ -102,7 +102,7 @@ class Database:
 
     # -- commits
 
-    def commit(self, node: Node, group: Group) -> None:
+    def commit(self, node: Node, group: CommitGroup) -> None:
         self._markers += 1
         request = Request(self._markers, node, node.life, group, self._life)
         self._asked[request.marker] = request

@@ -22,7 +22,7 @@ from semel.kernel.effects import (
     Send,
 )
 from semel.kernel.envelope import Envelope
-from semel.kernel.group import Group, GroupLimits
+from semel.kernel.group import CommitGroup, GroupLimits
 from semel.kernel.interpreter import Seat
 from semel.kernel.ops import Append, Applied, Op, Stale
 from semel.sim.clock import TICK_S, Drift
@@ -177,13 +177,13 @@ class Node(Process):
 
     # -- the store
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: CommitGroup) -> None:
         self.database.commit(self, group)
 
-    def hears(self, life: int, report: str, group: Group, answer: Any) -> None:
+    def hears(self, life: int, report: str, group: CommitGroup, answer: Any) -> None:
         self._run_in(life, self._hear, report, group, answer)
 
-    def _hear(self, report: str, group: Group, answer: Any) -> None:
+    def _hear(self, report: str, group: CommitGroup, answer: Any) -> None:
         waiting = len(self.interpreter.queue)
         self._count(report, group, answer)
         if report == "unknown":
@@ -193,7 +193,7 @@ class Node(Process):
         if report == "failed" and waiting - len(self.interpreter.queue) > len(group.members):
             self._world.see("completion.chained")
 
-    def _count(self, report: str, group: Group, answer: Any) -> None:
+    def _count(self, report: str, group: CommitGroup, answer: Any) -> None:
         if report == "committed" or (report == "resolved" and answer is not None):
             for outcome in answer:
                 applied = isinstance(outcome, Applied)

@@ -50,7 +50,7 @@ def effects(name: str) -> str:
     return f"effects/{name}"
 
 
-class Path:
+class SimulatedPath:
     """All nodes, databases and links of one world."""
 
     def __init__(self, world: KernelWorld) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from semel.kernel.ledger import START, Kind
 from semel.sim.kernel.checkers import ALL, Checker
-from semel.sim.kernel.path import Path
+from semel.sim.kernel.path import SimulatedPath
 from semel.sim.kernel.storm import Storm
 from semel.sim.kernel.world import KernelWorld
 
@@ -26,7 +26,7 @@ class KernelScenario:
         self.weather: dict[str, Any] = self.world.weather.as_dict()
 
     def run(self) -> dict[str, float]:
-        world, path = self.world, Path(self.world)
+        world, path = self.world, SimulatedPath(self.world)
         checker, storm = Checker(world, path), Storm(world, path)
         storm.begin()
         path.start()
@@ -54,7 +54,7 @@ def _drain(world: KernelWorld, checker: Checker) -> bool:
     return not world.violations
 
 
-def _figures(world: KernelWorld, path: Path) -> dict[str, float]:
+def _figures(world: KernelWorld, path: SimulatedPath) -> dict[str, float]:
     counts = dict.fromkeys(Kind, 0)
     for database in path.databases:
         for entry in database.store.ledger(START, ALL):

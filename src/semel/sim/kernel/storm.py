@@ -11,12 +11,12 @@ from semel.kernel.store import Record
 from semel.sim.kernel.database import Database
 from semel.sim.kernel.network import Link
 from semel.sim.kernel.node import Node
-from semel.sim.kernel.path import HOP_IN, HUB, Path, inbox, outbox
+from semel.sim.kernel.path import HOP_IN, HUB, SimulatedPath, inbox, outbox
 from semel.sim.kernel.world import KernelWorld
 
 
 class Storm:
-    def __init__(self, world: KernelWorld, path: Path) -> None:
+    def __init__(self, world: KernelWorld, path: SimulatedPath) -> None:
         self._world = world
         self._path = path
         self._backup: tuple[int, dict[int, Record]] | None = None

@@ -53,7 +53,7 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class ProducerTraffic:
     """What the producers send. `depth` appends are under way at a time; `mints` lets a producer give a message a new
     id when its append has failed for certain, which a caller may do."""
 
@@ -125,7 +125,7 @@ class Handling:
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    traffic: Traffic
+    traffic: ProducerTraffic
     inbound: HopPlan
     subscriptions: tuple[Subscription, ...]
     hub_nodes: int
@@ -175,8 +175,8 @@ def draw_weather(random: Random) -> Weather:
     )
 
 
-def _traffic(random: Random, slow: bool) -> Traffic:
-    return Traffic(
+def _traffic(random: Random, slow: bool) -> ProducerTraffic:
+    return ProducerTraffic(
         producers=random.choice((1, 1, 2, 3)),
         sessions=random.choice((1, 1, 2, 3)),
         items=random.randint(4, 8) if slow else random.randint(8, 40),
@@ -212,7 +212,7 @@ def _gap(random: Random, may_skip: bool) -> GapPolicy:
     return GapPolicy(then, random.uniform(0.5, 3.0))
 
 
-def _inbound(random: Random, slow: bool, traffic: Traffic, restore: bool) -> HopPlan:
+def _inbound(random: Random, slow: bool, traffic: ProducerTraffic, restore: bool) -> HopPlan:
     order, hop_index = random.choice(_orders(traffic.without_session))
     return _hop(random, slow, order, hop_index, _gap(random, may_skip=not restore and not hop_index))
 
@@ -223,7 +223,7 @@ def _orders(without_session: bool) -> list[tuple[ReceiveOrder, bool]]:
 
 
 def _subscription(
-    random: Random, slow: bool, number: int, inbound: HopPlan, traffic: Traffic, hub_nodes: int, restore: bool
+    random: Random, slow: bool, number: int, inbound: HopPlan, traffic: ProducerTraffic, hub_nodes: int, restore: bool
 ) -> Subscription:
     """Only what may be promised after such an inbound hop.
 

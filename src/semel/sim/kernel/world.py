@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from semel.sim.kernel.weather import Weather, draw_weather
-from semel.sim.world import World
+from semel.sim.world import SeededWorld
 
 
-class KernelWorld(World):
+class KernelWorld(SeededWorld):
     def __init__(self, seed: int, log: Callable[[str], None] | None = None) -> None:
         super().__init__(seed, log)
         self.weather: Weather = draw_weather(self.random)

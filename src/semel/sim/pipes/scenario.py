@@ -11,7 +11,7 @@ from semel.errors import LimitExceeded
 from semel.pipes.language.notation import parse_path
 from semel.sim.pipes.simulate import Simulated, simulate
 from semel.sim.pipes.storage import StorageWorld
-from semel.sim.world import World
+from semel.sim.world import SeededWorld
 
 MESSAGES = 60
 EVENTS_MAX = 20_000
@@ -60,12 +60,12 @@ class PipesScenario:
         if random.random() < 0.4:
             self._drawn: Promised | StorageWeather = StorageWeather(random.random() < 0.5, random.choice((1, 1, 4)))
             self._in_storage = StorageWorld(seed, durable=self._drawn.durable, window=self._drawn.window, log=log)
-            self.world: World = self._in_storage.world
+            self.world: SeededWorld = self._in_storage.world
         else:
             promised = random.choice(PATHS)
             text = promised.path.format(p=round(random.uniform(0.1, 0.5), 2), q=round(random.uniform(0.1, 0.4), 2))
             self._drawn = replace(promised, path=text)
-            self.world = World(seed, log)
+            self.world = SeededWorld(seed, log)
         self.weather: dict[str, Any] = asdict(self._drawn)
         self.world.clock.note(f"drawn {self.weather}")
 

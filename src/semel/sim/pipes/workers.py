@@ -17,7 +17,7 @@ from semel.kernel.effects import (
     Send,
 )
 from semel.kernel.effects import Resume as ResumeEvent
-from semel.kernel.group import Group
+from semel.kernel.group import CommitGroup
 from semel.kernel.hop import AskForGap, Confirm
 from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import Kind
@@ -169,7 +169,7 @@ class Durable(Process):
 
     # -- the interpreter's driver
 
-    def land(self, group: Group) -> None:
+    def land(self, group: CommitGroup) -> None:
         outcomes = self.store.commit(group.units)
         self._count_arrivals(group, outcomes)
         if self._dying:
@@ -202,7 +202,7 @@ class Durable(Process):
         self._sent.add((peer, delivery))
         self._hops.setdefault(self._outlets[peer], Counter())[Kind.RESENT if again else Kind.SENT] += 1
 
-    def _count_arrivals(self, group: Group, outcomes: Sequence[Outcome]) -> None:
+    def _count_arrivals(self, group: CommitGroup, outcomes: Sequence[Outcome]) -> None:
         for unit, outcome in zip(group.units, outcomes, strict=True):
             if not isinstance(outcome, Applied):
                 continue

@@ -20,7 +20,7 @@ from semel.kernel.effects import (
     ReadDone,
     Send,
 )
-from semel.kernel.group import CommitQueue, Group, Waiting
+from semel.kernel.group import CommitGroup, CommitQueue, WaitingCommit
 from semel.kernel.hop import Confirm, HopMessage, Receiver, Sender, _delivery
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import (
@@ -106,7 +106,7 @@ class _Unsynced:
     "a commit whose outcome is unknown is reported as failed",
     (Interpreter, "unknown"),
 )
-def _unknown_taken_for_failed(right: Callable[..., None], interpreter: Interpreter, group: Group) -> None:
+def _unknown_taken_for_failed(right: Callable[..., None], interpreter: Interpreter, group: CommitGroup) -> None:
     interpreter.failed(group, StoreUnavailable("the connection broke", fix="try again"))
 
 
@@ -248,7 +248,7 @@ def _confirm_over_gap(right: Callable[..., list[Effect]], sender: Sender) -> lis
 
 
 @plant("k-fails-k1-lands", "after a failed commit the later ones of its chain still land", (CommitQueue, "_cut"))
-def _k_fails_k1_lands(right: Callable[..., Any], queue: CommitQueue, broken: set[str]) -> list[Waiting]:
+def _k_fails_k1_lands(right: Callable[..., Any], queue: CommitQueue, broken: set[str]) -> list[WaitingCommit]:
     return []
 
 
@@ -258,7 +258,7 @@ def _k_fails_k1_lands(right: Callable[..., Any], queue: CommitQueue, broken: set
     (Interpreter, "committed"),
 )
 def _push_own_commit(
-    right: Callable[..., None], interpreter: Interpreter, group: Group, outcomes: Sequence[Outcome]
+    right: Callable[..., None], interpreter: Interpreter, group: CommitGroup, outcomes: Sequence[Outcome]
 ) -> None:
     right(interpreter, group, outcomes)
     for unit, outcome in zip(group.units, outcomes, strict=True):

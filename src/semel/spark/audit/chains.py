@@ -66,7 +66,7 @@ def predicted(chain: Sequence[LedgerHop], totals: Iterable[CellFigures]) -> floa
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class ChainStay:
     """A worker between hops: what it took over `into` and says it has forwarded must be seen on one of `onward`, or
     have a receipt. A receipt says that the worker gave its outputs ids of their own."""
 
@@ -83,13 +83,15 @@ def receipts_of(point: str) -> str:
     return f"{point}/receipts"
 
 
-def stays_of(chains: Sequence[Sequence[LedgerHop]], hops: Sequence[LedgerHop], streams: Collection[str]) -> list[Stay]:
+def stays_of(
+    chains: Sequence[Sequence[LedgerHop]], hops: Sequence[LedgerHop], streams: Collection[str]
+) -> list[ChainStay]:
     """Where messages of these chains stay on their way: all hops that lead on count, not only those of one chain."""
     into = {hop.code: hop for chain in chains for hop in chain[:-1] if hop.has(Kind.FORWARDED)}
     found = []
     for hop in into.values():
         onward = tuple(next for next in hops if (next.pipeline, next.sender) == (hop.pipeline, hop.receiver))
-        found.append(Stay(hop, onward, _receipts_way(hop) if receipts_of(hop.receiver) in streams else None))
+        found.append(ChainStay(hop, onward, _receipts_way(hop) if receipts_of(hop.receiver) in streams else None))
     return found
 
 
@@ -136,7 +138,7 @@ class Paths:
 def measure(
     rows: DataFrame,
     chains: Sequence[Sequence[LedgerHop]],
-    stays: Sequence[Stay],
+    stays: Sequence[ChainStay],
     span: JudgedSpan,
     *,
     sent_on: Collection[int] | None = None,
@@ -161,7 +163,7 @@ def measure(
 
 
 def figures_of(
-    chains: Sequence[Sequence[LedgerHop]], stays: Sequence[Stay], paths: Paths, totals: Sequence[CellFigures]
+    chains: Sequence[Sequence[LedgerHop]], stays: Sequence[ChainStay], paths: Paths, totals: Sequence[CellFigures]
 ) -> list[Chain]:
     inside = {stay.into.code: lost for stay, lost in zip(stays, paths.lost, strict=True)}
     return [
@@ -181,7 +183,7 @@ def figures_of(
 def _counts(
     rows: DataFrame,
     chains: Sequence[Sequence[LedgerHop]],
-    stays: Sequence[Stay],
+    stays: Sequence[ChainStay],
     span: JudgedSpan,
     sent_on: Collection[int] | None,
 ) -> list[tuple[int, int, int, int]]:
@@ -239,12 +241,12 @@ def _by_message(rows: DataFrame, codes: Collection[int], masks: Mapping[str, Col
     return here.agg(*(F.bit_or(mask).alias(name) for name, mask in masks.items()))
 
 
-def _codes(stays: Sequence[Stay]) -> set[int]:
+def _codes(stays: Sequence[ChainStay]) -> set[int]:
     hops = {hop.code for stay in stays for hop in (stay.into, *stay.onward)}
     return hops | {stay.receipts.hop.code for stay in stays if stay.receipts is not None}
 
 
-def _stay_masks(stays: Sequence[Stay], span: JudgedSpan) -> dict[str, Column]:
+def _stay_masks(stays: Sequence[ChainStay], span: JudgedSpan) -> dict[str, Column]:
     onward = [
         (hop.code, 1 << at)
         for at, stay in enumerate(stays)
@@ -269,7 +271,7 @@ def _gone() -> Column:
     return _without(F.col("left"), F.col("seen"))
 
 
-def lost_inside(rows: DataFrame, stays: Sequence[Stay], span: JudgedSpan) -> DataFrame:
+def lost_inside(rows: DataFrame, stays: Sequence[ChainStay], span: JudgedSpan) -> DataFrame:
     """The rows of the messages lost in these stays, at the hop that brought them. At most 62 stays."""
     each = _by_message(rows, _codes(stays), _stay_masks(stays, span))
     elsewhere = F.bit_or(_without(F.col("seen"), F.col("passed"))).over(Window.partitionBy("key"))

@@ -15,7 +15,7 @@ from semel.spark.audit.result import Example, Finding
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from semel.spark.audit.chains import Stay
+    from semel.spark.audit.chains import ChainStay
 
 FINDING = (
     "finding string, pipeline string, hop string, session_class string, window long, message string, session string, "
@@ -62,7 +62,9 @@ def findings(rows: DataFrame, ways: Sequence[Way], *, window_us: int, session_cl
     )
 
 
-def inside_findings(rows: DataFrame, stays: Sequence[Stay], *, window_us: int, session_class: str | None) -> DataFrame:
+def inside_findings(
+    rows: DataFrame, stays: Sequence[ChainStay], *, window_us: int, session_class: str | None
+) -> DataFrame:
     """From the rows of `chains.lost_inside`, in the same columns."""
     of_class = F.regexp_extract("session", session_class, 1) if session_class else F.lit("")
     ways = [Way(stay.into) for stay in stays]

@@ -265,7 +265,7 @@ def _measure(counts: MessageCounts | None, figures: CellFigures) -> Measure:
 # -- hops
 
 
-class Health(Enum):
+class HopHealth(Enum):
     """How a hop, or a stretch of its time, is to be shown."""
 
     GOOD = "good"
@@ -274,12 +274,12 @@ class Health(Enum):
     NONE = "none"
 
 
-def health(figures: CellFigures) -> Health:
+def health(figures: CellFigures) -> HopHealth:
     if not figures.holds:
-        return Health.BAD
+        return HopHealth.BAD
     if figures.state is WindowState.OPEN and figures.sent == figures.in_flight:
-        return Health.OPEN
-    return Health.GOOD if figures.sent or figures.arrivals else Health.NONE
+        return HopHealth.OPEN
+    return HopHealth.GOOD if figures.sent or figures.arrivals else HopHealth.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ class ReportHop:
         return first, last
 
     @property
-    def health(self) -> Health:
+    def health(self) -> HopHealth:
         return health(self.total)
 
     @property

@@ -15,7 +15,7 @@ from semel.spark.audit.report import (
     WORDS,
     Axis,
     Bin,
-    Health,
+    HopHealth,
     ReportHop,
     count_in_words,
     duration,
@@ -322,9 +322,9 @@ def _strip_x(at: int, axis: Axis) -> float:
     return _NAME_WIDTH + (_STRIP_WIDTH - _NAME_WIDTH) * (at - axis.start) / (axis.end - axis.start)
 
 
-def _kind(each: Bin) -> Health:
+def _kind(each: Bin) -> HopHealth:
     kind = health(each.figures)
-    return Health.OPEN if kind is Health.GOOD and each.figures.state is WindowState.OPEN else kind
+    return HopHealth.OPEN if kind is HopHealth.GOOD and each.figures.state is WindowState.OPEN else kind
 
 
 def _runs(bins: Sequence[Bin]) -> list[list[Bin]]:
@@ -337,7 +337,7 @@ def _runs(bins: Sequence[Bin]) -> list[list[Bin]]:
     return runs
 
 
-_KINDS = {Health.GOOD: "holds", Health.OPEN: "still open", Health.NONE: "nothing sent"}
+_KINDS = {HopHealth.GOOD: "holds", HopHealth.OPEN: "still open", HopHealth.NONE: "nothing sent"}
 
 
 def _strip_cell(run: Sequence[Bin], axis: Axis, y: float) -> str:
@@ -348,5 +348,5 @@ def _strip_cell(run: Sequence[Bin], axis: Axis, y: float) -> str:
     found = ", ".join(f"{count:,} {WORDS[finding]}" for finding, count in counts if count)
     words = f"{moment(run[0].start)} to {moment(run[-1].end)}: {found or _KINDS[kind]}, {plural(sent, 'message')}"
     place = f'x="{left:.1f}" y="{y + 2:g}" width="{max(1.5, right - left - 0.6):.1f}" height="{_ROW - 4}"'
-    hatch = f'<rect fill="url(#hatch)" {place}/>' if kind is Health.OPEN else ""
+    hatch = f'<rect fill="url(#hatch)" {place}/>' if kind is HopHealth.OPEN else ""
     return f'<g class="cell {kind.value}"><title>{escape(words)}</title><rect {place}/>{hatch}</g>'

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from semel.spark.audit.report import Health, ReportHop, duration, ratio, spelled
+from semel.spark.audit.report import HopHealth, ReportHop, duration, ratio, spelled
 from semel.spark.audit.result import Finding
 
 _BOX = (124, 40)
@@ -32,7 +32,7 @@ _SHORT = {
     Finding.PHANTOM: "phantom",
     Finding.UNBALANCED: "unbalanced",
 }
-_MARKS = {Health.GOOD: "✓ holds", Health.OPEN: "… in flight", Health.NONE: "no messages"}
+_MARKS = {HopHealth.GOOD: "✓ holds", HopHealth.OPEN: "… in flight", HopHealth.NONE: "no messages"}
 
 
 @dataclass(slots=True, eq=False)
@@ -272,7 +272,7 @@ def _label_svg(arrow: _Arrow) -> str:
 
 def _found_lines(hop: ReportHop) -> list[str]:
     """In one line, or in two when it is too much for one."""
-    if hop.health is not Health.BAD:
+    if hop.health is not HopHealth.BAD:
         return [_MARKS[hop.health]]
     words = [f"{compact(count)} {_SHORT[finding]}" for finding, count in hop.findings]
     if len(words) < 3:

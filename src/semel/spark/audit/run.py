@@ -364,7 +364,7 @@ class Case:
         return chains.chains_of([way.hop for way in self.ways if not way.hop.is_fanned])
 
     @cached_property
-    def _stays(self) -> list[chains.Stay]:
+    def _stays(self) -> list[chains.ChainStay]:
         return chains.stays_of(self._chains, [way.hop for way in self.ways], self.streams)
 
     @property

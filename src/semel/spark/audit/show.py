@@ -11,7 +11,7 @@ from semel.spark.audit.report import (
     WORDS,
     AuditOutcome,
     FindingGroup,
-    Health,
+    HopHealth,
     Measure,
     ReportHop,
     all_notes,
@@ -106,7 +106,7 @@ def _hop_table(all_hops: list[ReportHop]) -> Table:
         pipe, delivery = hop.measures
         table.add_row(
             *([Text(spelled(hop.pipeline))] if named else []),
-            Text(spelled(hop.name), "red" if hop.health is Health.BAD else ""),
+            Text(spelled(hop.name), "red" if hop.health is HopHealth.BAD else ""),
             f"{hop.total.sent:,}",
             *counts,
             f"{hop.total.in_flight:,}",

@@ -67,7 +67,7 @@ class World:
 
 
 @dataclass
-class Row:
+class ModelRow:
     queue: str
     identity: str
     key: str | None
@@ -99,7 +99,7 @@ class Model:
         self.states: dict[str, tuple[bytes, int]] = {}
         self.deleted: dict[str, int] = {}
         self.cursors: dict[str, tuple[str, int, bool]] = {}
-        self.rows: dict[tuple[str, str], Row] = {}
+        self.rows: dict[tuple[str, str], ModelRow] = {}
         self.turns = 0
         self.fence = 0
         self.logged: list[tuple[Kind, str]] = []
@@ -202,7 +202,7 @@ class Model:
             self.deleted[op.key] = self._next_version(self.states.pop(op.key)[1])
         return 0
 
-    def _finish(self, row: Row, op: Finish) -> None:
+    def _finish(self, row: ModelRow, op: Finish) -> None:
         row.state = op.to
         row.holds = op.to in (WorkState.READY, WorkState.SCHEDULED) or (op.holds and op.to is not WorkState.DONE)
         if row.holds and row.turn is None:
@@ -247,7 +247,7 @@ class Model:
         if row is None:
             assert isinstance(result, Fresh), result
             seq = self._next_turn()
-            row = Row(op.queue, op.identity, op.key, seq, seq)
+            row = ModelRow(op.queue, op.identity, op.key, seq, seq)
             self.rows[op.queue, op.identity] = row
             self._set(row, op)
             return
@@ -256,7 +256,7 @@ class Model:
             row.attempts, row.fence = 0, -1
             self.again.append(op)
 
-    def _set(self, row: Row, op: Enqueue) -> None:
+    def _set(self, row: ModelRow, op: Enqueue) -> None:
         """A row that is scheduled takes its turn among its key only when it falls due."""
         row.state = WorkState.READY if op.due is None else WorkState.SCHEDULED
         row.holds = row.key is None or op.due is None
@@ -314,7 +314,7 @@ class Model:
         self.fence = max([self.fence, *(row.fence for row in result.rows)])
         self.agrees = True
 
-    def _check_order(self, got: list[str], groups: list[list[Row]]) -> None:
+    def _check_order(self, got: list[str], groups: list[list[ModelRow]]) -> None:
         """Rows of a key in their turn; what fell due earlier before what fell due later."""
         taken = [[row for row in group if row.identity in got] for group in groups]
         for group, some in zip(groups, taken, strict=True):
@@ -333,11 +333,11 @@ class Model:
             if row.state is WorkState.SCHEDULED:
                 row.turn, row.holds, row.state = self._next_turn(), True, WorkState.READY
 
-    def _of(self, queue: str) -> list[Row]:
+    def _of(self, queue: str) -> list[ModelRow]:
         return [row for row in self.rows.values() if row.queue == queue]
 
-    def _claimable(self, claim: Claim, now: int) -> Iterator[list[Row]]:
-        def is_due(row: Row) -> bool:
+    def _claimable(self, claim: Claim, now: int) -> Iterator[list[ModelRow]]:
+        def is_due(row: ModelRow) -> bool:
             return row.state in OPEN and row.due <= now
 
         rows = self._of(claim.queue)
@@ -357,7 +357,7 @@ class Model:
             if ready:
                 yield line[:ready]
 
-    def _line(self, queue: str, key: str, now: int) -> list[Row]:
+    def _line(self, queue: str, key: str, now: int) -> list[ModelRow]:
         """The rows of a key that hold it, in the order of their turns. None while a claim on one of them lives."""
         line = [row for row in self._of(queue) if row.key == key and row.holds]
         if any(row.state is WorkState.CLAIMED and row.due > now for row in line):

@@ -18,7 +18,7 @@ from tests.unit.pubsub.hub.world import EVERYTHING, HUB, World, frames_of, text
 
 from semel.errors import PeerUnavailable, StoreBusy
 from semel.kernel.effects import Send
-from semel.kernel.group import Group
+from semel.kernel.group import CommitGroup
 from semel.pubsub.client.events import (
     ClientOptions,
     Closed,
@@ -435,7 +435,7 @@ class ClientWorld(World):
                 self.cut(link)
         self.links.clear()
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: CommitGroup) -> None:
         if self._is_dead:
             return
         if self.dies_with_next_commit and self.held is None:

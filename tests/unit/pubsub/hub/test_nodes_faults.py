@@ -7,7 +7,7 @@ from tests.unit.pubsub.hub.two_nodes import ALICE, AWAY, BOB, SHARED, STREAM, an
 from tests.unit.pubsub.hub.world import HUB, World, text
 
 from semel.kernel.effects import CommitFailed, LoadAll, Read, ReadDone
-from semel.kernel.group import Group
+from semel.kernel.group import CommitGroup
 from semel.kernel.interpreter import Seat
 from semel.kernel.ops import Trim, Unit
 from semel.kernel.position import Position
@@ -238,7 +238,7 @@ def test_a_trim_that_failed_is_made_again(one: World, two: World) -> None:
     two.pass_time(1)
     commit = two.commit
 
-    def failing(group: Group) -> None:
+    def failing(group: CommitGroup) -> None:
         if any(isinstance(op, Trim) for unit in group.units for op in unit.ops):
             two.commit = commit  # type: ignore[method-assign]
             two.interpreter.failed(group, AWAY)

@@ -35,7 +35,7 @@ from semel.pubsub.hub.calls import (
 from semel.pubsub.hub.records import EVERYBODY, Terms, accepted_event, message
 from semel.pubsub.protocol.client_tokens import client_token
 from semel.pubsub.protocol.messages import Data, DataType
-from semel.pubsub.rest.admin import Admin, HubRow, HubsAsked, MessagesAsked, Page
+from semel.pubsub.rest.admin import Admin, HubRow, HubsAsked, MessagePage, MessagesAsked
 from semel.pubsub.rest.api import Asked
 
 ADMIN = Admin(Authority(KEYS))
@@ -206,7 +206,7 @@ def record(data: Data | None, target: str = "g/news", terms: Terms | None = None
 
 
 def told(*records: Record, missed: int = 0) -> Any:
-    return body(messages().respond(Page(records, Position("hub/chat", 2, 9), missed)))
+    return body(messages().respond(MessagePage(records, Position("hub/chat", 2, 9), missed)))
 
 
 def test_a_message_is_told_with_all_that_decides_about_it() -> None:

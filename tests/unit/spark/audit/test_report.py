@@ -20,7 +20,7 @@ from semel.spark.audit.report import (
     BINS_MAX,
     AuditOutcome,
     Axis,
-    Health,
+    HopHealth,
     advice,
     chain_name,
     count_in_words,
@@ -175,14 +175,14 @@ def test_a_hop_whose_sender_is_unknown_is_told_where_to_look() -> None:
 @pytest.mark.parametrize(
     ("figures", "shown"),
     [
-        (cell(), Health.GOOD),
-        (cell(lost=1), Health.BAD),
-        (cell(sent=5, in_flight=5, state=WindowState.OPEN), Health.OPEN),
-        (cell(sent=5, in_flight=1, state=WindowState.OPEN), Health.GOOD),
-        (cell(sent=0, state=WindowState.EMPTY), Health.NONE),
+        (cell(), HopHealth.GOOD),
+        (cell(lost=1), HopHealth.BAD),
+        (cell(sent=5, in_flight=5, state=WindowState.OPEN), HopHealth.OPEN),
+        (cell(sent=5, in_flight=1, state=WindowState.OPEN), HopHealth.GOOD),
+        (cell(sent=0, state=WindowState.EMPTY), HopHealth.NONE),
     ],
 )
-def test_how_a_cell_is_shown(figures: CellFigures, shown: Health) -> None:
+def test_how_a_cell_is_shown(figures: CellFigures, shown: HopHealth) -> None:
     assert health(figures) is shown
 
 
