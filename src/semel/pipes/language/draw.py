@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from semel.pipes.language.notation import char_columns, printable
 from semel.pipes.language.options import Options, show_option
 from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Place, Point, Way
+from semel.svg import box, element, label, line, picture, title
 
 WIDTH = 80
 _LABEL_COLUMNS = 18
@@ -178,7 +178,7 @@ def _fill(text: str, width: int, with_: str = " ") -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    text = "".join(map(printable, text))
+    text = _shown(text)
     if columns(text) <= width:
         return text
     kept = ""
@@ -202,6 +202,14 @@ _STYLE = (
     ".f{fill:none;stroke:#0969da;stroke-width:1.3;stroke-dasharray:5 3}"
     ".l{fill:none;stroke:#1b1f24;stroke-width:1.3}"
 )
+_HEAD = "url(#semel-arrow)"
+_MARKER = element(
+    "defs",
+    element(
+        "marker", line("M", 0, 0, "L", 8, 4, "L", 0, 8, "z"), id="semel-arrow", viewBox="0 0 8 8", refX=7, refY=4,
+        markerWidth=8, markerHeight=8, orient="auto",
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,17 +225,9 @@ class _Shape:
 def draw_svg(path: Path) -> str:
     """The picture as one `<svg>` element that needs nothing from outside."""
     whole = _svg_row([_svg_step(step) for step in path.steps])
-    width, height = whole.width + 2 * _GAP, whole.height + 2 * _GAP
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
-        f'width="{width:.0f}" height="{height:.0f}" role="img">'
-    )
-    title = f"<title>{_svg_text(str(path))}</title>"
-    marker = (
-        '<defs><marker id="semel-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
-        'orient="auto"><path d="M0,0 L8,4 L0,8 z"/></marker></defs>'
-    )
-    return "\n".join([head, title, f"<style>{_STYLE}</style>", marker, *whole.draw(_GAP, _GAP), "</svg>"])
+    width, height = round(whole.width + 2 * _GAP), round(whole.height + 2 * _GAP)
+    parts = [title(_shown(str(path))), element("style", _STYLE), _MARKER, *whole.draw(_GAP, _GAP)]
+    return picture(width, height, *parts, xmlns="http://www.w3.org/2000/svg", width=width, height=height, role="img")
 
 
 def _svg_step(step: Place | Way, *, head: bool = True) -> _Shape:
@@ -248,29 +248,22 @@ def _svg_point(point: Point) -> _Shape:
     height = len(texts) * _LINE + 12
 
     def draw(x: float, y: float) -> list[str]:
-        kind = "d" if point.durable else "p"
-        box = f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4"/>'
         names = [
-            f'<text class="{"o" if at else "n"}" x="{x + 9:.1f}" y="{y + 18 + at * _LINE:.1f}">{_svg_text(text)}</text>'
-            for at, text in enumerate(texts)
+            label(x + 9, y + 18 + at * _LINE, _shown(text), class_="o" if at else "n") for at, text in enumerate(texts)
         ]
-        return [box, *names]
+        return [box(x, y, width, height, class_="d" if point.durable else "p", rx=4), *names]
 
     return _Shape(width, height, 14, draw)
 
 
 def _svg_arrow(hop: Hop, *, head: bool) -> _Shape:
     labels = _labels(hop.options)
-    width = max([40.0, *(columns(label) * _CHAR + 16 for label in labels)])
+    width = max([40.0, *(columns(text) * _CHAR + 16 for text in labels)])
     base = len(labels) * _LINE + 6.0
 
     def draw(x: float, y: float) -> list[str]:
-        end = ' marker-end="url(#semel-arrow)"' if head else ""
-        texts = [
-            f'<text class="o" x="{x + 6:.1f}" y="{y + 12 + at * _LINE:.1f}">{_svg_text(label)}</text>'
-            for at, label in enumerate(labels)
-        ]
-        return [*texts, f'<path class="l" d="M{x:.1f},{y + base:.1f} h{width:.1f}"{end}/>']
+        texts = [label(x + 6, y + 12 + at * _LINE, _shown(text), class_="o") for at, text in enumerate(labels)]
+        return [*texts, line("M", x, y + base, "h", width, class_="l", marker_end=_HEAD if head else None)]
 
     return _Shape(width, base + 6, base, draw)
 
@@ -300,30 +293,30 @@ def _svg_parallel(parallel: Parallel) -> _Shape:
     def draw(x: float, y: float) -> list[str]:
         left, right = x + _GAP, x + _GAP + inner
         lines = [top + row.base + y for top, row in zip(tops, rows, strict=True)]
-        drawn = [f'<path class="l" d="M{x:.1f},{lines[0]:.1f} H{left:.1f} V{lines[-1]:.1f}"/>']
-        drawn.append(f'<path class="l" d="M{right:.1f},{lines[-1]:.1f} V{lines[0]:.1f}"/>')
-        drawn.append(f'<path class="l" d="M{right:.1f},{lines[0]:.1f} h{2 * _GAP}" marker-end="url(#semel-arrow)"/>')
-        for row, top, line in zip(rows, tops, lines, strict=True):
+        drawn = [
+            line("M", x, lines[0], "H", left, "V", lines[-1], class_="l"),
+            line("M", right, lines[-1], "V", lines[0], class_="l"),
+            line("M", right, lines[0], "h", 2 * _GAP, class_="l", marker_end=_HEAD),
+        ]
+        for row, top, level in zip(rows, tops, lines, strict=True):
             drawn += row.draw(left, y + top)
-            drawn.append(f'<path class="l" d="M{left + row.width:.1f},{line:.1f} H{right:.1f}"/>')
+            drawn.append(line("M", left + row.width, level, "H", right, class_="l"))
         return drawn
 
     return _Shape(inner + 3 * _GAP, tops[-1] + rows[-1].height, rows[0].base, draw)
 
 
 def _svg_frame(inside: _Shape, options: Options) -> _Shape:
-    title = f"pipe {' '.join(_stated(options))}".strip()
-    width = max(inside.width, columns(title) * _CHAR) + 2 * _GAP
+    name = f"pipe {' '.join(_stated(options))}".strip()
+    width = max(inside.width, columns(name) * _CHAR) + 2 * _GAP
     head = _LINE + _GAP
 
     def draw(x: float, y: float) -> list[str]:
-        height = inside.height + head + _GAP
-        frame = f'<rect class="f" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="8"/>'
-        text = f'<text class="o" x="{x + _GAP:.1f}" y="{y + _LINE:.1f}">{_svg_text(title)}</text>'
-        return [frame, text, *inside.draw(x + _GAP, y + head)]
+        frame = box(x, y, width, inside.height + head + _GAP, class_="f", rx=8)
+        return [frame, label(x + _GAP, y + _LINE, _shown(name), class_="o"), *inside.draw(x + _GAP, y + head)]
 
     return _Shape(width, inside.height + head + _GAP, inside.base + head, draw)
 
 
-def _svg_text(text: str) -> str:
-    return escape("".join(map(printable, text)))
+def _shown(text: str) -> str:
+    return "".join(map(printable, text))

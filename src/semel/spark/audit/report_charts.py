@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from semel.spark.audit.report import (
     COLUMNS,
@@ -26,6 +25,7 @@ from semel.spark.audit.report import (
     spelled,
 )
 from semel.spark.audit.result import WindowState
+from semel.svg import box, element, label, line, picture, title
 from semel.words import plural
 
 _WIDTH = 560
@@ -37,6 +37,7 @@ _FLOORS = (0.9999, 0.999, 0.99, 0.95, 0.9, 0.8, 0.5, 0.0)
 _MARKERS_MAX = 30
 _BAR_MAX = 40
 _TIME_TICKS = 4
+_HATCH = "url(#hatch)"
 _DAY_US = 86_400_000_000
 _MINUTE_US = 60_000_000
 
@@ -65,18 +66,15 @@ def draw_course(hop: ReportHop, axis: Axis, number: int) -> str:
     bins = axis.bins(hop)
     panels = [name for name in _PANELS if _is_needed(name, hop, bins)]
     height = sum(_PANELS[name] + _SPACE for name in panels) + _FOOT
-    title = f"R, UR and latency of {spelled(hop.name)} over time"
-    parts = [
-        f'<svg class="course" viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="course-{number}">',
-        f'<title id="course-{number}">{escape(title)}</title>',
-    ]
+    title_id = f"course-{number}"
+    parts = [title(f"R, UR and latency of {spelled(hop.name)} over time", id=title_id)]
     top = float(_SPACE)
     for name in panels:
         parts += _DRAWN[name](bins, axis, top)
         top += _PANELS[name] + _SPACE
     parts += _time_ticks(axis, top - _SPACE)
     parts += [_hover(each, axis, top - 2 * _SPACE) for each in bins]
-    return "\n".join([*parts, "</svg>"])
+    return picture(_WIDTH, height, *parts, class_="course", role="img", aria_labelledby=title_id)
 
 
 def _is_needed(name: str, hop: ReportHop, bins: Sequence[Bin]) -> bool:
@@ -122,10 +120,8 @@ def _found_panel(bins: Sequence[Bin], axis: Axis, top: float) -> list[str]:
         for finding, count in stack:
             if count:
                 y = scale.y(base + count)
-                bars.append(
-                    f'<rect class="bar {finding.value}" x="{left + inset:.1f}" y="{y:.1f}" '
-                    f'width="{max(1.5, right - left - 2 * inset):.1f}" height="{scale.y(base) - y:.1f}"/>'
-                )
+                width = max(1.5, right - left - 2 * inset)
+                bars.append(box(left + inset, y, width, scale.y(base) - y, class_=f"bar {finding.value}"))
                 base += count
     return [*_frame(scale, "found"), *bars]
 
@@ -183,14 +179,12 @@ def _middle(each: Bin, axis: Axis) -> float:
 
 
 def _frame(scale: _Scale, name: str) -> list[str]:
-    lines = [f'<text class="panel" x="{_LEFT}" y="{scale.top - 7:g}">{name}</text>']
+    drawn = [label(_LEFT, scale.top - 7, name, class_="panel")]
     for value, text in scale.ticks:
         y = scale.y(value)
-        lines.append(
-            f'<path class="grid" d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}"/>'
-            f'<text class="tick" x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{text}</text>'
-        )
-    return lines
+        drawn.append(line("M", _LEFT, y, "H", _WIDTH - _RIGHT, class_="grid"))
+        drawn.append(label(_LEFT - 6, y + 3.5, text, class_="tick", text_anchor="end"))
+    return drawn
 
 
 def _states(bins: Sequence[Bin], axis: Axis, scale: _Scale) -> list[str]:
@@ -206,8 +200,8 @@ def _states(bins: Sequence[Bin], axis: Axis, scale: _Scale) -> list[str]:
     drawn = []
     for start, end in spans:
         left, right = _x(start, axis), _x(min(end, axis.end), axis)
-        place = f'x="{left:.1f}" y="{scale.top:g}" width="{right - left:.1f}" height="{scale.height:g}"'
-        drawn.append(f'<rect class="open-back" {place}/><rect class="open-hatch" fill="url(#hatch)" {place}/>')
+        place = (left, scale.top, right - left, scale.height)
+        drawn += [box(*place, class_="open-back"), box(*place, class_="open-hatch", fill=_HATCH)]
     return drawn
 
 
@@ -223,11 +217,12 @@ def _line(points: Sequence[Point], scale: _Scale, style: str, axis: Axis, bins: 
         elif runs[-1]:
             runs.append([])
         before = each.end
-    ways = "".join("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in run) for run in runs if len(run) > 1)
-    drawn = [f'<path class="line {style}" d="{ways}"/>'] if ways else []
+    joined = [run for run in runs if len(run) > 1]
+    ways = [part for run in joined for at, (x, y) in enumerate(run) for part in ("L" if at else "M", x, y)]
+    drawn = [line(*ways, class_=f"line {style}")] if ways else []
     alone = [run[0] for run in runs if len(run) == 1]
     marked = [at for run in runs for at in run] if len(points) <= _MARKERS_MAX else alone
-    drawn += [f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in marked]
+    drawn += [element("circle", class_=f"dot {style}", cx=x, cy=y, r=2.6) for x, y in marked]
     return drawn
 
 
@@ -239,10 +234,8 @@ def _time_ticks(axis: Axis, top: float) -> list[str]:
         x = _x(at, axis)
         anchor = "start" if part == 0 else "end" if part == _TIME_TICKS else "middle"
         text = _tick_text(moment(at), span, at_edge=part in (0, _TIME_TICKS))
-        ticks.append(
-            f'<path class="grid" d="M{x:.1f} {top:g}v4"/>'
-            f'<text class="tick" x="{x:.1f}" y="{top + 17:g}" text-anchor="{anchor}">{escape(text)}</text>'
-        )
+        ticks.append(line("M", x, top, "v", 4, class_="grid"))
+        ticks.append(label(x, top + 17, text, class_="tick", text_anchor=anchor))
     return ticks
 
 
@@ -257,10 +250,7 @@ def _tick_text(text: str, span: int, *, at_edge: bool) -> str:
 
 def _hover(each: Bin, axis: Axis, bottom: float) -> str:
     left, right = _x(each.start, axis), _x(min(each.end, axis.end), axis)
-    return (
-        f'<rect class="hover" x="{left:.1f}" y="{_SPACE}" width="{right - left:.1f}" height="{bottom:g}">'
-        f"<title>{escape(bin_words(each))}</title></rect>"
-    )
+    return element("rect", title(bin_words(each)), class_="hover", x=left, y=_SPACE, width=right - left, height=bottom)
 
 
 def bin_words(each: Bin) -> str:
@@ -295,27 +285,20 @@ def draw_strip(hops: Iterable[tuple[int, ReportHop]], axis: Axis) -> str:
     """A row for each hop: when it held, when not. Stretches of the same kind are one rectangle."""
     rows = list(hops)
     height = len(rows) * _ROW + 26
-    parts = [
-        f'<svg class="strip" viewBox="0 0 {_STRIP_WIDTH} {height}" role="img" aria-labelledby="strip-title">',
-        '<title id="strip-title">When each hop held, and when not</title>',
-    ]
+    parts = [title("When each hop held, and when not", id="strip-title")]
     for row, (number, hop) in enumerate(rows):
         y = row * _ROW
         name = spelled(hop.name)
         short = name if len(name) <= 31 else f"{name[:17]}…{name[-13:]}"
-        parts.append(
-            f'<a href="#hop-{number}"><title>{escape(name)}</title>'
-            f'<text class="row" x="{_NAME_WIDTH - 10}" y="{y + 13}" text-anchor="end">{escape(short)}</text></a>'
-        )
+        text = label(_NAME_WIDTH - 10, y + 13, short, class_="row", text_anchor="end")
+        parts.append(element("a", title(name), text, href=f"#hop-{number}"))
         parts += [_strip_cell(run, axis, y) for run in _runs(axis.bins(hop))]
     for part in range(_TIME_TICKS + 1):
         at = axis.start + (axis.end - axis.start) * part // _TIME_TICKS
         anchor = "start" if part == 0 else "end" if part == _TIME_TICKS else "middle"
-        parts.append(
-            f'<text class="tick" x="{_strip_x(at, axis):.1f}" y="{height - 6}" text-anchor="{anchor}">'
-            f"{escape(_tick_text(moment(at), axis.end - axis.start, at_edge=True))}</text>"
-        )
-    return "\n".join([*parts, "</svg>"])
+        text = _tick_text(moment(at), axis.end - axis.start, at_edge=True)
+        parts.append(label(_strip_x(at, axis), height - 6, text, class_="tick", text_anchor=anchor))
+    return picture(_STRIP_WIDTH, height, *parts, class_="strip", role="img", aria_labelledby="strip-title")
 
 
 def _strip_x(at: int, axis: Axis) -> float:
@@ -347,6 +330,6 @@ def _strip_cell(run: Sequence[Bin], axis: Axis, y: float) -> str:
     counts = [(finding, sum(getattr(each.figures, column) for each in run)) for finding, column in COLUMNS.items()]
     found = ", ".join(f"{count:,} {WORDS[finding]}" for finding, count in counts if count)
     words = f"{moment(run[0].start)} to {moment(run[-1].end)}: {found or _KINDS[kind]}, {plural(sent, 'message')}"
-    place = f'x="{left:.1f}" y="{y + 2:g}" width="{max(1.5, right - left - 0.6):.1f}" height="{_ROW - 4}"'
-    hatch = f'<rect fill="url(#hatch)" {place}/>' if kind is HopHealth.OPEN else ""
-    return f'<g class="cell {kind.value}"><title>{escape(words)}</title><rect {place}/>{hatch}</g>'
+    place = (left, y + 2, max(1.5, right - left - 0.6), _ROW - 4)
+    hatch = [box(*place, fill=_HATCH)] if kind is HopHealth.OPEN else []
+    return element("g", title(words), box(*place), *hatch, class_=f"cell {kind.value}")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 
 from semel.spark.audit.report import HopHealth, ReportHop, duration, ratio, spelled
 from semel.spark.audit.result import Finding
+from semel.svg import along, box, element, label, line, picture, title
 
 _BOX = (124, 40)
 _GAP = 216
@@ -70,15 +70,13 @@ def draw_graph(hops: Sequence[tuple[int, ReportHop]]) -> str:
     width, height, folded = _place(layers)
     names = ", ".join(spelled(hop.name) for _, hop in hops[:8])
     more = f" and {len(hops) - 8} more" if len(hops) > 8 else ""
-    parts = [
-        f'<svg class="graph" viewBox="0 0 {width:g} {height:g}" role="group" '
-        f'aria-label="{escape(f"Hops: {names}{more}")}" '
-        f'style="width:{width:g}px;min-width:{min(width, 900):g}px">'
-    ]
-    parts += [_arrow_svg(arrow, folded) for arrow in arrows]
+    parts = [_arrow_svg(arrow, folded) for arrow in arrows]
     parts += [_label_svg(arrow) for arrow in arrows if arrow.last]
     parts += [_box_svg(node) for node in nodes if node.name is not None]
-    return "\n".join([*parts, "</svg>"])
+    return picture(
+        width, height, *parts, class_="graph", role="group", aria_label=f"Hops: {names}{more}",
+        style=f"width:{width:g}px;min-width:{min(width, 900):g}px",
+    )  # fmt: skip
 
 
 # -- where everything is
@@ -225,27 +223,27 @@ def _arrow_svg(arrow: _Arrow, folded: bool) -> str:
         way = _folded_way(start_x, source.y, label_x, y, target.x)
     else:
         bend = max(12.0, (label_x - start_x) / 2)
-        way = f"M{start_x:g} {source.y:g}C{start_x + bend:g} {source.y:g} {label_x - bend:g} {y:g} {label_x:g} {y:g}"
+        way = along("M", start_x, source.y, "C", start_x + bend, source.y, label_x - bend, y, label_x, y)
     if arrow.last:
         label_end = end_x - 22
-        way += f"M{label_end:g} {y:g}C{label_end + 9:g} {y:g} {end_x - 12:g} {target.y:g} {end_x - 3:g} {target.y:g}"
-    head = ""
+        way += along("M", label_end, y, "C", label_end + 9, y, end_x - 12, target.y, end_x - 3, target.y)
+    head = []
     if arrow.last and not arrow.backward:
-        head = f'<path class="head" d="M{end_x - 10:g} {target.y - 5:g}L{end_x - 1:g} {target.y:g}l-9 5z"/>'
+        head = [line("M", end_x - 10, target.y - 5, "L", end_x - 1, target.y, "l", -9, 5, "z", class_="head")]
     elif arrow.first and arrow.backward:
-        head = f'<path class="head" d="M{start_x + 10:g} {source.y - 5:g}L{start_x + 1:g} {source.y:g}l9 5z"/>'
-    return f'<g class="edge {arrow.hop.health.value}"><path class="way" d="{way}"/>{head}</g>'
+        head = [line("M", start_x + 10, source.y - 5, "L", start_x + 1, source.y, "l", 9, 5, "z", class_="head")]
+    return element("g", line(way, class_="way"), *head, class_=f"edge {arrow.hop.health.value}")
 
 
 def _folded_way(start_x: float, start_y: float, end_x: float, end_y: float, row_x: float) -> str:
     """Out on the right, back between the rows, in on the left."""
     out, back = start_x + 14, row_x - _GAP + 4
     between = end_y - _LABEL[1] / 2 - _GUTTER / 2 - 6
-    return (
-        f"M{start_x:g} {start_y:g}H{out - 6:g}Q{out:g} {start_y:g} {out:g} {start_y + 6:g}V{between - 6:g}"
-        f"Q{out:g} {between:g} {out - 6:g} {between:g}H{back + 6:g}Q{back:g} {between:g} {back:g} {between + 6:g}"
-        f"V{end_y - 6:g}Q{back:g} {end_y:g} {back + 6:g} {end_y:g}H{end_x:g}"
-    )
+    return along(
+        "M", start_x, start_y, "H", out - 6, "Q", out, start_y, out, start_y + 6, "V", between - 6,
+        "Q", out, between, out - 6, between, "H", back + 6, "Q", back, between, back, between + 6,
+        "V", end_y - 6, "Q", back, end_y, back + 6, end_y, "H", end_x,
+    )  # fmt: skip
 
 
 def _label_svg(arrow: _Arrow) -> str:
@@ -259,15 +257,12 @@ def _label_svg(arrow: _Arrow) -> str:
     lines.append(("rest", _rest(hop)))
     lead = 15.0
     first = y + (_LABEL[1] - lead * len(lines)) / 2 + 11.5
-    texts = "".join(
-        f'<text class="{style}" x="{middle:g}" y="{first + lead * number:g}">{escape(text)}</text>'
-        for number, (style, text) in enumerate(lines)
-    )
-    title = escape(f"{spelled(hop.name)}: {'; '.join(text for _, text in lines)}")
-    return (
-        f'<a class="edge {hop.health.value}" href="#hop-{arrow.number}" aria-label="{title}"><title>{title}</title>'
-        f'<rect class="label" x="{x:g}" y="{y:g}" width="{_LABEL[0]}" height="{_LABEL[1]}" rx="7"/>{texts}</a>'
-    )
+    texts = [label(middle, first + lead * at, text, class_=style) for at, (style, text) in enumerate(lines)]
+    words = f"{spelled(hop.name)}: {'; '.join(text for _, text in lines)}"
+    return element(
+        "a", title(words), box(x, y, *_LABEL, class_="label", rx=7), *texts,
+        class_=f"edge {hop.health.value}", href=f"#hop-{arrow.number}", aria_label=words,
+    )  # fmt: skip
 
 
 def _found_lines(hop: ReportHop) -> list[str]:
@@ -298,8 +293,5 @@ def _box_svg(node: _Node) -> str:
     name = spelled(node.name or "") or "(no name)"
     short = name if len(name) <= _NAME_CHARS else f"{name[:8]}…{name[-6:]}"
     width, height = _BOX
-    return (
-        f'<g class="point"><title>{escape(name)}</title>'
-        f'<rect x="{node.x:g}" y="{node.y - height / 2:g}" width="{width}" height="{height}" rx="9"/>'
-        f'<text x="{node.x + width / 2:g}" y="{node.y + 4:g}">{escape(short)}</text></g>'
-    )
+    shape = box(node.x, node.y - height / 2, width, height, rx=9)
+    return element("g", title(name), shape, label(node.x + width / 2, node.y + 4, short), class_="point")

@@ -43,6 +43,7 @@ from semel.spark.audit.report import (
 from semel.spark.audit.report_charts import draw_course, draw_strip
 from semel.spark.audit.report_graph import draw_graph
 from semel.spark.audit.result import Audit, CellFigures, Example, Finding
+from semel.svg import box, element, line, picture
 from semel.words import plural
 
 if TYPE_CHECKING:
@@ -54,15 +55,22 @@ COURSES_MAX = 12
 Numbered = list[tuple[int, ReportHop]]
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_HATCH = (
-    '<svg class="defs" aria-hidden="true"><defs><pattern id="hatch" width="6" height="6" '
-    'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><path class="hatch-line" d="M0 0V6"/></pattern>'
-    "</defs></svg>"
-)
+_HATCH = element(
+    "svg",
+    element(
+        "defs",
+        element(
+            "pattern", line("M0 0V6", class_="hatch-line"), id="hatch", width=6, height=6,
+            patternUnits="userSpaceOnUse", patternTransform="rotate(45)",
+        ),
+    ),
+    class_="defs",
+    aria_hidden="true",
+)  # fmt: skip
 _ICONS = {
-    AuditOutcome.HOLDS: '<path d="M5 12.5l4.5 4.5L19 7.5"/>',
-    AuditOutcome.FAILS: '<path d="M7 7l10 10M17 7L7 17"/>',
-    AuditOutcome.NO_DATA: '<path d="M12 7v5.5l3.5 2"/>',
+    AuditOutcome.HOLDS: line("M5 12.5l4.5 4.5L19 7.5"),
+    AuditOutcome.FAILS: line("M7 7l10 10M17 7L7 17"),
+    AuditOutcome.NO_DATA: line("M12 7v5.5l3.5 2"),
 }
 _STYLES = {AuditOutcome.HOLDS: "holds", AuditOutcome.FAILS: "fails", AuditOutcome.NO_DATA: "unknown"}
 
@@ -194,10 +202,10 @@ def _range(audit: Audit, axis: Axis | None) -> str:
 
 
 def _verdict(judgement: Judgement) -> str:
-    icon = (
-        '<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="2" stroke-linecap="round" '
-        f'aria-hidden="true"><circle cx="12" cy="12" r="10.5"/>{_ICONS[judgement.outcome]}</svg>'
-    )
+    icon = picture(
+        24, 24, element("circle", cx=12, cy=12, r=10.5), _ICONS[judgement.outcome], fill="none",
+        stroke="currentColor", stroke_width=2, stroke_linecap="round", aria_hidden="true",
+    )  # fmt: skip
     style, sentence = _STYLES[judgement.outcome], _text(judgement.sentence)
     return f'<div class="verdict {style}" role="status">{icon}<p>{sentence}</p></div>'
 
@@ -237,20 +245,21 @@ def _graphs(numbered: Numbered) -> str:
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> str:
-    items = "".join(
-        f'<li><svg viewBox="0 0 30 14" aria-hidden="true">{drawing}</svg>{name}</li>' for drawing, name in entries
-    )
+    items = "".join(f"<li>{picture(30, 14, drawing, aria_hidden='true')}{name}</li>" for drawing, name in entries)
     return f'<ul class="legend">{items}</ul>'
 
 
 def _swatch(style: str, hatch: bool = False) -> str:
-    place = 'x="3" y="1" width="24" height="12" rx="2"'
-    over = f'<rect fill="url(#hatch)" {place}/>' if hatch else ""
-    return f'<g class="cell {style}"><rect {place}/>{over}</g>'
+    over = [_patch(fill="url(#hatch)")] if hatch else []
+    return element("g", _patch(), *over, class_=f"cell {style}")
+
+
+def _patch(**attributes: str) -> str:
+    return box(3, 1, 24, 12, rx=2, **attributes)
 
 
 def _stroke(style: str) -> str:
-    return f'<path class="line {style}" d="M1 7H29"/>'
+    return line("M1 7H29", class_=f"line {style}")
 
 
 _STRIP_LEGEND = (
@@ -289,7 +298,7 @@ def _over_time(numbered: Numbered, axis: Axis | None) -> str:
     strip = _scroll(draw_strip(numbered, axis), "All hops over time")
     courses = "".join(_course(number, hop, axis) for number, hop in chosen)
     bars = [
-        (f'<rect class="bar {finding.value}" x="3" y="1" width="24" height="12" rx="2"/>', WORDS[finding])
+        (_patch(class_=f"bar {finding.value}"), WORDS[finding])
         for finding in COLUMNS
         if any(hop.found(finding) for _, hop in chosen)
     ]
