@@ -20,6 +20,7 @@ from semel.pubsub.hub.node_lease import NodeLease
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.session import Session
+from semel.pubsub.hub.session_phase import SessionPhase
 from semel.pubsub.hub.sessions import Sessions
 from semel.pubsub.hub.sockets import Frames, NewSession, ResumeSession, SocketClosed, SocketDrained, SocketStalled
 from semel.pubsub.hub.takeover import HELD_BYTES_MAX, TakeOver
@@ -30,7 +31,9 @@ EARLY_BYTES_MAX = 4 * 1024 * 1024
 """How much a client may ask before its session is durable. A client that resumes sends again what was not answered:
 that may be more (`HELD_BYTES_MAX`)."""
 
-SocketEvent = Frames | SocketStalled | SocketDrained | NewSession | ResumeSession | SocketClosed
+SocketEvent = NewSession | ResumeSession | SocketClosed | SocketStalled | SocketDrained
+
+_OPENING = SessionPhase.OPENING
 
 
 class Admission:
@@ -52,14 +55,12 @@ class Admission:
         self._context, self._lease, self._outgoing, self._roster = context, lease, outgoing, roster
         self._endings, self._left_out, self._sessions, self._take_over = endings, left_out, sessions, take_over
         self._clients, self._closing, self._delivery, self._group_states = clients, closing, delivery, group_states
-        self._waiting: dict[str, list[SocketEvent]] = {}
+        self._waiting: dict[str, list[SocketEvent | Frames]] = {}
 
     def receive(self, peer: str, event: SocketEvent, now: float) -> None:
         if not self._lease.is_held and self._keep_waiting(peer, event):
             return
         match event:
-            case Frames(requests=requests):
-                self._receive_requests(peer, requests, now)
             case SocketStalled() | SocketDrained():
                 self._stall(peer, isinstance(event, SocketStalled), now)
             case NewSession():
@@ -71,7 +72,7 @@ class Admission:
 
     # -- before this node may have sessions
 
-    def _keep_waiting(self, peer: str, event: SocketEvent) -> bool:
+    def _keep_waiting(self, peer: str, event: SocketEvent | Frames) -> bool:
         """False for a socket that did not come while this node waits: it was here before that."""
         waiting = self._waiting.get(peer)
         if isinstance(event, NewSession | ResumeSession):
@@ -91,17 +92,23 @@ class Admission:
         waiting, self._waiting = self._waiting, {}
         for peer, events in waiting.items():
             for event in events:
-                self.receive(peer, event, now)
+                if isinstance(event, Frames):
+                    self.receive_requests(peer, event.requests, now)
+                else:
+                    self.receive(peer, event, now)
 
     # -- what sockets report
 
-    def _receive_requests(self, peer: str, requests: Sequence[Request], now: float) -> None:
+    def receive_requests(self, peer: str, requests: Sequence[Request], now: float) -> None:
+        """Nearly all that comes: no step too many here."""
+        if not self._lease.is_held and self._keep_waiting(peer, Frames(requests)):
+            return
         session = self._outgoing.sockets.get(peer)
         if session is None:
             # the session is on its way here; or its socket was closed, or opened by the hub that was here before
             if not self._take_over.hold(peer, requests):
                 self._outgoing.close_peer(peer, CloseCode.GOING_AWAY, "this session is not open")
-        elif session.is_opening:
+        elif session.phase is _OPENING:
             self._hold_early(session, requests, now)
         else:
             self._clients.handle(session, requests, now)
@@ -162,5 +169,5 @@ def _reason_of(event: SocketClosed) -> str:
     return "the client closed the connection" if event.code is not None else "the connection was lost"
 
 
-def _weight(events: Sequence[SocketEvent]) -> int:
+def _weight(events: Sequence[SocketEvent | Frames]) -> int:
     return sum(weigh(event.requests) for event in events if isinstance(event, Frames))

@@ -66,7 +66,6 @@ class Clients:
         self._streams, self._group_states, self._events = streams, group_states, events
 
     def handle(self, session: Session, requests: Sequence[Request], now: float) -> None:
-        self._commits.commit_at_end_of_event(session)
         for kind, alike in groupby(requests, type):
             if kind is SendToGroup:
                 self._publishing.publish(session, cast("Iterable[SendToGroup]", alike), now)
@@ -74,6 +73,8 @@ class Clients:
             for request in alike:
                 if session.peer is not None:
                     self._handle(session, request, now)
+        if session.staged.appends:
+            self._commits.commit_at_end_of_event(session)
 
     def _handle(self, session: Session, request: Request, now: float) -> None:
         match request:

@@ -81,7 +81,7 @@ from semel.pubsub.hub.service import Service
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.sessions import Sessions
-from semel.pubsub.hub.sockets import ALL, HubRestarted
+from semel.pubsub.hub.sockets import ALL, Frames, HubRestarted
 from semel.pubsub.hub.spills import Spills
 from semel.pubsub.hub.streams import Streams
 from semel.pubsub.hub.tail import Tail
@@ -213,6 +213,8 @@ class Hub:
         if self._is_over(now):
             return self._end(now)
         match event:
+            case Received(peer=peer, message=Frames(requests=requests)):
+                self._admission.receive_requests(peer, requests, now)
             case Received(peer=peer, message=message):
                 self._receive_message(peer, message, now)
             case Committed():
@@ -234,12 +236,12 @@ class Hub:
         return self._end(now)
 
     def _receive_message(self, peer: str, message: object, now: float) -> None:
-        if isinstance(message, Call):
-            self._service.handle(peer, message, now)
+        if isinstance(message, SocketEvent):
+            self._admission.receive(peer, message, now)
         elif isinstance(message, Replied | Fetched):
             self.events.receive(message, now)
-        elif isinstance(message, SocketEvent):
-            self._admission.receive(peer, message, now)
+        elif isinstance(message, Call):
+            self._service.handle(peer, message, now)
 
     def next_deadline(self) -> float | None:
         times = [part.next_deadline() for part in self._timed]

@@ -6,18 +6,15 @@ from semel.kernel.lease import Guard
 
 
 class NodeLease:
-    """`fence` None: a node of several that does not hold its lease yet."""
+    """`is_held`: this node may have sessions. `fence` None: it is the only one, or does not hold its lease yet."""
 
-    __slots__ = ("fence", "is_shared", "node", "queue", "until")
+    __slots__ = ("fence", "is_held", "node", "queue", "until")
 
     def __init__(self, queue: str, node: str, is_shared: bool) -> None:
-        self.queue, self.node, self.is_shared = queue, node, is_shared
+        self.queue, self.node = queue, node
+        self.is_held = not is_shared
         self.fence: int | None = None
         self.until = 0.0
-
-    @property
-    def is_held(self) -> bool:
-        return not self.is_shared or self.fence is not None
 
     @property
     def guard(self) -> Guard | None:
@@ -30,5 +27,5 @@ class NodeLease:
         return self.fence is not None and now >= self.until
 
     def hold(self, fence: int, until: float) -> None:
-        assert self.is_shared
-        self.fence, self.until = fence, until
+        assert not self.is_held, "a single node needs no lease, and one of several gets it once"
+        self.is_held, self.fence, self.until = True, fence, until

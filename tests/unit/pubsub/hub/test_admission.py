@@ -51,9 +51,12 @@ class Scene:
             self.take_over, self.clients, self.closing, self.delivery, self.states,
         )  # fmt: skip
 
-    def receive(self, *events: admission.SocketEvent) -> None:
+    def receive(self, *events: admission.SocketEvent | Frames) -> None:
         for event in events:
-            self.admission.receive("socket", event, NOW)
+            if isinstance(event, Frames):
+                self.admission.receive_requests("socket", event.requests, NOW)
+            else:
+                self.admission.receive("socket", event, NOW)
 
     def add(self, each: Session) -> Session:
         self.roster.add(each)
