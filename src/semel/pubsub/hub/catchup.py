@@ -112,7 +112,7 @@ class CatchUp:
 
     def _read(self, found: Found, now: float) -> None:
         reading = self._pass
-        assert reading is not None
+        assert reading is not None, "there is one pass at a time, and it ends with its last read"
         reading.is_reading = False
         if isinstance(found, ReadFailed):
             self._has_failed = True

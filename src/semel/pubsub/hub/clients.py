@@ -74,7 +74,7 @@ class Clients:
                 if session.peer is not None:
                     self._handle(session, request, now)
         if session.staged.appends:
-            self._commits.commit_at_end_of_event(session)
+            self._publishing.commit_staged(session)
 
     def _handle(self, session: Session, request: Request, now: float) -> None:
         match request:

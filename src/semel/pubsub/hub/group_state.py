@@ -219,6 +219,7 @@ class GroupStates:
         if known is not None and known.updated_at >= at:
             return
         item = GroupStateItem(connection, at, user, state)
+        assert known is None or at > known.updated_at, "states of a connection in a group follow each other"
         if state is None:
             self._drop(group, item, now)
         else:
@@ -226,6 +227,7 @@ class GroupStates:
         self._send_to_watchers(group, item)
 
     def _keep(self, group: str, item: GroupStateItem) -> None:
+        assert item.state is not None
         self._groups.setdefault(group, {})[item.connection_id] = item
         self._connections.setdefault(item.connection_id, {})[group] = item
         self._clocks[item.connection_id] = max(self._clocks.get(item.connection_id, 0), item.updated_at)

@@ -1,4 +1,4 @@
-"""Messages that clients publish: checked, staged, and committed at the end of the event that brought them.
+"""Messages that clients publish: checked, staged, and committed when all that came with them is handled.
 
 All that a session publishes in one event is one commit, with its ackIds in one row. Only the ackId of a message with an
 id of its own is written down later, with the next commit of its session: a restart before that forgets the ackId, but

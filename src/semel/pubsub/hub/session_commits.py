@@ -63,7 +63,7 @@ class SessionCommits:
         self._context.commit((*appends, *puts, *more), on_done, on_failed, session.id)
 
     def commit_at_end_of_event(self, session: Session) -> None:
-        """What the session has staged by the end of this event is one commit then."""
+        """What is staged without a request of the client is committed at the end of the event, if it was not before."""
         self._staged[session.id] = session
 
     def take_staged(self) -> Iterable[Session]:

@@ -1,4 +1,4 @@
-"""What a session publishes while one event is handled, to become one commit at its end."""
+"""What a session publishes with requests that came together, to become one commit."""
 
 from __future__ import annotations
 

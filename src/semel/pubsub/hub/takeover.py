@@ -26,6 +26,7 @@ from semel.pubsub.hub.left_out import UNREADABLE
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.roster import Elsewhere, Here, Roster
 from semel.pubsub.hub.session import Session
+from semel.pubsub.hub.session_phase import SessionPhase
 from semel.pubsub.hub.session_rows import acks_key, session_key
 from semel.pubsub.hub.sessions import Sessions
 from semel.pubsub.hub.sockets import ResumeSession
@@ -196,6 +197,7 @@ class TakeOver:
 
     def _take(self, coming: _Coming, session: Session, now: float) -> None:
         context = self._context
+        assert session.phase is SessionPhase.NEW, "what was read is not served before the commit"
         session.node, session.dropped_at = context.node, now
         record = self._sessions.open_record(session, now)
         floor = self._floors.expect(session.id, session.missing_after)
@@ -210,6 +212,7 @@ class TakeOver:
             session.opened = session.present_at = session.backlog.sent = opened.position.offset
             self._floors.arrived(session.id)
             if self._tail.offset >= session.opened and self._elsewhere.get(session.id) is not None:
+                # our own record was read before this answer came, and after it that of another node
                 self._fail(coming, "another node has taken it since")
             else:
                 self._arrive(coming, session, now)
@@ -250,6 +253,7 @@ class TakeOver:
         self._close_socket(coming, CloseCode.INTERNAL, reason or cause)
 
     def _end(self, coming: _Coming, is_decided: bool = True) -> None:
+        # one that was given up stays until its end is in the store, and a client may have come for it meanwhile
         self._coming.pop(coming.connection, None)
         coming.then(is_decided)
 

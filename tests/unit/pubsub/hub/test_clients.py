@@ -14,7 +14,9 @@ from semel.pubsub.hub.groups import Groups
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.publishing import Publishing
 from semel.pubsub.hub.record_kinds import RecordKind
+from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_commits import SessionCommits
+from semel.pubsub.hub.staged import StagedPublishes
 from semel.pubsub.hub.streams import Streams
 from semel.pubsub.protocol.messages import (
     Ack,
@@ -68,16 +70,27 @@ def test_messages_in_a_row_are_published_together(scene: Scene) -> None:
 
 
 def test_an_ack_commits_nothing_by_itself(scene: Scene) -> None:
-    scene.alice.staged.add(append("m"), 1)
     scene.handle(SequenceAck(7))
     scene.delivery.acknowledge.assert_called_once_with(scene.alice, 7, NOW)
     scene.publishing.commit_staged.assert_not_called()
 
 
+def test_all_that_came_together_is_committed_together(scene: Scene) -> None:
+    scene.publishing.publish.side_effect = lambda session, requests, now: session.staged.add(append("m"), 1)
+    scene.handle(SendToGroup("g", TEXT, 1), SequenceAck(7), SendToGroup("g", TEXT, 2))
+    scene.publishing.commit_staged.assert_called_once_with(scene.alice)
+    assert len(scene.alice.staged.appends) == 2
+
+
 def test_what_was_published_before_a_change_is_committed_before_it(scene: Scene) -> None:
     scene.alice.staged.add(append("m"), 1)
     order: list[str] = []
-    scene.publishing.commit_staged.side_effect = lambda session: order.append("commit")
+
+    def commit(session: Session) -> None:
+        session.staged = StagedPublishes()
+        order.append("commit")
+
+    scene.publishing.commit_staged.side_effect = commit
     scene.groups.change.side_effect = lambda *change: order.append("change")
     scene.handle(JoinGroup("h", 2))
     assert order == ["commit", "change"]
