@@ -1,6 +1,7 @@
 # Every command of the project. `make` alone lists them.
 
 SEEDS ?= 10000
+WORLDS ?= kernel pipes hub client
 WORKERS ?= 2
 PYTEST_ARGS ?=
 SIM_ARGS ?=
@@ -39,9 +40,9 @@ format: setup ## Format the code and fix what can be fixed
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-sim: ## Run the simulator (SEEDS=10000 SIM_ARGS=...)
+sim: ## Run the simulator (SEEDS=10000 WORLDS=hub SIM_ARGS=...)
 	@scripts/setup main
-	@$(BIN)/semel sim --seeds $(SEEDS) $(SIM_ARGS)
+	@for world in $(WORLDS); do $(BIN)/semel sim --world $$world --seeds $(SEEDS) $(SIM_ARGS) || exit; done
 
 bench: ## Measure stores, pipes, pub/sub and Spark (BENCH_ARGS=... for the stores)
 	@scripts/setup main spark test bench

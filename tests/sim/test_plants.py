@@ -57,7 +57,14 @@ CONTRACT: dict[str, Callable[..., Any]] = {
 FIXTURES = {"status-in-dedup-key": {"state": WorkState.DONE}, "retention-deletes-open": {"state": WorkState.READY}}
 
 
-FIRST = {"hub-answers-at-earlier-end": 440, "hub-acks-passed-over": 390, "hub-spill-rows-nameless": 190}
+FIRST = {
+    "hub-answers-at-earlier-end": 440,
+    "hub-acks-passed-over": 390,
+    "hub-spill-rows-nameless": 190,
+    "client-repeats-after-loss": 50,
+    "client-end-overtakes": 190,
+    "hub-forgets-ids": 50,
+}
 """Some are seldom met: from which seed on a test looks for them."""
 
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from semel.cli.sim import WorldName
 from semel.errors import ConfigError
 from semel.sim import Report, run, sweep
 from semel.sim.scenario import WORLDS
@@ -46,6 +47,10 @@ def test_the_printed_command_names_the_world(world: str) -> None:
     assert report.command == f"semel sim{'' if world == 'kernel' else f' --world {world}'} --seed 3"
     assert report.as_dict()["world"] == world
     assert json.loads(json.dumps(report.as_dict()))
+
+
+def test_the_command_knows_the_same_worlds() -> None:
+    assert [str(name) for name in WorldName] == list(WORLDS)
 
 
 def test_an_unknown_world_names_the_known_ones() -> None:

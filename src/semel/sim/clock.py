@@ -27,8 +27,11 @@ class Clock:
         self._trace = blake2b(digest_size=16)
 
     def after(self, delay_s: float, what: str, do: Callable[..., None], *args: Any) -> None:
+        self.at(self.now + delay_s, what, do, *args)
+
+    def at(self, time: float, what: str, do: Callable[..., None], *args: Any) -> None:
         self._order += 1
-        heapq.heappush(self._due, (self.now + delay_s, self._order, what, do, args))
+        heapq.heappush(self._due, (time, self._order, what, do, args))
 
     def step(self, until: float) -> bool:
         """Let the next thing happen. False when nothing is due before `until`, which is then the time."""

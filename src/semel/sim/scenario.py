@@ -28,6 +28,7 @@ WORLDS = {
     KERNEL: "semel.sim.kernel.scenario:KernelScenario",
     "pipes": "semel.sim.pipes.scenario:PipesScenario",
     "hub": "semel.sim.hub.scenario:HubScenario",
+    "client": "semel.sim.client.scenario:ClientScenario",
 }
 """Where each one is. Only the one that is asked for is imported."""
 

@@ -29,6 +29,7 @@ from semel.pubsub.protocol.messages import (
     SequenceAck,
 )
 from semel.pubsub.protocol.permissions import Permissions
+from semel.sim.clock import Clock
 from semel.sim.process import Loading, Process
 from semel.stores.memory import MemoryStore
 
@@ -71,9 +72,16 @@ class HubProcess(Process):
 
 
 class HubNode:
-    def __init__(self, options: HubOptions | None = None, node: str = "node", beside: HubNode | None = None) -> None:
+    def __init__(
+        self,
+        options: HubOptions | None = None,
+        node: str = "node",
+        beside: HubNode | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         """`beside` is another node on the same store."""
-        self._time: list[float] = [BEGIN_S] if beside is None else beside._time
+        self.clock: Clock = beside.clock if beside is not None else clock or Clock()
+        self.clock.now = max(self.clock.now, BEGIN_S)
         self.node = node
         self.nodes: list[HubNode] = [] if beside is None else beside.nodes
         self.nodes.append(self)
@@ -90,11 +98,11 @@ class HubNode:
 
     @property
     def now(self) -> float:
-        return self._time[0]
+        return self.clock.now
 
     @now.setter
     def now(self, now: float) -> None:
-        self._time[0] = now
+        self.clock.now = now
 
     def restart(self) -> None:
         """As after kill -9: nothing is left but the store."""
@@ -179,7 +187,7 @@ class HubNode:
 
     def pass_time(self, seconds: float) -> None:
         """For all nodes that live."""
-        self._time[0] += seconds
+        self.clock.now += seconds
         for world in list(self.nodes):
             world.interpreter.run_timers()
 

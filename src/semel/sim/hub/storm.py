@@ -55,7 +55,7 @@ class StormNode(HubNode):
         self.lives = 0
         self.groups: list[tuple[Interpreter, CommitGroup]] = []
         self.pending: list[Callable[[], None]] = []
-        super().__init__(storm.options, name, beside)
+        super().__init__(storm.options, name, beside, storm.world.clock)
 
     def begin_process(self) -> HubProcess:
         return StormProcess(self)
@@ -138,7 +138,6 @@ class HubStorm:
         self._sockets = 0
         first = self.start_node()
         self.books = HubBooks(first.store)
-        world.clock.now = first.now
         self.start_node()
         self.clients = [StormClient(self, f"client-{number}") for number in range(CLIENTS)]
         self.caller = caller(self)
@@ -298,4 +297,3 @@ class HubStorm:
 
     def _pass_time(self, seconds: float) -> None:
         self.nodes[0].pass_time(seconds)
-        self.world.clock.now = self.nodes[0].now

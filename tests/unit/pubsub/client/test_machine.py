@@ -7,17 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.pubsub.client.client_world import (
-    ClientWorld,
-    Plan,
-    SlowNetwork,
-    check,
-    check_all_is_done,
-    check_kept,
-    check_nothing_failed,
-    check_order,
-    check_order_of_the_rest,
-)
 from tests.unit.pubsub.hub.world import text
 from tests.unit.pubsub.protocol import frame_values
 
@@ -36,8 +25,6 @@ from semel.errors import (
     SessionGone,
     StoreFull,
 )
-from semel.pubsub.client import machine as client_module
-from semel.pubsub.client.acks import Pending, Requests
 from semel.pubsub.client.events import (
     Abandoned,
     Abort,
@@ -80,9 +67,6 @@ from semel.pubsub.client.events import (
     Withdraw,
 )
 from semel.pubsub.client.machine import ClientMachine, Phase
-from semel.pubsub.client.sequence import SequenceAcks
-from semel.pubsub.hub import publishing as server_module
-from semel.pubsub.hub.in_order import InOrder
 from semel.pubsub.hub.records import MESSAGE_ID
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import Codec, Frame, Subprotocol
@@ -110,6 +94,8 @@ from semel.pubsub.protocol.messages import (
     SequenceAck,
     ServerMessage,
 )
+from semel.sim.client.network import ClientWorld
+from semel.sim.world import SeededWorld
 
 BUSY = Fault(ErrorName.INTERNAL, "the store is busy")
 DUPLICATE = Fault(ErrorName.DUPLICATE, "Message with ack-id: 1 has been processed")
@@ -868,7 +854,7 @@ def test_nothing_is_acknowledged_on_a_socket_on_which_nothing_came(bench: Bench)
 
 def test_a_hub_that_was_restarted_and_has_nothing_to_repeat_keeps_the_session() -> None:
     """The message that its client had last has expired meanwhile, so the hub does not know that it ever sent it."""
-    world = ClientWorld(1)
+    world = ClientWorld(SeededWorld(1))
     ann, ben = world.actor("ann"), world.actor("ben")
     ben.join("g")
     world.run_for(1)
@@ -1402,211 +1388,11 @@ def test_whatever_a_server_says_a_client_raises_nothing_and_settles_each_request
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-# -- in bad weather, with the real hub
-
-SEEDS = 40
-LOST = Plan(loses_sessions=True)
-
-Check = Callable[[ClientWorld], None]
-
-
-@pytest.mark.parametrize(
-    ("plan", "checks"),
-    [
-        pytest.param(Plan(), (check_all_is_done, check_order), id="sessions-survive-in-order"),
-        pytest.param(Plan(ids=True), (check_all_is_done, check_order), id="in-order-with-ids"),
-        pytest.param(Plan(window=1), (check_all_is_done, check_order), id="in-order-with-a-window-of-one"),
-        pytest.param(Plan(inbox_max=1), (check_all_is_done,), id="inboxes-overflow"),
-        pytest.param(LOST, (check_all_is_done,), id="sessions-are-lost"),
-        pytest.param(
-            Plan(ids=True, loses_sessions=True), (check_all_is_done, check_nothing_failed), id="ids-survive-sessions"
-        ),
-        pytest.param(
-            Plan(ids=True, keeps=True, loses_sessions=True, crashes=True),
-            (check_all_is_done, check_kept),
-            id="outboxes-survive-processes",
-        ),
-    ],
-)
-def test_in_any_weather_each_message_is_taken_once_and_handed_on_once_in_order(
-    plan: Plan, checks: Sequence[Check]
-) -> None:
-    for seed in range(SEEDS):
-        world = plan.run(seed)
-        for each in (check, *checks):
-            try:
-                each(world)
-            except AssertionError as error:
-                raise AssertionError(f"seed {seed}: {error}") from error
-
-
-SLOW_SEEDS = 12
-
-
-@pytest.mark.parametrize("latency_s", [0.3, 0.5, 0.8])
-@pytest.mark.parametrize("ack_timeout_s", [5.0, 0.7])
-def test_on_a_slow_network_the_order_is_kept_over_refusals(latency_s: float, ack_timeout_s: float) -> None:
-    for seed in range(SLOW_SEEDS):
-        world = SlowNetwork(latency_s, ack_timeout_s).run(seed)
-        for each in (check, check_all_is_done, check_nothing_failed, check_order):
-            each(world)
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        pytest.param(SlowNetwork(0.01, refusals_max=0, every_s=0.2), id="after-the-first-refusal"),
-        pytest.param(SlowNetwork(0.01, timeout_s=0.1, every_s=0.2), id="soon"),
-    ],
-)
-def test_messages_that_are_given_up_hold_up_no_others(plan: SlowNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(_is_most(plan.run(seed)) for seed in range(SLOW_SEEDS))
-    monkeypatch.setattr(client_module, "Requests", NeverTwice)
-    assert not all(_is_most(plan.run(seed)) for seed in range(SLOW_SEEDS))
-
-
-GIVES_UP = [SlowNetwork(0.8, timeout_s=1.5, refusals=6), SlowNetwork(0.8, refusals_max=1, refusals=6)]
-
-
-@pytest.mark.parametrize("plan", GIVES_UP)
-def test_what_is_left_when_some_are_given_up_is_in_order(plan: SlowNetwork) -> None:
-    assert _finds(plan, (check_all_is_done, check_order_of_the_rest), SLOW_SEEDS) == "nothing"
-
-
-def test_a_client_that_sends_one_twice_while_others_have_no_answer_is_found_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(client_module, "Requests", TwiceAtOnce)
-    assert "changed places" in "".join(_finds(plan, (check_order_of_the_rest,), SEEDS) for plan in GIVES_UP)
-
-
-def _is_most(world: ClientWorld) -> bool:
-    """Each refusal costs a message, or a few that were under way with it."""
-    return len(world.published()) > 65
-
-
-# -- plants: mistakes that the checks must find
-
-
-class NewAckIds(Requests):
-    """Each attempt under an ackId of its own."""
-
-    def begin_socket(self, now: float) -> list[Pending]:
-        return self._renumber(super().begin_socket(now), now)
-
-    def overdue(self, now: float) -> list[Pending]:
-        return self._renumber(super().overdue(now), now)
-
-    def _renumber(self, pendings: list[Pending], now: float) -> list[Pending]:
-        for pending in pendings:
-            assert pending.ack_id is not None
-            del self._by_ack_id[pending.ack_id]
-            self._flights.confirm_all([str(pending.ack_id)])
-            self._number(pending, now)
-            self._flights.offer(str(pending.ack_id), pending, now)
-        return pendings
-
-
-class OnlyWhatIsDue(Requests):
-    """Only what was refused, or is overdue, goes out again, and not what else has no answer."""
-
-    def _messages_again(self, armed: list[Pending], now: float) -> list[Pending]:
-        due = self._refused | {pending.ack_id for pending in armed}
-        return [pending for pending in super()._messages_again(armed, now) if pending.ack_id in due]
-
-
-class UpToTheLastRefused(Requests):
-    """All up to the last that was refused, or is overdue: but those behind it are on their way to be refused too."""
-
-    def _messages_again(self, armed: list[Pending], now: float) -> list[Pending]:
-        last = max(self._refused | {pending.ack_id or 0 for pending in armed})
-        return [pending for pending in super()._messages_again(armed, now) if (pending.ack_id or 0) <= last]
-
-
-class NeverTwice(Requests):
-    """One that was given up is forgotten."""
-
-    def _is_needed_twice(self, pending: Pending) -> bool:
-        return False
-
-
-class TwiceAtOnce(Requests):
-    """After one that was given up, although others before it have no answer."""
-
-    def _is_needed_twice(self, pending: Pending) -> bool:
-        return self._gave_up and isinstance(pending.request, SendToGroup)
-
-
-class NoMemory(SequenceAcks):
-    """Whatever comes is new."""
-
-    def arrive(self, number: int, size: int, now: float) -> bool:
-        super().arrive(number, size, now)
-        return True
-
-
-class EarlyAcks(SequenceAcks):
-    """Acknowledged when it comes, and not when the application has had it."""
-
-    def arrive(self, number: int, size: int, now: float) -> bool:
-        is_new = super().arrive(number, size, now)
-        self.deliver(number, size, now)
-        return is_new
-
-
-def _finds(plan: Plan | SlowNetwork, checks: Sequence[Check], seeds: int = SEEDS) -> str:
-    for seed in range(seeds):
-        world = plan.run(seed)
-        try:
-            for each in (check, *checks):
-                each(world)
-        except AssertionError as error:
-            return str(error)
-    return "nothing"
-
-
-def test_a_new_ack_id_for_each_attempt_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "Requests", NewAckIds)
-    assert "in the stream twice" in _finds(Plan(), ())
-
-
-def test_sending_again_after_a_loss_without_an_id_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pending, "is_repeatable", lambda pending, first_remembered: True)
-    assert "in the stream twice" in _finds(LOST, ())
-
-
-def test_a_hub_that_takes_what_comes_behind_a_refused_message_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InOrder, "hold", lambda in_order: None)
-    assert "changed places" in _finds(Plan(), (check_order,))
-
-
-@pytest.mark.parametrize("plant", [OnlyWhatIsDue, UpToTheLastRefused])
-def test_a_client_that_sends_again_only_some_is_found_out(
-    monkeypatch: pytest.MonkeyPatch, plant: type[Requests]
-) -> None:
-    monkeypatch.setattr(client_module, "Requests", plant)
-    assert "changed places" in _finds(SlowNetwork(0.5), (check_order,))
-
-
-def test_a_hub_that_does_not_know_ids_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "id_identity", lambda id: None)
-    monkeypatch.setattr(server_module, "digest_of", lambda *said: None)
-    assert "in the stream twice" in _finds(Plan(ids=True, loses_sessions=True), ())
-
-
-@pytest.mark.parametrize(
-    ("plant", "complaint"),
-    [(NoMemory, "delivered twice"), (EarlyAcks, "acknowledged before the application had it")],
-)
-def test_a_careless_receiver_is_found_out(
-    monkeypatch: pytest.MonkeyPatch, plant: type[SequenceAcks], complaint: str
-) -> None:
-    monkeypatch.setattr(client_module, "SequenceAcks", plant)
-    assert complaint in _finds(Plan(), ())
+# -- with the real hub
 
 
 def test_who_was_in_a_group_is_in_it_again_after_a_loss() -> None:
-    world = ClientWorld(1)
+    world = ClientWorld(SeededWorld(1))
     ann, ben = world.actor("ann"), world.actor("ben")
     ben.join("g")
     world.run_for(1)

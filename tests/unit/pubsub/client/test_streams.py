@@ -7,15 +7,6 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.pubsub.client.client_stream_world import (
-    StreamPlan,
-    StreamWorld,
-    check_all_is_over,
-    check_nothing_broke,
-    check_received,
-    check_states,
-    check_streams,
-)
 from tests.unit.pubsub.client.test_machine import Bench, failure
 from tests.unit.pubsub.hub.world import text
 
@@ -29,7 +20,6 @@ from semel.errors import (
     SemelError,
     StreamBroken,
 )
-from semel.pubsub.client import streams as client_streams
 from semel.pubsub.client.events import (
     BeginStream,
     ClientOptions,
@@ -46,13 +36,11 @@ from semel.pubsub.client.events import (
     WritePart,
 )
 from semel.pubsub.client.machine import Phase
-from semel.pubsub.client.states import ClientGroupStates, WatchedGroup
 from semel.pubsub.client.window import Window
 from semel.pubsub.protocol.messages import (
     ErrorName,
     Fault,
     GroupMessage,
-    GroupStateItem,
     Request,
     StartStream,
     StreamAck,
@@ -638,82 +626,3 @@ def test_whatever_a_server_says_each_request_is_settled_once_and_each_stream_is_
     assert len(settled) == len(set(settled))
     assert not sender.client._streams._tokens
     assert not sender.client._streams._streams
-
-
-# -- in bad weather, with the real hub
-
-SEEDS = 40
-
-Check = Callable[[StreamWorld], None]
-ALWAYS: tuple[Check, ...] = (check_streams, check_received, check_all_is_over, check_states)
-
-
-@pytest.mark.parametrize(
-    ("plan", "checks"),
-    [
-        pytest.param(StreamPlan(), (check_nothing_broke,), id="sessions-survive"),
-        pytest.param(StreamPlan(window=1), (check_nothing_broke,), id="a-window-of-one"),
-        pytest.param(StreamPlan(loses_sessions=True), (), id="sessions-are-lost"),
-    ],
-)
-def test_in_any_weather_each_part_is_published_once_and_in_order_and_watchers_see_what_there_is(
-    plan: StreamPlan, checks: Sequence[Check]
-) -> None:
-    for seed in range(SEEDS):
-        world = plan.run(seed)
-        for each in (*ALWAYS, *checks):
-            try:
-                each(world)
-            except AssertionError as error:
-                raise AssertionError(f"seed {seed}: {error}") from error
-
-
-# -- plants: mistakes that the checks must find
-
-
-def _finds(plan: StreamPlan) -> str:
-    for seed in range(SEEDS):
-        try:
-            world = plan.run(seed)
-            for each in ALWAYS:
-                each(world)
-        except AssertionError as error:
-            return str(error)
-    return "nothing"
-
-
-class Forgetful(Window):
-    """What went out counts as arrived."""
-
-    def go_back(self) -> None:
-        pass
-
-
-def test_parts_that_are_not_sent_again_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_streams, "Window", Forgetful)
-    assert "still waits" in _finds(StreamPlan())
-
-
-def test_an_end_that_overtakes_a_refused_part_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Microsoft's JavaScript client does it."""
-
-    class AlwaysEmpty(Window):
-        def __bool__(self) -> bool:
-            return False
-
-    monkeypatch.setattr(client_streams, "Window", AlwaysEmpty)
-    assert "whole without all its parts" in _finds(StreamPlan())
-
-
-def test_a_watcher_that_keeps_what_a_snapshot_leaves_out_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keep(view: WatchedGroup, items: tuple[GroupStateItem, ...]) -> list[GroupStateItem]:
-        view.has_snapshot = True
-        return view.take_update(items)
-
-    monkeypatch.setattr(WatchedGroup, "take_snapshot", keep)
-    assert "sees what is not there" in _finds(StreamPlan(loses_sessions=True))
-
-
-def test_a_new_session_that_says_nothing_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClientGroupStates, "restored", lambda states: iter(()))
-    assert _finds(StreamPlan(loses_sessions=True)) != "nothing"

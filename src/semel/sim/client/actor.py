@@ -1,0 +1,192 @@
+"""A client with its application: what it asked, what it was answered, and what it got."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from semel.pubsub.client.events import (
+    ClientOptions,
+    CloseSocket,
+    Connect,
+    DeliverMessage,
+    Effect,
+    Event,
+    Interrupted,
+    Keep,
+    Kept,
+    MarkSent,
+    MessageDelivered,
+    NotifyApplication,
+    Online,
+    OutboxEntry,
+    Recovered,
+    Remove,
+    RequestAccepted,
+    Result,
+    SendFrame,
+    SessionLost,
+    Settle,
+    State,
+    SubmitRequest,
+)
+from semel.pubsub.client.machine import ClientMachine
+from semel.pubsub.hub.sockets import SocketClosed
+from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.frames import Codec, Frame, Subprotocol
+from semel.pubsub.protocol.messages import JoinGroup, SendToGroup, SequenceAck
+from semel.pubsub.protocol.wire import frame
+from semel.sim.client.sockets import SocketLink
+from semel.sim.hub.node import HUB, text
+
+if TYPE_CHECKING:
+    from semel.sim.client.network import ClientWorld
+
+STREAM = f"hub/{HUB}"
+CODEC = codec_for(Subprotocol.JSON_RELIABLE)
+
+
+class Actor:
+    """A client with its application."""
+
+    def __init__(self, world: ClientWorld, name: str, options: ClientOptions) -> None:
+        self.world, self.name, self.options = world, name, options
+        self.link: SocketLink | None = None
+        self.got: list[tuple[str, str, int]] = []
+        self.states: list[State] = []
+        self.settled: dict[int, Result] = {}
+        self.joined_at: dict[str, int] = {}
+        self.outbox: dict[str, OutboxEntry] = {}
+        self.kept: set[str] = set()
+        self.bodies: dict[int, str] = {}
+        self.acked_too_early = 0
+        self._had = 0
+        self._asked: dict[int, SubmitRequest] = {}
+        self._busy_until = 0.0
+        self.life = 0
+        self.client = self._begin()
+
+    def _begin(self) -> ClientMachine:
+        self.life += 1
+        self.client = ClientMachine(self.options, self.world.chance.random, list(self.outbox.values()))
+        self.perform(self.client.start(self.world.now))
+        return self.client
+
+    def crash(self) -> None:
+        """The process of the application dies and comes back. Only its outbox is left."""
+        if self.link is not None:
+            self.world.cut(self.link)
+        self._asked.clear()
+        self._begin()
+
+    def ask(self, ask: SubmitRequest) -> None:
+        self._asked[ask.token] = ask
+        self.tell(ask)
+
+    def publish(
+        self, group: str, body: str, *, id: str | None = None, keep: bool = False, timeout_s: float | None = None
+    ) -> None:
+        token = next(self.world.tokens)
+        self.bodies[token] = body
+        self.ask(SubmitRequest(token, SendToGroup(group, text(body)), id=id, keep=keep, timeout_s=timeout_s))
+
+    def join(self, group: str) -> None:
+        self.ask(SubmitRequest(next(self.world.tokens), JoinGroup(group)))
+
+    def tell(self, event: Event) -> None:
+        self.perform(self.client.receive(event, self.world.now))
+
+    def later(self, delay: float, event: Event) -> None:
+        life = self.life
+
+        def do() -> None:
+            if life == self.life:
+                self.tell(event)
+
+        self.world.clock.after(delay, f"{self.name} {type(event).__name__}", do)
+
+    def perform(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Connect():
+                    self.world.dial(self, effect)
+                case SendFrame(socket=socket, frame=payload):
+                    self._watch(payload)
+                    self.world.send_up(self, socket, frame(payload))
+                case CloseSocket(socket=socket, code=code):
+                    self.world.send_up(self, socket, SocketClosed(code))
+                    self.link = None
+                case DeliverMessage():
+                    self._hand_over(effect)
+                case Settle(token=token, result=result):
+                    self._settle(token, result)
+                case NotifyApplication(state=state):
+                    self.states.append(state)
+                case Keep(entry=entry):
+                    self._keep(entry)
+                case MarkSent(ids=ids, at=at):
+                    for id in ids:
+                        self.outbox[id] = msgspec.structs.replace(self.outbox[id], sent_at=at)
+                case Remove(id=id):
+                    self.outbox.pop(id, None)
+
+    def _keep(self, entry: OutboxEntry) -> None:
+        def kept() -> None:
+            self.outbox[entry.id] = entry
+            self.kept.add(entry.request.data.body.decode())
+            self.tell(Kept([entry.id]))
+
+        life = self.life
+        self._busy_until = max(self._busy_until, self.world.now + 0.002)
+        self.world.clock.at(self._busy_until, f"{self.name} kept", lambda: kept() if life == self.life else None)
+
+    def _watch(self, payload: Frame) -> None:
+        request = decode_request(payload)
+        if isinstance(request, SequenceAck) and request.sequence_id > self._had:
+            self.acked_too_early += 1
+
+    def _hand_over(self, effect: DeliverMessage) -> None:
+        """The application's code takes some time for each, one after the other."""
+        message = effect.message
+        assert message.data is not None
+        row = (getattr(message, "group", ""), message.data.body.decode(), message.sequence_id or 0)
+        self._busy_until = max(self._busy_until, self.world.now + self.world.chance.random() * 0.02)
+        life = self.life
+
+        def do() -> None:
+            if life == self.life:
+                self.got.append(row)
+                self._had = row[2]
+                self.tell(MessageDelivered(effect.number))
+
+        self.world.clock.at(self._busy_until, f"{self.name} has {row[2]}", do)
+
+    def _settle(self, token: int, result: Result) -> None:
+        if token in self.settled:
+            self.world.violated(f"{self.name}: a request was settled twice")
+        self.settled[token] = result
+        request = self._asked[token].request
+        if isinstance(request, JoinGroup) and isinstance(result, RequestAccepted):
+            self.joined_at.setdefault(request.group, self.world.store.head(STREAM).offset)
+
+    @property
+    def losses(self) -> int:
+        """How often messages for it may have been lost."""
+        return self.life - 1 + sum(isinstance(state, SessionLost) for state in self.states)
+
+    @property
+    def connection(self) -> str:
+        """Of its session, as the application was told; empty while there is no socket."""
+        told = [state for state in self.states if isinstance(state, Online | Recovered | Interrupted | SessionLost)]
+        return told[-1].connection_id if told and isinstance(told[-1], Online | Recovered) else ""
+
+    @property
+    def unsettled(self) -> set[int]:
+        return self._asked.keys() - self.settled.keys()
+
+
+def decode_request(payload: Frame) -> object:
+    codec: Codec = CODEC  # type: ignore[assignment]
+    return codec.decode(payload)
