@@ -34,7 +34,6 @@ START_S = 60.0
 STOP_S = 20.0
 SUBSCRIBER_PATH = "/client/subscriber"
 ROLES = ("webpubsub.joinLeaveGroup", "webpubsub.sendToGroup")
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 # -- bare servers
@@ -230,11 +229,6 @@ class SemelServer:
         audience = f"http://{HOST}:{self.port}{path}"
         token = client_token(self._keys, audience, now=time.time(), roles=ROLES, groups=groups)
         return f"{path}?access_token={token}"
-
-    def cpu_s(self) -> float:
-        """The time of a core that it has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def memory_bytes(self) -> int:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json as json_text
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +15,7 @@ import typer
 
 from semel.cli.bundles import bundled
 from semel.cli.remote import RemoteServer, ServerOptions
+from semel.cli.signals import until_interrupted
 from semel.cli.terminal import CommandResult, Terminal, human_bytes
 from semel.errors import ConfigError, EpochChanged, PeerUnavailable
 
@@ -331,7 +330,7 @@ def tail(
     """
     terminal: Terminal = context.obj
     with (
-        _until_interrupted(),
+        until_interrupted(),
         place.server() as server,
     ):
         if terminal.shows_progress:
@@ -343,21 +342,6 @@ def tail(
                 terminal.out.print(_line(message), markup=False, highlight=False, soft_wrap=True)
             if number == count:
                 return
-
-
-@contextmanager
-def _until_interrupted() -> Iterator[None]:
-    """Ctrl-C and a polite kill end it, at once and as it should end. A shell that starts it in the background makes it
-    deaf to Ctrl-C; what runs until it is told to end listens all the same, as `semel serve` does."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
-    try:
-        yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _follow(

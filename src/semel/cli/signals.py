@@ -1,16 +1,28 @@
-"""How a command that goes on and on is ended."""
+"""How a command that goes on and on is ended: by Ctrl-C or a polite kill."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def ended_by(handler: Callable[..., object]) -> Iterator[None]:
+    """Both signals call `handler`. A shell that starts a command in the background makes it deaf to Ctrl-C; what runs
+    until it is told to end listens all the same, as `semel serve` does."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 @contextmanager
 def until_told() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and a polite kill ask for an end. A second Ctrl-C does not wait for it."""
+    """They ask for an end. A second one does not wait for it."""
     told = threading.Event()
 
     def handle(number: int, frame: object) -> None:
@@ -18,9 +30,12 @@ def until_told() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         told.set()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with ended_by(handle):
         yield told.is_set
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+
+
+@contextmanager
+def until_interrupted() -> Iterator[None]:
+    """They end it at once, and as it should end."""
+    with suppress(KeyboardInterrupt), ended_by(signal.default_int_handler):
+        yield

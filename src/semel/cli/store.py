@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +23,7 @@ from semel.cli.options import (
     parse_duration,
     shown,
 )
+from semel.cli.signals import ended_by
 from semel.cli.terminal import CommandResult, Terminal, human_bytes
 from semel.errors import ConfigError, NotAStore, SemelError
 
@@ -528,16 +528,8 @@ def _export_options(config: Config, wait: str | None, new_epoch: bool) -> Export
 def _stoppable(wanted: bool) -> Iterator[threading.Event]:
     """An event that Ctrl-C and SIGTERM set: a loop that runs until then ends between two segments."""
     stop = threading.Event()
-    if not wanted:
+    with ended_by(lambda *_: stop.set()) if wanted else nullcontext():
         yield stop
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
-    try:
-        yield stop
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def _rounds(

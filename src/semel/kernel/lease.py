@@ -11,21 +11,6 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    owner: str
-    fence: int
-    expires_at: float
-
-    def is_free(self, now: float) -> bool:
-        """May somebody else claim? `now` is the store's clock, never the caller's."""
-        return now >= self.expires_at
-
-    def permits(self, fence: int) -> bool:
-        """May a write with this fence land? Time plays no part."""
-        return fence == self.fence
-
-
-@dataclass(frozen=True, slots=True)
 class Guard:
     """Attached to a write: it lands only while the work row `identity` in `queue` is claimed under `fence`."""
 
