@@ -102,7 +102,7 @@ class CatchUp:
             self._tail.read_after(self._pass.at, self._read)
 
     def _take_waiting(self) -> list[_Missing]:
-        """Without those that are not here any more. One that left and came back is here under the same id."""
+        """Those that are still here: one that left may be back under the same id, as another object."""
         waiting, self._waiting = self._waiting, []
         return [
             each

@@ -53,8 +53,8 @@ CLOSED_BY_SERVICE = "Application server closed the connection."
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """For which of the sessions that a command names it is: those that came before this place of the stream, whenever
-    that was if it is None, and of them only these, or all."""
+    """Restricts a command to some of the sessions that it names: those that opened before this offset (None: whenever
+    they did), and of them only these ids (None: all)."""
 
     before: int | None = None
     only: frozenset[str] | None = None
@@ -66,8 +66,8 @@ class Scope:
 
 
 def scope_at(command: Command, before: int, only: frozenset[str] | None) -> Scope:
-    """A connection that is named is meant whenever it comes. Of several, those are who came before: all of them, and
-    nobody else, on whichever node."""
+    """A connection that is named by its id is meant whenever it opens. A command for several is for those that opened
+    before it, on whichever node, so that all nodes agree on them."""
     return Scope(None if isinstance(_whom(command), Connection) else before, only)
 
 
@@ -103,7 +103,7 @@ class Commands:
     # -- whom a command is for
 
     def elsewhere_of(self, command: Command, only: frozenset[str] | None) -> Sequence[Elsewhere]:
-        """A filter is asked where the sessions are: what protocol they speak is known only there."""
+        """Sessions of other nodes that a command names. Filters are applied there: only they know the protocols."""
         excluded = command.excluded if isinstance(command, CloseConnections) else ()
         found = find(self._elsewhere, _whom(command))
         return [each for each in found if each.id not in excluded and _is_among(each.id, only)]
@@ -119,8 +119,8 @@ class Commands:
         return {each.id for each in self.elsewhere_of(command, only) if each.node == SOMEWHERE}
 
     def carry_out(self, command: Command, scope: Scope, now: float, then: CarriedOut) -> None:
-        """For the sessions that are here, and for those that arrive as soon as it is decided whether they do. One that
-        did not, but was somewhere before, may be there still."""
+        """For the sessions that are here at once, and for those on their way here when it is decided whether they come.
+        One that does not come may still be on another node: it counts as moved."""
         moved: set[str] = set()
 
         def answer(answer: Answer) -> None:
@@ -145,7 +145,7 @@ class Commands:
         return bool(session.versions.row_stored) and session not in known
 
     def _apply(self, command: Command, scope: Scope, now: float, answer: Reply, moved: set[str]) -> None:
-        """Whoever is here is served, wherever the others are: for those it is done again (`moved`)."""
+        """Sessions that cannot be found now are added to `moved`: the command is repeated for them."""
         moved |= self._missing(command, scope.only)
         found = [each for each in find_durable(self._roster, _whom(command)) if scope.covers(each)]
         answer = self.answer_after_ends(self._ending(command, scope.only), now, answer, moved)
@@ -167,8 +167,8 @@ class Commands:
     def answer_after_ends(
         self, ending: Sequence[Session], now: float, answer: Reply, moved: set[str] | None = None
     ) -> Reply:
-        """Nothing can be asked any more of those who are about to end, and they are not found. But until that is in the
-        store, a crash or another node could bring them back."""
+        """Sessions that are about to end are not found any more. Until their end is in the store, a crash or another
+        node could bring them back, so the answer waits for it."""
         if not ending:
             return answer
         all_of_them = Gathered(1 + len(ending), answer)

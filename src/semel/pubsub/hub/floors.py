@@ -1,4 +1,4 @@
-"""How far back the stream of a hub is needed, and giving up what nobody needs any more.
+"""How far back the stream of a hub is needed, and the trimming of what nobody needs any more.
 
 Each node writes down its floor, a row of its own: records up to there are not needed for any session that it has. A
 session that it takes over may need older ones, so its floor falls in the same commit in which the session comes to it.
@@ -35,7 +35,7 @@ def read_floor(state: State) -> int:
 
 
 class Floors:
-    """`floor` is what the store has of this node, or something lower."""
+    """`_floor` is what the store has for this node, or lower. `_coming` are the sessions that are on their way here."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Floors:
         return len(self._coming)
 
     def first(self) -> Put:
-        """Before the node has its first session: nobody may trim what that will need."""
+        """Written before this node has its first session, so that nobody trims what that will need."""
         return self.put(self._floor)
 
     def put(self, floor: int) -> Put:
@@ -69,8 +69,8 @@ class Floors:
         return Put(key, msgspec.msgpack.encode(floor), guard=self._lease.guard)
 
     def expect(self, connection: str, after: int) -> Put:
-        """A session that needs what comes `after` this is on its way here, until it has `arrived`. Written each time,
-        since a commit that said it before may have failed."""
+        """A session is on its way here, and needs what comes after this offset, until it has `arrived`. The row is
+        written for each of them, since the commit of one before may have failed."""
         self._coming[connection] = after
         return self.put(min(after, self._floor))
 

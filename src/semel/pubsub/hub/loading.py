@@ -58,7 +58,7 @@ def load_hub(
 
 
 def known_hubs(store: Store) -> Iterator[str]:
-    """The hubs of which the store has sessions, or a node that had some. From each to the next it is one look."""
+    """The hubs with sessions in the store, or with a node that had some. It takes one query for each."""
     after = ROOT
     while found := store.states(ROOT, after, 1):
         hub = found[0][0].removeprefix(ROOT).partition("/")[0]
@@ -67,12 +67,12 @@ def known_hubs(store: Store) -> Iterator[str]:
 
 
 def announced_hubs(store: Store) -> Iterator[str]:
-    """The hubs that nodes have begun, if there are several. However many there are, it is one look for a thousand."""
+    """The hubs that nodes of a shared store have begun. It takes one query for a thousand."""
     return (hub for hub, _ in _states(store, ANNOUNCED))
 
 
 def is_known(store: Store, hub: str) -> bool:
-    """Whether it is one of either."""
+    """Whether it is one of `known_hubs` or `announced_hubs`."""
     return bool(store.states(f"{ROOT}{hub}/", "", 1)) or store.state(announcement_key(hub)) is not None
 
 

@@ -32,7 +32,7 @@ ANNOUNCED = "hubs/"
 
 
 def announcement_key(hub: str) -> str:
-    """A row that names the hub, so that other nodes find all that there are with one look."""
+    """A row that names the hub, so that other nodes find all hubs with one query."""
     return f"{ANNOUNCED}{hub}"
 
 
@@ -77,7 +77,7 @@ class Nodes:
         self._context.commit((row, claim, self._floors.first(), announcement), done, self._not_started)
 
     def _not_started(self, failure: Failure, now: float) -> None:
-        """If it is not known whether the name is used by now, another one is needed."""
+        """If it is unknown whether the name was taken, the hub is loaded again under another one."""
         if isinstance(failure, CommitUnknown):
             self._context.restart("the store did not answer")
             return
@@ -154,7 +154,7 @@ class _Adoption:
         self._one_less(True)
 
     def _may_be_theirs(self, value: bytes) -> bool:
-        """One that cannot be read may be, and is not forgotten with its node: a newer Semel takes it."""
+        """A row that cannot be read may be theirs: then the node is not forgotten, and a newer Semel takes it."""
         try:
             return read_session(value).node == self._row.identity
         except StoreError:

@@ -81,7 +81,7 @@ class Roster(Generic[M]):
             _discard(self.groups, group, session.id)
 
     def join(self, session: M, group: str, offset: int) -> None:
-        """From this record on. Who is in already stays in since then."""
+        """From this offset on, unless it is a member since an earlier one."""
         if session.groups.setdefault(group, offset) == offset:
             self.groups.setdefault(group, {})[session.id] = session
 
@@ -93,7 +93,7 @@ class Roster(Generic[M]):
 
 
 class Here(Roster[Session]):
-    """The sessions that this node has, and to which of them a record is due."""
+    """The sessions that this node has, and which of them a record is for."""
 
     def receivers(self, target: str, offset: int) -> Iterable[Session]:
         """Whom a record with this target is for, by its place in the stream."""
@@ -118,8 +118,8 @@ class Here(Roster[Session]):
 
 
 class Past(Here):
-    """As it was when they were added, with the stays in groups that have ended, which count for records of their
-    time."""
+    """For records that are read again: sessions count as members also for their stays that have ended, for records of
+    that time."""
 
     def __init__(self) -> None:
         super().__init__()

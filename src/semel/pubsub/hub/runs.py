@@ -54,7 +54,7 @@ class Run:
 
     @property
     def source(self) -> str:
-        """Who has sent it; of a message that is alone."""
+        """Who has sent it, for a run of one message."""
         return self._appends[0].envelope.source
 
     @property
@@ -71,7 +71,7 @@ class Run:
         return self.between(offset, self.last)
 
     def between(self, after: int, until: int) -> Run:
-        """Without what stands up to `after`, and without what comes after `until`. Something has to be left."""
+        """The part after `after` and up to `until`, which must not be empty."""
         if after < self.first and until >= self.last:
             return self
         first = max(self.first, after + 1)

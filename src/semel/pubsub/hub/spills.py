@@ -41,7 +41,7 @@ ROW_BYTES = 256 * 1024
 ROW_COUNT = 1000
 COMMIT_BYTES = 1024 * 1024
 OVERHEAD_BYTES = 200
-"""About what a message takes besides its body."""
+"""About how much a message takes besides its body."""
 PAGE = 8
 AT_ONCE = 4
 """How many sessions are spilled at a time. Those of one group grow old together, and each takes a commit of a megabyte
@@ -82,7 +82,7 @@ class Spills:
         self._at: float | None = None
 
     def __len__(self) -> int:
-        """How many sessions are being spilled, are to be, or are read for."""
+        """How many sessions are being spilled, wait for it, or wait for their rows to be read."""
         return len(self._under_way) + len(self._waiting) + len(self._failed)
 
     def start(self, now: float) -> None:
@@ -103,7 +103,7 @@ class Spills:
             self._begin_some()
 
     def _tail_before(self, then: float) -> int | None:
-        """What stands up to here is at least as old as that. None if this node has not seen so much time yet."""
+        """Records up to this offset are at least as old as that. None if this node was not there yet."""
         while self._tails and self._tails[0][0] <= then:
             self._old = self._tails.popleft()[1]
         return self._old
@@ -111,7 +111,7 @@ class Spills:
     # -- out of the stream
 
     def _find_old(self) -> None:
-        """Who is under way, or waits for it, is not asked again."""
+        """Sessions that need something old. Those that are being spilled, or wait for it, are known."""
         known = {*self._under_way, *self._waiting}
         found = [session for session in self._roster if session not in known and self._is_old(session)]
         self._waiting.update(dict.fromkeys(found))
@@ -127,7 +127,7 @@ class Spills:
         return self._old is not None and session.floor(self._tail.offset) < self._old
 
     def _begin_some(self) -> None:
-        """Who has acknowledged while it waited, or is not here any more, needs it no longer."""
+        """A session that has acknowledged meanwhile, or is not here any more, is passed over."""
         while self._waiting and len(self._under_way) < AT_ONCE:
             session = next(iter(self._waiting))
             del self._waiting[session]
@@ -144,8 +144,8 @@ class Spills:
         session.spill.rows = plan.rows
 
         def then(is_done: bool) -> None:
-            """What was not done is tried again when old ones are looked for again. Nobody else begins instead of it:
-            the store may be away."""
+            """What failed is tried again when old sessions are looked for again. No other begins instead of it: the
+            store may be away."""
             until = self._under_way.pop(session)
             self._context.counts.spilled += plan.count if is_done else 0
             is_here = self._roster.get(session.id) is session

@@ -53,7 +53,7 @@ IDLE_MS_MAX = 24 * 3600 * 1000
 USER_CODE_CHARS_MAX = 128
 
 BEGIN, PART, END = "begin", "part", "end"
-"""What a client is answered to."""
+"""Which request of a client a reply answers."""
 
 CANCELLED = "Cancelled"
 """The error that receivers of a stream get when its sender is gone."""
@@ -81,7 +81,7 @@ class Streams:
     # -- what clients send
 
     def start(self, session: Session, request: StartStream, now: float) -> None:
-        """Asked again before anything was sent, because the answer was lost, it is the same stream."""
+        """A client that did not get the answer asks again before it sends anything: it is the same stream."""
         idle_ms = request.idle_timeout_ms or IDLE_MS
         stream = ClientStream(
             request.stream_id, request.group, 1, idle_ms, request.no_echo, request.ttl_s, request.metadata
@@ -201,7 +201,7 @@ class Streams:
     def _stage(
         self, session: Session, stream: ClientStream, sort: str, reply: Response, append: Append
     ) -> StreamChanges:
-        """It is committed together with all else that the session publishes in this event."""
+        """It is committed together with all else that the session publishes."""
         session.streams[stream.id] = stream
         changes = session.staged.stream_changes()
         changes.streams[stream.id] = stream
@@ -211,7 +211,7 @@ class Streams:
         return changes
 
     def accept(self, session: Session, changes: StreamChanges) -> None:
-        """They are durable."""
+        """The changes are durable: remember them, and send the replies."""
         for id, stream in changes.streams.items():
             if stream is None:
                 session.streams.stored.pop(id, None)
@@ -314,7 +314,7 @@ class Streams:
 
 
 def _durably_expected(session: Session, id: str) -> int:
-    """One of the same name that has ended says nothing about this one."""
+    """The next part, by what is stored. A stream of the same name that has ended does not count."""
     stored = session.streams.stored.get(id)
     return stored.expected if stored is not None and not stored.is_ended else 1
 
@@ -324,7 +324,7 @@ def _metadata_size(stream: ClientStream) -> int:
 
 
 def _clean(text: str) -> str:
-    """Fit for a header, and no longer in one than it is."""
+    """Printable, so that it is not longer in a header than it is."""
     return "".join(char if char.isprintable() else " " for char in clean_cause(text))
 
 
