@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import ssl
-import time
 from collections import deque
 from dataclasses import dataclass
-from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -26,6 +23,7 @@ from semel.http import ClientCertificate, ErrorStyle, HttpError, HttpRequest, Ht
 from semel.runtime.server.body_reader import BodyReader
 from semel.runtime.server.limits import ListenerLimits
 from semel.runtime.server.mounts import Mount
+from semel.runtime.server.responses import check_response, encode_response, has_body, length_of
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +36,6 @@ HELD_BYTES_LOW = 64 * 1024
 STEP_BYTES = 64 * 1024
 """As often as so much of a streamed body has come, the client has `body_s` again for the next."""
 _NEVER = float("inf")
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_OURS = {"content-length", "transfer-encoding", "connection", "date"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,7 +434,7 @@ class HttpConnection(asyncio.Protocol):
             else:
                 response = await self._host.handle(request, mount)
             if response is not None:
-                _check(response)
+                check_response(response)
             return response
         except HttpError as error:
             return mount.errors(error)
@@ -453,7 +448,7 @@ class HttpConnection(asyncio.Protocol):
         self._host.responded(response.status)
         keep_alive = call.keep_alive and not self._host.is_stopping and not self._is_unread(call)
         if response.stream is None:
-            self.transport.write(_encode(response, call, keep_alive=keep_alive))
+            self.transport.write(encode_response(response, call.request.method, call.version, keep_alive=keep_alive))
             return keep_alive
         try:
             return await self._send_stream(response, call, keep_alive=keep_alive)
@@ -469,11 +464,11 @@ class HttpConnection(asyncio.Protocol):
 
     async def _send_stream(self, response: HttpResponse, call: _Call, *, keep_alive: bool) -> bool:
         assert response.stream is not None
-        length = _length(response)
+        length = length_of(response)
         is_chunked = length is None and call.version == "1.1"
         keep_alive = keep_alive and (is_chunked or length is not None)
-        self.transport.write(_encode(response, call, keep_alive=keep_alive))
-        if not _has_body(response, call):
+        self.transport.write(encode_response(response, call.request.method, call.version, keep_alive=keep_alive))
+        if not has_body(response, call.request.method):
             return keep_alive
         sent = 0
         async for chunk in response.stream:
@@ -513,7 +508,7 @@ class HttpConnection(asyncio.Protocol):
         self._deadline = self._loop.time() + self._limits.close_s
         self._steer(is_paused=False)
         if last_answer is not None:
-            self.transport.write(_encode(last_answer, None, keep_alive=False))
+            self.transport.write(encode_response(last_answer, "", "1.1", keep_alive=False))
         if self._host.scheme == "http" and not self._is_eof:
             self.transport.write_eof()
         else:
@@ -547,54 +542,3 @@ def _split(target: str) -> tuple[str, str]:
         return path, query
     parts = urlsplit(target)
     return parts.path or "/", parts.query
-
-
-def _check(response: HttpResponse) -> None:
-    if not 200 <= response.status <= 599:
-        raise LocalProtocolError(f"status {response.status} is no answer", fix="answer with 200 to 599")
-    for name, value in response.headers:
-        if not _NAME.fullmatch(name) or _UNSAFE.search(value):
-            raise LocalProtocolError(f"header {name!r} cannot be sent", fix="take line ends out of names and values")
-
-
-def _length(response: HttpResponse) -> int | None:
-    """What a streamed response says of its length."""
-    return next((int(value) for name, value in response.headers if name.lower() == "content-length"), None)
-
-
-def _has_body(response: HttpResponse, call: _Call | None) -> bool:
-    return response.status not in (204, 304) and (call is None or call.request.method != "HEAD")
-
-
-def _encode(response: HttpResponse, call: _Call | None, *, keep_alive: bool) -> bytes:
-    """The head, and the body if it is not streamed. Without a call it answers something that could not be read."""
-    try:
-        phrase = HTTPStatus(response.status).phrase
-    except ValueError:
-        phrase = ""
-    version = "1.1" if call is None else call.version
-    lines = [f"HTTP/1.1 {response.status} {phrase}", f"date: {_date()}"]
-    lines += [f"{name}: {value}" for name, value in response.headers if name.lower() not in _OURS]
-    if response.status not in (204, 304):
-        length = len(response.body) if response.stream is None else _length(response)
-        if length is not None:
-            lines.append(f"content-length: {length}")
-        elif version == "1.1":
-            lines.append("transfer-encoding: chunked")
-    if not keep_alive:
-        lines.append("connection: close")
-    elif version == "1.0":
-        lines.append("connection: keep-alive")
-    head = "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
-    return head + response.body if response.body and _has_body(response, call) else head
-
-
-def _date() -> str:
-    global _date_text
-    second = int(time.time())
-    if _date_text[0] != second:
-        _date_text = (second, formatdate(second, usegmt=True))
-    return _date_text[1]
-
-
-_date_text = (0, "")
