@@ -11,9 +11,8 @@ import asyncio
 import logging
 import ssl
 from collections import deque
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import httptools
@@ -38,8 +37,7 @@ STEP_BYTES = 64 * 1024
 _NEVER = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(NamedTuple):
     """`body` is there if the service reads it while it comes."""
 
     request: HttpRequest
@@ -387,7 +385,12 @@ class HttpConnection(asyncio.Protocol):
             try:
                 if self.is_gone:
                     break
-                goes_on = await self._send(response, call)
+                self._host.responded(response.status)
+                goes_on = call.keep_alive and not self._host.is_stopping and not self._is_unread(call)
+                if response.stream is None:
+                    self.transport.write(_encoded(response, call, keep_alive=goes_on))
+                else:
+                    goes_on = await self._send_stream(response, call, keep_alive=goes_on)
             finally:
                 self._finish_body(call)
             if not goes_on:
@@ -395,7 +398,8 @@ class HttpConnection(asyncio.Protocol):
                 self._last_answer = None
                 self._is_deaf = True
                 break
-            await self._room()
+            if not self._has_room.is_set():
+                await self._room()
             self._parse()
         self._work = None
         if self._is_deaf:
@@ -416,10 +420,9 @@ class HttpConnection(asyncio.Protocol):
 
     async def _room(self) -> None:
         """Wait until the client has taken what was written."""
-        if not self._has_room.is_set():
-            self._deadline = self._loop.time() + self._limits.body_s
-            await self._has_room.wait()
-            self._deadline = _NEVER
+        self._deadline = self._loop.time() + self._limits.body_s
+        await self._has_room.wait()
+        self._deadline = _NEVER
 
     def _drop(self, size: int) -> None:
         self.kept_bytes -= size
@@ -443,15 +446,10 @@ class HttpConnection(asyncio.Protocol):
                 log.exception("%s %s failed", request.method, request.path)
             return mount.errors(status_error(HTTPStatus.INTERNAL_SERVER_ERROR))
 
-    async def _send(self, response: HttpResponse, call: _Call) -> bool:
+    async def _send_stream(self, response: HttpResponse, call: _Call, *, keep_alive: bool) -> bool:
         """Whether the connection may go on."""
-        self._host.responded(response.status)
-        keep_alive = call.keep_alive and not self._host.is_stopping and not self._is_unread(call)
-        if response.stream is None:
-            self.transport.write(encode_response(response, call.request.method, call.version, keep_alive=keep_alive))
-            return keep_alive
         try:
-            return await self._send_stream(response, call, keep_alive=keep_alive)
+            return await self._send_chunks(response, call, keep_alive=keep_alive)
         except Exception:
             # What is missing must not look like an end.
             log.exception("%s %s failed while it was answered", call.request.method, call.request.path)
@@ -462,12 +460,12 @@ class HttpConnection(asyncio.Protocol):
             if close is not None:
                 await close()
 
-    async def _send_stream(self, response: HttpResponse, call: _Call, *, keep_alive: bool) -> bool:
+    async def _send_chunks(self, response: HttpResponse, call: _Call, *, keep_alive: bool) -> bool:
         assert response.stream is not None
         length = length_of(response)
         is_chunked = length is None and call.version == "1.1"
         keep_alive = keep_alive and (is_chunked or length is not None)
-        self.transport.write(encode_response(response, call.request.method, call.version, keep_alive=keep_alive))
+        self.transport.write(_encoded(response, call, keep_alive=keep_alive))
         if not has_body(response, call.request.method):
             return keep_alive
         sent = 0
@@ -478,7 +476,8 @@ class HttpConnection(asyncio.Protocol):
             if length is not None and sent > length:
                 break
             self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if is_chunked else chunk)
-            await self._room()
+            if not self._has_room.is_set():
+                await self._room()
             if self.is_gone:
                 return False
         if length is not None and sent != length:
@@ -513,6 +512,10 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write_eof()
         else:
             self.transport.close()
+
+
+def _encoded(response: HttpResponse, call: _Call, *, keep_alive: bool) -> bytes:
+    return encode_response(response, call.request.method, call.version, keep_alive=keep_alive)
 
 
 def _wants_socket(request: HttpRequest) -> bool:

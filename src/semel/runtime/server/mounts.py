@@ -46,19 +46,28 @@ class Mounts:
     """Where several prefixes fit, the longest is meant. `otherwise` is for paths that belong to nobody."""
 
     def __init__(self, mounts: Iterable[Mount], otherwise: Mount) -> None:
-        self._mounts = sorted(mounts, key=lambda mount: -len(mount.prefix))
+        found = sorted(mounts, key=lambda mount: -len(mount.prefix))
         self._otherwise = otherwise
-        prefixes = [mount.prefix for mount in self._mounts]
+        self._by_word: dict[str, list[Mount]] = {}
+        """By the first word of the path. A mount at the root fits every one."""
+        for word in {_first_word(mount.prefix) for mount in found}:
+            self._by_word[word] = [mount for mount in found if _first_word(mount.prefix) in (word, "")]
+        self._at_root = self._by_word.get("", [])
+        prefixes = [mount.prefix for mount in found]
         for prefix in prefixes:
             if prefixes.count(prefix) > 1:
                 raise ConfigError(f"two services want {prefix}", fix="give one of them another prefix")
 
     def find(self, path: str) -> Mount:
         path += "/"
-        for mount in self._mounts:
+        for mount in self._by_word.get(_first_word(path), self._at_root):
             if path.startswith(mount.prefix):
                 return mount
         return self._otherwise
+
+
+def _first_word(path: str) -> str:
+    return path[1 : path.find("/", 1)]
 
 
 RouteHandler = Callable[[HttpRequest, dict[str, str]], Awaitable[HttpResponse]]
