@@ -464,11 +464,11 @@ def _names_taken(what: str, names: list[str], loc: _Path, file: Path | None, tex
 
 
 def _config_error(problems: list[tuple[str, str]]) -> ConfigError:
-    """All problems at once, so that one edit can mend them."""
+    """All problems at once, so that one edit can fix them."""
     if len(problems) == 1:
         return ConfigError(problems[0][0], fix=problems[0][1])
     lines = [f"{message} ({fix})" for message, fix in problems]
-    return ConfigError("\n".join(lines), fix=f"mend these {len(problems)} settings")
+    return ConfigError("\n".join(lines), fix=f"fix these {len(problems)} settings")
 
 
 def _unknown_sections(data: Mapping[str, Any], file: Path | None, text: str) -> list[tuple[str, str]]:
@@ -575,7 +575,7 @@ def _where(loc: _Path, file: Path | None, text: str) -> str:
 
 
 def _written(text: str, loc: _Path) -> _Path:
-    """As much of a place as is in the file: a key that is missing is told at the table that lacks it."""
+    """As much of a place as is in the file: a missing key is reported at the table that lacks it."""
     data = tomllib.loads(text)
     return next((loc[:size] for size in range(len(loc), 0, -1) if _has(data, loc[:size])), loc[:1])
 

@@ -429,4 +429,4 @@ class PatroniCluster:
         logs = [self.folder / "etcd.log", *(member.log for member in self.members)]
         tails = [f"{log.name} of {log.parent.name}:\n{log.read_text(errors='replace')[-TAIL:]}" for log in logs
                  if log.exists()]  # fmt: skip
-        return PeerUnavailable(f"{what}\n" + "\n".join(tails), fix="mend what they complain about")
+        return PeerUnavailable(f"{what}\n" + "\n".join(tails), fix="fix what they complain about")

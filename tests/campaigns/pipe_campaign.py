@@ -304,7 +304,7 @@ def _is_exactly_once(measured: Measured) -> bool:
 
 
 def _plain(measured: Measured) -> dict[str, Any]:
-    """Without ids there are numbers but no rates: a volatile worker counts anew what it takes over after a crash."""
+    """Without ids there are numbers but no rates: a volatile worker counts again what it takes over after a crash."""
     counts = measured.counts
     if not measured.exact:
         return {"sent": counts.sent, "received": counts.received, "exact": False}

@@ -107,7 +107,7 @@ async def _behind(node: PipeNode, worker: str) -> int:
     """How many stored messages have not yet been confirmed onward, or handled."""
     machine = node.performer.machine(worker)
     if not isinstance(machine, DurableStage):
-        return BACKLOG_MAX  # it begins anew
+        return BACKLOG_MAX  # it starts again
     head = await asyncio.to_thread(node.performer.store.head, machine.config.stream)
     return head.offset - machine.passed
 

@@ -199,7 +199,7 @@ class Campaign:
 
     def _trouble(self, what: str) -> PeerUnavailable:
         tail = self.log.read_text(errors="replace")[-TAIL:]
-        return PeerUnavailable(f"the driver {what}; it said last:\n{tail}", fix="mend what it complains about")
+        return PeerUnavailable(f"the driver {what}; it said last:\n{tail}", fix="fix what it complains about")
 
     def _newest(self, name: str) -> int:
         found = [int(path.name) for path in (self.checkpoint / name).glob("*") if path.name.isdigit()]

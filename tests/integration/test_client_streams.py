@@ -336,8 +336,8 @@ async def test_what_was_missed_during_a_kill_9_is_told_afterwards(mortal: Served
 async def test_a_new_session_says_the_same_as_the_one_before(served: Served) -> None:
     async with WebPubSubClient(served.url("ben")) as ben, WebPubSubClient(lambda: served.url("ann")) as ann:
         watch = Watch(ben)
-        await ben.watch_group_state("anew")
-        await ann.set_group_state("anew", {"n": "1"})
+        await ben.watch_group_state("again")
+        await ann.set_group_state("again", {"n": "1"})
         before = ann.connection_id
         await watch.until({before: {"n": "1"}})
         is_back = asyncio.Event()

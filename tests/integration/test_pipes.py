@@ -287,7 +287,7 @@ async def test_a_volatile_sender_that_comes_back_is_a_new_run_and_not_a_duplicat
 
 
 async def test_order_and_uniqueness_survive_a_volatile_stage_that_comes_back() -> None:
-    """By the hop's own index the second run of the stage would bring everything anew."""
+    """By the hop's own index the second run of the stage would bring everything again."""
     text = (
         "A{durable=yes} -[retries=inf,window=50,timeout=50ms,confirm=cascade]-> P"
         " -[retries=inf,window=100,timeout=50ms,dedup=session,confirm=processing]-> B{durable=yes}"

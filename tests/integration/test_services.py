@@ -241,7 +241,7 @@ async def test_a_body_that_goes_wrong_is_raised_to_its_reader_and_answered_in_it
 
 @on_each_loop
 async def test_a_client_that_is_slow_but_steady_is_not_late() -> None:
-    """It has the time anew for each 64 KiB."""
+    """It has the time again for each 64 KiB."""
     async with listening(streaming(digest), body_s=0.3) as listener, dial(listener.port) as (reader, writer):
         writer.write(head(8 * 65_536))
         for _ in range(8):

@@ -537,7 +537,7 @@ def test_a_sweep_finds_the_counts_of_deleted_states_by_an_index(open_at, path):
 
 
 def test_the_log_does_not_grow_without_end(open_at, path):
-    """The checkpointer copies the log while commits go on, so the log begins anew from time to time."""
+    """The checkpointer copies the log while commits go on, so the log starts again from time to time."""
     store = open_at()
     body = b"x" * 100_000
     for number in range(400):

@@ -132,4 +132,4 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             _started.clear()
             item.config.stash[_LEFTOVERS].end_test(item.nodeid)
         if item.stash.get(_FAILED, False):
-            renewing.mend(ran_into_limit=item.stash.get(_LATE, False))
+            renewing.fix(ran_into_limit=item.stash.get(_LATE, False))

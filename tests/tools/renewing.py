@@ -48,7 +48,7 @@ def cut_off() -> None:
         thing.cut_off()
 
 
-def mend(*, ran_into_limit: bool) -> list[Renewable]:
+def fix(*, ran_into_limit: bool) -> list[Renewable]:
     """After a test that failed. Says what was renewed."""
     broken = [thing for thing in _shared if ran_into_limit or not is_well(thing.is_well)]
     for thing in broken:

@@ -159,7 +159,7 @@ def test_several_mistakes_are_told_at_once() -> None:
         "semel.toml, line 4: ledger.lease_s = 0 should be greater than or equal to 1 "
         "(ledger.lease_s is seconds after which a killed export is taken over: 1 to 3600)",
     ]
-    assert fix == "mend these 2 settings"
+    assert fix == "fix these 2 settings"
 
 
 def test_what_is_not_toml_is_named_with_its_line() -> None:

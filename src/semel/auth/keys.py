@@ -139,7 +139,7 @@ _NAMES = {"endpoint": "Endpoint", "accesskey": "AccessKey", "port": "Port", "ver
 
 
 def _parts(text: str) -> dict[str, str]:
-    """Mistakes are told by the number of the part: what it says could be the key."""
+    """Errors name the number of the part and not its text, which could be the key."""
     if len(text) > _TEXT_CHARS_MAX:
         raise ConfigError(
             f"the connection string has {len(text):,} characters, the limit is {_TEXT_CHARS_MAX:,}",

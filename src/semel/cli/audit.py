@@ -305,7 +305,7 @@ class _Job:
         from semel.spark.audit import sources
         from semel.spark.audit.run import prepared
 
-        # a mistake is told now, and not after Spark has started
+        # report a mistake now, and not after Spark has started
         if self.compact and not self._folders:
             raise ConfigError("--compact without an export folder", fix="name one, or leave --compact out")
         sources.find(self.sources)
@@ -320,7 +320,7 @@ class _Job:
         return _Found(replace(audit, sources=tuple(map(shown, audit.sources))), comparison, compacted)
 
     def follow(self, following: FollowOptions, wanted: tuple[Finding, ...], terminal: Terminal) -> _Found:
-        """Until Ctrl-C or a polite kill. Every judgement is told in a line, and written where asked."""
+        """Until Ctrl-C or a polite kill. Every judgement is printed in a line, and written where asked."""
         from semel.cli.signals import until_told
         from semel.spark.audit import sources
         from semel.spark.audit.follow import follow

@@ -136,7 +136,7 @@ def _check_rewind(server: ServerFacts) -> list[DoctorCheck]:
         ]
     return [
         DoctorCheck(
-            "pg_rewind", "missing", "data_checksums and wal_log_hints are off: who died has to be copied anew",
+            "pg_rewind", "missing", "data_checksums and wal_log_hints are off: who died has to be copied again",
             f"set wal_log_hints = on, or switch checksums on with pg_checksums; {HOW_TO}",
         )
     ]  # fmt: skip

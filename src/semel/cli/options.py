@@ -42,7 +42,7 @@ def parse_duration(option: str, text: str) -> float:
 
 @contextmanager
 def naming_option(option: str) -> Iterator[None]:
-    """A value that is refused further inside is told with the option that it was given by."""
+    """The error about a value that is refused further inside names the option that it was given by."""
     try:
         yield
     except (ConfigError, InputError) as error:

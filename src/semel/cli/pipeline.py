@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 WAITING_MAX = 10
-"""So many sessions that wait are told by name."""
+"""So many sessions that wait are listed by name."""
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME|FILE", help="A [[pipeline]] of semel.toml, or a Python file.", show_default=False)

@@ -535,7 +535,7 @@ def _stoppable(wanted: bool) -> Iterator[threading.Event]:
 def _rounds(
     work: Callable[[], list[Exported]], every_s: float | None, stop: threading.Event, terminal: Terminal
 ) -> list[Exported]:
-    """One round, or one after the other until stopped. A loop outlives what another try may mend."""
+    """One round, or one after the other until stopped. A loop goes on after errors that another try may fix."""
     done: list[Exported] = []
     while not stop.is_set():
         try:

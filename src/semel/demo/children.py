@@ -61,7 +61,7 @@ class Child:
         log: Path,
         hear: Hear,
         *,
-        fix: str = "mend what it complains about",
+        fix: str = "fix what it complains about",
         environment: dict[str, str] | None = None,
     ) -> Child:
         """Run a module and hand it its orders. A secret in them never shows on a command line."""

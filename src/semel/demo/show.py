@@ -36,7 +36,7 @@ from semel.testing.faults import FaultProxy, FrameFaults
 
 WATCH_S = 0.02
 DELAY_S = 0.03
-CHILD_FIX = "mend what it complains about; run with --keep to look at its data"
+CHILD_FIX = "fix what it complains about; run with --keep to look at its data"
 
 
 def run(options: DemoOptions, console: Console | None = None) -> DemoResult:

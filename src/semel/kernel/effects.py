@@ -95,7 +95,7 @@ class Deliver(msgspec.Struct, frozen=True):
 
 
 class Notify(msgspec.Struct, frozen=True):
-    """Tell people: something happened that nobody in the protocol will mend. `is_store`: the store did not do what it
+    """Tell people: something happened that the protocol cannot fix by itself. `is_store`: the store did not do what it
     was asked to, and that is all there is to it."""
 
     topic: str

@@ -95,6 +95,7 @@ class CommitQueue:
 
     def _take(self) -> CommitGroup:
         if self._rows <= self.limits.rows and self._bytes <= self.limits.bytes:
+            # the counts of `_rows` and `_bytes` are of `_waiting` alone: what is under way or halved has left them
             members, self._waiting = list(self._waiting), deque()
             self._rows = self._bytes = 0
             return CommitGroup(members)
@@ -105,6 +106,7 @@ class CommitQueue:
         members: list[WaitingCommit] = []
         while self._waiting:
             head = self._waiting[0]
+            # the first goes along however large it is, or a commit above the limit would never be tried
             if members and (rows + head.rows > self.limits.rows or size + head.bytes > self.limits.bytes):
                 break
             members.append(self._waiting.popleft())
@@ -112,6 +114,7 @@ class CommitQueue:
             size += head.bytes
         self._rows -= rows
         self._bytes -= size
+        assert min(self._rows, self._bytes) >= 0, "each commit is counted in and out once"
         return CommitGroup(members)
 
     def committed(self, group: CommitGroup, outcomes: Sequence[Outcome]) -> None:
@@ -133,6 +136,7 @@ class CommitQueue:
             return
         self._end(group)
         middle = len(group.members) // 2
+        # extendleft reverses: the first half is tried first, before anything that waits, so that order is kept
         self._halves.extendleft([CommitGroup(group.members[middle:]), CommitGroup(group.members[:middle])])
 
     def failed(self, group: CommitGroup, error: SemelError) -> None:
@@ -156,8 +160,8 @@ class CommitQueue:
         self._under_way = None
 
     def _settle(self, group: CommitGroup, completions: Sequence[Completion]) -> None:
-        """Chained commits are taken out before anyone hears anything: who hears of a failure may submit anew at once,
-        and the new commit must not fall with the old ones."""
+        """Chained commits are taken out before anyone hears anything: who hears of a failure may submit again at once,
+        and the new commit must not fail with the old ones."""
         self._end(group)
         members = group.members
         broken = {

@@ -205,6 +205,7 @@ class Sender:
         effects: list[Effect] = []
         for record in records:
             if record.envelope.blob is not None:
+                # the records behind it are dropped here and read again after the resume, from `_read_to`
                 return effects + self._block(record)
             self._read_to = record.position
             self._order.append(record)
@@ -259,6 +260,7 @@ class Sender:
             prefix.append(record)
         if not prefix:
             return []
+        assert self._cursor is None or prefix[0].position.offset > self._cursor.offset, "a cursor moves forward"
         self._token += 1
         position = prefix[-1].position
         self._committing = self._token, position
@@ -305,6 +307,7 @@ class Sender:
         )  # fmt: skip
 
     def _suspend(self, gave_up: GaveUp) -> list[Effect]:
+        # still there: only a confirmed record leaves `_order`, and this one was given up without a confirm
         record = next(record for record in self._order if _delivery(record) == gave_up.id)
         self._token += 1
         cause = f"no confirm after {gave_up.attempts} attempts"
@@ -566,7 +569,7 @@ class Receiver:
         return [Send(peer, Confirm(tuple(deliveries))) for peer, deliveries in by_peer.items()]
 
     def _forget(self, token: int) -> None:
-        """No confirm, so the sender sends again. The sessions' memory ran ahead of the store: read it anew."""
+        """No confirm, so the sender sends again. The sessions' memory ran ahead of the store: read it again."""
         session, confirms = self._pending.pop(token)
         self._undecided.difference_update(confirms)
         if session is not None:

@@ -122,6 +122,7 @@ class Resend(Generic[T]):
         while self.suspended is None and self._deadlines and self._deadlines[0][0] <= now:
             due.append(heapq.heappop(self._deadlines)[2])
             self._drop_settled()
+        # deadlines come up by time; the promise is offer order, which is the order of `_flights`
         overdue = [id for id in self._flights if id in set(due)] if len(due) > 1 else due
         effects: list[Transmit[T] | GaveUp] = []
         for id in overdue:
@@ -132,16 +133,16 @@ class Resend(Generic[T]):
         return effects + self._fill(now) if len(self._flights) < self.policy.window else effects
 
     def resume(self, now: float) -> list[Transmit[T]]:
-        """An operator's decision: every unconfirmed item is sent again, in order, with its attempts counted anew."""
+        """An operator's decision: every unconfirmed item is sent again, in order, and its attempts count from 1."""
         self.suspended = None
-        return self.resend_all(now, anew=True) + self._fill(now)
+        return self.resend_all(now, reset=True) + self._fill(now)
 
-    def resend_all(self, now: float, *, anew: bool = False) -> list[Transmit[T]]:
+    def resend_all(self, now: float, *, reset: bool = False) -> list[Transmit[T]]:
         """After a reconnect: what was in flight on the old connection goes out again at once, in order."""
-        return self.resend(list(self._flights), now, anew=anew)
+        return self.resend(list(self._flights), now, reset=reset)
 
-    def resend(self, ids: Iterable[str], now: float, *, anew: bool = False) -> list[Transmit[T]]:
-        """These, if they are in flight, at once and in the order given. `anew`: with their attempts counted anew."""
+    def resend(self, ids: Iterable[str], now: float, *, reset: bool = False) -> list[Transmit[T]]:
+        """These, if they are in flight, at once and in the order given. `reset`: their attempts count from 1."""
         if self.suspended is not None:
             return []
         effects = []
@@ -149,7 +150,7 @@ class Resend(Generic[T]):
             flight = self._flights.get(id)
             if flight is None:
                 continue
-            flight.attempt = 1 if anew else flight.attempt + 1
+            flight.attempt = 1 if reset else flight.attempt + 1
             self._arm(id, flight, now)
             effects.append(Transmit(id, flight.item, flight.attempt))
         return effects
@@ -158,6 +159,7 @@ class Resend(Generic[T]):
         effects = []
         while self._queue and self.suspended is None and len(self._flights) < self.policy.window:
             id, item = self._queue.popitem(last=False)
+            assert id not in self._flights, "offer() lets an id in once"
             flight = _Flight(item, 1, 0.0)
             self._flights[id] = flight
             self._arm(id, flight, now)
@@ -177,6 +179,7 @@ class Resend(Generic[T]):
         if self.policy.retry.then == "discard":
             del self._flights[id]
         else:
+            # the item stays in flight: a late confirm still settles it, and a resume sends it again in its place
             self.suspended = gave_up
         return gave_up
 
@@ -186,7 +189,7 @@ class Resend(Generic[T]):
         else:
             wait_s = self.policy.retry.wait_s(flight.attempt - 1, self._chance(id, flight.attempt))
         flight.deadline = now + wait_s
-        self._order += 1
+        self._order += 1  # ties are broken by age: ids need not be comparable in a sensible way
         heapq.heappush(self._deadlines, (flight.deadline, self._order, id, flight.attempt))
 
     def _chance(self, id: str, attempt: int) -> float:

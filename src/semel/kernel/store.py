@@ -24,7 +24,7 @@
     set again in one commit is open afterwards.
 11. *An old version never fits.* All versions that a state key is given are different, in all its lives and after a
     restore, so whoever acts on an old one meets `Conflict`. Only a key that has been gone for `state_keep_s` begins
-    anew: no process may go on after a longer pause with what it remembers.
+    again: no process may go on after a longer pause with what it remembers.
 """
 
 from __future__ import annotations

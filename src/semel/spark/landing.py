@@ -304,7 +304,7 @@ class Landing:
             self._add_dead(row, error.message)
 
     def add_elsewhere(self, row: Row, *, fresh: bool = True) -> None:
-        """A row that has its place outside of the store: its input has a receipt. One that was there is told of."""
+        """A row that has its place outside of the store: its input has a receipt. One that was there is logged."""
         self._turn_to(row)
         hop = self._hop(row, strict=False)
         row = _with_good_input(row)

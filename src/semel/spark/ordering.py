@@ -292,7 +292,7 @@ class Bucket:
     def encode(self, keep: Callable[[list[int]], bytes]) -> bytes:
         """The whole state. `keep` turns the numbers of the early rows, in this order, into bytes that hold the rows.
 
-        The rows are numbered anew from 0 when it is decoded.
+        The rows are numbered again from 0 when it is decoded.
         """
         values = self._resting | {session: machine.snapshot() for session, machine in self._machines.items()}
         early = {

@@ -342,7 +342,7 @@ def _run_file(path: Path) -> ModuleType:
         raise ConfigError(f"{path} cannot be run: {error.message}", fix=error.fix) from error
     except Exception as error:
         del sys.modules[name]
-        raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error}", fix="mend the file") from error
+        raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error}", fix="fix the file") from error
     _FROM_FILES.update(each for each, found in list(sys.modules.items()) if _is_in(folder, found))
     return module
 

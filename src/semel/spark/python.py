@@ -1,7 +1,7 @@
 """Python for Spark's own processes, which plan reads, run tasks and commit writes.
 
 Spark lets them import PySpark out of an archive that it carries along. Nothing out of an archive is kept compiled, so
-each of these processes would compile PySpark anew, which takes half a second, and a query starts several. On the
+each of these processes would compile PySpark again, which takes half a second, and a query starts several. On the
 machine of the driver the same PySpark is installed and compiled. So there Python is started through a small script, the
 shim, that takes the archives away.
 """

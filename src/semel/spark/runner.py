@@ -290,7 +290,7 @@ class _Driver:
         return self.now
 
     def _fail(self, error: SemelError) -> None:
-        """Leave word of what happened. When even that cannot be written, the error itself is what counts."""
+        """Record what happened. When even that cannot be written, the error itself is what counts."""
         self.now = msgspec.structs.replace(self.now, state="failed", at=_now(), error=error.message)
         try:
             self._say(self.now)
@@ -386,7 +386,7 @@ def explain(error: Exception, name: str) -> SemelError:
     if "Connection refused" in text or "UnknownHostException" in text:
         return PeerUnavailable(f"pipeline {name!r}: Spark lost a connection: {first_line(text)}", fix="see --debug")
     return HandlerError(
-        f"pipeline {name!r} failed: {first_line(text)}", fix="mend it and run it again: it goes on where it stopped"
+        f"pipeline {name!r} failed: {first_line(text)}", fix="fix it and run it again: it goes on where it stopped"
     )
 
 

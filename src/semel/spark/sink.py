@@ -3,7 +3,7 @@
 Spark promises that a batch which was not known to be complete comes again, whole and under the same number. It does not
 promise that it comes once. So the rows of a batch are staged by the tasks and land in one transaction of the store,
 together with the number of the batch; one that has landed is passed over when it comes again. When the checkpoint is
-lost, the numbers begin anew under another query id: then the identities of the messages tell.
+lost, the numbers start again under another query id: then the identities of the messages tell.
 
 Spark may call `abort` for a batch that has landed (the driver died before it could note it). Nothing is ever undone.
 """
@@ -379,7 +379,7 @@ def body_keeper(store: Store, job: Job) -> KeepBody:
 
 def clean_up(store: Store, options: SinkOptions, staged: Sequence[Staged]) -> None:
     """After an abort: the files of its attempts are not needed, whether or not the batch has landed. If it has, all
-    is done; if it has not, Spark stages its rows anew."""
+    is done; if it has not, Spark stages its rows again."""
     state = read_state(state_key(options.pipeline), store.state(state_key(options.pipeline)))
     options.staged.sweep(state.landed)
     options.staged.remove(staged)

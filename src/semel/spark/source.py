@@ -347,7 +347,7 @@ class SemelStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset_of(self._place(bounds, OffsetSpan(bounds.head, bounds.head)))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The batch is what its end says. Before the first one Spark keeps no offset and asks for the start anew: by
+        """The batch is what its end says. Before the first one Spark keeps no offset and asks for the start again: by
         then that may be another place, `latest` for instance."""
         before, place = place_of(start, self.options.subject), place_of(end, self.options.subject)
         if place == before:

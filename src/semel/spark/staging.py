@@ -4,7 +4,7 @@
 
 A task may run several times, and two of its attempts at once. Each writes a file of its own, and only those that the
 commit is told of count. A file is needed until its batch has landed. If it is lost before, Spark runs the batch again
-and stages it anew, so nothing here has to survive a power cut.
+and stages it again, so nothing here has to survive a power cut.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What an attempt wrote: this is all that the commit is told. `file` is empty when there were no rows. `part` is a
+    """What an attempt wrote: this is all that the commit knows. `file` is empty when there were no rows. `part` is a
     file for a folder of Parquet files, with `part_rows` rows."""
 
     query: str
@@ -98,7 +98,7 @@ class Staging:
         return files, f"{folder}/{quote_part(self.pipeline)}"
 
     def write(self, batches: Iterable[pa.RecordBatch], task: Task) -> Staged:
-        """Stage the rows of one attempt. An attempt that fails leaves a file that nobody is told of."""
+        """Stage the rows of one attempt. An attempt that fails leaves a file that nobody knows of."""
         rows, file = 0, ""
         with contextlib.ExitStack() as stack:
             writer: pa.ipc.RecordBatchStreamWriter | None = None

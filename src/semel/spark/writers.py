@@ -99,7 +99,7 @@ def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite
     found = read_options(options)
     if found.checkpoint is None and found.staging is None:
         raise ConfigError(
-            "a query without a checkpoint begins anew each time",
+            "a query without a checkpoint starts again each time",
             fix="say .option('checkpointLocation', FOLDER) where you start it",
         )
     return StreamWriter(found, _target(found, schema))

@@ -2,7 +2,7 @@
 
 SQLite does this in the commit that makes the log too long, and everybody in that commit waits. Here a thread copies the
 bulk while commits go on. It can never finish, because the log grows meanwhile; so the writer copies the small rest
-after one of its commits, and with the next one the log begins anew.
+after one of its commits, and with the next one the log starts again.
 """
 
 from __future__ import annotations

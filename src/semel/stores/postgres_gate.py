@@ -1,7 +1,7 @@
 """The gate through which every connection of a store comes: writer, readers and listener alike.
 
 A connection may lead to another server than the one before it, or to the same one after a crash. So each is checked
-before its first use: against the noted origin, because history may have been cut short; and by one commit that the
+before its first use: against the recorded origin, because history may have been cut short; and by one commit that the
 synchronous standby confirms, because a crash makes commits visible that were still waiting for it.
 """
 
@@ -35,7 +35,8 @@ ADMIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where tables are. What this user may not see is None, and what is unknown proves nothing."""
+    """Which server, timeline and tables a connection leads to. What this user may not see is None; an unknown value is
+    no evidence of a change."""
 
     server: str | None
     timeline: int | None
@@ -98,7 +99,7 @@ class Gate:
         return session
 
     def is_current(self, session: PostgresConnection) -> bool:
-        """False when it leads to a server that is not the store's any more."""
+        """False if it leads to a server that the store has been switched away from."""
         return session.term == self.witness.term
 
     def _admit(self, session: PostgresConnection) -> None:
@@ -124,12 +125,12 @@ class Gate:
         return self._barriers[1]
 
     def _make_barrier(self, session: PostgresConnection) -> None:
-        """In our own words, so that all who wait for it hear how it failed."""
+        """As our own error, so that everybody who waits for it gets the reason."""
         with errors(self._url):
             barrier(session)
 
     def _ensure_member(self, session: PostgresConnection, found: ConnectionFacts) -> None:
-        """Where commits wait for a standby, or others are members, nothing is answered by somebody who is none."""
+        """Where commits wait for a standby, or there are members, only a member may answer anything."""
         timeline = _known(found.origin.timeline)
         if self.membership.is_joined and self._member_on != timeline:
             self.membership.renew(session, timeline)
@@ -138,7 +139,8 @@ class Gate:
         self._member_on = timeline
 
     def _check_standby(self) -> None:
-        """Whoever opened the store on a standby reads what the standby has. Nobody is led back to it in silence."""
+        """A store that was opened on a standby may read what the standby has. One that was on a primary is not silently
+        moved to a standby."""
         if self._was_primary:
             raise StoreInRecovery(
                 f"{redact(self._url)} leads to a standby now", fix="try again when a primary has been promoted"
@@ -165,8 +167,8 @@ class Gate:
         return found
 
     def _check_not_replaced(self, origin: Origin) -> None:
-        """An old primary may boot again as one and stand first in the URL. It has its own idea of what came next, and a
-        new epoch there would be another one with the same number. So nothing is touched."""
+        """An old primary may boot as a primary again and stand first in the URL. Its history has gone its own way, and
+        an epoch raised there would be a second one with the same number. So nothing is written there."""
         newest = self.witness.newest
         is_elsewhere = None not in (self._server, origin.server) and self._server != origin.server
         if newest is not None and _known(origin.timeline) < newest and not is_elsewhere:
@@ -193,7 +195,7 @@ class Gate:
         log.warning("PostgreSQL was switched: %s; nothing is lost, and epoch %d goes on", change, epoch)
 
     def _check_own(self, session: PostgresConnection, found: ConnectionFacts) -> None:
-        """Others may have decided without us. What we have answered for must be there, or the epoch is raised yet."""
+        """Others may have decided without us. What we have answered for must be there; if not, we raise the epoch."""
         before, timeline = self.witness.timeline, _known(found.origin.timeline)
         if before is None:
             return
@@ -213,7 +215,7 @@ class Gate:
         return self.witness.find_loss(session, switch_lsn, now, is_pending=timeline == before)
 
     def raise_epoch(self, session: PostgresConnection, reason: str, is_needed: Callable[[Statements], bool]) -> int:
-        """Waits until no commit is under way. Of several processes that see the need, the first one does it."""
+        """Raise the epoch once no commit is under way. If several processes see the need, the first one does it."""
         origin = find(session).origin
         with transaction(session, "own_epoch") as run:
             if is_needed(run):
@@ -242,9 +244,9 @@ class Gate:
 
 
 class Shared:
-    """An act that many ask for at once and that serves all who asked before it began.
+    """An action that many ask for at once; one run serves all who asked before it began.
 
-    When it fails, all who wait hear of it: otherwise each would try in turn, and the last would wait for all."""
+    When it fails, it fails for all who wait: otherwise each would try in turn, and the last would wait for all."""
 
     def __init__(self, act: Callable[[PostgresConnection], None]) -> None:
         self._act = act
@@ -255,7 +257,7 @@ class Shared:
         self.waiting = 0
 
     def make(self, session: PostgresConnection) -> None:
-        """Have it done once from now on, by this session or by another one that waits like it."""
+        """Return when it has been done once from now on, by this connection or by another that waits like it."""
         with self._turn:
             if self._is_served():
                 return
@@ -279,7 +281,7 @@ class Shared:
             self._turn.notify_all()
 
     def _is_served(self) -> bool:
-        """Wait until somebody else has done it, or nobody is about to."""
+        """Wait until somebody else has done it, or nobody is going to."""
         wanted, failures = self._begun + 1, self._failures
         self.waiting += 1
         try:

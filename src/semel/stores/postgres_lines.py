@@ -56,7 +56,7 @@ class Lines:
         return session
 
     def hang_up(self, silent: PostgresConnection) -> None:
-        """Cut all connections to the server of this one. Whoever waits for an answer connects anew."""
+        """Cut all connections to the server of this one. Whoever waits for an answer connects again."""
         self.put_last(silent, is_silent=True)
         for each in self._sessions():
             if each.place == silent.place:

@@ -1,7 +1,7 @@
-"""Membership of a process in a store: a row with a lease, so that a switch is not decided without its word.
+"""Membership of a process in a store: a row with a lease, so that no switch is decided without asking it.
 
-A member acts only when its row is known to one that was there before it, or when there is none. Should the row be lost
-with a switch to a standby that lagged behind, that one misses it there and says so. See ADR 19.
+A new member does nothing until an older member has seen its row, or there is no older one. Should a switch to a standby
+that lagged behind lose the row, the older member knows that one is missing and does not vouch. See ADR 19.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BEAT_S = 1.0
 AGAIN_S = 0.2
 LOOK_S = 0.02
 CLOSE_S = 1.0
-"""How long leaving may take. Whoever does not leave is waited for until its lease is over."""
+"""How long leaving may take. A member that does not leave is waited for until its lease is over."""
 SILENT_S = 5.0
 """A server that leaves a beat unanswered for so long is taken for frozen."""
 SILENT_S_MAX = 20.0
@@ -46,8 +46,8 @@ LOCK_S = 2.0
 
 
 class Patience:
-    """How long a beat may go unanswered. A server that is merely overloaded is not made to take all connections anew
-    again and again: each time is longer than the one before, until it has been well for a while."""
+    """How long a beat may go unanswered. A server that is merely overloaded is not made to accept all connections
+    over and over: each limit is longer than the one before, until it has been well for a while."""
 
     def __init__(self) -> None:
         self.s = SILENT_S
@@ -87,7 +87,7 @@ class Membership:
         return bool(self.member)
 
     def join(self, session: PostgresConnection, timeline: int) -> None:
-        """Be known from now on. Returns when one that was there before has seen it, or when there is none."""
+        """Become a member. Returns when an older member has seen it, or when there is none."""
         with self._joining:
             if self._closed.is_set() or self.is_joined:
                 return
@@ -98,7 +98,7 @@ class Membership:
                 self._thread.start()
 
     def renew(self, session: PostgresConnection, timeline: int) -> None:
-        """On a server that is new to us: be a member there before anything is answered."""
+        """On a server that is new to us: become a member there before anything is answered."""
         try:
             self._beat_in_time(session)
         except StoreUnavailable:
@@ -112,7 +112,7 @@ class Membership:
             self.beat(session)
 
     def _join(self, session: PostgresConnection, timeline: int) -> bool:
-        """False when the lease ran out before it was of use."""
+        """False if the lease ran out before anybody had seen it."""
         member = uuid.uuid4().hex
         number = self._register(session, member, timeline)
         is_member = False
@@ -140,7 +140,7 @@ class Membership:
         return int(number)
 
     def _withdraw(self, session: PostgresConnection, member: str) -> None:
-        """Nobody need wait for a lease that was never used. Where it cannot be taken back, it soon ends."""
+        """Take back a lease that was never used, so that nobody waits for it. If that fails, it soon ends by itself."""
         with (
             suppress(SemelError),
             errors(self._url),
@@ -168,7 +168,8 @@ class Membership:
         return True
 
     def beat(self, session: PostgresConnection) -> None:
-        """Renew the lease. What others may rely on is in our memory first: the number is read, and said next time."""
+        """Renew the lease. The number of members that we know of is read here and written with the next renewal, so
+        that others rely only on what we remember."""
         if not self._renew(session, self.member):
             self.member = ""
             raise StoreUnavailable("the lease of this process on the store has run out", fix="it joins again by itself")
@@ -243,7 +244,7 @@ class Membership:
             run.run("leave", self.member)
 
     def close(self) -> None:
-        """Leave, so that nobody waits for our word any more. Call it when nothing is answered any more."""
+        """Leave, so that nobody waits for us to vouch. Call it when nothing is answered any more."""
         self._closed.set()
         self._stop_write.close()
         with self._joining:

@@ -1,8 +1,9 @@
 """Whether the epoch survives a switch to another server: only when it is proven that nothing was lost.
 
-The first connection to a server with another timeline finds the noted one. Every member whose lease was valid at the
-switch has to say here that all it has answered for is there. When the last one has, the new timeline is noted and the
-epoch stays. When one of them misses something, or is silent for too long, the epoch is raised. See ADR 19.
+The store records the timeline of the server that it is on. The first connection to a server on another timeline finds
+the recorded one there. Every member whose lease was valid at the switch must then vouch for the new server: everything
+that it has acknowledged or shown to anybody is there. When all have vouched, the new timeline is recorded and the epoch
+stays. When one of them misses something, or says nothing for too long, the epoch is raised. See ADR 19.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from semel.stores.postgres_witness import Witness
 log = logging.getLogger(__name__)
 
 DECIDE_S = 5.0
-"""How long the members may take to say their word."""
+"""How long the members may take to vouch."""
 LOOK_S = 0.05
 
 
@@ -33,15 +34,15 @@ class SwitchVerdict(Enum):
 
 
 class Switch:
-    """One look at a switch to `timeline` by one process."""
+    """One process deciding about a switch to `timeline`."""
 
     def __init__(self, session: PostgresConnection, timeline: int, witness: Witness, membership: Membership) -> None:
         self._session, self._timeline = session, timeline
         self._witness, self._membership = witness, membership
         self.reason = ""
         self.is_kept_by_us = False
-        """What this process has answered for was there before anybody wrote on the new timeline. It has answered
-        nothing since: its term ended before the first look."""
+        """Everything that this process has answered for was there before anybody wrote on the new timeline, and it has
+        answered nothing since, because its term ended before the first look."""
 
     def decide(self, note: Callable[[Statements], None]) -> bool:
         """Wait for a decision. True: the epoch was kept, by us or by another member. False: raise it, for `reason`.
@@ -73,7 +74,7 @@ class Switch:
                 run.run("begin_switch", self._timeline)
                 since = now
             if self._membership.is_joined and self._witness.has_lease:
-                # who has no lease any more cannot say that nobody has joined meanwhile
+                # without a lease we cannot know that nobody has joined since, so we may not vouch
                 run.run("vouch", self._membership.member, self._timeline)
                 reach("switch.vouched")
             [(count, silent)] = run.ask("read_vouchers", self._timeline)
@@ -83,7 +84,7 @@ class Switch:
                 reach("switch.kept")
                 return SwitchVerdict.KEPT
             if now - since > DECIDE_S * 1_000_000:
-                self.reason = f"no word from {silent}" if count else "nobody was there who could tell what is lost"
+                self.reason = f"no answer from {silent}" if count else "nobody was there who could tell what is lost"
                 return SwitchVerdict.LOST
         return SwitchVerdict.WAIT
 
@@ -97,13 +98,14 @@ class Switch:
 
 
 def drop_silent(run: Statements, timeline: int) -> None:
-    """Who has not vouched for this timeline is a member no more; if it lives, it joins again."""
+    """A member that has not vouched for this timeline is removed. If it is alive, it joins again."""
     run.run("drop_silent_members", timeline)
     run.run("restamp_members", int(LEASE_S * 1_000_000))
 
 
 def find_switch_lsn(session: PostgresConnection, timeline: int, before: int | None) -> int | None:
-    """Where the timeline `before` ended on the way to this one; 0 when nobody asks. None: it cannot be told."""
+    """Where in the log the timeline `before` ended on the way to this one; 0 without a `before`, None if the server
+    will not say."""
     try:
         with errors(""):
             [(text,)] = Statements(session).ask("history", timeline)

@@ -1,11 +1,15 @@
 """What one process has answered for: the last commit that it acknowledged, and how far it has read.
 
-After a switch to another server this is what tells whether history was cut short. A commit is there when its marker is,
-and so is all that was committed before it. A record that was read is there when it is found again; of what else was
-read the place in the server's log is known at which it was visible, and the switch must not lie before that place.
+After a switch to another server this decides whether history was cut short:
 
-Places in the log run ahead of what a standby has confirmed, by what is just being committed. So of the records, which
-are read all the time, the newest ones are remembered by themselves, and by a place in the log only after a while.
+* A commit survived if its marker is there, and then so did everything committed before it.
+* A record that was read survived if it can be found again.
+* For anything else that was read we remember how far the server's log (LSN) had come when it was visible. The switch
+  must not lie before that point.
+
+The end of the log runs ahead of what a standby has confirmed, by the commits that are under way. Records are read all
+the time, so if they were remembered by LSN, almost every switch would look like a loss. The newest records are
+therefore remembered one by one, and by LSN only once they are older than a renewal of the lease.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ def boot_clock() -> float:
 
 @dataclass(frozen=True, slots=True)
 class WitnessedCommit:
-    """The last one that was acknowledged, and when by the server's clock."""
+    """The last commit that was acknowledged, and when, by the server's clock."""
 
     writer: str
     n: int
@@ -38,11 +42,12 @@ class WitnessedCommit:
 class Witness:
     """Every answer passes through here before it is given: by `committed`, `read` or `saw`.
 
-    `term` counts the switches that this process knows of. What a connection of an earlier term says is not passed on:
-    nobody has vouched for it. Nor is anything while the lease has run out, for then nobody waits for our word.
+    `term` counts the switches that this process knows of. An answer that came over a connection of an earlier term is
+    refused, because nobody has vouched for it. So is every answer while the lease has run out, because a switch is then
+    decided without us.
 
-    `timeline` is the last one that we have settled on, and `newest` the last one that we have met, where it may still
-    be undecided what becomes of the epoch."""
+    `timeline` is the last one that was settled, `newest` the last one that a connection led to, where the epoch may
+    still be undecided."""
 
     def __init__(self, clock: Callable[[], float] = boot_clock) -> None:
         self._clock = clock
@@ -73,7 +78,7 @@ class Witness:
                 self._newest[stream] = (offset, at)
 
     def saw(self, term: int, lsn: int) -> None:
-        """Something that was visible when the server's log ended there."""
+        """Something was read that was visible when the server's log ended at `lsn`."""
         with self._lock:
             self._check(term)
             self._lsn = max(self._lsn, lsn)
@@ -93,7 +98,7 @@ class Witness:
     # -- the lease
 
     def begin_turn(self, term: int) -> float:
-        """Before the lease is renewed. Of what was read before the last turn only the place is kept from now on."""
+        """Call it before the lease is renewed. Records read before the last renewal count by LSN from now on."""
         with self._lock:
             self._check_term(term)
             if self._has_turned:
@@ -104,8 +109,8 @@ class Witness:
         return self._clock()
 
     def end_turn(self, term: int, begun: float, lease_s: float, lsn: int) -> None:
-        """It was renewed, and the server's log ended at `lsn` then. Clocks may differ a little, so it ends earlier here
-        than for others. A lease on a server that was replaced is none."""
+        """The lease was renewed, and the server's log ended at `lsn` then. Clocks may differ a little, so it ends
+        earlier here than for others. A lease on a server that was replaced does not count."""
         with self._lock:
             self._check_term(term)
             self.is_member = True
@@ -119,8 +124,8 @@ class Witness:
     # -- after a switch
 
     def meet(self, timeline: int) -> None:
-        """A connection leads there. If that is news, nothing more is answered over those of before: what we are about
-        to testify must not grow afterwards."""
+        """A connection leads to this timeline. If it is a new one, nothing more is answered over older connections:
+        what we are about to vouch for must not grow afterwards."""
         with self._lock:
             self.term += self.newest not in (None, timeline)
             self.newest = timeline
@@ -150,15 +155,15 @@ class Witness:
         return None
 
     def move_on(self, timeline: int) -> None:
-        """To a timeline on which all that was answered for is found again, or for which the epoch was raised."""
+        """Settle on a timeline: all that was answered for is there, or the epoch was raised for it."""
         with self._lock:
             if timeline != self.timeline:
                 self.timeline = timeline
                 self._newest, self._newer, self._has_turned = {}, {}, False
 
     def begin_anew(self, lsn: int) -> None:
-        """The epoch was raised, at the latest where the log ends now: what was answered before does not count any more,
-        but that must not be lost."""
+        """The epoch was raised. What was answered before no longer counts, but the raise itself, which lies before
+        `lsn`, must not be lost."""
         with self._lock:
             self._commit = None
             self._forget_reads()

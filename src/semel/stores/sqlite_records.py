@@ -1,6 +1,6 @@
 """How records reach SQLite: many rows in one statement, and what they have in common bound once.
 
-A statement per row is run anew for each, and the `sqlite3` module takes seven times as long to bind a NULL or `bytes`
+A statement per row is run again for each, and the `sqlite3` module takes seven times as long to bind a NULL or `bytes`
 as to bind a number or a `bytearray`: it looks for somebody who knows how to adapt them. Saving all three saves two
 thirds of what an insert costs.
 """

@@ -108,5 +108,5 @@ class ServeProcess:
     def trouble(self, what: str) -> PeerUnavailable:
         tail = self.log.read_text(errors="replace")[-TAIL:] if self.log.exists() else ""
         return PeerUnavailable(
-            f"the server {self.node} {what}; it said last:\n{tail or '(nothing)'}", fix="mend what it complains about"
+            f"the server {self.node} {what}; it said last:\n{tail or '(nothing)'}", fix="fix what it complains about"
         )

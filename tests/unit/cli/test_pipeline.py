@@ -146,7 +146,7 @@ def test_an_unknown_name_names_the_known_ones(project: Path, spark: Spark, semel
 
 
 def test_what_went_wrong_is_told(project: Path, spark: Spark, semel: Semel) -> None:
-    spark.error = HandlerError("pipeline 'orders' failed", fix="mend it")
+    spark.error = HandlerError("pipeline 'orders' failed", fix="fix it")
     done = semel("pipeline", "run", "orders")
     assert done.exit_code == 2
     assert "pipeline 'orders' failed" in done.err

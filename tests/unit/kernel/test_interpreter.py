@@ -176,7 +176,7 @@ def test_a_refused_commit_is_heard_as_failed(driver: ToyDriver, interpreter: Int
 
 def test_bad_data_is_halved(driver: ToyDriver, interpreter: Interpreter) -> None:
     machine = Script("m", commit(1, chain=None), commit(2, chain=None))
-    error = StoreRefused("bad", fix="mend it")
+    error = StoreRefused("bad", fix="fix it")
     interpreter.add(machine)
     interpreter.refused(driver.groups[0], error)
     interpreter.refused(driver.groups[1], error)
@@ -366,7 +366,7 @@ def test_a_driver_that_answers_at_once_does_not_jump_the_queue(interpreter: Inte
 
 def test_a_machine_that_raises_leaves_the_interpreter_usable(driver: ToyDriver, interpreter: Interpreter) -> None:
     def explode(event: Event) -> Sequence[Effect]:
-        raise InputError("broken", fix="mend it")
+        raise InputError("broken", fix="fix it")
 
     seat = interpreter.add(Script("bad", answer=explode))
     good = Script("good")

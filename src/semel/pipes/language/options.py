@@ -31,7 +31,7 @@ class DedupBy(Enum):
     """How a receiving end tells new from old. INDEX never goes back, STRICT lets every index pass once and in order.
 
     Both go by the hop's own index. SESSION goes by the producer's: every index of its session passes once and in
-    order, also when what lies between begins anew and numbers again. It takes a durable receiver.
+    order, also when what lies between starts again and numbers again. It takes a durable receiver.
     """
 
     NONE = "none"

@@ -111,7 +111,7 @@ def _copies_that_meet(
             "for its confirm; they are calculated each for itself"
         )
     if (together or stretch.resends) and crashes and stretch.end in durable and path.last.name != stretch.end:
-        yield f"{stretch.end} sends what is under way again when it starts anew, which is not calculated"
+        yield f"{stretch.end} sends what is under way again when it starts again, which is not calculated"
 
 
 def _doubles(stretch: Stretch) -> bool:
@@ -187,7 +187,7 @@ def find_advice(found: Sequence[Stretch], alone: Sequence[Figures], end: Figures
         if stretch.resends and options.confirm is ConfirmOn.RECEIPT and _crashes(stretch):
             yield (
                 f"{stretch.end} confirms before it has passed a message on, so its crash loses it; confirm=cascade, "
-                f"or durable=yes at {stretch.end}, would mend that"
+                f"or durable=yes at {stretch.end}, would fix that"
             )
     if found and end.uniqueness < 1 - CLOSE and not end.leak:
         where = f"{found[-1].end}" if found[-1].options is not None else f"a hop behind {found[-1].end}"

@@ -58,7 +58,7 @@ class Tally:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """`exact` is False where ids are not known and the two sides differ, or were counted without a fold: then a lost
-    message and a doubled one may hide each other, and copies that a worker took over anew after a crash look like
+    message and a doubled one may hide each other, and copies that a worker took over again after a crash look like
     messages. `counts` are plain numbers."""
 
     counts: MessageCounts

@@ -264,7 +264,7 @@ class Consumer:
         return self._sends(self._pulls.offer(request, pull, now))
 
     def _pulled(self, pulled: Pulled, now: float) -> list[Effect]:
-        """The answer to a question that was asked before things went wrong is no longer wanted: it is asked anew."""
+        """The answer to a question that was asked before things went wrong is no longer wanted: it is asked again."""
         first, _ = self._pulls.confirm(pulled.request, now)
         if not first or self._place is None:
             return []
@@ -369,7 +369,7 @@ class Consumer:
             return [*self._passes((), Kind.SKIPPED, now, cause), Notify("skipped", detail, record.envelope.id)]
         self._suspended = True
         self._read_again(None)
-        return [Notify("suspended", f"{detail}; resume it when that is mended", record.envelope.id)]
+        return [Notify("suspended", f"{detail}; resume it when that is fixed", record.envelope.id)]
 
     def _not_committed(self, results: Sequence[Result], error: SemelError | None, now: float) -> list[Effect]:
         """Only what the handler's own writes are to blame for counts as its failure; a store that is away does not.

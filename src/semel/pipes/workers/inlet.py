@@ -5,8 +5,8 @@
     index      an index above the last one passes: no going back
     strict     every index passes once and in order; early ones wait in a bounded buffer
 
-Indexes are the hop's own: each sender numbers what it sends, anew in each of its lives, so a session is a peer together
-with the run that the delivery names.
+Indexes are the hop's own: each sender numbers what it sends, from 1 again each time it is started, so a session is a
+peer together with the run that the delivery names.
 """
 
 from __future__ import annotations

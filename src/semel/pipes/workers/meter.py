@@ -124,6 +124,6 @@ class Reports:
         self._under_way.pop(token, None)
 
     def not_written(self, token: int) -> None:
-        """What could not be written is told with the next report."""
+        """What could not be written goes into the next report."""
         for meter, events in self._under_way.pop(token, ()):
             meter.put_back(events)

@@ -294,7 +294,7 @@ class Stage:
     def _again(self, held: _Held, arrival: Arrival, now: float) -> list[Effect]:
         """Another copy of what is not yet confirmed. Without a resend of our own, it is our resend; but where copies
         are told apart, the one that a link has made of an attempt is none. A lower attempt comes from a sender that has
-        begun anew."""
+        started again."""
         peer, message = arrival
         owed = peer, message.delivery
         remembers = held.inlet.config.dedup is not DedupBy.NONE

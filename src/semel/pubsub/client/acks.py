@@ -148,7 +148,7 @@ class Requests:
         """What goes out again on a new socket of the same session: all without an answer, in order."""
         self._refused.clear()
         self._gave_up = False
-        found = _items(self._flights.resend_all(now, anew=True))
+        found = _items(self._flights.resend_all(now, reset=True))
         for pending in found:
             pending.copies = 1
         return found

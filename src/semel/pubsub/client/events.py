@@ -1,4 +1,4 @@
-"""What a client is told and what it wants done: the options, events and effects of the machine in `client.py`.
+"""The options, events and effects of the machine in `machine.py`: what the client is told and what it wants done.
 
 A driver carries out the effects of one call in their order, and the calls one after the other; it calls `on_timer` when
 `next_deadline` has come. Every socket has a number, given by `Connect`; what is said of a socket that is not the newest
@@ -35,7 +35,7 @@ from semel.pubsub.protocol.messages import (
 )
 
 Changing = JoinGroup | LeaveGroup | SetGroupState | SubscribeGroupState | UnsubscribeGroupState
-"""What changes how a session stands to a group. Done twice it does no harm, and a new session does it anew."""
+"""What changes how a session stands to a group. Done twice it does no harm, and a new session does it again."""
 
 Acked = Changing | SendToGroup | SendEvent
 """What is answered with an ack."""

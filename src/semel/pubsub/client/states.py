@@ -1,8 +1,8 @@
 """Group states as a client knows them: what it says of itself, and what others say in the groups that it watches.
 
-A watched group is told by snapshots and updates. Neither is sent again, but a new socket, and a new session, begin with
-a snapshot of all there is; so what has changed meanwhile is known by comparing, also what was taken back. An item that
-is not newer than the one that is known is old news.
+A watched group is reported by snapshots and updates. Neither is sent again, but a new socket, and a new session, begin
+with a snapshot of all there is; so what has changed meanwhile is known by comparing, also what was taken back. An item
+that is not newer than the known one is ignored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The parts of a client stream that the server has not acknowledged, in order.
 
 An acknowledgement names the next part that is expected, and a server drops what comes after a gap. So there is one time
-to wait for all of them, which begins anew with each acknowledgement, and then everything goes out again from the first:
-with a time for each part, a slow link would carry every part again and again.
+to wait for all of them, which starts again with each acknowledgement; when it is up, everything goes out again from
+the first. With a time for each part, a slow link would carry every part again and again.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ origin of this server.
 The origin is a host without a port, as Azure's is: handlers made with Microsoft's .NET library look up keys by it,
 and those made with the JavaScript one name the host with its port where there is one, so an answer may have any port.
 
-A yes holds for `VALID_S`, then the question is asked anew while events go on. A no holds at once, and is asked about
+A yes holds for `VALID_S`, then the question is asked again while events go on. A no holds at once, and is asked about
 again after `WAIT_S`, then after twice that, up to `WAIT_MAX_S`. Who cannot be reached has said neither: what he said
 before holds on, for `LAPSE_S` at most.
 """
@@ -47,7 +47,7 @@ class Standing(msgspec.Struct, frozen=True):
     """What is known of a URL: when it last said yes, if no other word came after it, and when to ask next.
 
     An event goes out if that `is_allowed`. If not, and if the question `is_due` or under way, it waits for the answer;
-    else it fails. Nothing of this needs to be stored: after a restart handlers are asked anew.
+    else it fails. Nothing of this needs to be stored: after a restart handlers are asked again.
     """
 
     yes_at: float | None = None

@@ -41,7 +41,7 @@ def check_reconnection_token(
 ) -> None:
     """Raises `AuthError` unless the token was made for this connection of this hub in this subprotocol, under a key
     that still holds."""
-    refused = AuthError("the session cannot be taken up again with this token", fix="connect anew, without it")
+    refused = AuthError("the session cannot be taken up again with this token", fix="connect again, without it")
     head, proofs = _parts(token)
     if not proofs:
         raise refused

@@ -1,10 +1,10 @@
 """A client of a hub: `async with WebPubSubClient(url) as client:`
 
 It does not leave exactly-once to chance. A request goes out again under the same ackId until it is answered, on a live
-connection and on the next one; a connection that breaks is mended under the same session for as long as a minute;
+connection and on the next one; a connection that breaks is re-established under the same session for up to a minute;
 messages are handed on once, one after the other, and acknowledged when they have been handled; a message with an id of
-its own is taken once even if the session is lost, and one in an outbox even if this process dies. Streams go on over
-broken connections, and group states are told again after them.
+its own is accepted once even if the session is lost, and one in an outbox even if this process dies. Streams go on over
+broken connections, and group states are sent again after them.
 """
 
 from __future__ import annotations
@@ -366,7 +366,7 @@ class WebPubSubClient:
 
     def on_group_state(self, handler: _G) -> _G:
         """Hear what changes in watched groups, in a `GroupStateChange`: by a function or a coroutine function, one call
-        after the other. What changes meanwhile is told together, of each connection only the last."""
+        after the other. What changes meanwhile is reported together, for each connection only the last."""
         self._state_reporter.set(handler)
         return handler
 

@@ -225,7 +225,7 @@ class ClientDriver:
     # -- timers
 
     def _set_timer(self) -> None:
-        """One that rings too early does no harm, and setting one anew for every frame would cost more."""
+        """A timer that fires too early does no harm, and setting a new one for every frame would cost more."""
         deadline = self.machine.next_deadline()
         if deadline is None or (self._timer is not None and self._timer_at <= deadline):
             return

@@ -110,7 +110,7 @@ def _address(given: str, recover: Recover | None) -> str:
 
 
 def error_of(error: Exception) -> SemelError:
-    """Why there is no connection, without a word of the address."""
+    """Why there is no connection, without the address."""
     match error:
         case InvalidStatus():
             return _refusal(error.response)

@@ -17,7 +17,7 @@ GroupStateHandler = Callable[[GroupStateChange], Awaitable[None] | None]
 
 
 class StateReporter:
-    """`look` gives all states of a group. What changes during a call is told together in the next."""
+    """`look` gives all states of a group. What changes during a call is reported together in the next."""
 
     def __init__(self, look: Callable[[str], Mapping[str, GroupStateItem]]) -> None:
         self._look = look

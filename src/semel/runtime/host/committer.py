@@ -136,7 +136,7 @@ def _error_of(completion: CommitFailed | CommitUnknown) -> SemelError:
         if isinstance(result, Stale):
             return StaleFence(f"op {at}: the row is now under fence {result.fence}", fix="claim it again")
         if isinstance(result, Conflict):
-            return StaleFence(f"op {at}: it is at version {result.version} by now", fix="read it again and decide anew")
+            return StaleFence(f"op {at}: it is at version {result.version} by now", fix="read it and decide again")
     return StoreError(
-        "not tried, because an earlier commit of its chain failed", fix="read what the store holds and commit anew"
+        "not tried, because an earlier commit of its chain failed", fix="read what the store holds and commit again"
     )

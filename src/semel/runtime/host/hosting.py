@@ -1,4 +1,4 @@
-"""A machine at home in a process: its handler, its peers, and how to begin anew when it stops."""
+"""What a process keeps for each machine that it runs: its handler, its peers, and how to start it again."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _listens_to(host: Host) -> list[tuple[int, str | None]]:
 
 
 class Guarded:
-    """Keeps one machine's defect from stopping the others: it is reported, and the machine begins anew.
+    """Keeps one machine's defect from stopping the others: it is reported, and the machine starts again.
 
     After `rest` the machine may finish what it has begun, but what it asks for in order to begin more is dropped.
     """

@@ -239,7 +239,7 @@ class Performer:
         transport: Transport | None = None,
         peers: Collection[str] | None = None,
     ) -> None:
-        """Start a machine. With a `factory` it begins anew from the store when it asks to be reloaded.
+        """Start a machine. With a `factory` it starts again from the store when it asks to be reloaded.
 
         An `inline` handler is called on the loop itself: for functions that are quick and wait for nothing.
 
@@ -537,7 +537,7 @@ class Performer:
 
     def _reload_later(self, host: Host) -> None:
         wait_s = host.reload_wait_s(self.loop.time())
-        log.info("%s begins anew in %.2f s", host.name, wait_s)
+        log.info("%s starts again in %.2f s", host.name, wait_s)
         self.loop.call_later(wait_s, self._reload, host)
 
     def _reload(self, host: Host) -> None:
@@ -554,7 +554,7 @@ class Performer:
     def _reload_failed(self, host: Host, error: SemelError) -> None:
         self.outages.met(error)
         level = logging.INFO if is_outage(error) else logging.WARNING
-        log.log(level, "%s could not begin anew: %s", host.name, error.message)
+        log.log(level, "%s could not start again: %s", host.name, error.message)
         self._reload_later(host)
 
     # -- time

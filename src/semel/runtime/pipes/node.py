@@ -56,7 +56,7 @@ OFFERS_MAX = 1_000
 OFFER_AGAIN_S = 1.0
 """A message of the application that is not stored by then is offered again: nobody else would."""
 LOOK_AGAIN_S = 0.25
-"""Whoever waits for a worker looks at least this often: a worker that begins anew tells nobody."""
+"""Whoever waits for a worker looks at least this often: a worker that starts again tells nobody."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -204,7 +204,7 @@ class PipeNode:
             raise
 
     def factory(self, worker: WorkerPlan) -> Factory:
-        """What builds a worker's machine, at first and whenever it begins anew."""
+        """What builds a worker's machine, at first and whenever it starts again."""
         config = worker.config
         if worker.durable:
             return lambda store: DurableStage(config, store)
@@ -362,7 +362,7 @@ class PipeNode:
             self._again = loop.call_later(wait_s, self._offer_again)
 
     def _offer_again(self) -> None:
-        """A commit that failed and a worker that began anew forget what the application offered."""
+        """A commit that failed and a worker that started again forget what the application offered."""
         self._again = None
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -388,10 +388,10 @@ class PipeNode:
             self._stopped[worker] = effect.reason or "finished"
             self._fail([key for key in self._offers if key[0] == worker], self._stopped_error(worker))
         elif effect.topic == "rejected" and effect.message is not None:
-            error = InputError(effect.detail, fix="mend the message and offer it again")
+            error = InputError(effect.detail, fix="fix the message and offer it again")
             self._fail([key for key in self._offers if key == (worker, effect.message)], error)
         elif effect.topic == "refused":
-            error = InputError(effect.detail, fix="mend what it names; the worker goes on trying")
+            error = InputError(effect.detail, fix="fix what it names; the worker goes on trying")
             self._fail([key for key in self._offers if key[0] == worker], error)
 
     def _fail(self, keys: Sequence[tuple[str, str]], error: SemelError) -> None:
@@ -404,7 +404,7 @@ class PipeNode:
 
     def _stopped_error(self, worker: str) -> Suspended:
         return Suspended(
-            f"{worker} has stopped: {self._stopped[worker]}", fix="see its log; mend the cause and start it again"
+            f"{worker} has stopped: {self._stopped[worker]}", fix="see its log; fix the cause and start it again"
         )
 
     async def room_at(self, worker: str) -> int:
@@ -433,7 +433,7 @@ class PipeNode:
             await self._wait()
 
     async def _machine(self, worker: str) -> Stage | DurableStage | Publisher:
-        """The worker as it stands. One that begins anew is waited for."""
+        """The worker as it stands. One that starts again is waited for."""
         while True:
             self._check_open(worker)
             machine = self.performer.machine(worker)

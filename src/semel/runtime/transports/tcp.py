@@ -347,7 +347,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _watch_for_silence(writer: asyncio.StreamWriter, silence_s: float) -> None:
-    """Have the system end a connection whose other end is gone without a word."""
+    """Have the system end a connection whose other end has gone silently."""
     end = writer.get_extra_info("socket")
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):

@@ -80,7 +80,7 @@ class Judgement:
 
 
 def judge(audit: Audit, fail_on: Iterable[Finding] = tuple(Finding)) -> Judgement:
-    """The verdict in one sentence. A finding that is not in `fail_on` is told, but does not make the claim false."""
+    """The verdict in one sentence. A finding not in `fail_on` is reported, but does not make the claim false."""
     found = {finding: audit.count(finding) for finding in Finding}
     wanted = set(fail_on)
     failing = tuple(finding for finding in Finding if found[finding] and finding in wanted)

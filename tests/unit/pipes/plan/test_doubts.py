@@ -26,7 +26,7 @@ def planned(text: str) -> Plan:
         ("A -[delay=500ms,retries=1]-> B", "should be more than 1 s"),
         ("A -[retries=1,jitter=1]-> B", "no wait at all"),
         ("A -[duplicate=.3,retries=inf,dedup=id,confirm=cascade]-> B -> C", "arrive together"),
-        ("A -[retries=2]-> S{crash=.1,durable=yes} -> B", "when it starts anew"),
+        ("A -[retries=2]-> S{crash=.1,durable=yes} -> B", "when it starts again"),
     ],
 )
 def test_a_timeout_too_short_is_not_called_exact(text: str, words: str) -> None:

@@ -192,7 +192,7 @@ def test_reliable_dedup_pipe_loses_nothing_and_doubles_nothing(seed: int, confir
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_durable_pipe_outlives_both_ends(seed: int, ordered: bool) -> None:
-    """Each end on a store of its own; both are built anew from it again and again."""
+    """Each end on a store of its own; both are built again from it again and again."""
     random = Random(seed)
     ends = durable_pipe("A", "B", window=4, ordered=ordered)
     benches = {"A": Bench(), "B": Bench()}

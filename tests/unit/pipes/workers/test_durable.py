@@ -41,7 +41,7 @@ def handles(into: InletConfig) -> StageConfig:
 
 
 class World(Bench):
-    """One durable stage, which may be killed and started anew from its store."""
+    """One durable stage, which may be killed and started again from its store."""
 
     def __init__(self, config: StageConfig) -> None:
         super().__init__()

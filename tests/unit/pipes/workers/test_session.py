@@ -1,4 +1,4 @@
-"""dedup=session: a durable worker goes by the producer's own numbers, whatever lies between has numbered anew."""
+"""dedup=session: a durable worker goes by the producer's own numbers, whatever lies between has numbered again."""
 
 from __future__ import annotations
 

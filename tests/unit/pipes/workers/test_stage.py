@@ -243,7 +243,7 @@ def test_what_the_link_doubled_is_no_resend(dedup: DedupBy) -> None:
     assert len(sent(hear(stage, message(attempt=2)), "C")) == 1
     assert hear(stage, message(attempt=2)) == []
     assert len(sent(hear(stage, message(attempt=3)), "C")) == 1
-    assert len(sent(hear(stage, message(attempt=1)), "C")) == 1, "its sender counts anew: it was resumed or restarted"
+    assert len(sent(hear(stage, message(attempt=1)), "C")) == 1, "its sender counts again: it was resumed or restarted"
     assert sent(hear(stage, confirm(1), "C"), "A") == CONFIRMED
 
 

@@ -1,4 +1,4 @@
-"""Stages over a link that loses, doubles and reorders, while either end may be started anew at any time.
+"""Stages over a link that loses, doubles and reorders, while either end may be started again at any time.
 
 What may never happen, whatever does: a confirm for something that was not handled, a strict inlet that lets pass out of
 order or twice, more unconfirmed messages than the window allows. And once the link is quiet, everything that a sender

@@ -659,7 +659,7 @@ def test_two_changes_of_one_group_go_one_after_the_other(bench: Bench) -> None:
 def test_a_session_is_given_up_after_a_minute_of_tries_and_a_new_one_is_tried_for_ever(
     bench: Bench, error: SemelError, is_the_end: bool
 ) -> None:
-    """An error that no try will mend ends the tries for a new session, but not those for one that can be saved."""
+    """An error that no try will fix ends the tries for a new session, but not those for one that can be saved."""
     bench.close()
     begin, lost_after = bench.now, 0.0
     recovers = []

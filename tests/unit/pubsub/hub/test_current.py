@@ -104,7 +104,7 @@ def test_an_end_that_could_not_be_found_is_looked_for_again(busy: World, behind:
 
 
 def test_the_end_of_another_history_says_nothing(busy: World, behind: Behind) -> None:
-    """Numbers begin anew there: what was read here may be more than there is."""
+    """Numbers start again there: what was read here may be more than there is."""
     behind.ends = []
     assert behind.call_later(Find(Connection(LAST)))
     reads_a_page(behind, busy)

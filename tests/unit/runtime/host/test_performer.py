@@ -426,7 +426,7 @@ async def test_an_idle_worker_does_not_wake_itself(store: ScriptedStore, perform
     assert claims <= 2 + 5
 
 
-# -- beginning anew
+# -- beginning again
 
 
 class Reloading(Puppet):
