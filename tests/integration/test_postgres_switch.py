@@ -261,7 +261,7 @@ def test_a_silent_member_costs_the_epoch(
     pair.fail_over()
     assert (ids(store), store.epoch) == (["a"], 2)
     [(cause,)] = execute(url, "SELECT cause FROM semel_ledger WHERE message = 'epoch 2'")
-    assert "no word from" in cause
+    assert "no answer from" in cause
 
 
 def test_where_nobody_is_left_who_could_tell_the_epoch_rises(
