@@ -64,7 +64,7 @@ soak: setup ## Run one part for a long time and record it (PART=name)
 chaos: setup ## Kill and restart real processes and check that nothing is lost
 	@$(BIN)/python -m tests.campaigns.chaos
 
-lock: ## Write requirements/ again from pyproject.toml (UPGRADE=1 for newer versions)
+lock: ## Write requirements/ from pyproject.toml (UPGRADE=1 for newer versions)
 	@scripts/setup uv
 	@scripts/lock $(if $(UPGRADE),--upgrade)
 
