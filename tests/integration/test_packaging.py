@@ -1,7 +1,10 @@
 """The package's papers agree with each other."""
 
+import ast
 import re
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -23,8 +26,8 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 
 def test_every_group_has_a_lock() -> None:
-    """Spark is an extra of the package, and has a lock of its own because the demo needs no more than that."""
-    assert {path.stem for path in LOCKS} == {"main", "spark", "constraints", *PROJECT["dependency-groups"]}
+    """Two extras have locks of their own: the demo needs no more than spark, and only `make bench` needs bench."""
+    assert {path.stem for path in LOCKS} == {"main", "bench", "spark", "constraints", *PROJECT["dependency-groups"]}
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)
@@ -44,3 +47,34 @@ def test_every_dependency_is_explained() -> None:
     asked = [line for lines in (PROJECT["project"]["dependencies"], *extras, *groups) for line in lines]
     names = {re.split(r"[\[><=]", line)[0] for line in asked} - {"semel"}
     assert [name for name in sorted(names) if f"**{name}**" not in explained] == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "extras", "allowed"),
+    [("testing", ["testing"], set()), ("bench", ["bench", "spark"], {"numpy", "pamqp"})],  # with pandas, with aiormq
+)
+def test_what_a_user_may_run_has_an_extra_with_all_that_it_imports(
+    folder: str, extras: list[str], allowed: set[str]
+) -> None:
+    lines = [*PROJECT["project"]["dependencies"]]
+    for extra in extras:
+        lines += PROJECT["project"]["optional-dependencies"][extra]
+    promised = {re.split(r"[\[><=;]", line)[0].strip().lower() for line in lines}
+    provides = packages_distributions()
+    missing = {
+        name
+        for path in (ROOT / "src" / "semel" / folder).rglob("*.py")
+        for name in imported(path) - sys.stdlib_module_names - {"semel"}
+        if not promised & {name, f"{name}-mqtt", *(each.lower() for each in provides.get(name, []))}
+    }
+    assert missing == allowed
+
+
+def imported(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found

@@ -61,7 +61,7 @@ class Answered:
 def check_installed() -> None:
     for name in PEERS:
         if find_spec(name) is None:
-            fix = f"in a checkout: scripts/setup main spark test bench; elsewhere: pip install {' '.join(PEERS)}"
+            fix = "in a checkout: scripts/setup main spark test bench; elsewhere: pip install 'semel[bench,spark]'"
             raise ConfigError(f"the bench needs the {name} package beside Semel", fix=fix)
 
 

