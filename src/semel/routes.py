@@ -27,7 +27,7 @@ class _Place(Generic[T]):
 
 class Routes(Generic[T]):
     def __init__(self, table: Iterable[tuple[str, str, T]]) -> None:
-        """Of each a method, a pattern, and what is found there."""
+        """`table`: for each route a method, a pattern, and what is found there."""
         self._root: _Place[T] = _Place()
         for method, pattern, what in table:
             self._add(method, pattern, what)

@@ -87,10 +87,10 @@ def test_a_hub_whose_clients_miss_something_makes_the_verdict_fail(monkeypatch: 
     def mishear(self: Heard, said: dict[str, Any]) -> None:
         for heard in said.get("heard", {}).get("anna", []):
             heard[1] = heard[1].replace("boris-2", "boris-1")
-        hear(self, said)
+        receive(self, said)
 
-    hear = Heard.hear
-    monkeypatch.setattr(Heard, "hear", mishear)
+    receive = Heard.receive
+    monkeypatch.setattr(Heard, "receive", mishear)
     monkeypatch.setattr("semel.demo.hub.has_microsoft", lambda: False)
     result, shown = demo(messages=50, kills=0, cuts=0.0, hub=True)
     assert result.hub is not None

@@ -162,8 +162,8 @@ def measure(side: str, count: int, options: BenchOptions) -> float:
         for process in processes:
             process.start()
         try:
-            left[0].send(_hear(right[0], processes[0]))
-            begin, end = _hear(left[0], processes[1]), _hear(right[0], processes[0])
+            left[0].send(_answer_from(right[0], processes[0]))
+            begin, end = _answer_from(left[0], processes[1]), _answer_from(right[0], processes[0])
         finally:
             for end_ in (left[0], right[0]):
                 end_.close()
@@ -173,7 +173,7 @@ def measure(side: str, count: int, options: BenchOptions) -> float:
     return float(end - begin)
 
 
-def _hear(end: Connection, process: Any) -> Any:
+def _answer_from(end: Connection, process: Any) -> Any:
     if not end.poll(ANSWER_S):
         raise PeerUnavailable(f"the bench process {process.pid} does not answer", fix="run it on a machine at rest")
     try:

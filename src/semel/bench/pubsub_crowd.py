@@ -78,9 +78,9 @@ class _Member(Subscriber):
         super().__init__(acknowledges=acknowledges)
         self._crowd = crowd
 
-    def hear(self, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         before = self.count
-        said = super().hear(data)
+        said = super().receive(data)
         now, crowd = time.perf_counter(), self._crowd
         crowd.total += self.count - before
         crowd.waits += [now - sent for sent in crowd.times[before : self.count]]
@@ -183,7 +183,7 @@ def recover(server: SemelServer, sessions: int, missed: int, body_bytes: int) ->
     server.start()
     start_s = time.perf_counter() - begin
     for sock, heard in open_sockets(server.port, paths, Subprotocol.JSON_RELIABLE):
-        _hear_all(Wire(sock, Subscriber(acknowledges=False), heard), missed)
+        _receive_all(Wire(sock, Subscriber(acknowledges=False), heard), missed)
     return Recovery(sessions, time.perf_counter() - begin, start_s)
 
 
@@ -194,7 +194,7 @@ def _way_back(heard: bytes) -> str:
     return f"/client/hubs/{HUB}?{urlencode(query)}"
 
 
-def _hear_all(wire: Wire, count: int) -> None:
+def _receive_all(wire: Wire, count: int) -> None:
     with closing(wire):
         wire.sock.setblocking(True)
         while wire.answers.count < count:

@@ -92,7 +92,7 @@ def listening(wire: Wire) -> Iterator[None]:
 
     def listen() -> None:
         while data := wire.sock.recv(READ_BYTES):
-            wire.sock.sendall(wire.answers.hear(data))
+            wire.sock.sendall(wire.answers.receive(data))
 
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()

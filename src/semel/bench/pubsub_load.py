@@ -56,7 +56,7 @@ class Answers(Protocol):
 
     count: int
 
-    def hear(self, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         """Returns what has to be said to that, if anything."""
         ...
 
@@ -68,7 +68,7 @@ class Sized:
         self.count = self._bytes = 0
         self._size = size
 
-    def hear(self, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         self._bytes += len(data)
         self.count = self._bytes // self._size
         return b""
@@ -82,7 +82,7 @@ class Marked:
         self._mark, self._keep = mark, len(mark) - 1
         self._tail = b""
 
-    def hear(self, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         text = self._tail + data
         self.count += text.count(self._mark)
         self._tail = text[-self._keep :]
@@ -101,8 +101,8 @@ class Subscriber(Marked):
         super().__init__(b'"type":"message"')
         self._next_ack = time.monotonic() + SEQUENCE_ACK_S if acknowledges else math.inf
 
-    def hear(self, data: bytes) -> bytes:
-        super().hear(data)
+    def receive(self, data: bytes) -> bytes:
+        super().receive(data)
         now = time.monotonic()
         if now < self._next_ack:
             return b""
@@ -123,7 +123,7 @@ class Wire:
         sock.setblocking(False)
         self.sock, self.answers = sock, answers
         self._heard = heard
-        self._out = answers.hear(heard) if heard else b""
+        self._out = answers.receive(heard) if heard else b""
 
     @property
     def wants_to_write(self) -> bool:
@@ -140,7 +140,7 @@ class Wire:
                 fix="see what it printed above",
             )
         self._heard = data
-        self._out += self.answers.hear(data)
+        self._out += self.answers.receive(data)
         if self._out:
             self.write()
 

@@ -153,7 +153,7 @@ class Confirms:
         self._above: set[int] = set()
         self._rest = b""
 
-    def hear(self, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         data = self._rest + data
         whole = len(data) - len(data) % self.SIZE
         for at in range(0, whole, self.SIZE):
@@ -259,7 +259,7 @@ class Mqtt:
         self._size = publish_bytes
         self._rest = b""
 
-    def hear(self, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         data = self._rest + data
         said = bytearray()
         at, size = 0, len(data)

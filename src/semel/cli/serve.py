@@ -134,7 +134,7 @@ def serve(
             if say_where is not None:
                 say_where(Running(known_as, dev, None if keys is None else str(keys.absolute())))
             secret = connection_string(known_as, settings.keys.primary).text()
-            _tell(terminal, at, secret if server.banner and not no_banner else None, url)
+            _announce(terminal, at, secret if server.banner and not no_banner else None, url)
 
         uvloop.run(_serve(opened_store, settings, [partial(PubSub, settings=pubsub)], ready, last_resort))
 
@@ -280,7 +280,7 @@ async def _serve(
             loop.remove_signal_handler(number)
 
 
-def _tell(terminal: Terminal, at: Listening, secret: str | None, url: str) -> None:
+def _announce(terminal: Terminal, at: Listening, secret: str | None, url: str) -> None:
     """One line of JSON, or a few for people. Whoever started it waits for this."""
     import json
 

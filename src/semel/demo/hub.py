@@ -66,7 +66,7 @@ class Heard:
     done: set[str] = field(default_factory=set)
     changed_at: float = field(default_factory=time.monotonic)
 
-    def hear(self, said: dict[str, Any]) -> None:
+    def receive(self, said: dict[str, Any]) -> None:
         self.published += said.get("published", ())
         for client, heard in said.get("heard", {}).items():
             self.by_client.setdefault(client, []).extend((sequence_id, id) for sequence_id, id in heard)
@@ -206,7 +206,7 @@ class HubShow:
             }  # fmt: skip
             module = "semel.demo.hub_clients" if role == "clients" else "semel.demo.hub_microsoft"
             log = self.folder / f"{role}.log"
-            self.children.append(await Child.start(role, module, config, log, self.heard.hear))
+            self.children.append(await Child.start(role, module, config, log, self.heard.receive))
         for child in self.children:
             story.now(f"waiting for {WHO[child.role]} to join")
             await child.ready()

@@ -61,12 +61,12 @@ def publish(name: str, client: WebPubSubClient, messages: int, book: ClientBook)
     book.tell(done=name)
 
 
-def opened(url: str, hear: Callable[[OnGroupDataMessageArgs], None]) -> WebPubSubClient:
+def opened(url: str, receive: Callable[[OnGroupDataMessageArgs], None]) -> WebPubSubClient:
     """A connection that comes too late belongs to a client that is given up, and joins nothing."""
     until = time.monotonic() + scaled(GIVE_UP_S)
     while True:
         client = WebPubSubClient(url, message_retry_total=0, ack_timeout=ACK_TIMEOUT_S, start_timeout=scaled(OPEN_S))
-        client.subscribe(CallbackType.GROUP_MESSAGE, hear)
+        client.subscribe(CallbackType.GROUP_MESSAGE, receive)
         try:
             client.open()
             return client
@@ -86,12 +86,12 @@ async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
     [(name, url)] = config["urls"].items()
     keep_sessions()
 
-    def hear(message: OnGroupDataMessageArgs) -> None:
+    def receive(message: OnGroupDataMessageArgs) -> None:
         assert isinstance(message.data, dict)
         book.heard(name, message.data["id"], message.sequence_id or 0)
 
     try:
-        client = await asyncio.to_thread(opened, url, hear)
+        client = await asyncio.to_thread(opened, url, receive)
         await asyncio.to_thread(ask, client.join_group, HUB_GROUP, ack_id=1)
         say(ready=True)
         await wait_for_go(config["go"], ended)

@@ -97,7 +97,7 @@ class _Seen:
     done: bool = False
     changed_at: float = field(default_factory=time.monotonic)
 
-    def hear(self, said: dict[str, Any]) -> None:
+    def receive(self, said: dict[str, Any]) -> None:
         before = (len(self.acked), self.accepted, self.waiting, self.done)
         self.acked.update(said.get("acked", ()))
         self.accepted = max(self.accepted, said.get("accepted", 0))
@@ -167,7 +167,7 @@ class _Show:
         else:
             config |= {"plant": self.options.plant}
         log = self.folder / f"{role}.log"
-        child = await Child.start(role, f"semel.demo.{role}", config, log, self.seen.hear, fix=CHILD_FIX)
+        child = await Child.start(role, f"semel.demo.{role}", config, log, self.seen.receive, fix=CHILD_FIX)
         self.children[role] = child
         said = await child.ready()
         self.seen.changed_at = time.monotonic()  # a slow start is not a standstill

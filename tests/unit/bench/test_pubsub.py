@@ -38,8 +38,8 @@ CUTS = st.lists(st.integers(0, 10_000), max_size=20)
 def test_answers_are_counted_however_they_are_cut(count: int, cuts: list[int]) -> None:
     marked, sized = Marked(b'"success":true'), Sized(30)
     for piece in pieces(b'{"ackId":1000,"success":true} ' * count, cuts):
-        marked.hear(piece)
-        sized.hear(piece)
+        marked.receive(piece)
+        sized.receive(piece)
     assert (marked.count, sized.count) == (count, count)
 
 
@@ -48,12 +48,12 @@ def test_a_subscriber_acknowledges_the_last_whole_message(monkeypatch: pytest.Mo
     monkeypatch.setattr("time.monotonic", lambda: now)
     subscriber, silent = Subscriber(), Subscriber(acknowledges=False)
     text = b'{"type":"message","sequenceId":7}{"type":"message","sequenceId":8}'
-    assert subscriber.hear(text) == b""
+    assert subscriber.receive(text) == b""
     now = 1.0
-    assert subscriber.hear(text + b'{"type":"message","sequenceId":9') == b""
-    assert FrameReader(1000).feed(subscriber.hear(text)) == ['{"type":"sequenceAck","sequenceId":8}']
-    assert subscriber.hear(text) == b""
-    assert silent.hear(text) == b""
+    assert subscriber.receive(text + b'{"type":"message","sequenceId":9') == b""
+    assert FrameReader(1000).feed(subscriber.receive(text)) == ['{"type":"sequenceAck","sequenceId":8}']
+    assert subscriber.receive(text) == b""
+    assert silent.receive(text) == b""
     assert (subscriber.count, silent.count) == (9, 2)
 
 
@@ -63,29 +63,29 @@ def test_confirms_count_once_each(tags: list[int], all_up_to: int, cuts: list[in
     frames = [(tag, 0) for tag in tags[:5]] + ([(all_up_to, 1)] if all_up_to else [])
     data = b"".join(b"\x01\x00\x01\x00\x00\x00\x0d\x00\x3c\x00\x50%b%c\xce" % (t.to_bytes(8), m) for t, m in frames)
     for piece in pieces(data, cuts):
-        assert confirms.hear(piece) == b""
+        assert confirms.receive(piece) == b""
     assert confirms.count == len({*tags[:5], *range(1, all_up_to + 1)})
 
 
 def test_a_channel_that_is_closed_is_no_confirm() -> None:
     with pytest.raises(PeerUnavailable, match="does not confirm"):
-        Confirms().hear(b"\x01\x00\x01\x00\x00\x00\x0d\x00\x14\x00\x28" + bytes(10))
+        Confirms().receive(b"\x01\x00\x01\x00\x00\x00\x0d\x00\x14\x00\x28" + bytes(10))
 
 
 @given(CUTS)
 def test_both_ends_of_mqtt_come_to_an_end(cuts: list[int]) -> None:
     messages = b"".join(pubsub_peers._mqtt_publish(id, 200) for id in (1, 258))
     receiver, sender = Mqtt(len(messages) // 2), Mqtt(len(messages) // 2)
-    received = b"".join(receiver.hear(piece) for piece in pieces(messages, cuts))
+    received = b"".join(receiver.receive(piece) for piece in pieces(messages, cuts))
     assert received == b"\x50\x02\x00\x01\x50\x02\x01\x02"
-    released = b"".join(sender.hear(piece) for piece in pieces(received, cuts))
+    released = b"".join(sender.receive(piece) for piece in pieces(received, cuts))
     assert released == b"\x62\x02\x00\x01\x62\x02\x01\x02"
-    completed = b"".join(receiver.hear(piece) for piece in pieces(released, cuts))
+    completed = b"".join(receiver.receive(piece) for piece in pieces(released, cuts))
     assert completed == b"\x70\x02\x00\x01\x70\x02\x01\x02"
-    assert b"".join(sender.hear(piece) for piece in pieces(completed, cuts)) == b""
+    assert b"".join(sender.receive(piece) for piece in pieces(completed, cuts)) == b""
     assert (receiver.count, sender.count) == (2, 2)
     with pytest.raises(PeerUnavailable, match="something else"):
-        sender.hear(b"\xe0\x00\x00\x00")
+        sender.receive(b"\xe0\x00\x00\x00")
 
 
 # -- the load

@@ -18,10 +18,10 @@ def heard(**by_client: list[str]) -> Heard:
     """`anna-1` and `anna-2`, `boris-1` are published; what is not given is heard as it should be."""
     published = ["anna-1", "boris-1", "anna-2"]
     found = Heard()
-    found.hear({"published": published})
+    found.receive({"published": published})
     for client in CLIENTS:
         ids = by_client.get(client, published)
-        found.hear({"heard": {client: [[number, id] for number, id in enumerate(ids, 1)]}})
+        found.receive({"heard": {client: [[number, id] for number, id in enumerate(ids, 1)]}})
     return found
 
 
@@ -56,7 +56,7 @@ def test_nothing_published_proves_nothing() -> None:
 def test_microsofts_callbacks_are_judged_by_their_numbers() -> None:
     """They run in threads of their own, and one may come before the other."""
     found = Heard()
-    found.hear({"published": ["anna-1", "anna-2"], "heard": {MICROSOFT: [[2, "anna-2"], [1, "anna-1"]]}})
+    found.receive({"published": ["anna-1", "anna-2"], "heard": {MICROSOFT: [[2, "anna-2"], [1, "anna-1"]]}})
     assert count((MICROSOFT,), found, cuts=0, kills=0).holds
     found.by_client[MICROSOFT] = [(1, "anna-2"), (2, "anna-1")]
     assert count((MICROSOFT,), found, cuts=0, kills=0).disorder == 1

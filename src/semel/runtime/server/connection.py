@@ -103,7 +103,7 @@ class HttpConnection(asyncio.Protocol):
         """What remains to be written before the connection is closed, once all requests before it are answered."""
         self.is_gone = False
         self.kept_bytes = 0
-        """Of bodies."""
+        """How many bytes of bodies are held."""
         self._is_paused = self._is_upgrading = self._is_deaf = self._is_closing = self._is_eof = False
         self._refusal = status_error(HTTPStatus.BAD_REQUEST)
         self._begin()

@@ -178,7 +178,7 @@ class Actor:
 
     @property
     def connection(self) -> str:
-        """Of its session, as the application was told; empty while there is no socket."""
+        """The id of its session, as the application was told; empty while there is no socket."""
         told = [state for state in self.states if isinstance(state, Online | Recovered | Interrupted | SessionLost)]
         return told[-1].connection_id if told and isinstance(told[-1], Online | Recovered) else ""
 

@@ -198,12 +198,12 @@ class HubNode:
     # -- what they hear
 
     def take(self, peer: str) -> list[Response | ClosePeer | Answer]:
-        """What was said to a peer since the last time. That who comes back is connected is not worth a word."""
+        """What was sent to a peer since the last time, without the `connected` of a client that has come back."""
         said = self.said.pop(peer, [])
         return said[1:] if peer in self._back and said and isinstance(said[0], Connected) else said
 
     def bodies(self, peer: str) -> list[str]:
-        """Of the messages among it."""
+        """The bodies of the messages among it."""
         return [said.data.body.decode() for said in self.take(peer) if getattr(said, "data", None) is not None]  # type: ignore[union-attr]
 
     # -- the driver

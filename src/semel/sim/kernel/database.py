@@ -195,7 +195,7 @@ class Database:
         request.answered = True
         self._asked.pop(request.marker, None)
         self._world.clock.detail(request.node.name, report, request.marker)
-        request.node.hears(request.life, report, request.group, answer)
+        request.node.complete(request.life, report, request.group, answer)
 
     def _leave_in_doubt(self, request: Request) -> None:
         request.answered = True
@@ -208,14 +208,14 @@ class Database:
         if node.life != request.life:
             return
         if self._world.strikes("commit.unresolved", self._world.weather.stores.unresolved):
-            node.hears(request.life, "unknown", request.group, None)
+            node.complete(request.life, "unknown", request.group, None)
         elif not self.up:
             self._world.after(RESOLVE_AGAIN_S, f"{self.name} doubt", self._resolve, request)
         else:
             landed = self._landed.get(request.marker)
             request.cancelled = True
             self._world.see("commit.resolved-landed" if landed else "commit.resolved-lost")
-            node.hears(request.life, "resolved", request.group, landed[1] if landed else None)
+            node.complete(request.life, "resolved", request.group, landed[1] if landed else None)
 
     def _after(self, what: str, do: Callable[..., None], *args: Any) -> None:
         self._world.after(self._world.between(self._world.weather.stores.commit_s), f"{self.name} {what}", do, *args)
@@ -235,7 +235,7 @@ class Database:
                 answer = question(self.store)
             except SemelError as error:
                 answer = error
-        self._after_read("found", node.hears_answer, life, done, answer)
+        self._after_read("found", node.complete_load, life, done, answer)
 
     def _after_read(self, what: str, do: Callable[..., None], *args: Any) -> None:
         self._world.after(self._world.between(self._world.weather.stores.read_s), f"{self.name} {what}", do, *args)

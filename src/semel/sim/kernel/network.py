@@ -79,8 +79,8 @@ class Link:
             return
         self._server = self._last_server = server
         self._connection += 1
-        self._tell(self._client, self.client_machine, PeerConnected(self.name))
-        self._tell(server, self._server_machine, PeerConnected(self._peer(self._connection)))
+        self._feed(self._client, self.client_machine, PeerConnected(self.name))
+        self._feed(server, self._server_machine, PeerConnected(self._peer(self._connection)))
 
     def _choose(self) -> Node:
         """Mostly another node than last time, as when a balancer moves clients away from one that failed."""
@@ -101,7 +101,7 @@ class Link:
         )
         for node, machine, peer in ends:
             gone = PeerDisconnected(peer)
-            self._world.after(self._world.between(NOTICE_S), f"{self.name} cut", self._tell, node, machine, gone)
+            self._world.after(self._world.between(NOTICE_S), f"{self.name} cut", self._feed, node, machine, gone)
         self._dial_soon(DIAL_AGAIN_S)
 
     def fall_silent(self, length_s: float) -> None:
@@ -124,8 +124,8 @@ class Link:
     def _peer(self, connection: int) -> str:
         return f"{self.name}#{connection}" if self._name_per_connection else self.name
 
-    def _tell(self, node: Node, machine: str, event: Event) -> None:
-        node.hears_event(None, machine, event)
+    def _feed(self, node: Node, machine: str, event: Event) -> None:
+        node.feed_event(None, machine, event)
 
     # -- messages
 
@@ -177,7 +177,7 @@ class Link:
         self._world.clock.detail(to.name, message)
         # the client dials one service and knows it by one name; only the server may see a new name per connection
         peer = self._peer(connection) if direction == "up" else self.name
-        to.hears_event(None, machine, Received(peer, message))
+        to.feed_event(None, machine, Received(peer, message))
 
     def _survives(self, to: Node, life: int, connection: int) -> bool:
         """What was on the way may still reach the process that it was sent to, but not one started since."""

@@ -180,10 +180,10 @@ class Node(Process):
     def commit(self, group: CommitGroup) -> None:
         self.database.commit(self, group)
 
-    def hears(self, life: int, report: str, group: CommitGroup, answer: Any) -> None:
-        self._run_in(life, self._hear, report, group, answer)
+    def complete(self, life: int, report: str, group: CommitGroup, answer: Any) -> None:
+        self._run_in(life, self._complete, report, group, answer)
 
-    def _hear(self, report: str, group: CommitGroup, answer: Any) -> None:
+    def _complete(self, report: str, group: CommitGroup, answer: Any) -> None:
         waiting = len(self.interpreter.queue)
         self._count(report, group, answer)
         if report == "unknown":
@@ -208,7 +208,7 @@ class Node(Process):
     def ask(self, look: Callable[[Any], Any], done: Answering, failed: Answering) -> None:
         self.database.ask(self, look, partial(self._report, done, failed))
 
-    def hears_answer(self, life: int, done: Callable[..., None], answer: Any) -> None:
+    def complete_load(self, life: int, done: Callable[..., None], answer: Any) -> None:
         self._run_in(life, done, answer)
 
     def _report(self, done: Answering, failed: Answering, found: Any) -> None:
@@ -225,7 +225,7 @@ class Node(Process):
             if link.carries(effect.peer):
                 link.send(self, effect.peer, effect.message)
 
-    def hears_event(self, life: int | None, machine: str, event: Event) -> None:
+    def feed_event(self, life: int | None, machine: str, event: Event) -> None:
         """An event for a machine, if the process and the machine are there. `life` None: whichever life this is."""
         if life is None or life == self.life:
             self.run(self._feed, machine, event)

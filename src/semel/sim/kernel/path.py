@@ -252,7 +252,7 @@ class SimulatedPath:
     def _notice(self, node: Node, machine: str, notice: Notify) -> None:
         if notice.topic == "suspended":
             delay_s = self.world.between((1.0, 5.0))
-            self.world.after(delay_s, f"{node.name} resume", node.hears_event, None, machine, Resume())
+            self.world.after(delay_s, f"{node.name} resume", node.feed_event, None, machine, Resume())
 
     def _closed(self, node: Node, machine: str, reason: str) -> None:
         if reason == "trimmed":

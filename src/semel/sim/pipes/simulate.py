@@ -73,7 +73,7 @@ class Simulated:
     duration_s: float
     events: int
     copies: tuple[int, ...]
-    """Of each message, in the order in which they were sent."""
+    """How many copies of each message arrived, in the order in which they were sent."""
 
     @property
     def reliability(self) -> float | None:
@@ -256,7 +256,7 @@ class _Run:
                 if kind == _OFFER:
                     self._offer_next()
                     continue
-                worker.hear(Received(peer, message), in_danger=kind == _DATA)
+                worker.receive(Received(peer, message), in_danger=kind == _DATA)
             self._set_timer(worker)
             self._events += 1
             if self._events > events_max or self.now > time_max_s:
@@ -292,7 +292,7 @@ class _Run:
     def _offer(self) -> None:
         envelope = Envelope(str(self._offered), session="sim", index=self._offered + 1)
         self._offered += 1
-        self._first.hear(Received(APP, envelope), in_danger=True)
+        self._first.receive(Received(APP, envelope), in_danger=True)
         self._set_timer(self._first)
 
     def _endless(self) -> LimitExceeded:

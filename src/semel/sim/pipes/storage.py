@@ -40,17 +40,17 @@ class Source:
         self._given: set[str] = set()
 
     def start(self, now: float) -> Sequence[Effect]:
-        return [*self._heard(self._publisher.start(now)), *self._hand_over(now)]
+        return [*self._received(self._publisher.start(now)), *self._hand_over(now)]
 
     def receive(self, event: Event, now: float) -> Sequence[Effect]:
-        return [*self._heard(self._publisher.receive(event, now)), *self._hand_over(now)]
+        return [*self._received(self._publisher.receive(event, now)), *self._hand_over(now)]
 
     def next_deadline(self) -> float | None:
         deadlines = [self._publisher.next_deadline(), *(self._due[id] for id in self._next())]
         return min((at for at in deadlines if at is not None), default=None)
 
     def on_timer(self, now: float) -> Sequence[Effect]:
-        return [*self._heard(self._publisher.on_timer(now)), *self._hand_over(now)]
+        return [*self._received(self._publisher.on_timer(now)), *self._hand_over(now)]
 
     def _next(self) -> list[str]:
         if len(self._given - self._confirmed) >= AHEAD:
@@ -62,10 +62,10 @@ class Source:
         while (due := self._next()) and self._due[due[0]] <= now:
             self._given.add(due[0])
             message = HopMessage(due[0], Envelope(due[0]), 0)
-            effects += self._heard(self._publisher.receive(Received("app", message), now))
+            effects += self._received(self._publisher.receive(Received("app", message), now))
         return effects
 
-    def _heard(self, effects: Sequence[Effect]) -> list[Effect]:
+    def _received(self, effects: Sequence[Effect]) -> list[Effect]:
         others: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.message, Confirm):
@@ -127,7 +127,7 @@ class StorageWorld:
 
     def _noticed(self, node: Node, machine: str, notice: Notify) -> None:
         if notice.topic == "suspended":
-            self.world.after(1.0, "resume", node.hears_event, None, machine, Resume())
+            self.world.after(1.0, "resume", node.feed_event, None, machine, Resume())
 
     # -- a run
 

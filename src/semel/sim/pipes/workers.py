@@ -66,7 +66,7 @@ class Volatile:
         self.machine = Stage(self._config, f"{self.name}.{self._lives}")
         self.next_deadline = self.machine.next_deadline
 
-    def hear(self, event: Event, *, in_danger: bool) -> None:
+    def receive(self, event: Event, *, in_danger: bool) -> None:
         """`in_danger`: it may die with what it hears in hand."""
         machine = self.machine
         if not in_danger or not self._crash:
@@ -145,7 +145,7 @@ class Durable(Process):
         self._seat = self.interpreter.add(DurableStage(self._config, self.store))
         self._settle()
 
-    def hear(self, event: Event, *, in_danger: bool) -> None:
+    def receive(self, event: Event, *, in_danger: bool) -> None:
         self._dying = in_danger and self._world.strikes(self._crash)
         self.interpreter.feed(self._seat, event)
         self._settle()

@@ -42,7 +42,7 @@ def plant(
 
 
 def _stand_in(wrong: Callable[..., Any], right: Any) -> Any:
-    """Of a field, what is read: what is written to it is lost."""
+    """A function is wrapped. A field gives the wrong value when it is read; what is written to it is lost."""
     if callable(right):
         return lambda *args, **kwargs: wrong(right, *args, **kwargs)
     return property(lambda owner: wrong(right, owner), lambda owner, value: None)

@@ -205,9 +205,9 @@ class ReadSuite(StoreSuite):
             append(store, f"a{number}")
             assert woken.wait(30)
         stop()
-        _hear_of_a_commit(store, "calls that were under way are over when a later listener has heard")
+        _wait_for_a_commit(store, "calls that were under way are over when a later listener has heard")
         woken.clear()
-        _hear_of_a_commit(store, "unheard by the first")
+        _wait_for_a_commit(store, "unheard by the first")
         assert not woken.is_set()
 
     def test_own_commits_are_heard_where_they_are_made_and_nowhere_else(self, store: Store) -> None:
@@ -243,7 +243,7 @@ class ReadSuite(StoreSuite):
         stop = store.listen(lambda: calls.append(None))
         for _ in range(20):
             commit(store, Claim("inbox/empty", "w"))
-        _hear_of_a_commit(store, "something")
+        _wait_for_a_commit(store, "something")
         stop()
         assert len(calls) < 10
 
@@ -489,7 +489,7 @@ def _records(store: Store) -> list[Record]:
     return list(found.records)
 
 
-def _hear_of_a_commit(store: Store, id: str) -> None:
+def _wait_for_a_commit(store: Store, id: str) -> None:
     heard = threading.Event()
     stop = store.listen(heard.set)
     append(store, id)
