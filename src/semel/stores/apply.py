@@ -130,6 +130,8 @@ class _Application:
                 elif isinstance(op, Advance):
                     cursors.add(op.cursor)
                     streams.add(op.to.stream)
+        # always in this order, and sorted, so that two processes never wait for each other's rows in a circle; streams
+        # come last, in `_write_records`, because everybody writes to them
         if work:
             self.work = self.engine.lock_work(sorted(work))
         if states:
@@ -158,6 +160,7 @@ class _Application:
             refused = refused or isinstance(result, Stale | Conflict)
         if not refused:
             return True, results
+        # newest first: an op may have changed what an earlier op of the same unit had changed
         for mapping, key, value in reversed(self.undo):
             if value is None:
                 mapping.pop(key, None)
@@ -362,6 +365,7 @@ class _Application:
         named: list[tuple[str, int]] = []
         heads: dict[str, int] = {}
         for stream, appends in by_stream.items():
+            # offsets are given under the stream's lock, so a lower one is never committed after a higher one was seen
             heads[stream] = self._place(stream, infos[stream].head, appends, records, named)
         engine.add_records(records)
         engine.set_heads(heads)
@@ -404,6 +408,7 @@ class _Application:
             results[at] = Fresh(position)
             records.append(NewRecord(stream, head, identity, op.kind, op.target, envelope, op.digest))
             if identity is not None:
+                # the same identity may come twice within one group: the second is a duplicate of this one
                 known[identity] = position, op.digest
             if envelope.blob is not None:
                 _name_blob(envelope, named)
