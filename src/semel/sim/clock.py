@@ -14,6 +14,8 @@ BEGIN_S = 1_000_000.0
 TICK_S = 1e-6
 """A timer fires this much late: a deadline that was converted to world time and back must have passed."""
 
+STEPS_MAX = 200_000
+
 
 class Clock:
     """The list of what is to happen. `trace_hash` covers the time and the name of everything that did happen."""
@@ -43,6 +45,20 @@ class Clock:
         self.note(what)
         do(*args)
         return True
+
+    def run_until(
+        self, until: float, next_deadline: Callable[[], float | None], run_timers: Callable[[], None]
+    ) -> None:
+        """For worlds in which the timers of machines are not things that are due, but asked for before each step."""
+        for _ in range(STEPS_MAX):
+            deadline = next_deadline()
+            timer = deadline if deadline is not None else until + 1
+            if self.step(max(self.now, min(timer, until))):
+                continue
+            if timer > until:
+                return
+            run_timers()
+        raise RuntimeError(f"{STEPS_MAX} steps and no end: something runs in circles")
 
     def note(self, what: str) -> None:
         """Make something part of the trace."""

@@ -34,6 +34,17 @@ class SeededWorld:
         self.see(fault)
         return True
 
+    def again_and_again(self, every_s: float, what: str, do: Callable[[], None]) -> None:
+        """At random times, so often on average, until the weather clears. 0 is never."""
+
+        def strike() -> None:
+            if not self.is_clear:
+                do()
+                self.again_and_again(every_s, what, do)
+
+        if every_s > 0:
+            self.after(self.random.expovariate(1 / every_s), what, strike)
+
     def see(self, what: str, count: int = 1) -> None:
         self.seen[what] += count
 

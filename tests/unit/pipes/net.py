@@ -5,15 +5,17 @@ Time is virtual and everything by chance comes from one seed, so a failing run f
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-from semel.kernel.effects import Effect, Event, Machine, Notify, Received, Send
+from semel.kernel.effects import Event, Machine, Notify, Received, Send
+from semel.kernel.interpreter import Seat
 from semel.pipes.services.channel import addressed
 from semel.pipes.workers.route import Astray, Parcel, Router, ToNode, ToWorker, arrived_from
+from semel.sim.clock import Clock
+from semel.sim.process import Process
 
 
 class Addressed(Machine, Protocol):
@@ -28,33 +30,42 @@ class Link:
     delay_s: tuple[float, float] = (0.01, 0.01)
 
 
-@dataclass
-class Node:
+class Node(Process):
     """`apps` are plain workers: a function that gets a parcel and says what to send."""
 
-    name: str
-    machines: list[Addressed] = field(default_factory=list)
-    apps: dict[str, Callable[[Parcel], list[Parcel]]] = field(default_factory=dict)
-    forwarders: set[str] = field(default_factory=set)
+    def __init__(self, net: Net, name: str) -> None:
+        self.net, self.name = net, name
+        self.machines: list[Addressed] = []
+        self.apps: dict[str, Callable[[Parcel], list[Parcel]]] = {}
+        self.forwarders: set[str] = set()
+        super().__init__(lambda: net.now)
 
     def machine(self, address: str) -> Addressed | None:
         return next((machine for machine in self.machines if address in machine.addresses), None)
 
+    def send(self, seat: Seat, effect: Send) -> None:
+        self.net.send(self, effect.message)
+
+    def notify(self, seat: Seat, effect: Notify) -> None:
+        self.net.notes.append(effect)
+
 
 class Net:
     def __init__(self, seed: int = 0) -> None:
-        self.now = 0.0
+        self.clock = Clock()
         self.random = Random(seed)
         self.nodes: dict[str, Node] = {}
         self.links: dict[frozenset[str], Link] = {}
         self.notes: list[Notify] = []
         self.astray: list[str] = []
         self.carried: list[tuple[str, str, Parcel]] = []
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = 0
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
 
     def node(self, name: str) -> Node:
-        self.nodes[name] = Node(name)
+        self.nodes[name] = Node(self, name)
         return self.nodes[name]
 
     def link(self, one: str, other: str, **options: Any) -> Link:
@@ -71,21 +82,12 @@ class Net:
         """Start a machine, in the place of the one that had its name."""
         node.machines = [each for each in node.machines if each.name != machine.name]
         node.machines.append(machine)
-        self._perform(node, machine.start(self.now))
+        node.interpreter.add(machine)
 
     def tell(self, node: Node, machine: Addressed, event: Event) -> None:
-        self._perform(node, machine.receive(event, self.now))
-
-    def _perform(self, node: Node, effects: Any) -> None:
-        effect: Effect
-        for effect in effects:
-            match effect:
-                case Send(message=Parcel() as parcel):
-                    self.send(node, parcel)
-                case Notify():
-                    self.notes.append(effect)
-                case _:
-                    raise AssertionError(f"a channel does not ask for {effect}")
+        seat = node.interpreter.seat(machine.name)
+        assert seat is not None
+        node.interpreter.feed(seat, event)
 
     # -- parcels
 
@@ -94,7 +96,7 @@ class Net:
         peers = [name for name in self.nodes if frozenset((node.name, name)) in self.links]
         match Router(workers, node.forwarders, peers).route(parcel):
             case ToWorker(worker=worker) as found:
-                self.after(0.0, lambda: self._arrive(node, worker, found))
+                self.clock.after(0.0, "arrives", self._arrive, node, worker, found)
             case ToNode(node=peer, parcel=onward):
                 self._cross(node, peer, onward)
             case Astray(reason=reason):
@@ -113,34 +115,18 @@ class Net:
         if self.random.random() < link.loss:
             return
         for _ in range(2 if self.random.random() < link.double else 1):
-            arrives = lambda: self.send(self.nodes[peer], arrived_from(node.name, parcel))  # noqa: E731
-            self.after(self.random.uniform(*link.delay_s), arrives)
+            delay_s = self.random.uniform(*link.delay_s)
+            self.clock.after(delay_s, "crosses", self.send, self.nodes[peer], arrived_from(node.name, parcel))
 
     # -- time
 
-    def after(self, delay_s: float, do: Callable[[], None]) -> None:
-        self._order += 1
-        heapq.heappush(self._due, (self.now + delay_s, self._order, do))
-
     def run(self, seconds: float) -> None:
-        until = self.now + seconds
-        while (at := self._next()) is not None and at <= until:
-            self.now = max(self.now, at)
-            if self._due and self._due[0][0] <= self.now:
-                heapq.heappop(self._due)[2]()
-            else:
-                self._timers()
-        self.now = until
+        self.clock.run_until(self.now + seconds, self._next_deadline, self._run_timers)
 
-    def _next(self) -> float | None:
-        times = [
-            at for node in self.nodes.values() for each in node.machines if (at := each.next_deadline()) is not None
-        ]
-        return min([*times, *(due[0] for due in self._due[:1])], default=None)
+    def _next_deadline(self) -> float | None:
+        deadlines = (node.interpreter.next_deadline() for node in self.nodes.values())
+        return min((at for at in deadlines if at is not None), default=None)
 
-    def _timers(self) -> None:
+    def _run_timers(self) -> None:
         for node in self.nodes.values():
-            for machine in list(node.machines):
-                deadline = machine.next_deadline()
-                if deadline is not None and deadline <= self.now:
-                    self._perform(node, machine.on_timer(self.now))
+            node.interpreter.run_timers()

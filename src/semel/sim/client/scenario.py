@@ -79,7 +79,7 @@ class Chat:
 @dataclass(frozen=True)
 class SlowNetwork:
     """A client publishes on and on, each frame is on its way for up to `latency_s`, and the store refuses now and then:
-    much has been sent when a refusal is heard, and more refusals are on their way back when it is sent again."""
+    much has been sent when a refusal comes back, and more refusals are on their way back when it is sent again."""
 
     latency_s: float
     ack_timeout_s: float = 5.0

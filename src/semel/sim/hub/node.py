@@ -195,7 +195,7 @@ class HubNode:
         """As by kill -9, and nobody starts it again."""
         self.nodes.remove(self)
 
-    # -- what they hear
+    # -- what they receive
 
     def take(self, peer: str) -> list[Response | ClosePeer | Answer]:
         """What was sent to a peer since the last time, without the `connected` of a client that has come back."""

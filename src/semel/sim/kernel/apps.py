@@ -18,7 +18,7 @@ TRY_AGAIN_S = 0.4
 class Item:
     """One thing that a producer wants done once. Its key travels in the body, its id is only how it is sent.
 
-    `in_doubt` when some attempt to append it may have happened unheard: from then on the id must stay.
+    `in_doubt` when some attempt to append it may have happened unknown to it: from then on the id must stay.
     """
 
     key: str
@@ -102,7 +102,7 @@ class Producer:
         return Commit((append,), self._token, chain="app")
 
     def _failed(self, item: Item, now: float) -> None:
-        """It did not happen, says the store. A producer may then begin anew, with another id."""
+        """It did not happen, says the store. A producer may then start again, with another id."""
         self._wait_until = now + TRY_AGAIN_S
         if item.in_doubt:
             return

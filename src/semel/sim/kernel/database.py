@@ -28,7 +28,7 @@ RESOLVE_AGAIN_S = 0.5
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A group on its way. `answered` when its node has heard, or never will."""
+    """A group on its way. `answered` when its node knows, or never will."""
 
     marker: int
     node: Node
@@ -223,7 +223,7 @@ class Database:
     # -- reads
 
     def ask(self, node: Node, question: Callable[[MemoryStore], Any], done: Callable[..., None]) -> None:
-        """Read something; `done` hears the answer or an error, as it was when the store looked."""
+        """Read something; `done` gets the answer or an error, as it was when the store looked."""
         self._after_read("read", self._look, node, node.life, question, done)
 
     def _look(self, node: Node, life: int, question: Callable[[MemoryStore], Any], done: Callable[..., None]) -> None:

@@ -10,7 +10,7 @@ from semel.stores.memory import Frame
 
 class Disk:
     """A journal for the memory store. With `cut_next_sync` the power goes before the next sync reaches the disk: a
-    crash must follow before anybody hears of the commit."""
+    crash must follow before anybody learns of the commit."""
 
     def __init__(self, world: KernelWorld) -> None:
         self._world = world

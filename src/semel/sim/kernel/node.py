@@ -1,7 +1,7 @@
 """A process: the production interpreter with its machines, on a clock that drifts.
 
 A crash takes everything but the store. A pause takes only time: the process goes on afterwards with what it believed
-before, and hears in one go of all that happened meanwhile.
+before, and learns in one go of all that happened meanwhile.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RELOAD_S = 0.05
 
 
 class Node(Process):
-    """Performs effects in virtual time. `life` counts its lives: what was asked in one is not heard in the next."""
+    """Performs effects in virtual time. `life` counts its lives: what was asked in one is not answered in the next."""
 
     def __init__(self, world: KernelWorld, name: str, database: Database, drift: Drift) -> None:
         self.name = name
@@ -268,7 +268,7 @@ class Node(Process):
         self.on_closed(self, seat.machine.name, effect.reason)
 
     def reload(self, name: str) -> None:
-        """Begin anew from the store, a moment later: whoever closes is still in the middle of something."""
+        """Start again from the store, a moment later: whoever closes is still in the middle of something."""
         self._later(RELOAD_S, "reload", self._reload, name)
 
     def _reload(self, name: str) -> None:

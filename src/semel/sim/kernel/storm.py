@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from semel.kernel.hop import ReceiveOrder
@@ -24,14 +23,16 @@ class Storm:
     def begin(self) -> None:
         weather = self._world.weather
         for node in self._path.nodes:
-            self._again_and_again(weather.nodes.crash_every_s, f"{node.name} crash", node.crash)
-            self._again_and_again(weather.nodes.pause_every_s, f"{node.name} pause", partial(self._pause, node))
+            self._world.again_and_again(weather.nodes.crash_every_s, f"{node.name} crash", node.crash)
+            self._world.again_and_again(weather.nodes.pause_every_s, f"{node.name} pause", partial(self._pause, node))
         for database in self._path.databases:
             if database.shared:
-                self._again_and_again(weather.stores.outage_every_s, f"{database.name} crash", database.crash)
+                self._world.again_and_again(weather.stores.outage_every_s, f"{database.name} crash", database.crash)
         for link in self._path.links:
-            self._again_and_again(weather.links.cut_every_s, f"{link.name} cut", link.cut)
-            self._again_and_again(weather.links.partition_every_s, f"{link.name} partition", partial(self._part, link))
+            self._world.again_and_again(weather.links.cut_every_s, f"{link.name} cut", link.cut)
+            self._world.again_and_again(
+                weather.links.partition_every_s, f"{link.name} partition", partial(self._part, link)
+            )
         self._plan_retention()
         self._plan_once()
 
@@ -49,15 +50,6 @@ class Storm:
 
     def _part(self, link: Link) -> None:
         link.fall_silent(self._world.between((0.5, 5.0)))
-
-    def _again_and_again(self, every_s: float, what: str, do: Callable[[], None]) -> None:
-        if every_s > 0:
-            self._world.after(self._world.random.expovariate(1 / every_s), what, self._strike, every_s, what, do)
-
-    def _strike(self, every_s: float, what: str, do: Callable[[], None]) -> None:
-        if not self._world.is_clear:
-            do()
-            self._again_and_again(every_s, what, do)
 
     # -- retention
 
@@ -106,10 +98,10 @@ class Storm:
     def _restore(self) -> None:
         """Stop the traffic of the hub, put the backup in place, and let the producers send again what it lacks.
 
-        A confirm tells a producer that the hub has a message, but not in which epoch. So nothing that was said before
-        the restore may be heard after it: connections are closed, and paused processes are waited for. Where only
+        A confirm tells a producer that the hub has a message, but not in which epoch. So nothing that was sent before
+        the restore may arrive after it: connections are closed, and paused processes are waited for. Where only
         stop-and-wait keeps the order, what the hub's processes have in memory would come before what was lost: there
-        they begin anew as well.
+        they are started again as well.
         """
         nodes = [*self._path.hubs, *self._path.producers.values()]
         if self._backup is None or not self._path.hub.up or any(node.paused for node in nodes):

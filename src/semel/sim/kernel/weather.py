@@ -82,7 +82,7 @@ class LinkWeather:
 @dataclass(frozen=True, slots=True)
 class StoreWeather:
     """`poison` messages are refused by one store until the weather clears; `strike` is the chance that a power cut
-    hits a commit at its worst moment; `wake_s` is how late a node hears that something was committed."""
+    hits a commit at its worst moment; `wake_s` is how late a node learns that something was committed."""
 
     commit_s: Span = (0.001, 0.01)
     read_s: Span = (0.001, 0.01)

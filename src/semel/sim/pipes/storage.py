@@ -159,21 +159,12 @@ class StorageWorld:
     def _storm(self) -> None:
         weather = self.world.weather
         for node in self.nodes:
-            self._strike(weather.nodes.crash_every_s, node.crash)
-            self._strike(weather.nodes.pause_every_s, partial(node.pause, 1.5))
-        self._strike(weather.stores.outage_every_s, self.store.crash)
+            self.world.again_and_again(weather.nodes.crash_every_s, "crash", node.crash)
+            self.world.again_and_again(weather.nodes.pause_every_s, "pause", partial(node.pause, 1.5))
+        self.world.again_and_again(weather.stores.outage_every_s, "outage", self.store.crash)
         for link in self.links:
-            self._strike(weather.links.cut_every_s, link.cut)
-            self._strike(weather.links.partition_every_s, partial(link.fall_silent, 2.0))
-
-    def _strike(self, every_s: float, do: Callable[[], None]) -> None:
-        def strike() -> None:
-            if not self.world.is_clear:
-                do()
-                self._strike(every_s, do)
-
-        if every_s > 0:
-            self.world.after(self.world.random.expovariate(1 / every_s), "strike", strike)
+            self.world.again_and_again(weather.links.cut_every_s, "cut", link.cut)
+            self.world.again_and_again(weather.links.partition_every_s, "partition", partial(link.fall_silent, 2.0))
 
     # -- what must hold
 
