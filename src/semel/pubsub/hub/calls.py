@@ -13,20 +13,22 @@ import msgspec
 from semel.pubsub.protocol.messages import Data, Metadata
 from semel.pubsub.protocol.permissions import Permission
 
+# whom a call is for; the tags stand in orders in the stream, and never change
 
-class Everybody(msgspec.Struct, frozen=True, tag=True):
+
+class Everybody(msgspec.Struct, frozen=True, tag="Everybody"):
     """All connections of the hub."""
 
 
-class Group(msgspec.Struct, frozen=True, tag=True):
+class Group(msgspec.Struct, frozen=True, tag="Group"):
     name: str
 
 
-class User(msgspec.Struct, frozen=True, tag=True):
+class User(msgspec.Struct, frozen=True, tag="User"):
     name: str
 
 
-class Connection(msgspec.Struct, frozen=True, tag=True):
+class Connection(msgspec.Struct, frozen=True, tag="Connection"):
     name: str
 
 

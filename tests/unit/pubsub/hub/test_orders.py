@@ -9,7 +9,7 @@ from tests.unit.pubsub.hub.parts import NOW, STREAM, Bench
 from semel.kernel.ops import Append
 from semel.pubsub.hub import orders
 from semel.pubsub.hub.answers import DONE, NOT_FOUND
-from semel.pubsub.hub.calls import Answer, CloseConnections, Connection, Everybody, Grant, Outcome
+from semel.pubsub.hub.calls import Answer, CloseConnections, Connection, Everybody, Grant, Group, Outcome
 from semel.pubsub.hub.commands import Commands, Scope
 from semel.pubsub.hub.current import Current
 from semel.pubsub.hub.orders import ANSWER_S, Orders, decode_command, encode_command
@@ -61,6 +61,18 @@ def test_a_command_survives_the_stream() -> None:
         assert decode_command(encode_command(command, frozenset({"a"}))) == (command, frozenset({"a"}))
     assert decode_command(msgspec.msgpack.encode(["Unknown", {}, None])) is None
     assert decode_command(b"nonsense") is None
+
+
+def test_orders_in_the_stream_keep_their_form() -> None:
+    """Nodes of different versions read each other's orders while one after the other is replaced."""
+    close, grant = CloseConnections(Group("g"), ("a",), "r"), Grant("a", Permission.SEND_TO_GROUP, "g")
+    assert encode_command(close, frozenset({"x"})).hex() == (
+        "93b0436c6f7365436f6e6e656374696f6e7383a2746f82a474797065a547726f7570a46e616d65a167a8657863"
+        "6c7564656491a161a6726561736f6ea17291a178"
+    )
+    assert encode_command(grant, frozenset({"x"})).hex() == (
+        "93a54772616e7483aa636f6e6e656374696f6ea161aa7065726d697373696f6eab73656e64546f47726f7570a567726f7570a16791a178"
+    )
 
 
 def test_a_single_node_has_all_sessions() -> None:
