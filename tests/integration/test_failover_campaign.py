@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.campaigns.failover_campaign import BEHIND, CLIENTS, failover
 
-pytestmark = [pytest.mark.connected, pytest.mark.slow]
+pytestmark = [pytest.mark.connected, pytest.mark.slow(50)]
 
 
 @pytest.mark.timeout(600)

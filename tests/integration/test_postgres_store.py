@@ -237,14 +237,14 @@ def tail_beside_eight_writers(store: PostgresStore, queries: dict[str, str]) -> 
     return tail.seen, {record.position.offset for record in found.records} - set(tail.seen)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(5)
 def test_a_tailing_reader_beside_eight_writing_processes_skips_nothing(store: PostgresStore) -> None:
     seen, missed = tail_beside_eight_writers(store, {})
     assert missed == set()
     assert seen == list(range(1, APPENDED + 1))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(5)
 def test_offsets_from_a_bare_sequence_are_caught_by_the_same_checker(store: PostgresStore) -> None:
     execute(store.url, "CREATE SEQUENCE bare START 2 INCREMENT 4")
     _, missed = tail_beside_eight_writers(store, BARE_SEQUENCE)
@@ -968,7 +968,7 @@ def test_a_listener_finds_its_way_back(store: PostgresStore) -> None:
     stop()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(5)
 def test_what_was_committed_survives_a_crash_of_the_server() -> None:
     with PrivatePostgres() as server, server.new_database() as url, closing(PostgresStore(url)) as store:
         append(store, "a", "b")
@@ -1215,7 +1215,7 @@ input()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(5)
 def test_a_private_server_goes_with_its_owner_even_by_kill_9() -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert owner.stdout is not None

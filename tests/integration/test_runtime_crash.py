@@ -153,7 +153,7 @@ def test_producers_killed_at_a_point_lose_nothing_acked(url: str, point: str, co
     check(url, acked | more)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(10)
 def test_producers_killed_at_any_moment_lose_nothing_acked(url: str) -> None:
     """Ten kills at random moments, each process going on where the one before it died."""
     chance = random.Random(4711)

@@ -1,5 +1,5 @@
-"""Each long campaign at a twentieth of its size. The twentieth of the simulator is tests/sim; of a hub, what needs more
-than a file and half a minute is smaller still, in test_pubsub_campaign."""
+"""Each long campaign at a twentieth of its size. The twentieth of the simulator is tests/sim, that of Spark in
+tests/spark; of a hub, what needs more than a file and half a minute is smaller still, in test_pubsub_campaign."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ from tests.campaigns.evidence import write_evidence
 SMALLER_ELSEWHERE = {"sim", "spark", "pubsub-nodes", "pubsub-bounded", "failover"}
 
 
+@pytest.mark.slow(20)
 @pytest.mark.parametrize("part", sorted(set(soak.PARTS) - SMALLER_ELSEWHERE))
 def test_campaign_holds(part):
     check_twentieth(part)
-
-
-@pytest.mark.timeout(900)
-def test_spark_campaign_holds():
-    """Its drivers are processes of their own, which shares no session and goes well beside other tests."""
-    check_twentieth("spark")
 
 
 @pytest.mark.parametrize("faults", [spark_campaign.Faults(), spark_campaign.FEW, spark_campaign.FEWER])
@@ -38,7 +33,7 @@ def test_every_fault_of_the_spark_campaign_finds_something_to_break(tmp_path, fa
         assert names[0].startswith("kill")
 
 
-def check_twentieth(part):
+def check_twentieth(part: str) -> None:
     figures = soak.run(part, soak.TWENTIETH, Console(quiet=True))
     assert figures["holds"], figures
     assert figures["size"] == soak.PARTS[part].size * soak.TWENTIETH

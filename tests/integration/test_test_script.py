@@ -10,12 +10,14 @@ import pytest
 from semel.testing.limits import scaled
 
 REPOSITORY = Path(__file__).parents[2]
-TESTS = """
-import os, pytest
-
+PLAIN = """
+import os
 
 def test_plain():
     assert "plain" not in os.environ["FAILING"]
+"""
+WITH_SPARK = """
+import os, pytest
 
 @pytest.mark.spark
 def test_spark():
@@ -27,12 +29,13 @@ def test_spark():
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tests, one of each kind, with our script and our choice of tests."""
     folder = tmp_path_factory.mktemp("project")
-    for name in ("scripts", "tests"):
-        (folder / name).mkdir()
+    for name in ("scripts", "tests/spark"):
+        (folder / name).mkdir(parents=True)
     for name in (".venv", "scripts/test", "tests/conftest.py", "tests/tools"):
         (folder / name).symlink_to(REPOSITORY / name)
     (folder / "pytest.ini").write_text("[pytest]\ntestpaths = tests\nmarkers = spark\n")
-    (folder / "tests" / "test_some.py").write_text(TESTS)
+    (folder / "tests" / "test_plain.py").write_text(PLAIN)
+    (folder / "tests" / "spark" / "test_spark.py").write_text(WITH_SPARK)
     return folder
 
 

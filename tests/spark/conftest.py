@@ -1,7 +1,7 @@
 """One Spark session for all tests of a worker, started when the first of them asks for it.
 
-Those that use it are marked `spark`, and `make test` runs them apart. The others here start processes of their own, and
-run beside the rest of the tests.
+All tests in this folder are marked `spark`, and `make test` runs them in a pytest of their own. Some do not need the
+session and start a Spark of their own, in another process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(HERE) and {"spark", "shared_spark"} & set(getattr(item, "fixturenames", ())):
+        if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.spark)
 
 

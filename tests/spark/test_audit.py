@@ -47,7 +47,6 @@ from semel.stores.open import open_store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
 
 MINUTE = AuditOptions(deadline_s=60)
 

@@ -21,7 +21,7 @@ from semel.spark.audit.run import NEWEST, AuditOptions, audit
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(10)
 
 OPTIONS = AuditOptions(deadline_s=60, window_s=1, now=NEWEST, examples_max=1000, session_class="^([a-z]+)-")
 

@@ -25,8 +25,6 @@ from semel.spark.audit.run import AuditOptions, prepared
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
-
 
 @dataclass
 class _Session:

@@ -37,6 +37,7 @@ def in_python(code: str, names: dict[str, object]) -> str:
     return printed.getvalue()
 
 
+@pytest.mark.slow(80)
 @pytest.mark.timeout(900)  # it starts four JVMs, one after the other
 def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
