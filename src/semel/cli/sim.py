@@ -14,6 +14,7 @@ from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 
 if TYPE_CHECKING:
     from semel.sim import Report, Sweep
+    from semel.sim.plants import Plant
 
 SEEDS = 200
 FAILED_SHOWN = 5
@@ -46,7 +47,12 @@ def sim(
         typer.Option("--seed", min=0, metavar="K", help="Run this one; with --seeds, the first of them."),
     ] = None,
     plant: Annotated[str | None, typer.Option("--plant", metavar="NAME", help="Build in a known mistake.")] = None,
-    plants: Annotated[bool, typer.Option("--plants", help="List the mistakes that can be built in.")] = False,
+    plants: Annotated[
+        bool,
+        typer.Option(
+            "--plants", help="List the mistakes that can be built in; with --seeds, look that each is caught."
+        ),
+    ] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, metavar="J", help="Processes to use. Default: one for each core.")
     ] = None,
@@ -61,21 +67,51 @@ def sim(
       semel sim --world hub --seeds 300
       semel sim --world client --seed 4711
       semel sim --plants
-      semel sim --plants --world hub
+      semel sim --plants --world hub --seeds 500
       semel sim --seeds 100 --plant no-dedup
     """
+    numbers = range(seed or 0, (seed or 0) + (seeds or SEEDS))
     if plants:
-        return _list_plants(world)
+        return _list_plants(world) if seeds is None else _try_plants(world, numbers, context.obj)
     name = _world(world, plant)
     if seeds is None and seed is not None:
         return _run_one(name, seed, plant)
-    return _run_many(name, range(seed or 0, (seed or 0) + (seeds or SEEDS)), plant, jobs, context.obj)
+    return _run_many(name, numbers, plant, jobs, context.obj)
+
+
+def _plants(world: str | None) -> list[Plant]:
+    from semel.sim.plants import PLANTS
+
+    return [plant for plant in PLANTS.values() if world in (None, plant.caught_by)]
+
+
+def _try_plants(world: str | None, seeds: range, terminal: Terminal) -> CommandResult:
+    """Each with one seed after the other, until one fails. What only the contract suite catches is left out."""
+    from semel.sim import run
+
+    found = [plant for plant in _plants(world) if plant.caught_by != "contract"]
+    result: list[dict[str, Any]] = []
+    with terminal.progress("plants", len(found)) as update:
+        for plant in found:
+            caught = next((report for seed in seeds if not (report := run(seed, plant.name)).holds), None)
+            result.append(
+                {
+                    "name": plant.name,
+                    "caught_by": plant.caught_by,
+                    "command": caught.command if caught else None,
+                    "violation": caught.violations[0] if caught else None,
+                }
+            )
+            update(len(result), "plants")
+    missed = [row["name"] for row in result if row["command"] is None]
+    view = [f"{row['name']}: {row['violation'] or 'not caught'}" for row in result]
+    view.append(f"{len(result) - len(missed)} of {len(result)} plants are caught within {len(seeds):,} seeds each")
+    error = {"code": "claim-false", "message": f"not caught: {', '.join(missed)}", "fix": "try more seeds: --seeds N"}
+    return CommandResult(result, view, _exit_code(not missed), error if missed else None)
 
 
 def _list_plants(world: str | None) -> CommandResult:
-    from semel.sim.plants import PLANTS
-
-    found = [plant for plant in PLANTS.values() if world in (None, plant.caught_by)]
+    found = _plants(world)
     result = [{"name": plant.name, "description": plant.description, "caught_by": plant.caught_by} for plant in found]
     return CommandResult(result, [plant.name for plant in found])
 

@@ -22,7 +22,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """A simulator in which seeds that divide by seven fail. Tells what it was asked."""
     seen: list[object] = []
 
-    def run(seed: int, plant: str | None = None, *, world: str) -> Report:
+    def run(seed: int, plant: str | None = None, *, world: str = "kernel") -> Report:
         seen.append((seed, plant) if world == "kernel" else (seed, plant, world))
         return report(seed, *(["a was lost", "b was doubled"] if seed % 7 == 0 else []), plant=plant, world=world)
 
@@ -53,6 +53,20 @@ def test_plants_are_listed_one_a_line(semel: Semel) -> None:
 def test_plants_of_one_world(semel: Semel) -> None:
     listed = semel("sim", "--plants", "--world", "pipes").out.splitlines()
     assert listed == [plant.name for plant in PLANTS.values() if plant.caught_by == "pipes"]
+
+
+def test_plants_are_tried_until_each_is_caught(semel: Semel, asked: list[object]) -> None:
+    names = [plant.name for plant in PLANTS.values() if plant.caught_by == "pipes"]
+    ran = semel("sim", "--plants", "--world", "pipes", "--seed", "5", "--seeds", "10")
+    assert ran.exit_code == 0
+    assert ran.out.splitlines() == [
+        *(f"{name}: a was lost" for name in names),
+        f"{len(names)} of {len(names)} plants are caught within 10 seeds each",
+    ]
+    assert asked[:3] == [(5, names[0]), (6, names[0]), (7, names[0])]
+    missed = semel("sim", "--plants", "--world", "pipes", "--seed", "1", "--seeds", "2", "--json")
+    assert (missed.exit_code, missed.error["fix"]) == (1, "try more seeds: --seeds N")
+    assert missed.result[0] == {"name": names[0], "caught_by": "pipes", "command": None, "violation": None}
 
 
 def test_a_world_is_named_or_that_of_the_plant(semel: Semel, asked: list[object]) -> None:

@@ -86,7 +86,7 @@ class PipesScenario:
                 events_max=EVENTS_MAX,
             )
         except LimitExceeded as error:
-            self.world.violated(f"it does not come to rest: {error}")
+            self.world.violated(f"it does not come to rest: {error.message}")
             return {}
         self.world.clock.note(f"simulated {found}")
         self._check(promised, found)
