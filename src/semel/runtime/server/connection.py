@@ -104,7 +104,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_gone = False
         self.kept_bytes = 0
         """How many bytes of bodies are held."""
-        self._is_paused = self._is_upgrading = self._is_deaf = self._is_closing = self._is_eof = False
+        self._is_paused = self._is_upgrading = self._ignores_input = self._is_closing = self._is_eof = False
         self._refusal = status_error(HTTPStatus.BAD_REQUEST)
         self._begin()
         self._is_reading = False
@@ -132,7 +132,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A call that is under way is left to its end: what it does, it does whole."""
-        self.is_gone = self._is_deaf = True
+        self.is_gone = self._ignores_input = True
         self._waiting.clear()
         self._has_room.set()
         if self._reader is not None:
@@ -141,13 +141,13 @@ class HttpConnection(asyncio.Protocol):
             self._host.leave(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_upgrading or not self._is_deaf:
+        if self._is_upgrading or not self._ignores_input:
             self._unread += data
             self._parse()
 
     def eof_received(self) -> bool:
         """A client that has sent all may still be waiting for the answer. TLS knows no such half."""
-        self._is_eof = self._is_deaf = True
+        self._is_eof = self._ignores_input = True
         if self._reader is not None:
             self._reader.fail(status_error(HTTPStatus.BAD_REQUEST))
         if self._work is not None and self._host.scheme == "http":
@@ -192,7 +192,9 @@ class HttpConnection(asyncio.Protocol):
     # -- reading
 
     def _parse(self) -> None:
-        while self._unread and len(self._waiting) < PIPELINED_MAX and not self._is_deaf and not self._is_body_full:
+        while (
+            self._unread and len(self._waiting) < PIPELINED_MAX and not self._ignores_input and not self._is_body_full
+        ):
             part, self._unread = self._unread[:SLICE_BYTES], self._unread[SLICE_BYTES:]
             self._feed(part)
         self._steer(is_paused=self._is_upgrading or len(self._waiting) > 1 or self._is_body_full)
@@ -217,7 +219,7 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as upgrade:
             # What follows is in another protocol. It stays in the socket until it is clear who reads it.
             self._unread = part[upgrade.args[0] :] + self._unread
-            self._is_deaf = self._is_upgrading = True
+            self._ignores_input = self._is_upgrading = True
         except httptools.HttpParserError:
             self._fail(self._refusal)
         else:
@@ -230,7 +232,7 @@ class HttpConnection(asyncio.Protocol):
         """The request that is being read cannot be read on. Whoever reads its body hears of it and answers; otherwise
         it is answered here, in the style of the service if the head says for whom it was."""
         if self._reader is not None:
-            self._is_deaf = True
+            self._ignores_input = True
             self._deadline = _NEVER
             self._reader.fail(error)
         else:
@@ -396,13 +398,13 @@ class HttpConnection(asyncio.Protocol):
             if not goes_on:
                 self._waiting.clear()
                 self._last_answer = None
-                self._is_deaf = True
+                self._ignores_input = True
                 break
             if not self._has_room.is_set():
                 await self._room()
             self._parse()
         self._work = None
-        if self._is_deaf:
+        if self._ignores_input:
             self._end(self._last_answer)
         else:
             self._deadline = self._loop.time() + (self._limits.body_s if self._is_reading else self._limits.idle_s)
@@ -415,7 +417,7 @@ class HttpConnection(asyncio.Protocol):
     def _finish_body(self, call: _Call) -> None:
         self._drop(len(call.request.body) if call.body is None else call.body.discard())
         if self._is_unread(call):
-            self._is_deaf = True
+            self._ignores_input = True
             self._reader = None
 
     async def _room(self) -> None:
@@ -491,14 +493,14 @@ class HttpConnection(asyncio.Protocol):
         if self._is_reading:
             self._fail(status_error(status))
         else:
-            self._is_deaf = self._is_closing = True
+            self._ignores_input = self._is_closing = True
             self._deadline = self._loop.time() + self._limits.close_s
             self.transport.close()
 
     def _end(self, last_answer: HttpResponse | None) -> None:
         """Answer what is under way, then this, and close. Closing at once with bytes unread would reset the connection,
         and that may take the last answer away; so we end our half and let the other end its own."""
-        self._is_deaf = True
+        self._ignores_input = True
         self._last_answer = last_answer
         if self._work is not None or self.transport.is_closing():
             return
