@@ -54,7 +54,6 @@ class SentStream:
     id: str
     parts: int
     aborts: bool
-    is_begun: bool = False
     written: list[str] = field(default_factory=list)
     sure: int = 0
     over: StreamOver | None = None
@@ -110,7 +109,6 @@ class StreamActor(Actor):
 
     def _begun(self, sent: SentStream, result: Result) -> None:
         if not isinstance(result, RequestFailed):
-            sent.is_begun = True
             self._soon(lambda: self._write(sent))
 
     def _soon(self, do: Callable[[], None]) -> None:

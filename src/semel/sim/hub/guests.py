@@ -5,10 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from semel.pubsub.hub.sockets import NewSession
-from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import CloseCode, GroupMessage, SequenceAck
-from semel.pubsub.protocol.permissions import Permissions
 from semel.sim.hub.callers import Caller
 from semel.sim.hub.members import GROUPS
 
@@ -21,9 +18,7 @@ class GuestCaller(Caller):
 
     def visit(self, node: StormNode) -> None:
         name = self.next_visitor(node)
-        groups = GROUPS[: 1 + self._count % 2]
-        protocol = Subprotocol.JSON_RELIABLE
-        node.accept(name, protocol, NewSession(name, "token", protocol, None, Permissions.of_roles(()), groups))
+        node.connect(name, roles=(), groups=GROUPS[: 1 + self._count % 2])
 
     def receive(self) -> None:
         super().receive()

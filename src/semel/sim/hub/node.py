@@ -140,10 +140,6 @@ class HubNode:
         opened = NewSession(peer, f"token of {peer}", protocol, user, permissions, groups, in_order=in_order)
         self.tell(peer, opened)
 
-    def accept(self, peer: str, protocol: str, opened: NewSession) -> None:
-        self._protocols[peer] = protocol
-        self.tell(peer, opened)
-
     def open(self, peer: str, connection: str) -> None:
         """A new session whose name is not that of its socket."""
         self._protocols[peer] = Subprotocol.JSON_RELIABLE
