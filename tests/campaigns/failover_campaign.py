@@ -266,7 +266,8 @@ class Campaign:
         """Everybody publishes what no standby has. Then they are promoted, and everybody has to hear that."""
         await asyncio.to_thread(self.cluster.change, synchronous_mode=False, synchronous_mode_strict=False)
         for _ in range(self.behind):
-            await asyncio.to_thread(self._wait)
+            # a member that came back only after its primary has stopped sending would get everything from a new sender
+            await asyncio.to_thread(self.cluster.wait_until_whole)
             await self._promote_once()
             self.step(len(self.deaths) + len(self.rises), self.kills + self.behind)
 
