@@ -96,7 +96,7 @@ class ClientWorld(HubNode):
     def send_up(self, actor: Actor, socket: int, data: bytes | SocketClosed) -> None:
         link = actor.link
         if link is not None and link.socket == socket and link.is_whole:
-            self._travel(link, link.up, data, self._reach_hub)
+            self._travel(link, link.up, data, self._receive_at_hub)
 
     def send_effect(self, effect: Send) -> None:
         link, message = self.links.get(effect.peer), effect.message
@@ -106,7 +106,7 @@ class ClientWorld(HubNode):
             super().send_effect(effect)
         elif link.is_whole:
             assert isinstance(message, ClosePeer)
-            self._travel(link, link.down, message, self._reach_client)
+            self._travel(link, link.down, message, self._receive_at_client)
 
     def write(self, peer: str, written: bytes) -> None:
         link = self.links.get(peer)
@@ -114,14 +114,14 @@ class ClientWorld(HubNode):
             super().write(peer, written)
         elif link.is_whole:
             for frame in frames_of(written):
-                self._travel(link, link.down, frame, self._reach_client)
+                self._travel(link, link.down, frame, self._receive_at_client)
 
     def _travel(
         self,
         link: SocketLink,
         lane: SocketLane,
         data: bytes | ClosePeer | SocketClosed,
-        reach: Callable[[SocketLink, bytes | ClosePeer | SocketClosed], None],
+        receive: Callable[[SocketLink, bytes | ClosePeer | SocketClosed], None],
     ) -> None:
         lane.on_the_way.append(data)
         lane.free_at = max(lane.free_at, self.now + self._delay())
@@ -129,11 +129,11 @@ class ClientWorld(HubNode):
         def arrive() -> None:
             if link.is_whole and lane.on_the_way and lane.on_the_way[0] is data:
                 lane.on_the_way.popleft()
-                reach(link, data)
+                receive(link, data)
 
         self.clock.at(lane.free_at, f"{link.peer} {'up' if lane is link.up else 'down'} {_label(data)}", arrive)
 
-    def _reach_hub(self, link: SocketLink, data: bytes | ClosePeer | SocketClosed) -> None:
+    def _receive_at_hub(self, link: SocketLink, data: bytes | ClosePeer | SocketClosed) -> None:
         if isinstance(data, bytes):
             requests = [decode_request(payload) for payload in link.up.come_in(data)]
             if requests:
@@ -142,7 +142,7 @@ class ClientWorld(HubNode):
             link.is_whole = False
             self.tell(link.peer, data)
 
-    def _reach_client(self, link: SocketLink, data: bytes | ClosePeer | SocketClosed) -> None:
+    def _receive_at_client(self, link: SocketLink, data: bytes | ClosePeer | SocketClosed) -> None:
         if isinstance(data, bytes):
             for payload in link.down.come_in(data):
                 link.actor.tell(FrameReceived(link.socket, payload))
@@ -156,9 +156,9 @@ class ClientWorld(HubNode):
             return
         up, down = link.up.cut(self.chance), link.down.cut(self.chance)
         for data in up:
-            self._reach_hub(link, data)
+            self._receive_at_hub(link, data)
         for data in down:
-            self._reach_client(link, data)
+            self._receive_at_client(link, data)
         link.is_whole = False
         hub = self.hub
 
