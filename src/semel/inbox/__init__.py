@@ -1,0 +1,1 @@
+"""Idempotent handlers: who a message is, how an endpoint takes it, what follows a failure, what goes out. Pure."""

@@ -1,0 +1,78 @@
+"""An application: handlers that run once per message, in the user's own database.
+
+    app = App("sqlite:///shop.db", name="shop")
+    orders = app.endpoint("orders")
+
+    @orders.on(OrderPlaced, key=lambda order: order.customer)
+    def reserve(order: OrderPlaced, db: sqlite3.Connection, outbox: Outbox) -> None:
+        db.execute("INSERT INTO reservation VALUES (?)", (order.id,))
+        outbox.publish(StockReserved(order.id), to="stream:stock")
+
+    app.run()
+
+Nothing is opened when an application is defined: its database is opened with the first call that needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+
+from semel.errors import InputError
+from semel.inbox.endpoint import EndpointMode
+from semel.inbox.settle import DeliveryEnd
+from semel.kernel.envelope import Envelope
+from semel.runtime.inbox import operating, service
+from semel.runtime.inbox.definition import Application
+from semel.runtime.inbox.inline import InlineDelivery
+from semel.runtime.inbox.operating import DeadLetter
+from semel.stores.open import open_store
+
+
+class App(Application):
+    """An application that can be run and looked after."""
+
+    async def deliver(self, endpoint: str, envelope: Envelope, threads: Executor | None = None) -> DeliveryEnd:
+        """Handle one delivery of a transport at an inline endpoint, and say what becomes of it: an ack, or not."""
+        found = self.check_endpoint(endpoint)
+        if found.options.mode is not EndpointMode.INLINE:
+            raise InputError(
+                f"endpoint {endpoint!r} is {found.options.mode}", fix="let a durable endpoint store it: receive()"
+            )
+        return await InlineDelivery(self, found, envelope, threads).handle()
+
+    # -- for operators
+
+    def dead_letters(self, endpoint: str) -> list[DeadLetter]:
+        """What was given up or put aside, the oldest first."""
+        return operating.dead_letters(self, endpoint)
+
+    def replay(self, endpoint: str, identity: str) -> None:
+        """Let a dead letter be handled again."""
+        operating.replay(self, endpoint, identity)
+
+    def discard(self, endpoint: str, identity: str) -> None:
+        """Give up a dead letter for good."""
+        operating.discard(self, endpoint, identity)
+
+    # -- running
+
+    async def serve(self, *, stop: asyncio.Event | None = None) -> None:
+        """Run the handlers and the relay in this process, until cancelled or until `stop` is set."""
+        async with service.InboxService(self):
+            await (stop or asyncio.Event()).wait()
+
+    def run(self) -> None:
+        """Run until SIGINT or SIGTERM, then finish what has begun."""
+        service.run_until_signalled(self)
+
+    def drain(self, timeout_s: float = 30.0) -> int:
+        """Handle all that is due, in this thread, and return how many messages there were. For tests."""
+        return service.drain(self, timeout_s)
+
+    def memory(self) -> App:
+        """The same application on a store in memory. For tests: what its handlers send stays where it can be seen."""
+        twin = App(open_store("memory:"), name=self.name, identity=self.mode, keep_s=self.keep_s, styles=self.styles)
+        twin.endpoints, twin.rules, twin.routes = dict(self.endpoints), self.rules, dict(self.routes)
+        twin.senders, twin.periodic, twin._given = dict(self.senders), list(self.periodic), list(self._given)
+        return twin

@@ -1,0 +1,395 @@
+"""What an application is made of, and how messages get into it. `app.App` adds how it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Unpack
+
+import msgspec
+
+from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy, StoreError
+from semel.inbox.cron import Schedule
+from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy
+from semel.inbox.failure import FailureRule, FailureRules, on
+from semel.inbox.identity import Identity, IdentityMode, identify, identify_id, inbox_hop
+from semel.inbox.messages import Attributes, envelope_of, type_name
+from semel.inbox.outbox import outbox_queue, parse_destination
+from semel.kernel.envelope import Envelope, mint_id
+from semel.kernel.ledger import Event, Kind, message_event
+from semel.kernel.ops import KEEP_S, Applied, Duplicate, Enqueue, Fresh, Op, Remember, Result
+from semel.kernel.retry import RetryPolicy
+from semel.kernel.store import Store
+from semel.runtime.host.lease_holder import commit_unit
+from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler, key_of
+from semel.runtime.inbox.handling import HandlerContext
+from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
+from semel.runtime.inbox.providers import Provider, given_provider, own_providers
+from semel.runtime.inbox.relay import Sender
+from semel.runtime.transactions import bind
+from semel.stores.open import open_store
+
+UNREADABLE = on(MessageRefused).dead_letter()
+MARK_RETRY = RetryPolicy(interval_s=0.2, factor=2.0, interval_max_s=10.0)
+MARK_TRIES = 100
+SWEEP_EVERY_S = 60.0
+SWEEP_ROWS = 200
+
+
+class Verdict(StrEnum):
+    """What became of a message that was received. Either way it is stored, and may be acknowledged."""
+
+    STORED = "stored"
+    DUPLICATE = "duplicate"
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The answer of `app.first`: true for the first one. `result` is what the first one left for its duplicates."""
+
+    is_first: bool
+    result: bytes = b""
+
+    def __bool__(self) -> bool:
+        return self.is_first
+
+
+class Application:
+    """What an application is made of: endpoints with their handlers, rules, routes, and the store it is kept in.
+
+    `identity` says what makes two messages the same: "id", whichever endpoint they come to, or "id+endpoint". `keep_s`
+    is how long a handled message is remembered. `styles` is for handlers at buffered and inline endpoints.
+    """
+
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        name: str = "app",
+        identity: str = "id",
+        keep_s: float = KEEP_S,
+        styles: StylePolicy | None = None,
+        node: str = "local",
+    ) -> None:
+        self.name = name
+        self.mode = _mode(identity)
+        self.keep_s = keep_s
+        self.styles = styles or StylePolicy()
+        self.endpoints: dict[str, InboxEndpoint] = {}
+        self.rules: tuple[FailureRule, ...] = ()
+        self.routes: dict[str, str] = {}
+        self.senders: dict[str, Sender] = {}
+        self.periodic: list[Periodic] = []
+        self.url = store if isinstance(store, str) else store.url
+        self._node = node
+        self._store: Store | None = None if isinstance(store, str) else store
+        self._owns_store = isinstance(store, str)
+        self._given: list[Provider] = []
+        self._own: list[Provider] | None = None
+        self._handlers: dict[str, dict[str, ReadyHandler]] | None = None
+        self._registered = 0
+        self._opening = threading.Lock()
+        self._swept_at = time.monotonic()
+        outbox_queue(name)
+
+    # -- what the application is made of
+
+    def endpoint(self, name: str, *, errors: Iterable[FailureRule] = (), **options: Any) -> InboxEndpoint:
+        """Where messages come in. For the options see `EndpointOptions`."""
+        if name in self.endpoints:
+            raise ConfigError(f"there are two endpoints {name!r}", fix="add the handlers of both to one of them")
+        if options.get("mode") == EndpointMode.BUFFERED:
+            raise ConfigError(
+                f"endpoint {name!r} is buffered, and nobody serves such endpoints yet",
+                fix="make it durable, or inline if its transport delivers again",
+            )
+        options.setdefault("keep_s", self.keep_s)
+        self.endpoints[name] = InboxEndpoint(EndpointOptions(name, **options), tuple(errors))
+        self._handlers = None
+        return self.endpoints[name]
+
+    def errors(self, *rules: FailureRule) -> None:
+        """Rules for the failures of all handlers; those of a handler and of its endpoint come first."""
+        self.rules += rules
+
+    def provide(self, kind: type, begin: Any) -> None:
+        """Let handlers ask for a transaction of this type. `begin` opens one: sessions.begin, engine.begin."""
+        self._given.append(given_provider(kind, begin))
+        self._handlers = None
+
+    def route(self, message: type | str, *, to: str) -> None:
+        """Where messages of a type go when `publish` does not say it."""
+        parse_destination(to)
+        self.routes[message if isinstance(message, str) else type_name(message)] = to
+
+    def sender(self, name: str, send: Sender) -> None:
+        """Who sends to a destination outside: "hub", "url", or the name of a broker."""
+        self.senders[name] = send
+
+    def every(
+        self, schedule: str, message: Callable[[], object] | object, *, to: str, name: str, tz: Any = None
+    ) -> None:
+        """Send a message at the times of a cron schedule. However many processes run, each time sends one."""
+        self.periodic.append(Periodic(Schedule(name, schedule, tz) if tz else Schedule(name, schedule), message, to))
+
+    # -- the store
+
+    @property
+    def store(self) -> Store:
+        with self._opening:
+            if self._store is None:
+                self._store = open_store(self.url, node=self._node)
+            return self._store
+
+    @property
+    def handlers(self) -> dict[str, dict[str, ReadyHandler]]:
+        """By endpoint and type of message. Raises ConfigError for the first that cannot work."""
+        registered = sum(each.registered for each in self.endpoints.values())
+        if self._handlers is None or self._registered != registered:
+            self._registered = registered
+            if self._own is None:
+                self._own = own_providers(self.store)
+            providers: dict[type, Provider] = {}
+            for each in (*self._given, *self._own):
+                providers.setdefault(each.kind, each)  # what the user brings comes before what we have
+            self._handlers = {name: endpoint.ready(providers, self.styles) for name, endpoint in self.endpoints.items()}
+        return self._handlers
+
+    def rules_for(self, endpoint: InboxEndpoint, handler: ReadyHandler | None) -> FailureRules:
+        """What nobody can read will not be readable the next time, whatever a rule for all errors says."""
+        own = (UNREADABLE, *handler.errors) if handler is not None else (UNREADABLE,)
+        return FailureRules(own, endpoint.errors, self.rules, failed_head=endpoint.options.failed_head)
+
+    @property
+    def context(self) -> HandlerContext:
+        return HandlerContext(self.name, self.store, self.routes, now_us, mint)
+
+    def close(self) -> None:
+        """Close what this application has opened."""
+        for provider in self._own or ():
+            provider.close()
+        with self._opening:
+            if self._store is not None and self._owns_store:
+                self._store.close()
+            self._store, self._own, self._handlers = None if self._owns_store else self._store, None, None
+
+    # -- messages in
+
+    def send(
+        self,
+        message: object,
+        to: str,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        after_s: float | None = None,
+        **attributes: Unpack[Attributes],
+    ) -> tuple[str, Verdict]:
+        """Store a message at an endpoint, in a commit of its own. Returns its id and whether it is new."""
+        envelope = envelope_of(message, id if id is not None else mint(), **attributes)
+        due = None if after_s is None else now_us() + round(after_s * 1_000_000)
+        handler = self.handlers[self._durable(to).name].get(envelope.type)
+        if handler is None:
+            raise InputError(
+                f"no handler at {to!r} knows messages of type {envelope.type!r}",
+                fix=f"add one: @{to}.on(...), or send it to the endpoint that has it",
+            )
+        if isinstance(message, Envelope):
+            handler.message_of(envelope)  # refused here, where its sender sees it
+        return envelope.id, self._commit([self.enqueue(to, envelope, key=key, due=due)])[0]
+
+    def receive(self, endpoint: str, envelopes: Sequence[Envelope]) -> list[Verdict]:
+        """Store what a transport has brought: one commit for all, then it may acknowledge each of them.
+
+        A message of an unknown type is stored like any other and becomes a dead letter: nothing is lost.
+        """
+        self._durable(endpoint)
+        return self._commit([self.enqueue(endpoint, envelope) for envelope in envelopes])
+
+    def mark_later(self, ops: tuple[Op, ...]) -> None:
+        """Write a mark once the store is back. Should this process end first, the claim runs out and is ambiguous."""
+        threading.Thread(target=self._mark_until_written, args=(ops,), name="semel-inbox-mark", daemon=True).start()
+
+    def _mark_until_written(self, ops: tuple[Op, ...]) -> None:
+        for attempt in range(1, MARK_TRIES + 1):
+            time.sleep(MARK_RETRY.wait_s(attempt, 0.0))
+            try:
+                commit_unit(self.store, ops)
+                return
+            except StoreError:
+                continue
+
+    def enqueue(self, endpoint: str, envelope: Envelope, *, key: str | None = None, due: int | None = None) -> Enqueue:
+        """The write that stores a message at an endpoint, if it is new."""
+        options = self.check_endpoint(endpoint).options
+        if options.expire_s is not None and envelope.time is None:
+            envelope = msgspec.structs.replace(envelope, time=due if due is not None else now_us())
+        who = self.identity_of(endpoint, envelope)
+        return Enqueue(
+            who.queue,
+            who.identity,
+            envelope,
+            key=key if key is not None else self._key(endpoint, envelope),
+            due=due,
+            scope=who.scope if who.scope != who.queue else None,
+            on_fresh=message_event(Kind.ACCEPTED, options.hop, "", envelope),
+            on_duplicate=message_event(Kind.DUPLICATE, options.hop, "", envelope),
+        )
+
+    def identity_of(self, endpoint: str, envelope: Envelope) -> Identity:
+        return identify(self.name, endpoint, envelope, self.mode)
+
+    def _key(self, endpoint: str, envelope: Envelope) -> str | None:
+        """A message that cannot be read has no key: it is on its way to the dead letters, and holds nobody up."""
+        handler = self.handlers[endpoint].get(envelope.type)
+        try:
+            return key_of(handler, envelope) if handler is not None else envelope.session
+        except Exception:
+            return None
+
+    def check_endpoint(self, endpoint: str) -> InboxEndpoint:
+        if endpoint not in self.endpoints:
+            known = ", ".join(sorted(self.endpoints)) or "none"
+            raise InputError(
+                f"there is no endpoint {endpoint!r}", fix=f"add it with app.endpoint(); there are: {known}"
+            )
+        return self.endpoints[endpoint]
+
+    def _durable(self, endpoint: str) -> InboxEndpoint:
+        """Only a durable endpoint has a worker: what is stored elsewhere would never be handled."""
+        found = self.check_endpoint(endpoint)
+        if found.options.mode is not EndpointMode.DURABLE:
+            raise InputError(
+                f"endpoint {endpoint!r} is {found.options.mode} and stores nothing", fix="hand it over by app.deliver()"
+            )
+        return found
+
+    def _commit(self, ops: Sequence[Op]) -> list[Verdict]:
+        outcome = commit_unit(self.store, tuple(ops))
+        assert isinstance(outcome, Applied), "an enqueue without a guard is never refused"
+        return [_verdict(result) for result in outcome.results]
+
+    # -- in transactions of the user
+
+    def first(
+        self, connection: Any, endpoint: str, id: str, *, result: bytes = b"", keep_s: float | None = None
+    ) -> First:
+        """Whether this is the first time that a message is handled, by the user's own open transaction.
+
+        The mark is written with whatever the user writes, and gone with it when that is rolled back. Raises StoreBusy
+        when another transaction is handling the same message just now: give it back, or try again later.
+        """
+        op = self._remember(endpoint, id, result, keep_s)
+        self._sweep_sometimes()
+        tx: Any = bind(self.store, connection)
+        answer = tx.apply([op], wait=False)
+        if asyncio.iscoroutine(answer):
+            answer.close()
+            raise InputError(
+                f"calls of a {type(connection).__name__} are awaited", fix="use `await app.first_async(...)`"
+            )
+        return _first(answer[0])
+
+    async def first_async(
+        self, connection: Any, endpoint: str, id: str, *, result: bytes = b"", keep_s: float | None = None
+    ) -> First:
+        """`first` for a connection whose calls are awaited."""
+        op = self._remember(endpoint, id, result, keep_s)
+        self._sweep_sometimes()
+        tx: Any = bind(self.store, connection)
+        return _first((await tx.apply([op], wait=False))[0])
+
+    def _remember(self, endpoint: str, id: str, result: bytes, keep_s: float | None) -> Remember:
+        """The endpoint need not have handlers: who calls `first` is one."""
+        known = self.endpoints.get(endpoint)
+        keep = keep_s if keep_s is not None else known.options.keep_s if known is not None else self.keep_s
+        who = identify_id(self.name, endpoint, id, self.mode)
+        hop = inbox_hop(endpoint)
+        return Remember(
+            who.queue,
+            who.identity,
+            scope=who.scope if who.scope != who.queue else None,
+            keep_s=keep,
+            result=result,
+            on_fresh=(Event(Kind.ACCEPTED, hop, message=id), Event(Kind.HANDLED, hop, message=id)),
+            on_duplicate=Event(Kind.DUPLICATE, hop, message=id),
+        )
+
+    @contextmanager
+    def outbox(self, connection: Any) -> Iterator[Outbox]:
+        """An outbox in the user's own open transaction. What is published in the block is stored at its end, and leaves
+        when the user commits."""
+        outbox = self.context.outbox("", None)
+        tx: Any = bind(self.store, connection)
+        if inspect.iscoroutinefunction(tx.apply):
+            raise InputError(
+                f"calls of a {type(connection).__name__} are awaited", fix="use `async with app.outbox_async(...)`"
+            )
+        yield outbox
+        apply_outbox(tx, outbox)
+
+    @asynccontextmanager
+    async def outbox_async(self, connection: Any) -> AsyncIterator[Outbox]:
+        """`outbox` for a connection whose calls are awaited."""
+        outbox = self.context.outbox("", None)
+        yield outbox
+        tx: Any = bind(self.store, connection)
+        await apply_outbox_async(tx, outbox)
+
+    def _sweep_sometimes(self) -> None:
+        """Without a runner nobody else forgets what is past its time. On a thread: the caller's transaction may hold
+        the lock that a sweep waits for."""
+        now = time.monotonic()
+        if now - self._swept_at >= SWEEP_EVERY_S:
+            self._swept_at = now
+            threading.Thread(target=self._sweep, name="semel-inbox-sweep", daemon=True).start()
+
+    def _sweep(self) -> None:
+        try:
+            self.store.sweep(now_us(), SWEEP_ROWS)
+        except StoreBusy:
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class Periodic:
+    """A message at the times of a schedule. `message` may be a function, asked each time."""
+
+    schedule: Schedule
+    message: Any
+    to: str
+
+    def make(self) -> object:
+        return self.message() if callable(self.message) and not isinstance(self.message, type) else self.message
+
+
+def _mode(text: str) -> IdentityMode:
+    try:
+        return IdentityMode(text)
+    except ValueError:
+        raise ConfigError(f"identity is {text!r}", fix="use 'id' or 'id+endpoint'") from None
+
+
+def _verdict(result: Result) -> Verdict:
+    assert isinstance(result, Fresh | Duplicate), "an enqueue is new or it is not"
+    return Verdict.STORED if isinstance(result, Fresh) else Verdict.DUPLICATE
+
+
+def _first(result: Result) -> First:
+    assert isinstance(result, Fresh | Duplicate), "an identity is new or it is not"
+    return First(True) if isinstance(result, Fresh) else First(False, result.result or b"")
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def mint() -> str:
+    return mint_id(time.time(), os.urandom(10))

@@ -1,0 +1,155 @@
+"""Runs a handler for one message: in the transaction that it asked for, with its mark and what it sends in one commit.
+
+    kind of handler          what is committed when
+    with a transaction       its writes, the mark and the outbox together, by the handler's own transaction
+    without one              the outbox and the mark together, after it has returned
+
+Nothing here decides what follows a failure: an exception goes to the worker, whose policy does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from semel.errors import DuplicateMessage, StaleFence
+from semel.inbox.identity import Identity
+from semel.inbox.outbox import OutboxCalls
+from semel.kernel.effects import OwnTransaction
+from semel.kernel.envelope import Envelope
+from semel.kernel.ops import Duplicate, Op, Result
+from semel.kernel.store import Store
+from semel.runtime.host.lease_holder import commit_unit
+from semel.runtime.inbox.endpoint import ReadyHandler
+from semel.runtime.inbox.injection import Wanted
+from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
+from semel.runtime.transactions import bind
+
+Answer = tuple[Op, ...] | OwnTransaction
+"""As a worker takes it: what is to be committed with the end of the row, or how the row was ended already."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerContext:
+    """What every run of a handler needs of its application."""
+
+    app: str
+    store: Store
+    routes: Mapping[str, str]
+    now: Callable[[], int]
+    mint: Callable[[], str]
+
+    def outbox(self, handler: str, handled: Identity | None) -> Outbox:
+        return Outbox(OutboxCalls(self.app, handler, handled), self.routes, self.now, self.mint)
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRun:
+    """One run of a handler. `mark` are the ops that end the message, for the transaction of the handler; without one
+    they are left to the caller. `before` is a mark that comes first. A mark that is there already raises
+    DuplicateMessage, and the transaction is rolled back."""
+
+    context: HandlerContext
+    handler: ReadyHandler
+    envelope: Envelope
+    identity: Identity
+    mark: tuple[Op, ...] = ()
+    before: tuple[Op, ...] = ()
+
+    def in_thread(self) -> Answer:
+        """For a handler that is a plain function."""
+        outbox = self._outbox()
+        given = self._given(outbox)
+        if self.handler.provider is None:
+            self._call(given)
+            self._cancel(outbox)
+            return outbox.ops
+        try:
+            with self._begin() as transaction:
+                self._apply_first(transaction)
+                self._call({**given, Wanted.TRANSACTION: transaction})
+                self._apply(outbox, transaction)
+        except StaleFence:
+            return OwnTransaction.LOST
+        self.context.store.wake()
+        return OwnTransaction.FINISHED
+
+    async def on_loop(self) -> Answer:
+        """For a handler that is a coroutine function. A connection that blocks is opened and committed on a thread."""
+        outbox = self._outbox()
+        given = self._given(outbox)
+        provider = self.handler.provider
+        if provider is None:
+            await self._call(given)
+            await asyncio.to_thread(self._cancel, outbox)
+            return outbox.ops
+        try:
+            if provider.is_async:
+                await self._run_async(outbox, given)
+            else:
+                await self._run_blocking(outbox, given)
+        except StaleFence:
+            return OwnTransaction.LOST
+        await asyncio.to_thread(self.context.store.wake)
+        return OwnTransaction.FINISHED
+
+    async def _run_async(self, outbox: Outbox, given: dict[Wanted, Any]) -> None:
+        manager: Any = self._begin()
+        async with manager as transaction:
+            tx: Any = bind(self.context.store, transaction)
+            if self.before:
+                _check_new(await tx.apply(self.before, wait=False))
+            await self._call({**given, Wanted.TRANSACTION: transaction})
+            _check_new((await apply_outbox_async(tx, outbox, *self.mark))[: len(self.mark)])
+
+    async def _run_blocking(self, outbox: Outbox, given: dict[Wanted, Any]) -> None:
+        manager = self._begin()
+        transaction = await asyncio.to_thread(manager.__enter__)
+        try:
+            await asyncio.to_thread(self._apply_first, transaction)
+            await self._call({**given, Wanted.TRANSACTION: transaction})
+            await asyncio.to_thread(self._apply, outbox, transaction)
+        except BaseException as error:
+            if not await asyncio.to_thread(manager.__exit__, type(error), error, error.__traceback__):
+                raise
+        else:
+            await asyncio.to_thread(manager.__exit__, None, None, None)
+
+    def _begin(self) -> AbstractContextManager[Any]:
+        assert self.handler.provider is not None, "only a handler with a transaction gets here"
+        manager: Any = self.handler.provider.begin()
+        return manager
+
+    def _apply_first(self, transaction: Any) -> None:
+        if self.before:
+            tx: Any = bind(self.context.store, transaction)
+            _check_new(tx.apply(self.before, wait=False))
+
+    def _apply(self, outbox: Outbox, transaction: Any) -> None:
+        tx: Any = bind(self.context.store, transaction)
+        _check_new(apply_outbox(tx, outbox, *self.mark)[: len(self.mark)])
+
+    def _cancel(self, outbox: Outbox) -> None:
+        """Each for itself: one that comes too late is refused, and the others are not."""
+        for cancel in outbox.cancels:
+            commit_unit(self.context.store, (cancel,))
+
+    def _outbox(self) -> Outbox:
+        return self.context.outbox(self.handler.signature.name, self.identity)
+
+    def _given(self, outbox: Outbox) -> dict[Wanted, Any]:
+        """Before a transaction is begun: a message that cannot be read needs none."""
+        message = self.handler.message_of(self.envelope)
+        return {Wanted.MESSAGE: message, Wanted.ENVELOPE: self.envelope, Wanted.OUTBOX: outbox}
+
+    def _call(self, given: Mapping[Wanted, Any]) -> Any:
+        signature = self.handler.signature
+        return signature.function(**signature.arguments(given))
+
+
+def _check_new(results: Sequence[Result]) -> None:
+    if any(isinstance(result, Duplicate) for result in results):
+        raise DuplicateMessage("the message was handled before", fix="acknowledge it: its effect is there")

@@ -1,0 +1,145 @@
+"""What an operator asks of an application's inbox: counts, pauses, dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from semel.errors import InputError, StoreBusy
+from semel.inbox.outbox import outbox_queue
+from semel.kernel.envelope import rfc3339
+from semel.kernel.ledger import Kind, message_event
+from semel.kernel.ops import Attempts, Finish, Log, Op, Put, Refused, WorkRow, WorkState
+from semel.runtime.host.lease_holder import commit_unit
+from semel.runtime.inbox.definition import Application
+from semel.stores.queries import load_migrations
+
+LETTERS = (WorkState.DEAD, WorkState.PARKED)
+"""Both wait for a human: given up after its last attempt, or put aside."""
+LETTERS_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that was given up or put aside. `identity` names it in commands."""
+
+    identity: str
+    message: str
+    type: str
+    attempts: int
+    cause: str
+    state: str
+    body: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    queue: str
+    paused: bool
+    counts: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def queue_status(app: Application) -> list[QueueStatus]:
+    """One line for each endpoint, and one for the outbox."""
+    paused = paused_endpoints(app)
+    rows = [(each.options.queue, name in paused) for name, each in app.endpoints.items()]
+    found = []
+    for queue, is_paused in [*rows, (outbox_queue(app.name), False)]:
+        counts = app.store.work_counts(queue).get(queue, {})
+        found.append(QueueStatus(queue, is_paused, {state.name.lower(): count for state, count in counts.items()}))
+    return found
+
+
+# -- pausing
+
+PAUSED_PREFIX = "inbox/paused/"
+
+
+def paused_endpoints(app: Application) -> set[str]:
+    """As an operator has set it, for all processes."""
+    prefix = _paused_key(app, "")
+    return {key.removeprefix(prefix) for key, _ in app.store.states(prefix)}
+
+
+def set_paused(app: Application, endpoint: str, paused: bool) -> None:
+    app.check_endpoint(endpoint)
+    commit_unit(app.store, (Put(_paused_key(app, endpoint), b"1" if paused else None),))
+
+
+def _paused_key(app: Application, endpoint: str) -> str:
+    return f"{PAUSED_PREFIX}{app.name}/{endpoint}"
+
+
+# -- dead letters
+
+
+def dead_letters(app: Application, endpoint: str) -> list[DeadLetter]:
+    queue = app.check_endpoint(endpoint).options.queue
+    return [letter_of(row) for row in app.store.work_rows(queue, LETTERS, limit=LETTERS_MAX)]
+
+
+def letter_of(row: WorkRow) -> DeadLetter:
+    envelope = row.envelope
+    body = envelope.data.decode(errors="replace")
+    return DeadLetter(
+        row.identity, envelope.id, envelope.type, row.attempts, row.cause or "", row.state.name.lower(), body
+    )
+
+
+def letter_history(app: Application, endpoint: str, identity: str) -> tuple[DeadLetter, list[dict[str, Any]]]:
+    row = _letter(app, endpoint, identity)
+    history = [
+        {"at": rfc3339(entry.at), "node": entry.node, "hop": entry.event.hop, "kind": entry.event.kind.name.lower(),
+         "attempt": entry.event.attempt, "cause": entry.event.cause}
+        for entry in app.store.history(row.envelope.id)
+    ]  # fmt: skip
+    return letter_of(row), history
+
+
+def replay(app: Application, endpoint: str, identity: str) -> None:
+    """Its attempts are counted from the beginning. It takes a turn of its own among its key."""
+    row = _letter(app, endpoint, identity)
+    finish = Finish(row.queue, row.identity, WorkState.READY, attempts=Attempts.RESET)
+    _move(app, row, endpoint, finish, Kind.REPLAYED)
+
+
+def discard(app: Application, endpoint: str, identity: str) -> None:
+    """The identity is remembered as long as that of any handled message."""
+    row = _letter(app, endpoint, identity)
+    keep_s = app.check_endpoint(endpoint).options.keep_s
+    # a dead letter has ended; it is discarded after it was taken up again
+    _move(app, row, endpoint, Finish(row.queue, row.identity, WorkState.DONE, keep_s=keep_s), Kind.DISCARDED)
+
+
+def _move(app: Application, row: WorkRow, endpoint: str, finish: Finish, kind: Kind) -> None:
+    hop = app.check_endpoint(endpoint).options.hop
+    kinds: Sequence[Kind] = (kind,)
+    if kind is Kind.DISCARDED and row.state is WorkState.DEAD:
+        kinds = (Kind.REPLAYED, Kind.DISCARDED)
+    logs: list[Op] = [Log(message_event(each, hop, "", row.envelope, attempt=row.attempts)) for each in kinds]
+    if isinstance(commit_unit(app.store, (finish, *logs)), Refused):
+        raise StoreBusy(f"{row.identity!r} is being handled just now", fix="look again in a moment")
+
+
+def _letter(app: Application, endpoint: str, identity: str) -> WorkRow:
+    queue = app.check_endpoint(endpoint).options.queue
+    row = app.store.work(queue, identity)
+    if row is None or row.state not in LETTERS:
+        state = "is not known" if row is None else f"is {row.state.name.lower()}"
+        raise InputError(
+            f"{identity!r} at {endpoint!r} {state}: it is no dead letter", fix="see: semel inbox dead-letters list"
+        )
+    return row
+
+
+def schema_sql(app: Application) -> str:
+    """The statements that create the tables, for somebody who has the right to run them."""
+    engine = "sqlite" if app.url.startswith("sqlite:") else "postgres"
+    return "\n".join(sql for _, sql in load_migrations(engine))

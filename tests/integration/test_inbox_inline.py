@@ -1,0 +1,236 @@
+"""Inline endpoints on real stores: the handler first, then the word to the transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.inbox_shop import Order, Shop, write
+
+from semel import on
+from semel.errors import ConfigError, InputError, StoreBusy, StoreUnavailable
+from semel.inbox.messages import envelope_of
+from semel.inbox.settle import DeliveryEnd
+from semel.kernel.envelope import Envelope
+from semel.kernel.ops import Claim, Enqueue, Unit, WorkState
+from semel.runtime.inbox import definition, inline
+from semel.testing.limits import wait_until
+
+pytestmark = pytest.mark.connected
+
+ACK, GIVE_BACK = DeliveryEnd.ACK, DeliveryEnd.GIVE_BACK
+STYLES = ["eager", "optimistic", "reserved"]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    url = f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    made = Shop(url)
+    yield made
+    made.app.close()
+
+
+def order(id: str) -> Envelope:
+    return envelope_of(Order(id), id)
+
+
+def deliver(shop: Shop, id: str) -> DeliveryEnd:
+    return asyncio.run(shop.app.deliver("sms", order(id)))
+
+
+def handler(shop: Shop, style: str, calls: list[str], **options: Any) -> None:
+    """One with an effect in its transaction, or one without a transaction for the style that is made for that."""
+    shop.app.endpoint("sms", mode="inline", **options)
+
+    if style == "reserved":
+
+        @shop.on("sms", idempotency=style)
+        def call(order: Order) -> None:
+            calls.append(order.id)
+    else:
+
+        @shop.on("sms", idempotency=style)
+        def text(order: Order, db: Any) -> None:
+            calls.append(order.id)
+            write(db, order.id)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_message_takes_effect_once_and_both_deliveries_are_acknowledged(shop: Shop, style: str) -> None:
+    calls: list[str] = []
+    handler(shop, style, calls)
+    assert [deliver(shop, "a"), deliver(shop, "a"), deliver(shop, "b")] == [ACK, ACK, ACK]
+    if style == "reserved":
+        assert calls == ["a", "b"]
+    else:
+        assert sorted(shop.effects()) == ["a", "b"]
+    # only the optimistic one runs for a duplicate, and is rolled back
+    assert calls.count("a") == (2 if style == "optimistic" else 1)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_what_is_remembered_has_no_body(shop: Shop, style: str) -> None:
+    handler(shop, style, [])
+    deliver(shop, "a")
+    row = shop.row("a", "sms")
+    assert (row.state, row.envelope.data) == (WorkState.DONE, b"")
+
+
+def test_without_a_style_a_duplicate_runs_again(shop: Shop) -> None:
+    calls: list[str] = []
+    handler(shop, "none", calls)
+    assert [deliver(shop, "a"), deliver(shop, "a")] == [ACK, ACK]
+    assert shop.effects() == ["a", "a"]
+
+
+@pytest.mark.parametrize("style", ["eager", "optimistic"])
+def test_a_handler_that_fails_is_rolled_back_and_may_be_delivered_again(shop: Shop, style: str) -> None:
+    fails = [True]
+    shop.app.endpoint("sms", mode="inline", errors=[on(ValueError).requeue().discard()])
+
+    @shop.on("sms", idempotency=style)
+    def text(order: Order, db: Any) -> None:
+        write(db, order.id)
+        if fails.pop():
+            fails.append(False)
+            raise ValueError("not yet")
+        fails.append(False)
+
+    assert deliver(shop, "a") is GIVE_BACK
+    assert shop.effects() == []
+    assert deliver(shop, "a") is ACK
+    assert shop.effects() == ["a"]
+
+
+def test_retries_happen_while_the_broker_waits(shop: Shop) -> None:
+    attempts: list[str] = []
+    shop.app.endpoint("sms", mode="inline", errors=[on(ValueError).retry([0, 0]).dead_letter()])
+
+    @shop.on("sms", idempotency="eager")
+    def text(order: Order, db: Any) -> None:
+        attempts.append(order.id)
+        write(db, order.id)
+        if len(attempts) < 3:
+            raise ValueError("not yet")
+
+    assert deliver(shop, "a") is ACK
+    assert (len(attempts), shop.effects()) == (3, ["a"])
+
+
+def test_one_that_cannot_succeed_is_kept_as_a_dead_letter_before_it_is_acknowledged(shop: Shop) -> None:
+    shop.app.endpoint("sms", mode="inline")
+
+    @shop.on("sms", idempotency="eager")
+    def text(order: Order, db: Any) -> None:
+        raise ValueError("never")
+
+    assert deliver(shop, "a") is ACK
+    [letter] = shop.app.dead_letters("sms")
+    assert (letter.message, letter.cause) == ("a", "ValueError: never")
+    assert "ada" in letter.body
+
+
+def test_a_message_of_an_unknown_type_is_a_dead_letter(shop: Shop) -> None:
+    handler(shop, "eager", [])
+    odd = Envelope("odd", type="odd", data=b"{}")
+    assert asyncio.run(shop.app.deliver("sms", odd)) is ACK
+    [letter] = shop.app.dead_letters("sms")
+    assert "'odd'" in letter.cause
+
+
+def test_a_duplicate_of_what_is_being_handled_is_given_back(shop: Shop) -> None:
+    """An acknowledgement would lose it, should the one who has it fail."""
+    second: list[DeliveryEnd] = []
+    shop.app.endpoint("sms", mode="inline")
+
+    @shop.on("sms", idempotency="reserved")
+    async def call(order: Order) -> None:
+        second.append(await shop.app.deliver("sms", envelope_of(order, order.id)))
+
+    assert deliver(shop, "a") is ACK
+    assert second == [GIVE_BACK]
+
+
+@pytest.mark.parametrize(("on_crash", "calls_wanted"), [("retry", ["a"]), ("drop", []), ("park", [])])
+def test_an_expired_claim_means_what_the_endpoint_says(shop: Shop, on_crash: str, calls_wanted: list[str]) -> None:
+    calls: list[str] = []
+    handler(shop, "reserved", calls, on_crash=on_crash)
+    died = Enqueue("inbox/sms", "a", Envelope("a", type="Order"), scope="inbox/shop/id")
+    shop.app.store.commit([Unit((died, Claim("inbox/sms", "a process that died", lease_s=0.0, identity="a")))])
+    end = deliver(shop, "a")
+    assert calls == calls_wanted
+    wanted = WorkState.PARKED if on_crash == "park" else WorkState.DONE
+    assert shop.state("a", "sms") is wanted
+    assert end is ACK
+
+
+def test_a_mark_that_cannot_be_written_fails_nothing_and_is_written_later(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    handler(shop, "reserved", calls)
+    commit, failures = inline.commit_unit, [True]
+
+    def fail_once(store: Any, ops: Any) -> Any:
+        if len(calls) == 1 and failures:
+            failures.clear()
+            raise StoreUnavailable("the store is away", fix="wait")
+        return commit(store, ops)
+
+    monkeypatch.setattr(inline, "commit_unit", fail_once)
+    monkeypatch.setattr(definition, "MARK_RETRY", definition.RetryPolicy(interval_s=0.01))
+    assert deliver(shop, "a") is ACK
+    wait_until(lambda: shop.state("a", "sms") is WorkState.DONE, "the mark")
+    assert calls == ["a"]
+
+
+def test_a_store_that_is_down_means_no_acknowledgement(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    handler(shop, "reserved", calls)
+
+    def away(store: Any, ops: Any) -> Any:
+        raise StoreUnavailable("the store is away", fix="wait")
+
+    monkeypatch.setattr(inline, "commit_unit", away)
+    assert deliver(shop, "a") is GIVE_BACK
+    assert calls == []
+
+
+def test_a_busy_store_means_no_acknowledgement(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler(shop, "reserved", [])
+
+    def busy(store: Any, ops: Any) -> Any:
+        raise StoreBusy("somebody else has it", fix="wait")
+
+    monkeypatch.setattr(inline, "commit_unit", busy)
+    assert deliver(shop, "a") is GIVE_BACK
+
+
+def test_a_durable_endpoint_stores_and_does_not_deliver(shop: Shop) -> None:
+    shop.app.endpoint("sms")
+    with pytest.raises(InputError, match="durable"):
+        deliver(shop, "a")
+
+
+def test_a_style_that_takes_a_transaction_is_refused_for_a_handler_without_one(shop: Shop) -> None:
+    shop.app.endpoint("sms", mode="inline")
+
+    @shop.on("sms", idempotency="eager")
+    def call(order: Order) -> None:
+        pass
+
+    with pytest.raises(ConfigError, match="eager"):
+        assert shop.app.handlers
+
+
+def test_nothing_is_stored_where_nobody_would_handle_it(shop: Shop) -> None:
+    handler(shop, "eager", [])
+    with pytest.raises(InputError, match="inline"):
+        shop.send("a", to="sms")
+    with pytest.raises(InputError, match="inline"):
+        shop.app.receive("sms", [order("a")])
+    with pytest.raises(ConfigError, match="buffered"):
+        shop.app.endpoint("later", mode="buffered")
