@@ -27,6 +27,7 @@ from typing import Any
 
 import websockets.asyncio.client as websocket
 from tests.campaigns.lean_client import SUBPROTOCOL, LeanClient
+from tests.tools.memory import resident_bytes
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
@@ -34,7 +35,7 @@ from semel.auth.keys import AccessKeys
 from semel.errors import PeerUnavailable
 from semel.pubsub.protocol.client_tokens import client_token
 from semel.testing.limits import scaled
-from semel.testing.serve_process import KEY, ServeProcess, resident_bytes
+from semel.testing.serve_process import KEY, ServeProcess
 
 Step = Callable[[int, int], None]
 

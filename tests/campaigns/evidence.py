@@ -17,12 +17,12 @@ EVIDENCE = Path("docs/evidence")
 def write_evidence(name: str, figures: dict[str, Any]) -> Path:
     EVIDENCE.mkdir(parents=True, exist_ok=True)
     path = EVIDENCE / f"{name}.json"
-    evidence = {**figures, "semel": __version__, "commit": _commit(), "machine": _machine()}
+    evidence = {**figures, "semel": __version__, "commit": commit(), "machine": _machine()}
     path.write_text(json.dumps(evidence, indent=2) + "\n")
     return path
 
 
-def _commit() -> str:
+def commit() -> str:
     found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
 

@@ -36,7 +36,7 @@ from tests.campaigns import hub_books
 from tests.campaigns.hub_books import GROUPS, GROUPS_OF_A_CLIENT, WATCH_S, Books, open_client
 from tests.campaigns.patroni_cluster import PatroniCluster
 
-from semel.cli.doctor_postgres import check_postgres
+from semel.cli.doctor import check_postgres
 from semel.errors import PeerUnavailable, SemelError, SessionGone
 from semel.testing.limits import scaled
 from semel.testing.serve_process import ServeProcess

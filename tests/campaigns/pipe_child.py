@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from semel.demo.children import REPORT_S, main, open_transport, pause, say
-from semel.demo.plants import planted
+from semel.demo.receiver import planted
 from semel.errors import HandlerError
 from semel.kernel.envelope import Envelope
 from semel.kernel.hop import Receiver

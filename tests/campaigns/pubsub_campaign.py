@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaigns.hub_books import GROUPS, GROUPS_OF_A_CLIENT, WATCH_S, Books, Member, open_client
+from tests.tools.held_proxy import drop_all, hold_answers
 
 from semel.errors import SemelError
 from semel.testing.byte_faults import CUTS, ByteFault, ByteProxy
@@ -206,10 +207,10 @@ class Campaign:
         node, proxy = self.nodes[at], self.proxies[at]
         if not node.is_running:
             raise node.trouble("ended by itself")
-        proxy.hold_answers(2 * UNHEARD_S[1])
+        hold_answers(proxy, 2 * UNHEARD_S[1])
         await asyncio.sleep(self.chance.uniform(*UNHEARD_S))
         await node.kill()
-        proxy.drop_all()
+        drop_all(proxy)
         self.kills += 1
         await asyncio.sleep(self.chance.uniform(0, DEAD_S))
         await node.start()

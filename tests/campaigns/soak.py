@@ -20,6 +20,7 @@ from tests.campaigns import (
     pipe_campaign,
     pubsub_campaign,
     spark_campaign,
+    xmin_campaign,
 )
 from tests.campaigns.evidence import write_evidence
 
@@ -66,6 +67,7 @@ PARTS: dict[str, Part] = {
     "retention": Part(
         400_000, "messages", "append and sweep at full rate: the store stays small", kernel_campaigns.retention
     ),
+    "xmin": Part(1_600_000, "messages", "work queues on PostgreSQL while a transaction stays open", xmin_campaign.xmin),
 }
 
 

@@ -45,6 +45,10 @@ class MemoryFixtures:
     def connect(self, store: MemoryStore) -> Callable[[], MemoryConnection]:
         return store.connect
 
+    @pytest.fixture
+    def lossy_connections(self) -> dict[str, Callable[[], MemoryConnection]]:
+        return {"another store": MemoryStore().connect}
+
 
 class TestMemory(MemoryFixtures, StoreContract):
     examples = 60

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from semel.kernel.store import Store
 from semel.stores.postgres import PostgresStore
@@ -33,6 +34,33 @@ class PostgresFixtures:
     @pytest.fixture
     def connect(self, postgres_url: str) -> Callable[[], psycopg.Connection[Any]]:
         return lambda: psycopg.connect(postgres_url)
+
+    @pytest.fixture
+    def lossy_connections(
+        self, postgres_url: str, postgres_server_url: str
+    ) -> Iterator[dict[str, Callable[[], psycopg.Connection[Any]]]]:
+        def with_commit(setting: str) -> psycopg.Connection[Any]:
+            return psycopg.connect(postgres_url, options=f"-c synchronous_commit={setting}")
+
+        with new_database(postgres_server_url) as other:
+            PostgresStore(other).close()
+            yield {
+                "autocommit": lambda: psycopg.connect(postgres_url, autocommit=True),
+                "another store": lambda: psycopg.connect(other),
+                "off": lambda: with_commit("off"),
+                "local": lambda: with_commit("local"),
+                "remote_write": lambda: with_commit("remote_write"),
+            }
+
+    @pytest.fixture
+    def odd_connections(self, postgres_url: str) -> dict[str, Callable[[], psycopg.Connection[Any]]]:
+        return {
+            "dicts": lambda: psycopg.connect(postgres_url, row_factory=dict_row),
+            "cursors": lambda: psycopg.connect(postgres_url, cursor_factory=psycopg.ClientCursor),
+            "never prepared": lambda: psycopg.connect(postgres_url, prepare_threshold=None),
+            "always prepared": lambda: psycopg.connect(postgres_url, prepare_threshold=0),
+            "remote_apply": lambda: psycopg.connect(postgres_url, options="-c synchronous_commit=remote_apply"),
+        }
 
 
 class TestPostgres(PostgresFixtures, StoreContract):

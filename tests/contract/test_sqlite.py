@@ -17,6 +17,13 @@ from semel.testing.contract import DurableContract, ManualClock, SharedContract,
 pytestmark = pytest.mark.contract
 
 
+class OddCursors(sqlite3.Connection):
+    """Refuses to make a cursor: what is the user's own is not used."""
+
+    def cursor(self, *args: object, **kwargs: object) -> sqlite3.Cursor:
+        raise AssertionError("a cursor of the user's own")
+
+
 class SqliteFixtures:
     @pytest.fixture
     def clock(self) -> ManualClock:
@@ -34,6 +41,47 @@ class SqliteFixtures:
     @pytest.fixture
     def connect(self, path: Path) -> Callable[[], sqlite3.Connection]:
         return lambda: sqlite3.connect(path)
+
+    @pytest.fixture
+    def lossy_connections(self, path: Path, store: Store) -> dict[str, Callable[[], sqlite3.Connection]]:
+        """A copy has the store's own name, and a database of somebody else's has none."""
+        SqliteStore(f"sqlite:///{path}.other").close()
+        Path(f"{path}.copy").write_bytes(b"")
+
+        def copy() -> sqlite3.Connection:
+            connection = sqlite3.connect(f"{path}.copy")
+            with closing(sqlite3.connect(path)) as original:
+                original.backup(connection)
+            return connection
+
+        def not_durable() -> sqlite3.Connection:
+            connection = sqlite3.connect(path)
+            connection.execute("PRAGMA synchronous = NORMAL")
+            return connection
+
+        return {
+            "autocommit": lambda: sqlite3.connect(path, isolation_level=None),
+            "another store": lambda: sqlite3.connect(f"{path}.other"),
+            "a copy": copy,
+            "no store": lambda: sqlite3.connect(":memory:"),
+            "not durable": not_durable,
+        }
+
+    @pytest.fixture
+    def odd_connections(self, path: Path) -> dict[str, Callable[[], sqlite3.Connection]]:
+        def connect(**factories: object) -> sqlite3.Connection:
+            connection = sqlite3.connect(path, factory=OddCursors)
+            for name, factory in factories.items():
+                setattr(connection, name, factory)
+            return connection
+
+        return {
+            "rows": lambda: connect(row_factory=sqlite3.Row),
+            "dicts": lambda: connect(
+                row_factory=lambda cursor, row: {at[0]: row[n] for n, at in enumerate(cursor.description)}
+            ),
+            "bytes": lambda: connect(text_factory=bytes),
+        }
 
 
 class TestSqlite(SqliteFixtures, StoreContract):

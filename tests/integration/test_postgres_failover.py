@@ -11,18 +11,36 @@ import pytest
 from tests.integration.postgres_stores import DEADLINE_S, STREAM, append, execute, ids, wait_until
 from tests.tools.postgres_pair import Pair
 
-from semel.errors import CommitInDoubt, SemelError, StoreUnavailable
+from semel.errors import CommitInDoubt, NotAStore, SemelError, StoreUnavailable
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Applied, Fresh
 from semel.kernel.position import Position
+from semel.spark import tables_postgres
+from semel.spark.offsets import Subject
+from semel.spark.reading import StoreReader
 from semel.spark.tables_postgres import PostgresDatabase
 from semel.stores import postgres_sync
 from semel.stores.postgres import PostgresStore
+from semel.testing.limits import scaled
 
 pytestmark = pytest.mark.connected
 
-WAITING_S = 0.3
-"""How long a store waits for a standby in these tests."""
+SHORT_S = 0.3
+"""How long to wait for a standby that does not answer."""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby that does answer may take longer on a slow machine."""
+    monkeypatch.setattr(postgres_sync, "WAIT_S", scaled(postgres_sync.WAIT_S))
+
+
+@contextmanager
+def in_a_hurry() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(postgres_sync, "WAIT_S", SHORT_S)
+        patch.setattr(tables_postgres, "LAND_S", SHORT_S)
+        yield
 
 
 @pytest.fixture
@@ -72,24 +90,23 @@ def test_a_commit_whose_wait_for_the_standby_is_cut_short_is_in_doubt(
         heard = held_append(pair, store, threads, "doubtful")
         cancel_waits(pair, how)
         with pytest.raises(CommitInDoubt) as doubt:
-            heard.result(DEADLINE_S)
+            heard.result(scaled(DEADLINE_S))
     assert store.resolve(doubt.value.marker) == [Applied((Fresh(Position(STREAM, 1, 2)),))]
     pair.fail_over()
     assert ids(store) == ["before", "doubtful"]
 
 
 def test_a_doubt_is_resolved_only_when_the_standby_has_the_commit(
-    pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor
 ) -> None:
     """It is there on this primary. Whether it stays depends on the standby."""
-    monkeypatch.setattr(postgres_sync, "WAIT_S", WAITING_S)
     append(store, "before")
     pair.standby.stop()
     heard = held_append(pair, store, threads, "doubtful")
     cancel_waits(pair)
     with pytest.raises(CommitInDoubt) as doubt:
-        heard.result(DEADLINE_S)
-    with pytest.raises(StoreUnavailable, match="standby"):
+        heard.result(scaled(DEADLINE_S))
+    with in_a_hurry(), pytest.raises(StoreUnavailable, match="standby"):
         store.resolve(doubt.value.marker)
     pair.primary.stop()
     pair.standby.start()
@@ -107,7 +124,7 @@ def test_what_is_written_beside_the_commits_is_not_taken_for_safe_either(
         wait_until(lambda: bool(waiting(pair)))
         cancel_waits(pair)
         with pytest.raises(StoreUnavailable, match="standby"):
-            heard.result(DEADLINE_S)
+            heard.result(scaled(DEADLINE_S))
 
 
 def test_a_batch_of_spark_whose_wait_is_cut_short_has_not_landed(
@@ -120,13 +137,39 @@ def test_a_batch_of_spark_whose_wait_is_cut_short_has_not_landed(
         wait_until(lambda: bool(waiting(pair)))
         cancel_waits(pair)
         with pytest.raises(StoreUnavailable, match="standby"):
-            heard.result(DEADLINE_S)
+            heard.result(scaled(DEADLINE_S))
 
 
 # -- nobody waits for ever
 
 
-def test_resolve_comes_back_while_the_standby_is_silent_and_others_go_on(
+def test_a_batch_of_spark_gives_up_while_the_standby_is_silent(
+    pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor
+) -> None:
+    """Before it reads anything, and in its commit."""
+    with closing(PostgresDatabase(store)) as database, frozen(pair), in_a_hurry():
+        database.apply(store, [Append(STREAM, Envelope(id="batch"))])
+        for act in (database.commit, lambda: PostgresDatabase(store)):
+            with pytest.raises(StoreUnavailable, match="standby"):
+                threads.submit(act).result(scaled(DEADLINE_S))
+    assert threads.submit(ids, store).result(scaled(DEADLINE_S)) == ["batch"]
+
+
+def test_resolve_comes_back_while_the_standby_is_silent(
+    pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor
+) -> None:
+    append(store, "before")
+    with frozen(pair):
+        heard = held_append(pair, store, threads, "doubtful")
+        cancel_waits(pair)
+        with pytest.raises(CommitInDoubt) as doubt:
+            heard.result(scaled(DEADLINE_S))
+        with in_a_hurry(), pytest.raises(StoreUnavailable, match="standby"):
+            threads.submit(store.resolve, doubt.value.marker).result(scaled(DEADLINE_S))
+    assert threads.submit(store.resolve, doubt.value.marker).result(scaled(DEADLINE_S)) is not None
+
+
+def test_others_go_on_while_resolve_waits_for_the_standby(
     pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(store, "before")
@@ -136,15 +179,15 @@ def test_resolve_comes_back_while_the_standby_is_silent_and_others_go_on(
         heard = held_append(pair, store, threads, "doubtful")
         cancel_waits(pair)
         with pytest.raises(CommitInDoubt) as doubt:
-            heard.result(DEADLINE_S)
-        monkeypatch.setattr(postgres_sync, "WAIT_S", DEADLINE_S)
+            heard.result(scaled(DEADLINE_S))
+        monkeypatch.setattr(postgres_sync, "WAIT_S", scaled(DEADLINE_S))
         resolving = threads.submit(store.resolve, doubt.value.marker)
         wait_until(lambda: bool(waiting(pair)))
-        assert store._lock.acquire(timeout=DEADLINE_S), "nobody who commits waits for it"
+        assert store._lock.acquire(timeout=scaled(DEADLINE_S)), "nobody who commits waits for it"
         store._lock.release()
         assert ids(store) == ["before", "doubtful"], "who has a connection reads on"
         assert not resolving.done()
-    assert resolving.result(DEADLINE_S) is not None
+    assert resolving.result(scaled(DEADLINE_S)) is not None
 
 
 def test_a_store_is_closed_while_a_commit_waits_for_the_standby(
@@ -156,30 +199,29 @@ def test_a_store_is_closed_while_a_commit_waits_for_the_standby(
         heard = held_append(pair, store, threads, "held")
         store.close()
         with pytest.raises(CommitInDoubt):
-            heard.result(DEADLINE_S)
+            heard.result(scaled(DEADLINE_S))
 
 
 # -- nothing is shown that the standby lacks
 
 
-@pytest.mark.parametrize("opens_anew", [False, True])
-def test_after_a_crash_nothing_is_read_before_the_standby_has_it(
-    pair: Pair,
-    url: str,
-    store: PostgresStore,
-    threads: ThreadPoolExecutor,
-    monkeypatch: pytest.MonkeyPatch,
-    opens_anew: bool,
-) -> None:
-    monkeypatch.setattr(postgres_sync, "WAIT_S", WAITING_S)
-    append(store, "before")
+def crash_alone(pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor) -> None:
+    """The primary comes back from a crash with a commit that the standby lacks, which is still away."""
     pair.wait_until_followed()
     pair.standby.stop()
     heard = held_append(pair, store, threads, "unconfirmed")
     pair.primary.stop()
     with pytest.raises(SemelError):
-        heard.result(DEADLINE_S)
+        heard.result(scaled(DEADLINE_S))
     pair.primary.start()
+
+
+@pytest.mark.parametrize("opens_anew", [False, True])
+def test_after_a_crash_nothing_is_read_before_the_standby_has_it(
+    pair: Pair, url: str, store: PostgresStore, threads: ThreadPoolExecutor, opens_anew: bool
+) -> None:
+    append(store, "before")
+    crash_alone(pair, store, threads)
 
     def read() -> list[str]:
         if not opens_anew:
@@ -187,11 +229,35 @@ def test_after_a_crash_nothing_is_read_before_the_standby_has_it(
         with closing(PostgresStore(url)) as other:
             return ids(other)
 
-    with pytest.raises(StoreUnavailable, match="standby"):
+    with in_a_hurry(), pytest.raises(StoreUnavailable, match="standby"):
         read()
     pair.standby.start()
     wait_until(lambda: _succeeds(read))
     assert read() == ["before", "unconfirmed"]
+
+
+@pytest.mark.parametrize("opens_anew", [False, True])
+def test_nor_is_anything_read_by_spark(
+    pair: Pair, url: str, store: PostgresStore, threads: ThreadPoolExecutor, opens_anew: bool
+) -> None:
+    append(store, "before")
+    with closing(StoreReader(url)) as reader:
+        if not opens_anew:
+            assert reader.bounds(Subject(STREAM)).head.seq == 1
+        crash_alone(pair, store, threads)
+        with in_a_hurry(), pytest.raises(StoreUnavailable, match="standby"):
+            reader.bounds(Subject(STREAM))
+        pair.standby.start()
+        wait_until(lambda: _succeeds(lambda: reader.bounds(Subject(STREAM))))
+        assert reader.bounds(Subject(STREAM)).head.seq == 2
+
+
+def test_where_no_standby_is_waited_for_spark_makes_no_commit(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_sync, "barrier", lambda session: pytest.fail("nothing is to be waited for"))
+    with closing(StoreReader(postgres_url)) as reader, pytest.raises(NotAStore):
+        reader.bounds(Subject(STREAM))
 
 
 def _succeeds(read: Callable[[], object]) -> bool:
@@ -228,7 +294,7 @@ def test_whoever_connects_first_after_a_switch_makes_the_check(pair: Pair, store
         store.listen(woken.set)
         woken.clear()
         pair.fail_over()
-        assert woken.wait(DEADLINE_S)
+        assert woken.wait(scaled(DEADLINE_S))
     else:
         pair.fail_over()
         assert ids(store) == ["a"]

@@ -17,6 +17,7 @@ import psycopg
 import pytest
 from tests.integration.postgres_stores import DEADLINE_S, STREAM, append, execute, ids, wait_until
 from tests.tools.postgres_pair import Pair
+from tests.tools.private_postgres import go_on, hang
 
 from semel.errors import CommitInDoubt, SemelError, StoreUnavailable
 from semel.kernel.position import Position
@@ -25,6 +26,7 @@ from semel.stores.points import on_reach
 from semel.stores.postgres import PostgresStore
 from semel.stores.postgres_connection import LOCK_S
 from semel.stores.postgres_members import Membership
+from semel.testing.limits import scaled
 from semel.testing.postgres import ADMIN, PrivatePostgres
 
 pytestmark = pytest.mark.connected
@@ -32,23 +34,23 @@ pytestmark = pytest.mark.connected
 
 @pytest.fixture
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_members, "SILENT_S", 1.0)
+    monkeypatch.setattr(postgres_members, "SILENT_S", scaled(1.0))
     monkeypatch.setattr(postgres_members, "LOCK_S", 0.2)
     monkeypatch.setattr(postgres_members, "BEAT_S", 0.1)
 
 
 @contextmanager
 def hanging(server: PrivatePostgres) -> Iterator[None]:
-    server.hang()
+    hang(server)
     try:
         yield
     finally:
-        server.go_on()
+        go_on(server)
 
 
 def in_the_end(act: Callable[[], Any]) -> Any:
     """What it returns when the store can be used again; until then it is an outage."""
-    until = time.monotonic() + DEADLINE_S
+    until = time.monotonic() + scaled(DEADLINE_S)
     while True:
         try:
             return act()
@@ -62,7 +64,7 @@ def in_the_end(act: Callable[[], Any]) -> Any:
 
 def freeze_before_it_is_asked(pair: Pair, store: PostgresStore, threads: ThreadPoolExecutor) -> Future[Position]:
     """Everything was sent but COMMIT."""
-    on_reach(lambda point: pair.primary.hang() if point == "commit.applied" else None)
+    on_reach(lambda point: hang(pair.primary) if point == "commit.applied" else None)
     heard = threads.submit(append, store, "b")
     wait_until(lambda: "stopped" in state_of(pair.primary))
     on_reach(None)
@@ -80,7 +82,7 @@ def freeze_before_it_is_answered(pair: Pair, store: PostgresStore, threads: Thre
         os.kill(pid, signal.SIGSTOP)
     pair.standby.thaw()
     pair.wait_until_followed()
-    pair.primary.hang()
+    hang(pair.primary)
     return heard
 
 
@@ -105,24 +107,24 @@ def test_sessions_go_on_at_the_new_primary_when_the_old_one_freezes(
         closing(PostgresStore(url)) as writer,
         closing(PostgresStore(url)) as reader,
     ):
-        woken = threads.submit(reader.tail, STREAM, append(writer, "a"), 10, DEADLINE_S)
+        woken = threads.submit(reader.tail, STREAM, append(writer, "a"), 10, scaled(DEADLINE_S))
         try:
             heard = freeze(pair, writer, threads)
             reading = threads.submit(in_the_end, lambda: ids(reader))
             pair.standby.promote()
             with pytest.raises(CommitInDoubt) as doubt:
-                heard.result(DEADLINE_S)
+                heard.result(scaled(DEADLINE_S))
             outcomes = in_the_end(lambda: writer.resolve(doubt.value.marker))
             assert (outcomes is not None) == is_there
-            assert reading.result(DEADLINE_S) == (["a", "b"] if is_there else ["a"])
+            assert reading.result(scaled(DEADLINE_S)) == (["a", "b"] if is_there else ["a"])
             assert in_the_end(lambda: append(writer, "c")) == Position(STREAM, 1, 3 if is_there else 2)
             with suppress(SemelError):
-                woken.result(DEADLINE_S)
+                woken.result(scaled(DEADLINE_S))
             assert in_the_end(lambda: ids(reader)) == (["a", "b", "c"] if is_there else ["a", "c"])
             assert (writer.epoch, reader.epoch) == (1, 1)
         finally:
             on_reach(None)
-            pair.primary.go_on()
+            go_on(pair.primary)
 
 
 def test_nobody_waits_for_the_old_primary_once_another_one_is_known(pair: Pair, threads: ThreadPoolExecutor) -> None:
@@ -142,12 +144,12 @@ def test_nobody_waits_for_the_old_primary_once_another_one_is_known(pair: Pair, 
         on_reach(freeze)
         try:
             heard = threads.submit(append, store, "b")
-            assert is_frozen.wait(DEADLINE_S)
+            assert is_frozen.wait(scaled(DEADLINE_S))
             pair.standby.promote()
             others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> %s"
             execute(pair.primary.url, others, urlsplit(url).path[1:], frozen)
             with pytest.raises(CommitInDoubt) as doubt:
-                heard.result(DEADLINE_S)
+                heard.result(scaled(DEADLINE_S))
         finally:
             on_reach(None)
             os.kill(frozen, signal.SIGCONT)
@@ -177,13 +179,13 @@ def test_a_frozen_server_without_another_one_is_an_outage_until_it_goes_on(
     pair: Pair, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, beating: Callable[[Any], None]
 ) -> None:
     beating(monkeypatch)
-    monkeypatch.setattr(postgres_gate, "ADMIT_S", 1.0 - LOCK_S)
+    monkeypatch.setattr(postgres_gate, "ADMIT_S", scaled(1.0) - LOCK_S)
     with pair.new_database() as both:
         url = f"{pair.primary.database_url(urlsplit(both).path[1:])}&connect_timeout=2"
         with closing(PostgresStore(url)) as store:
             append(store, "a")
             with hanging(pair.primary), pytest.raises(StoreUnavailable):
-                threads.submit(ids, store).result(DEADLINE_S)
+                threads.submit(ids, store).result(scaled(DEADLINE_S))
             assert in_the_end(lambda: append(store, "b")) == Position(STREAM, 1, 2)
             assert ids(store) == ["a", "b"]
 

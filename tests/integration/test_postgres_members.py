@@ -16,6 +16,7 @@ from semel.kernel.ops import Applied, Put, Unit
 from semel.stores import postgres_members
 from semel.stores.postgres import PostgresStore
 from semel.stores.postgres_gate import Gate
+from semel.testing.limits import scaled
 
 pytestmark = pytest.mark.connected
 
@@ -59,7 +60,7 @@ def test_whoever_waits_to_be_known_is_in_the_way_for_a_few_seconds_only(
         assert not opening.done(), "it is renewed while it waits"
         gate.membership.close()
         with pytest.raises(StoreUnavailable, match="closed"):
-            opening.result(DEADLINE_S)
+            opening.result(scaled(DEADLINE_S))
     assert leases() == []
 
 
@@ -71,7 +72,7 @@ def test_whoever_waited_too_long_to_be_known_registers_again(url: str) -> None:
         execute(url, "DELETE FROM semel_member WHERE member <> 'old'")
         wait_until(lambda: members(url) == 2)
         execute(url, "UPDATE semel_member SET seen = 99 WHERE member = 'old'")
-        with closing(opening.result(DEADLINE_S)) as store:
+        with closing(opening.result(scaled(DEADLINE_S))) as store:
             [outcome] = store.commit([Unit((Put("k", b"v"),))])
             assert isinstance(outcome, Applied)
             [(lease,)] = execute(url, "SELECT until - renewed FROM semel_member WHERE member <> 'old'")

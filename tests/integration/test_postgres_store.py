@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -57,15 +58,18 @@ from semel.kernel.ops import (
     Result,
     Trim,
     Unit,
+    WorkRow,
     WorkState,
 )
 from semel.kernel.position import EPOCH_GAP, Position
 from semel.kernel.store import Records, State
 from semel.runtime.host.committer import Committer
 from semel.runtime.host.performer import Performer
+from semel.stores import postgres_engine, postgres_fronts
 from semel.stores.postgres import PostgresStore
 from semel.stores.postgres_connection import Q, is_refusal
-from semel.stores.postgres_engine import PostgresEngine, TryAgain
+from semel.stores.postgres_engine import PostgresEngine, TryAgain, work_row_of
+from semel.stores.postgres_fronts import Fronts
 from semel.stores.queries import load_migrations
 from semel.testing.limits import scaled
 from semel.testing.postgres import PrivatePostgres, new_database
@@ -1224,3 +1228,140 @@ def test_a_private_server_goes_with_its_owner_even_by_kill_9() -> None:
     owner.send_signal(signal.SIGKILL)
     owner.communicate()
     wait_until(lambda: not folder.exists())
+
+
+# -- claims while a transaction stays open
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look from the beginning counts as slow, as it does behind many dead entries."""
+    monkeypatch.setattr(postgres_fronts, "SLOW_US", 0)
+    monkeypatch.setattr(postgres_fronts, "SLOW_TIMES", 1)
+    monkeypatch.setattr(postgres_fronts, "PACE", 1_000_000)
+
+
+def enqueue(store: PostgresStore, *ids: str, key: str | None = None, **more: Any) -> None:
+    commit(store, *(Enqueue(QUEUE, id, Envelope(id=id), key=key, **more) for id in ids))
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.usefixtures("slow")
+def test_rows_that_come_in_order_are_found_from_the_front(store: PostgresStore, key: str | None) -> None:
+    for number in range(20):
+        enqueue(store, f"m{number}", key=key)
+        [row] = commit(store, Claim(QUEUE, "w", limit=5))[0].rows  # type: ignore[union-attr]
+        assert row.identity == f"m{number}"
+        commit(store, Finish(QUEUE, row.identity, WorkState.DONE, fence=row.fence))
+    assert store._fronts.of(QUEUE).rows.is_slow
+    assert store._fronts.of(QUEUE).rows.begin() > 0
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.usefixtures("slow")
+def test_a_lease_that_ends_and_a_retry_are_found_from_the_front(store: PostgresStore, key: str | None) -> None:
+    enqueue(store, "a", key=key)
+    commit(store, Claim(QUEUE, "dies", lease_s=scaled(0.5)))
+    assert claim(store) == []
+    wait_until(lambda: claim(store) == ["a"])
+    row = store.work(QUEUE, "a")
+    assert row is not None
+    commit(store, Finish(QUEUE, "a", WorkState.SCHEDULED, fence=row.fence, delay_s=0.05, passes=True))
+    wait_until(lambda: claim(store) == ["a"])
+
+
+def test_what_became_visible_late_is_found_by_the_next_look_from_the_beginning(
+    store: PostgresStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_fronts, "SLOW_US", 0)
+    monkeypatch.setattr(postgres_fronts, "SLOW_TIMES", 1)
+    clock = [0.0]
+    store._fronts = Fronts(lambda: clock[0])
+    with psycopg.connect(postgres_url) as late:
+        store.bind(late).apply([Enqueue(QUEUE, id, Envelope(id=id), key=key) for id, key in (("x", None), ("y", "k"))])
+        enqueue(store, "a")
+        assert claim(store) == ["a"]
+        late.commit()
+    assert claim(store) == []
+    assert store.due(QUEUE) is False
+    clock[0] += 3600.0
+    assert store.due(QUEUE)
+    assert sorted(claim(store)) == ["x", "y"]
+
+
+def test_after_a_failure_claims_look_from_the_beginning(
+    store: PostgresStore, postgres_url: str, slow: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with psycopg.connect(postgres_url) as late:
+        store.bind(late).apply([Enqueue(QUEUE, "x", Envelope(id="x"))])
+        enqueue(store, "a")
+        assert claim(store) == ["a"]
+        late.commit()
+    assert claim(store) == []
+    with pytest.raises(StoreRefused):
+        commit(store, Advance("c", Position(STREAM, 1, 99)))
+    assert claim(store) == ["x"]
+
+
+@pytest.mark.parametrize("name", ["read_news", "pick_keys", "pick_rows", "work_due"])
+def test_a_look_for_work_reads_an_index(store: PostgresStore, postgres_url: str, name: str) -> None:
+    """Rows that nobody sees any more are still in the table."""
+    values = {
+        "read_news": (QUEUE, 10, -1),
+        "pick_keys": (QUEUE, 2**60, None, [], 10, -1),
+        "pick_rows": (QUEUE, 2**60, 10, -1),
+        "work_due": (QUEUE, -1, -1, -1, -1),
+    }[name]
+    enqueue(store, *(f"m{n}" for n in range(2000)))
+    commit(store, *(Enqueue(QUEUE, f"k{n}", Envelope(id="k"), key=f"k{n}") for n in range(2000)))
+    claim(store, 1500)
+    with psycopg.connect(postgres_url, cursor_factory=psycopg.RawCursor) as connection:
+        connection.execute("ANALYZE")
+        plan = [line for (line,) in connection.execute(f"EXPLAIN {Q[name]}".encode(), values)]
+    assert not [line for line in plan if "Seq Scan" in line], plan
+
+
+def test_a_claim_of_several_rows_of_each_key_reads_no_more_than_it_wants(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in range(30):
+        enqueue(store, *(f"{key}.{number}" for number in range(30)), key=f"k{key:02}")
+    read: list[object] = []
+    monkeypatch.setattr(postgres_engine, "work_row_of", lambda row: read.append(row) or work_row_of(row))
+    assert len(claim_rows(store, limit=20, per_key=30)) == 20
+    assert len(read) <= 20
+    read.clear()
+    assert len(claim_rows(store, limit=45, per_key=30)) == 45
+    assert len(read) <= 45
+
+
+def claim_rows(store: PostgresStore, **more: Any) -> tuple[WorkRow, ...]:
+    result = commit(store, Claim(QUEUE, "w", **more))[0]
+    assert isinstance(result, Claimed)
+    return result.rows
+
+
+def test_a_wake_reaches_another_process_and_our_own(postgres_url: str) -> None:
+    with closing(PostgresStore(postgres_url)) as one, closing(PostgresStore(postgres_url)) as other:
+        heard = [threading.Event(), threading.Event()]
+        stops = [store.listen(event.set) for store, event in zip((one, other), heard, strict=True)]
+        for event in heard:
+            event.clear()
+        one.wake()
+        assert all(event.wait(scaled(30)) for event in heard)
+        for stop in stops:
+            stop()
+
+
+def test_a_wake_of_a_store_that_is_gone_is_no_error(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise StoreUnavailable("gone", fix="wait")
+
+    woken: list[None] = []
+    stop = store.listen(lambda: woken.append(None))
+    wait_until(lambda: woken)
+    woken.clear()
+    monkeypatch.setattr(store._pool, "ask", fail)
+    store.wake()
+    assert woken
+    stop()

@@ -150,10 +150,13 @@ def test_a_database_that_is_gone_refuses_and_leaves_no_doubt(store: SqliteStore,
 
 
 def test_a_users_transaction_does_not_write_into_nowhere(store: SqliteStore, path: Path) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as user:
+    with closing(sqlite3.connect(path)) as user:
+        tx = store.bind(user)
         path.unlink()
         with pytest.raises(errors.StoreGone):
-            store.bind(user).apply([Enqueue("outbox/shop", "7", Envelope(id="7"))])
+            tx.apply([Enqueue("outbox/shop", "7", Envelope(id="7"))])
+        with pytest.raises(errors.StoreGone):
+            store.bind(user)
 
 
 def test_a_store_named_by_a_relative_path_is_missed_where_it_was(

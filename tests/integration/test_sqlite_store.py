@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import re
 import shutil
 import sqlite3
 import threading
@@ -14,12 +15,26 @@ import pytest
 
 from semel import Envelope, errors
 from semel.kernel.envelope import Blob
-from semel.kernel.ops import Advance, Advanced, Append, Applied, Claim, Duplicate, Enqueue, Fresh, Put, Trim, Unit
+from semel.kernel.ops import (
+    Advance,
+    Advanced,
+    Append,
+    Applied,
+    Claim,
+    Duplicate,
+    Enqueue,
+    Fresh,
+    Put,
+    Trim,
+    Unit,
+    WorkState,
+)
 from semel.kernel.position import Position
 from semel.kernel.store import Records, State
-from semel.stores import queries
+from semel.stores import queries, sqlite_engine
 from semel.stores.sqlite import SqliteStore
-from semel.stores.sqlite_engine import Q
+from semel.stores.sqlite_engine import Q, work_row_of
+from semel.stores.sqlite_session import Sqlite3Session
 from semel.testing.limits import scaled
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -203,10 +218,10 @@ class TestRewind:
         store.commit([Unit((Enqueue("inbox/q", "row", Envelope(id="row")),))])
         copy = back_up(path)
         store.commit([append("a")])
-        user = sqlite3.connect(path, isolation_level=None)
+        user = sqlite3.connect(path)
         claim = Claim("inbox/q", "w", lease_s=0.0)
         fence = store.bind(user).apply([claim])[0].rows[0].fence
-        user.execute("COMMIT")
+        user.commit()
         user.close()
         store.close()
         restore(copy, path)
@@ -217,9 +232,9 @@ class TestRewind:
         store = open_at()
         store.commit([append("a")])
         copy = back_up(path)
-        user = sqlite3.connect(path, isolation_level=None)
+        user = sqlite3.connect(path)
         store.bind(user).apply([Enqueue("outbox/shop", "7", Envelope(id="7"))])
-        user.execute("COMMIT")
+        user.commit()
         user.close()
         store.close()
         restore(copy, path)
@@ -276,7 +291,7 @@ class TestSeveralProcesses:
         reader = SqliteStore(url)
         writer = SPAWN.Process(target=write_many, args=(url, "other", 1))
         writer.start()
-        found = reader.tail("hub/x", timeout_s=60)
+        found = reader.tail("hub/x", timeout_s=scaled(60))
         writer.join(scaled(60))
         reader.close()
         assert [record.envelope.id for record in found.records] == ["other-0"]
@@ -359,7 +374,7 @@ class TestErrors:
             with pytest.raises(errors.StoreBusy):
                 store.check()
             blocker.execute("ROLLBACK")
-        committing.join(60)
+        committing.join(scaled(60))
         assert store._busy_since is None
         store.check()
 
@@ -433,8 +448,8 @@ class TestErrors:
 
     def test_an_io_error_in_a_users_transaction_ends_the_use_of_the_file(self, open_at, path):
         store = open_at()
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-            tx = store.bind(Failing(db, "SAVEPOINT"))
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            tx = store.bind(Failing(Sqlite3Session(db), "SAVEPOINT"))
             with pytest.raises(errors.StoreUnavailable):
                 tx.apply((Put("k", b"v"),))
             db.rollback()
@@ -496,6 +511,44 @@ class TestMigration:
         assert later.status().sweepable == 0
         [outcome] = store.commit([Unit((Put("gone", b"y", expected=0), Put("here", b"y", expected=3)))])
         assert outcome.results == (Advanced(version=1), Advanced(version=4))
+
+    def test_rows_of_an_older_schema_are_moved_by_the_next_sweep(self, open_at, path, monkeypatch):
+        with monkeypatch.context() as patch:
+            old = queries.load_migrations("sqlite")[:3]
+            patch.setattr("semel.stores.sqlite.load_migrations", lambda engine: old)
+            open_at().close()
+        columns = (
+            "seq, queue, scope, identity, state, holds, due, attempts, fence, owner, keep_until, id, source, type, size"
+        )
+        with contextlib.closing(sqlite3.connect(path)) as db, db:
+            rows = [(n, f"w{n}", 4 + n, "m") for n in range(3)]
+            values = "?, 'inbox/a', 'inbox/a', ?, ?, 0, 0, 2, 7, 'w', 9000000000000000, ?, 's', 't', 0"
+            db.executemany(f"INSERT INTO semel_work ({columns}) VALUES ({values})", rows)
+            db.execute("UPDATE semel_store SET work_seq = 3, commits = 1")
+        store = open_at()
+        assert store.sweep(time.time_ns() // 1000).moved == 1
+        rows = [store.work("inbox/a", f"w{n}") for n in range(3)]
+        assert [row.state for row in rows] == [WorkState.PARKED, WorkState.DONE, WorkState.DEAD]
+        assert [(row.attempts, row.fence, row.envelope.id) for row in rows] == [(2, 7, "m"), (0, 0, "w1"), (2, 7, "m")]
+
+    @pytest.mark.parametrize(
+        ("query", "index"),
+        [
+            ("read_history", "semel_ledger_message"),
+            ("work_rows_aside", "semel_work_aside"),
+            ("done_work", "semel_work_done"),
+            ("dead_work", "semel_work_dead"),
+            ("forget_identities", "semel_identity_keep"),
+            ("known_identities", "semel_identity_queue"),
+            ("known_identities", "semel_identity_scope"),
+        ],
+    )
+    def test_what_is_asked_often_has_an_index(self, open_at, query, index):
+        db = open_at()._writer
+        params = (1,) * len(set(re.findall(r"\?\d+", Q[query])) or re.findall(r"\?", Q[query]))
+        plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {Q[query]}", params)]
+        assert any(index in step for step in plan), plan
+        assert not any(step.startswith("SCAN semel") for step in plan), plan
 
     def test_a_state_that_an_older_process_has_set_again_is_not_swept(self, open_at, path):
         """It knows no time of deletion, and leaves the one that is there."""
@@ -621,3 +674,27 @@ def test_a_look_for_commits_of_others_that_fails_is_made_again(open_at, monkeypa
     assert store._commits_of_others() == before + 1
     store.commit([Unit((Append("hub/x", Envelope(id="2")),))])
     assert store._commits_of_others() == before + 1
+
+
+def test_a_look_for_work_reads_indexes(open_at, path):
+    open_at()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        plan = [row[3] for row in db.execute("EXPLAIN QUERY PLAN " + Q["work_due"], ("inbox/q", 0))]
+    assert not any(line.startswith("SCAN semel") for line in plan), plan
+    assert {index for line in plan for index in line.split() if index.startswith("semel_work_")} >= {
+        "semel_work_due", "semel_work_key_due", "semel_work_waiting",
+    }  # fmt: skip
+
+
+def test_a_claim_of_several_rows_of_each_key_reads_no_more_than_it_wants(open_at, monkeypatch):
+    store = open_at()
+    for key in range(30):
+        ops = [Enqueue("inbox/q", f"{key}.{n}", Envelope(id="m"), key=f"k{key:02}") for n in range(30)]
+        store.commit([Unit(tuple(ops))])
+    read = []
+    monkeypatch.setattr(sqlite_engine, "work_row_of", lambda row: read.append(row) or work_row_of(row))
+    for limit in (20, 45):
+        read.clear()
+        [outcome] = store.commit([Unit((Claim("inbox/q", "w", limit=limit, per_key=30),))])
+        assert len(outcome.results[0].rows) == limit
+        assert len(read) <= limit

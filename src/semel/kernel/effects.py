@@ -7,6 +7,7 @@ therefore only be written where it is true: in the answer to `Committed`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any, Protocol
 
 import msgspec
@@ -70,6 +71,19 @@ class LoadHead(msgspec.Struct, frozen=True):
         return store.head(self.stream)
 
 
+class LookForWork(msgspec.Struct, frozen=True):
+    """Say whether a claim on a queue may find something. A look costs a small read, a claim a commit."""
+
+    queue: str
+
+    def of(self, store: Store) -> bool:
+        return store.due(self.queue)
+
+
+Loading = Load | LoadAll | LoadHead | LookForWork
+"""Effects that are a question to the store: `effect.of(store)` is its answer."""
+
+
 class Send(msgspec.Struct, frozen=True, gc=False):
     """Put a message on the wire to `peer`. Nothing is promised about its arrival."""
 
@@ -110,7 +124,17 @@ class Close(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-Effect = Commit | Read | Load | LoadAll | LoadHead | Send | SetTimer | CancelTimer | Deliver | Notify | Close
+Effect = (
+    Commit | Read | Load | LoadAll | LoadHead | LookForWork | Send | SetTimer | CancelTimer | Deliver | Notify | Close
+)
+
+
+class OwnTransaction(Enum):
+    """What the application's code answers instead of ops when it ends work rows in transactions of its own: FINISHED,
+    or LOST when that transaction met a fence that is no longer the row's."""
+
+    FINISHED = "finished"
+    LOST = "lost"
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
@@ -173,8 +197,16 @@ class LoadedHead(msgspec.Struct, frozen=True):
     head: Position
 
 
+class WorkFound(msgspec.Struct, frozen=True):
+    """Whether there may be work in the queue. Somebody else may be faster, so a claim can still find nothing."""
+
+    queue: str
+    is_due: bool
+
+
 class LoadFailed(msgspec.Struct, frozen=True):
-    """`key` is that of a `Load`, the prefix of a `LoadAll`, or the stream of a `LoadHead`."""
+    """`key` is that of a `Load`, the prefix of a `LoadAll`, the stream of a `LoadHead`, or the queue of a
+    `LookForWork`."""
 
     key: str
     error: SemelError
@@ -209,15 +241,34 @@ class TimerFired(msgspec.Struct, frozen=True):
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """The application's code returned. `ops` are its own writes, to be committed together with the completion."""
+    """The application's code returned. `ops` are its own writes, to be committed together with the completion.
+    `finished`: it has completed the work row in a transaction of its own, and nothing is left to be written."""
 
     token: int
     ops: tuple[Op, ...] = ()
+    finished: bool = False
 
 
 class DeliverFailed(msgspec.Struct, frozen=True):
+    """The application's code raised `error`; `types` are the names of its class, see `retry.type_names`."""
+
     token: int
     error: str
+    types: tuple[str, ...] = ()
+
+
+class DeliverLost(msgspec.Struct, frozen=True):
+    """The application wanted to complete the work row in a transaction of its own and was told that the row is no
+    longer ours. Its writes were rolled back; whoever has the row now does them."""
+
+    token: int
+
+
+def delivered(token: int, answer: tuple[Op, ...] | OwnTransaction) -> Delivered | DeliverLost:
+    """The event for what the application's code returned."""
+    if answer is OwnTransaction.LOST:
+        return DeliverLost(token)
+    return Delivered(token, finished=True) if isinstance(answer, OwnTransaction) else Delivered(token, answer)
 
 
 class Wake(msgspec.Struct, frozen=True):
@@ -227,8 +278,19 @@ class Wake(msgspec.Struct, frozen=True):
     is_own: bool = False
 
 
+class Pause(msgspec.Struct, frozen=True):
+    """An operator or a circuit breaker stops a worker: it takes nothing new before `until`, or before a `Resume`. What
+    the application has goes on."""
+
+    until: float | None = None
+
+
 class Resume(msgspec.Struct, frozen=True):
-    """An operator lets a suspended machine go on."""
+    """An operator lets a suspended or paused machine go on."""
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """The process is closing: give back what has not been begun. Only machines with `wants_rest` hear of it."""
 
 
 Event = (
@@ -241,6 +303,7 @@ Event = (
     | Loaded
     | LoadedAll
     | LoadedHead
+    | WorkFound
     | LoadFailed
     | Received
     | PeerConnected
@@ -250,8 +313,11 @@ Event = (
     | TimerFired
     | Delivered
     | DeliverFailed
+    | DeliverLost
     | Wake
+    | Pause
     | Resume
+    | Drain
 )
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from semel.errors import SemelError
 from semel.kernel.effects import CommitFailed, Committed, CommitUnknown
-from semel.kernel.ops import Append, Applied, Enqueue, Op, Outcome, Put, PutBlob, Unit
+from semel.kernel.ops import Append, Applied, Enqueue, Op, Outcome, Put, PutBlob, Remember, Unit
 
 Completion = Committed | CommitFailed | CommitUnknown
 
@@ -196,6 +196,8 @@ def weigh(ops: Sequence[Op]) -> int:
             size += len(op.envelope.data) + 256
         elif type(op) is Put:
             size += len(op.value or b"") + 256
+        elif isinstance(op, Remember):
+            size += len(op.result) + 256
         elif isinstance(op, PutBlob):
             size += len(op.data)
         else:
@@ -208,10 +210,11 @@ def in_words(members: Sequence[WaitingCommit]) -> str:
     named: dict[str, list[str]] = {}
     others = 0
     for member in members:
-        news = [op for op in member.unit.ops if isinstance(op, Append | Enqueue)]
+        news = [op for op in member.unit.ops if isinstance(op, Append | Enqueue | Remember)]
         others += not news
         for op in news:
-            named.setdefault(op.stream if isinstance(op, Append) else op.queue, []).append(op.envelope.id)
+            id = op.identity if isinstance(op, Remember) else op.envelope.id
+            named.setdefault(op.stream if isinstance(op, Append) else op.queue, []).append(id)
     parts = [f"{where} {_listed(ids)}" for where, ids in sorted(named.items())]
     if others:
         parts.append(f"{others} without a message")

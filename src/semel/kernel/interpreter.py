@@ -27,6 +27,8 @@ from semel.kernel.effects import (
     LoadedHead,
     LoadFailed,
     LoadHead,
+    Loading,
+    LookForWork,
     Machine,
     Notify,
     Read,
@@ -37,6 +39,7 @@ from semel.kernel.effects import (
     SetTimer,
     TimerFired,
     Wake,
+    WorkFound,
 )
 from semel.kernel.group import CommitGroup, CommitQueue, Completion, GroupLimits
 from semel.kernel.ops import Outcome
@@ -69,7 +72,7 @@ class Driver(Protocol):
         """Then report read_done or read_failed."""
         ...
 
-    def load(self, seat: Seat, effect: Load | LoadAll | LoadHead) -> None:
+    def load(self, seat: Seat, effect: Loading) -> None:
         """Ask `effect.of(store)`, then report load_done or load_failed."""
         ...
 
@@ -192,12 +195,15 @@ class Interpreter:
     def load_done(
         self,
         seat: Seat,
-        effect: Load | LoadAll | LoadHead,
-        found: State | Sequence[tuple[str, State]] | Position | None,
+        effect: Loading,
+        found: State | Sequence[tuple[str, State]] | Position | bool | None,
     ) -> None:
         if isinstance(effect, LoadHead):
             assert isinstance(found, Position)
             self.feed(seat, LoadedHead(found))
+        elif isinstance(effect, LookForWork):
+            assert isinstance(found, bool)
+            self.feed(seat, WorkFound(effect.queue, found))
         elif isinstance(effect, Load):
             assert found is None or isinstance(found, State)
             self.feed(seat, Loaded(effect.key, found))
@@ -205,9 +211,9 @@ class Interpreter:
             assert isinstance(found, Sequence)
             self.feed(seat, LoadedAll(effect, found))
 
-    def load_failed(self, seat: Seat, effect: Load | LoadAll | LoadHead, error: SemelError) -> None:
+    def load_failed(self, seat: Seat, effect: Loading, error: SemelError) -> None:
         match effect:
-            case Load(key=key) | LoadAll(prefix=key) | LoadHead(stream=key):
+            case Load(key=key) | LoadAll(prefix=key) | LoadHead(stream=key) | LookForWork(queue=key):
                 self.feed(seat, LoadFailed(key, error))
 
     # -- performing
@@ -249,7 +255,7 @@ class Interpreter:
                 self._driver.send(seat, effect)
             case Read():
                 self._read(seat, effect)
-            case Load() | LoadAll() | LoadHead():
+            case Load() | LoadAll() | LoadHead() | LookForWork():
                 self._driver.load(seat, effect)
             case Deliver():
                 self._driver.deliver(seat, effect)

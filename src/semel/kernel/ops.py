@@ -1,4 +1,4 @@
-"""The ten writes that a store performs, and what it answers.
+"""The eleven writes that a store performs, and what it answers.
 
 Ops of one unit are applied together or not at all. A duplicate is an answer, not a failure: the unit goes on. `Stale`
 and `Conflict` are refusals: nothing of the unit is applied, and nothing of any later unit of the same chain.
@@ -41,6 +41,17 @@ OPEN_STATES = frozenset({
 
 KEEP_S = 7 * 24 * 3600.0
 """How long the identity of a finished work row is remembered unless the caller says otherwise."""
+
+RESULT_BYTES_MAX = 4096
+
+
+class Attempts(IntEnum):
+    """What a `Finish` does to the count of claims: nothing, count anew (a replay), or take the claim's own count back
+    (it was given back unused)."""
+
+    KEEP = 0
+    RESET = 1
+    RELEASE = 2
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
@@ -98,6 +109,9 @@ class Enqueue(msgspec.Struct, frozen=True, gc=False):
     new `due` and body, which is how a durable timer is set again, whatever has become of it: a claimed row is taken
     back under a new fence, so that its holder can no longer finish it, and one that was finished or put aside is
     opened again. A new turn that it takes among its key comes after those of the rows that are new in its commit.
+
+    A row keeps its key when it is set again. Of one that is done a sweep leaves only the identity: that one takes the
+    key that is given. `on_fresh` may be several events, as an `Append`'s.
     """
 
     queue: str
@@ -107,7 +121,25 @@ class Enqueue(msgspec.Struct, frozen=True, gc=False):
     due: int | None = None
     scope: str | None = None
     replace: bool = False
-    on_fresh: Event | None = None
+    on_fresh: Event | tuple[Event, ...] | None = None
+    on_duplicate: Event | None = None
+    guard: Guard | None = None
+
+
+class Remember(msgspec.Struct, frozen=True, gc=False):
+    """Remember an identity as handled: a work row that is DONE from the start and has no body.
+
+    It answers like an `Enqueue`, and an `Enqueue` of the same identity is its duplicate. `result` is kept with it, for
+    duplicates: at most 4 KiB. The event of a verdict that is a template becomes one about a message whose id is the
+    identity. `on_fresh` may be several: what is accepted and handled in one step has two things to tell.
+    """
+
+    queue: str
+    identity: str
+    scope: str | None = None
+    keep_s: float = KEEP_S
+    result: bytes = b""
+    on_fresh: Event | tuple[Event, ...] | None = None
     on_duplicate: Event | None = None
     guard: Guard | None = None
 
@@ -140,9 +172,12 @@ class Renew(msgspec.Struct, frozen=True, gc=False):
 class Finish(msgspec.Struct, frozen=True, gc=False):
     """Move a work row to another state: from a claim with its fence, or from an unclaimed state with `fence` None.
 
-    DONE and DEAD keep the identity for `keep_s`; DONE drops the body at once. SCHEDULED is a retry at `due`, or
+    DONE and DEAD keep the identity for `keep_s`; DEAD with `keep_s` None keeps the row until somebody finishes it
+    otherwise. DONE drops the body at once, and a sweep leaves only its identity. SCHEDULED is a retry at `due`, or
     `delay_s` from now by the store's clock, for callers whose own clock may differ; `delay_s` wins if both are given.
-    `holds` lets a parked or dead row keep blocking its key, so that nothing overtakes it.
+    `holds` lets a parked or dead row keep blocking its key, so that nothing overtakes it. A retry blocks its key unless
+    it `passes`: then it takes a new turn, behind the others, when it falls due. `attempts` says what becomes of the
+    count of claims.
     """
 
     queue: str
@@ -151,9 +186,11 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     fence: int | None = None
     due: int | None = None
     holds: bool = False
-    keep_s: float = KEEP_S
+    keep_s: float | None = KEEP_S
     cause: str | None = None
     delay_s: float | None = None
+    passes: bool = False
+    attempts: Attempts = Attempts.KEEP
 
 
 class Log(msgspec.Struct, frozen=True, gc=False):
@@ -179,7 +216,7 @@ class Trim(msgspec.Struct, frozen=True, gc=False):
     before: int
 
 
-Op = Append | Advance | Put | Enqueue | Claim | Renew | Finish | Log | PutBlob | Trim
+Op = Append | Advance | Put | Enqueue | Remember | Claim | Renew | Finish | Log | PutBlob | Trim
 
 
 class Fresh(msgspec.Struct, frozen=True, gc=False):
@@ -190,10 +227,15 @@ class Fresh(msgspec.Struct, frozen=True, gc=False):
 
 class Duplicate(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
     """It was there already, and this is where the first one stands. `differs`: under this identity something else is
-    there, as the digests of both tell; the ledger has no event of it."""
+    there, as the digests of both tell; the ledger has no event of it.
+
+    Of a work row `state` says what had become of the first one when this one came, and `result` is what was remembered
+    with it, if it was remembered."""
 
     position: Position
     differs: bool = False
+    state: WorkState | None = None
+    result: bytes | None = None
 
 
 class Advanced(msgspec.Struct, frozen=True, gc=False):
@@ -205,7 +247,8 @@ class Advanced(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class WorkRow:
-    """A work row as its claimer sees it. `attempts` counts claims, this one included."""
+    """A work row as its claimer sees it. `attempts` counts claims, this one included. `taken_over`: another claim on it
+    had expired, so its worker may have died or may still be at it. Only a `Claimed` says so."""
 
     queue: str
     identity: str
@@ -218,6 +261,7 @@ class WorkRow:
     owner: str
     envelope: Envelope
     cause: str | None = None
+    taken_over: bool = False
 
 
 class Claimed(msgspec.Struct, frozen=True, gc=False):

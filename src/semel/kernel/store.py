@@ -6,7 +6,8 @@
 2.  *Whole.* A unit is applied completely or not at all, its ledger events included.
 3.  *Once.* Of all appends to a stream with one identity, in all processes and for ever until `identity_keep_s` has
     passed, exactly one is `Fresh`. The others are `Duplicate` with the first one's position. The same holds for work
-    rows within their scope, whatever state the first row is in.
+    rows and remembered identities within their scope, whatever state the first row is in and whether or not a sweep has
+    reduced it to its identity; the answer says that state.
 4.  *In order.* Offsets of a stream are dense within an epoch and become visible in order: a reader that has seen n has
     been able to see every record before n. Units of one chain are applied in the order given.
 5.  *No silent skip.* A read below the trim mark answers `Trimmed`, a position of another epoch raises `EpochChanged`.
@@ -15,8 +16,8 @@
 7.  *Ordered claims.* Rows of a key are claimed in the order of their turn; none is claimed while an earlier one of the
     key is open, unless that one was put aside without holding the key.
 8.  *Nothing open is deleted.* `sweep` removes what is trimmed, finished and past its time, or never became visible,
-    and what is left of a state that was deleted `state_keep_s` ago. It works in short transactions and reports whether
-    more is waiting.
+    and what is left of a state that was deleted `state_keep_s` ago. Of a row that is done it leaves only the identity,
+    until that is past its time. It works in short transactions and reports whether more is waiting.
 9.  *Readers do not wait.* Reads never block a commit and are never blocked by one.
 10. *Work has an order within a commit.* However the ops are ordered, `Finish` and `Renew` come before `Enqueue`, and
     `Enqueue` before `Claim`. So a claim sees the rows that are new in its commit, but nothing else does: to finish or
@@ -29,7 +30,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,7 +38,7 @@ import msgspec
 
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Entry, Mark
-from semel.kernel.ops import MESSAGE, Op, Outcome, Result, Unit, WorkRow
+from semel.kernel.ops import MESSAGE, Op, Outcome, Result, Unit, WorkRow, WorkState
 from semel.kernel.position import Position
 
 BLOB_CHUNK_BYTES = 256 * 1024
@@ -111,7 +112,8 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What one sweep removed. `more` says that another call would find work."""
+    """What one sweep removed, and of how many work rows it left only the identity: `moved`. `more` says that another
+    call would find work."""
 
     records: int = 0
     identities: int = 0
@@ -120,6 +122,7 @@ class Swept:
     ledger: int = 0
     states: int = 0
     more: bool = False
+    moved: int = 0
 
     @property
     def total(self) -> int:
@@ -128,7 +131,8 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What `semel store status` shows."""
+    """What `semel store status` shows. `work` counts the rows that are not done, by queue and state; `remembered` are
+    the identities of those that are."""
 
     url: str
     engine: str
@@ -138,6 +142,7 @@ class Status:
     streams: tuple[StreamInfo, ...] = ()
     cursors: tuple[CursorInfo, ...] = ()
     work: dict[str, dict[str, int]] = field(default_factory=dict)
+    remembered: int = 0
     ledger_entries: int = 0
     sweepable: int = 0
     bytes: int = 0
@@ -151,9 +156,19 @@ class Tx(Protocol):
     Enqueue to an outbox instead; a relay moves it to the stream.
     """
 
-    def apply(self, ops: Sequence[Op]) -> tuple[Result, ...]:
-        """Apply the ops; raises `StaleFence` when a guard or a fence is stale, and the user rolls back."""
+    def apply(self, ops: Sequence[Op], *, wait: bool = True) -> tuple[Result, ...]:
+        """Apply the ops; raises `StaleFence` when a guard or a fence is stale, and the user rolls back.
+
+        With `wait` False it does not wait for another open transaction that has one of the identities and was not to
+        wait either, but raises `StoreBusy` at once. Where there is one writer at a time everybody waits as always.
+        """
         ...
+
+
+class AsyncTx(Protocol):
+    """A `Tx` on a connection whose calls are awaited."""
+
+    async def apply(self, ops: Sequence[Op], *, wait: bool = True) -> tuple[Result, ...]: ...
 
 
 class Store(Protocol):
@@ -192,6 +207,11 @@ class Store(Protocol):
         """Call `wake` from some thread after each commit by any process. Returns a function that stops it."""
         ...
 
+    def wake(self) -> None:
+        """Tell all who listen, in every process, that something was committed: after a user's own transaction, of
+        which the store hears nothing. Who cannot be told looks by himself a little later."""
+        ...
+
     def head(self, stream: str) -> Position:
         """The last offset given out, whether or not the record is still there."""
         ...
@@ -210,11 +230,31 @@ class Store(Protocol):
         ...
 
     def work(self, queue: str, identity: str) -> WorkRow | None:
-        """The work row as it stands, or None. For operators and checks; workers claim."""
+        """The work row as it stands, or None. For operators and checks; workers claim. Of one that is done and swept
+        only its place and its identity are left."""
+        ...
+
+    def work_rows(self, queue: str, states: Collection[WorkState], after: int = 0, limit: int = 100) -> list[WorkRow]:
+        """The rows of a queue in these states, with a `seq` above `after`, in the order of `seq`. One that is done is
+        among them until a sweep has come by."""
+        ...
+
+    def work_counts(self, queue_prefix: str = "") -> dict[str, dict[WorkState, int]]:
+        """How many rows are in which state, by queue. Those that are done are not counted: they may be millions."""
+        ...
+
+    def due(self, queue: str) -> bool:
+        """Whether a claim on the queue may find something: a small read that takes no locks. It is never False for long
+        while there is work, and True may turn out to be nothing."""
         ...
 
     def ledger(self, after: Mark, limit: int = 1000) -> list[Entry]:
         """Ledger entries after a mark. An entry that appears later never sorts before one already returned."""
+        ...
+
+    def history(self, message: str, limit: int = 1000) -> list[Entry]:
+        """The first ledger entries about one message, in order. What the ledger tells of a range of a stream is not
+        among them."""
         ...
 
     def index(self, after: Mark, limit: int = 1000) -> list[IndexEntry]:
@@ -237,7 +277,13 @@ class Store(Protocol):
         """Begin a new epoch: after a restore that Semel could not see by itself. Returns the new epoch."""
         ...
 
-    def bind(self, connection: Any) -> Tx: ...
+    def bind(self, connection: Any) -> Tx:
+        """`connection` is the user's own, to the database of this store, with a transaction open or about to open.
+
+        Refused, here or by the first `apply`: a connection in autocommit with no transaction, one to another store, and
+        one whose commits may be lost after they were answered.
+        """
+        ...
 
     def check(self) -> None:
         """Raise what keeps the store from taking commits, as far as that can be told within about a second and without

@@ -7,11 +7,14 @@ an effect and the mark that it happened cannot be without each other.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from semel.errors import EpochChanged
+from xxhash import xxh64_intdigest
+
+from semel.errors import ConfigError, EpochChanged
 from semel.kernel.effects import (
     Close,
     Commit,
@@ -21,31 +24,72 @@ from semel.kernel.effects import (
     Deliver,
     Delivered,
     DeliverFailed,
+    DeliverLost,
+    Drain,
     Effect,
     Event,
+    LoadFailed,
+    LookForWork,
     Notify,
+    Pause,
     Read,
     ReadDone,
     ReadFailed,
     ReadTrimmed,
+    Resume,
     Wake,
+    WorkFound,
 )
 from semel.kernel.lease import renew_at
 from semel.kernel.ledger import Kind, message_event
-from semel.kernel.ops import Advance, Claim, Claimed, Finish, Log, Op, Renew, Stale, WorkRow, WorkState
+from semel.kernel.ops import (
+    KEEP_S,
+    Advance,
+    Attempts,
+    Claim,
+    Claimed,
+    Finish,
+    Log,
+    Op,
+    Renew,
+    Stale,
+    WorkRow,
+    WorkState,
+)
 from semel.kernel.position import Position
-from semel.kernel.retry import Again, RetryPolicy
+from semel.kernel.retry import (
+    Again,
+    AnyFailure,
+    Decision,
+    Enough,
+    Failure,
+    FailurePolicy,
+    PauseThen,
+    Release,
+    Requeue,
+    RetryPolicy,
+)
 from semel.kernel.store import Record
 from semel.kernel.text import clean_cause
 
 CLAIM_AGAIN_S = 1.0
 RENEW_AGAIN = 1 / 10
 """A renewal that failed is made again after this part of the lease."""
+WORKER_DIED = ("semel.WorkerDied", "Exception", "BaseException")
+"""The names under which a policy finds a message whose worker died again and again."""
+RENEW_TOGETHER = 1 / 6
+"""Who is to be renewed within this part of the lease is renewed with one that is due."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """`parallel` rows at most are with the application at a time; a wake or `idle_s` makes it look for more."""
+    """`parallel` rows at most are with the application at a time, and `ahead` more wait for it in memory. A claim is
+    made when `batch` rows fit, or when nothing is held: one commit then serves many rows. A wake or `idle_s` makes it
+    look for more.
+
+    `policy` decides by what went wrong; without one `retry` decides alike for all failures. What is done is remembered
+    for `keep_s`, what is dead stays for `dead_keep_s`: None is until somebody replays or discards it.
+    """
 
     name: str
     queue: str
@@ -55,27 +99,70 @@ class WorkerConfig:
     lease_s: float = 30.0
     idle_s: float = 5.0
     retry: RetryPolicy = field(default_factory=lambda: RetryPolicy(retries=9, then="dead_letter"))
+    ahead: int = 0
+    batch: int = 1
+    keep_s: float = KEEP_S
+    dead_keep_s: float | None = KEEP_S
+    policy: FailurePolicy | None = None
+
+    def __post_init__(self) -> None:
+        if self.parallel < 1 or self.ahead < 0:
+            raise ConfigError(
+                f"parallel is {self.parallel} and ahead is {self.ahead}",
+                fix="let at least one row be with the application, and none or more wait for it",
+            )
+        if not 1 <= self.batch <= self.capacity:
+            raise ConfigError(
+                f"batch is {self.batch}, and {self.capacity} rows fit",
+                fix="use a batch between 1 and parallel + ahead",
+            )
+
+    @property
+    def capacity(self) -> int:
+        return self.parallel + self.ahead
 
 
 @dataclass(slots=True)
 class _Held:
+    """A row that we have claimed. `until` is when its lease ends by our clock, as far as the store has confirmed it;
+    `asked_until` is what the renewal under way asks for."""
+
     row: WorkRow
     renew_at: float
+    until: float
+    asked_until: float = 0.0
     finishing: bool = False
 
 
 class Worker:
     """Claims, delivers, finishes. What it holds when it dies is claimed by another after the lease."""
 
+    wants_rest = True
+
     def __init__(self, config: WorkerConfig) -> None:
         self.name = config.name
         self.config = config
+        self._policy: FailurePolicy = config.policy or AnyFailure(config.retry)
         self._token = 0
         self._held: dict[int, _Held] = {}
+        self._waiting: deque[int] = deque()
+        self._with_app: set[int] = set()
         self._claiming: int | None = None
+        self._asked_at = 0.0
+        self._asked_for = 0
         self._renewing: dict[int, int] = {}
         self._finishing: dict[int, int] = {}
+        self._releasing: set[int] = set()
         self._look_at: float | None = None
+        self._looking = False
+        self._woken = False
+        self._is_dry = False
+        self._paused_until: float | None = None
+        self._resting = False
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused_until is not None
 
     def start(self, now: float) -> Sequence[Effect]:
         return self._claim(now)
@@ -92,55 +179,185 @@ class Worker:
                 return self._renew_again(token, now)
             case CommitFailed(token=token) | CommitUnknown(token=token):
                 return self._failed(token, now)
-            case Delivered(token=token, ops=ops):
-                return self._finish(token, WorkState.DONE, Kind.HANDLED, ops=ops)
-            case DeliverFailed(token=token, error=error):
-                return self._try_again(token, error, now)
-            case Wake():
-                return self._claim(now)
+            case Delivered() | DeliverFailed() | DeliverLost():
+                return self._answered(event, now)
+            case Wake(is_own=is_own):
+                return self._wake(is_own, now)
+            case WorkFound(is_due=is_due):
+                return self._looked(is_due, now)
+            case LoadFailed():
+                self._looking, self._look_at = False, now + CLAIM_AGAIN_S
+            case Pause(until=until):
+                return self._pause(until)
+            case Resume():
+                return self._resume(now)
+            case Drain():
+                self._resting = True
+                return self._release_waiting()
         return ()
 
     def next_deadline(self) -> float | None:
         deadlines = [held.renew_at for held in self._held.values() if not held.finishing]
+        if self._paused_until is not None and self._paused_until < math.inf:
+            deadlines.append(self._paused_until)
         if self._look_at is not None and self._may_claim():
             deadlines.append(self._look_at)
         return min(deadlines, default=None)
 
     def on_timer(self, now: float) -> Sequence[Effect]:
-        effects: list[Effect] = []
-        for token, held in self._held.items():
-            if not held.finishing and now >= held.renew_at:
-                effects.append(self._renew(token, held, now))
-        if self._look_at is not None and now >= self._look_at:
-            effects += self._claim(now)
+        effects = self._renew_due(now)
+        if self._paused_until is not None and now >= self._paused_until:
+            effects += self._resume(now)
+        elif self._look_at is not None and now >= self._look_at:
+            effects += self._look(now)
         return effects
 
     def _next_token(self) -> int:
         self._token += 1
         return self._token
 
+    # -- looking for work and claiming it
+
+    def _wake(self, is_own: bool, now: float) -> list[Effect]:
+        """A claim of ours that is under way has missed what others committed since; what we committed it has seen."""
+        if self._claiming is not None:
+            self._woken = self._woken or not is_own
+            return []
+        return self._look(now) if is_own and self._is_dry else self._claim(now)
+
+    def _look(self, now: float) -> list[Effect]:
+        """A read instead of a commit, for when there is probably nothing."""
+        if not self._may_claim():
+            return []
+        self._look_at = None
+        if self._looking:
+            self._woken = True
+            return []
+        self._looking = True
+        return [LookForWork(self.config.queue)]
+
+    def _looked(self, is_due: bool, now: float) -> list[Effect]:
+        self._looking = False
+        if is_due:
+            return self._claim(now)
+        if self._take_woken():
+            return self._look(now)
+        if self._look_at is None:
+            self._look_at = now + self.config.idle_s
+        return []
+
+    def _take_woken(self) -> bool:
+        woken, self._woken = self._woken, False
+        return woken
+
+    def _room(self) -> int:
+        """Rows that we have lost may still be with the application, and count until it returns."""
+        return self.config.capacity - len(self._held) - len(self._with_app - self._held.keys())
+
     def _may_claim(self) -> bool:
-        return self._claiming is None and len(self._held) < self.config.parallel
+        if self._claiming is not None or self._paused_until is not None or self._resting:
+            return False
+        room = self._room()
+        return room > 0 and (room >= self.config.batch or not self._held)
 
     def _claim(self, now: float) -> list[Effect]:
         if not self._may_claim():
             return []
-        self._look_at = None
+        self._look_at, self._woken = None, False
         self._claiming = self._next_token()
-        room = self.config.parallel - len(self._held)
-        claim = Claim(self.config.queue, self.name, limit=room, lease_s=self.config.lease_s)
+        self._asked_at, self._asked_for = now, self._room()
+        claim = Claim(self.config.queue, self.name, limit=self._asked_for, lease_s=self.config.lease_s)
         return [Commit((claim,), self._claiming, chain=None)]
 
     def _claimed(self, results: Sequence[object], now: float) -> list[Effect]:
         self._claiming = None
         assert isinstance(results[0], Claimed)
-        effects: list[Effect] = []
-        for row in results[0].rows:
-            token = self._next_token()
-            self._held[token] = _Held(row, renew_at(now, self.config.lease_s))
-            effects.append(Deliver(row, token, row.attempts))
+        rows = results[0].rows
+        self._is_dry = len(rows) < self._asked_for
         self._look_at = now + self.config.idle_s
+        effects: list[Effect] = []
+        for row in rows:
+            effects += self._take(row, now)
+        if self._resting or self.is_paused:
+            return [*effects, *self._release_waiting()]
+        effects += self._hand_out(now)
+        return [*effects, *self._claim(now)] if self._take_woken() and self._is_dry else effects
+
+    def _take(self, row: WorkRow, now: float) -> list[Effect]:
+        """A row that nobody may try any more, because whoever had it last did not live to say so, is not handed out."""
+        token = self._next_token()
+        self._held[token] = _Held(row, renew_at(now, self.config.lease_s), self._asked_at + self.config.lease_s)
+        last = self._policy.last_attempt(row)
+        if last is not None and row.attempts > last:
+            decision = self._policy.decide(_died(row), row, row.attempts - 1, now, _chance(row))
+            if isinstance(decision, Enough):
+                return self._carry_out(token, decision, _died(row).text, now)
+        self._waiting.append(token)
+        return []
+
+    def _hand_out(self, now: float) -> list[Effect]:
+        """One whose lease has run out, because nothing could be renewed, is no longer worth beginning."""
+        effects: list[Effect] = []
+        while self._waiting and len(self._with_app) < self.config.parallel:
+            token = self._waiting.popleft()
+            held = self._held.get(token)
+            if held is not None and now >= held.until:
+                del self._held[token]
+            elif held is not None:
+                self._with_app.add(token)
+                effects.append(Deliver(held.row, token, held.row.attempts))
         return effects
+
+    def _go_on(self, now: float) -> list[Effect]:
+        """There is room for more."""
+        return [*self._hand_out(now), *(self._look(now) if self._is_dry else self._claim(now))]
+
+    # -- what the application answers
+
+    def _answered(self, event: Delivered | DeliverFailed | DeliverLost, now: float) -> list[Effect]:
+        self._with_app.discard(event.token)
+        if event.token not in self._held:
+            # lost meanwhile; at least there is room now
+            return self._go_on(now)
+        match event:
+            case Delivered(token=token, finished=True):
+                del self._held[token]
+                return self._go_on(now)
+            case Delivered(token=token, ops=ops):
+                return [*self._finish(token, WorkState.DONE, Kind.HANDLED, ops=ops), *self._hand_out(now)]
+            case DeliverFailed(token=token, error=error, types=types):
+                failure = Failure(clean_cause(error), types)
+                return [*self._try_again(token, failure, now), *self._hand_out(now)]
+            case DeliverLost(token=token):
+                return [*self._lose(token), *self._go_on(now)]
+
+    def _try_again(self, token: int, failure: Failure, now: float) -> list[Effect]:
+        held = self._held.get(token)
+        if held is None:
+            return []
+        decision = self._policy.decide(failure, held.row, held.row.attempts, now, _chance(held.row))
+        return self._carry_out(token, decision, failure.text, now)
+
+    def _carry_out(self, token: int, decision: Decision, cause: str, now: float) -> list[Effect]:
+        match decision:
+            case Again(at=at, passes=passes):
+                # a wait, not a time: the store's clock says when a row is due, and ours may go differently
+                wait_s = max(0.0, at - now)
+                return self._finish(
+                    token, WorkState.SCHEDULED, Kind.FAILED, delay_s=wait_s, cause=cause, passes=passes
+                )  # fmt: skip
+            case Requeue():
+                return self._finish(token, WorkState.SCHEDULED, Kind.FAILED, delay_s=0.0, cause=cause, passes=True)
+            case Release():
+                return self._finish(token, WorkState.READY, Kind.FAILED, cause=cause, attempts=Attempts.RELEASE)
+            case Enough(then="discard"):
+                return self._finish(token, WorkState.DONE, Kind.DISCARDED, cause=cause)
+            case Enough(then="dead_letter", holds=holds):
+                return self._finish(token, WorkState.DEAD, Kind.DEAD_LETTERED, cause=cause, holds=holds)
+            case Enough(holds=holds):
+                return self._finish(token, WorkState.PARKED, Kind.SUSPENDED, cause=cause, holds=holds)
+            case PauseThen(for_s=for_s, then=then):
+                return [*self._carry_out(token, then, cause, now), *self._pause(now + for_s)]
 
     def _finish(
         self,
@@ -151,6 +368,9 @@ class Worker:
         ops: tuple[Op, ...] = (),
         delay_s: float | None = None,
         cause: str | None = None,
+        passes: bool = False,
+        holds: bool = False,
+        attempts: Attempts = Attempts.KEEP,
     ) -> list[Effect]:
         """The application's writes, the row's end and the ledger event: all under the fence, or none of them."""
         held = self._held.get(token)
@@ -158,30 +378,63 @@ class Worker:
             return []
         held.finishing = True
         row = held.row
-        finish = Finish(row.queue, row.identity, to, fence=row.fence, delay_s=delay_s, cause=cause)
+        finish = Finish(
+            row.queue, row.identity, to, fence=row.fence, delay_s=delay_s, cause=cause, passes=passes, holds=holds,
+            keep_s=self.config.dead_keep_s if to is WorkState.DEAD else self.config.keep_s, attempts=attempts,
+        )  # fmt: skip
         config = self.config
         event = message_event(kind, config.hop, config.pipeline, row.envelope, attempt=row.attempts, cause=cause)
         commit = self._next_token()
         self._finishing[commit] = token
         return [Commit((finish, *ops, Log(event)), commit, chain=None)]
 
-    def _try_again(self, token: int, error: str, now: float) -> list[Effect]:
-        held = self._held.get(token)
+    def _settled(self, commit: int, now: float) -> list[Effect]:
+        if commit in self._releasing:
+            self._releasing.remove(commit)
+            return []
+        if (token := self._renewing.pop(commit, None)) is not None:
+            if (renewed := self._held.get(token)) is not None:
+                renewed.until = renewed.asked_until
+            return []
+        held = self._held.pop(self._finishing.pop(commit), None)
+        # the next of its key may be claimed now
+        return self._claim(now) if held is not None and held.row.key is not None else self._go_on(now)
+
+    def _failed(self, commit: int, now: float) -> list[Effect]:
+        """Let go of the row: either another worker has it already, or the lease will run out and one will claim it."""
+        if commit == self._claiming:
+            self._claiming = None
+            self._look_at = now + CLAIM_AGAIN_S
+            return []
+        if commit in self._releasing:
+            self._releasing.remove(commit)
+            return []
+        token = self._finishing.pop(commit, None) or self._renewing.pop(commit, None)
+        self._look_at = min(self._look_at or now + CLAIM_AGAIN_S, now + CLAIM_AGAIN_S)
+        return [*self._lose(token), *self._hand_out(now)] if token is not None else []
+
+    def _lose(self, token: int) -> list[Effect]:
+        held = self._held.pop(token, None)
         if held is None:
             return []
-        error = clean_cause(error)
-        decision = self.config.retry.decide(held.row.attempts, now, 0.0)
-        if isinstance(decision, Again):
-            # a wait, not a time: the store's clock says when a row is due, and ours may go differently
-            return self._finish(token, WorkState.SCHEDULED, Kind.FAILED, delay_s=decision.at - now, cause=error)
-        if decision.then == "discard":
-            return self._finish(token, WorkState.DONE, Kind.DISCARDED, cause=error)
-        if decision.then == "dead_letter":
-            return self._finish(token, WorkState.DEAD, Kind.DEAD_LETTERED, cause=error)
-        return self._finish(token, WorkState.PARKED, Kind.SUSPENDED, cause=error)
+        return [Notify("claim-lost", f"{self.name} lost its claim on {held.row.identity}", held.row.envelope.id)]
+
+    # -- leases
+
+    def _renew_due(self, now: float) -> list[Effect]:
+        """Those that are nearly due come along: what is asked for together is one transaction."""
+        if not any(now >= held.renew_at for held in self._held.values() if not held.finishing):
+            return []
+        soon = now + self.config.lease_s * RENEW_TOGETHER
+        return [
+            self._renew(token, held, now)
+            for token, held in self._held.items()
+            if not held.finishing and held.renew_at <= soon
+        ]
 
     def _renew(self, token: int, held: _Held, now: float) -> Commit:
         held.renew_at = renew_at(now, self.config.lease_s)
+        held.asked_until = now + self.config.lease_s
         commit = self._next_token()
         self._renewing[commit] = token
         renew = Renew(held.row.queue, held.row.identity, held.row.fence, self.config.lease_s)
@@ -194,29 +447,43 @@ class Worker:
             held.renew_at = min(held.renew_at, now + self.config.lease_s * RENEW_AGAIN)
         return []
 
-    def _settled(self, commit: int, now: float) -> list[Effect]:
-        if self._renewing.pop(commit, None) is None:
-            token = self._finishing.pop(commit)
-            self._held.pop(token, None)
-            return self._claim(now)
-        return []
+    # -- pausing and closing
 
-    def _failed(self, commit: int, now: float) -> list[Effect]:
-        """Let go of the row: either another worker has it already, or the lease will run out and one will claim it."""
-        if commit == self._claiming:
-            self._claiming = None
-            self._look_at = now + CLAIM_AGAIN_S
-            return []
-        token = self._finishing.pop(commit, None) or self._renewing.pop(commit, None)
-        held = self._held.pop(token, None) if token is not None else None
-        self._look_at = min(self._look_at or now + CLAIM_AGAIN_S, now + CLAIM_AGAIN_S)
-        if held is None:
-            return []
-        return [Notify("claim-lost", f"{self.name} lost its claim on {held.row.identity}", held.row.envelope.id)]
+    def _pause(self, until: float | None) -> list[Effect]:
+        self._paused_until = math.inf if until is None else until
+        return self._release_waiting()
+
+    def _resume(self, now: float) -> list[Effect]:
+        self._paused_until = None
+        return self._claim(now)
+
+    def _release_waiting(self) -> list[Effect]:
+        """What nobody has begun is given back, each for itself: that one is lost says nothing of the others."""
+        tokens, self._waiting = self._waiting, deque()
+        rows = [held.row for token in tokens if (held := self._held.pop(token, None)) is not None]
+        return [self._release(row) for row in rows]
+
+    def _release(self, row: WorkRow) -> Commit:
+        commit = self._next_token()
+        self._releasing.add(commit)
+        finish = Finish(row.queue, row.identity, WorkState.READY, fence=row.fence, attempts=Attempts.RELEASE)
+        return Commit((finish,), commit, chain=None)
 
 
 def _is_stale(results: Sequence[object]) -> bool:
     return any(isinstance(result, Stale) for result in results)
+
+
+def _died(row: WorkRow) -> Failure:
+    if row.cause is None:
+        return Failure(f"its worker died {row.attempts - 1} times while it had this message", WORKER_DIED)
+    text = f"its worker died while it had this message, at attempt {row.attempts - 1}; before that: {row.cause}"
+    return Failure(clean_cause(text), WORKER_DIED)
+
+
+def _chance(row: WorkRow) -> float:
+    """In [0, 1), another one for each row and attempt, and the same whoever asks."""
+    return xxh64_intdigest(f"{row.identity} {row.attempts}".encode()) / 2**64
 
 
 @dataclass(frozen=True, slots=True)

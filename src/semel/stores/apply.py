@@ -27,6 +27,7 @@ from semel.kernel.ops import (
     Advanced,
     Append,
     Applied,
+    Attempts,
     Claim,
     Claimed,
     Conflict,
@@ -40,6 +41,7 @@ from semel.kernel.ops import (
     Put,
     PutBlob,
     Refused,
+    Remember,
     Renew,
     Result,
     Skipped,
@@ -78,7 +80,7 @@ class _Application:
     puts: list[tuple[str, bytes | None, int]] = field(default_factory=list)
     advances: list[tuple[str, Position, bool]] = field(default_factory=list)
     chunks: list[tuple[str, int, bytes]] = field(default_factory=list)
-    enqueues: list[tuple[_Slot, Enqueue]] = field(default_factory=list)
+    enqueues: list[tuple[_Slot, Enqueue | Remember]] = field(default_factory=list)
     claims: list[tuple[_Slot, Claim]] = field(default_factory=list)
     appends: list[tuple[_Slot, Append]] = field(default_factory=list)
     trims: list[tuple[_Slot, Trim]] = field(default_factory=list)
@@ -177,7 +179,7 @@ class _Application:
         match op:
             case Append():
                 self.appends.append((slot, op))
-            case Enqueue():
+            case Enqueue() | Remember():
                 self.enqueues.append((slot, op))
             case Log():
                 self.events.append(op.event)
@@ -247,25 +249,32 @@ class _Application:
             return Stale(row.fence if row is not None else 0)
         if op.to is WorkState.CLAIMED:
             raise StoreRefused("a row is not finished into a claim", fix="use Claim")
-        self._set(self.work, (op.queue, op.identity), WorkHead(row.seq, row.key, op.to, row.fence))
-        self.moves.append(self._finish_move(op, row))
+        attempts = _attempts_after(op, row.attempts)
+        self._set(self.work, (op.queue, op.identity), WorkHead(row.seq, row.key, op.to, row.fence, attempts))
+        self.moves.append(self._finish_move(op, row, attempts))
         return _DONE
 
-    def _finish_move(self, op: Finish, row: WorkHead) -> Move:
-        """A retry keeps its key, so nothing overtakes it; a row put aside keeps it only when asked to."""
-        ended = op.to in (WorkState.DONE, WorkState.DEAD)
+    def _finish_move(self, op: Finish, row: WorkHead, attempts: int) -> Move:
+        """A retry keeps its key, so nothing overtakes it, unless it passes; a row put aside keeps it only when asked
+        to."""
+        is_open = op.to in (WorkState.READY, WorkState.SCHEDULED) and not (op.passes and row.key is not None)
         return Move(
             queue=op.queue,
             identity=op.identity,
             key=row.key,
             state=op.to,
             fence=row.fence,
-            holds=op.to in (WorkState.READY, WorkState.SCHEDULED) or (op.holds and op.to is not WorkState.DONE),
+            holds=is_open or (op.holds and op.to is not WorkState.DONE),
             due=self._due_of(op),
-            keep_until=self.engine.now + int(op.keep_s * 1_000_000) if ended else None,
+            keep_until=self._keep_until(op.keep_s) if op.to in (WorkState.DONE, WorkState.DEAD) else None,
             cause=op.cause,
             drop_body=op.to is WorkState.DONE,
+            attempts=attempts,
         )
+
+    def _keep_until(self, keep_s: float | None) -> int | None:
+        """None is for ever."""
+        return self.engine.now + int(keep_s * 1_000_000) if keep_s is not None else None
 
     def _due_of(self, op: Finish) -> int:
         if op.delay_s is not None:
@@ -314,40 +323,49 @@ class _Application:
         again: list[tuple[str, Enqueue]] = []
         seen: set[tuple[str, str]] = set()
         for (results, at), op in self.enqueues:
-            pair = (op.scope or op.queue, op.identity)
-            seq, new, queue = answers[pair]
-            position = Position(queue, engine.epoch, seq)
-            if new and pair not in seen:
+            pair, envelope = (op.scope or op.queue, op.identity), work_envelope(op)
+            known = answers[pair]
+            position = Position(known.queue, engine.epoch, known.seq)
+            if known.is_new and pair not in seen:
                 seen.add(pair)
                 results[at] = Fresh(position)
-                self._note(op.on_fresh, op.envelope)
-                _name_blob(op.envelope, named)
+                self._note(op.on_fresh, envelope)
+                _name_blob(envelope, named)
                 continue
-            results[at] = Duplicate(position)
-            self._note(op.on_duplicate, op.envelope)
-            if op.replace:
-                again.append((queue, op))
-                _name_blob(op.envelope, named)
+            results[at] = Duplicate(position, state=known.state, result=known.result)
+            self._note(op.on_duplicate, envelope)
+            if isinstance(op, Enqueue) and op.replace:
+                again.append((known.queue, op))
+                _name_blob(envelope, named)
         if again:
             engine.move_work(self._replacements(again))
         if named:
             engine.name_blobs(named)
 
-    def _new_work(self, op: Enqueue) -> NewWork:
+    def _new_work(self, op: Enqueue | Remember) -> NewWork:
         """A row that is scheduled takes its turn among its key only when it falls due."""
         now = self.engine.now
+        if isinstance(op, Remember):
+            return NewWork(
+                op.queue, op.scope or op.queue, op.identity, None, WorkState.DONE, now, False, work_envelope(op),
+                self._keep_until(op.keep_s), op.result,
+            )  # fmt: skip
         due = op.due if op.due is not None else now
         state = WorkState.SCHEDULED if due > now else WorkState.READY
         holds = op.key is None or state is WorkState.READY
         return NewWork(op.queue, op.scope or op.queue, op.identity, op.key, state, due, holds, op.envelope)
 
     def _replacements(self, again: Sequence[tuple[str, Enqueue]]) -> list[Move]:
-        """A row that is set again keeps its queue and its key, whatever the op says: its order depends on them."""
+        """A row that is set again keeps its queue and its key, whatever the op says: its order depends on them. One
+        that has no key left takes the first that is given."""
         heads = self.engine.lock_work(sorted({(queue, op.identity) for queue, op in again}))
-        return [
-            self._replacement(msgspec.structs.replace(op, queue=queue, key=heads[queue, op.identity].key))
-            for queue, op in again
-        ]
+        moves: list[Move] = []
+        for queue, op in again:
+            head = heads[queue, op.identity]
+            if head.is_bare:
+                head.key, head.is_bare = op.key, False
+            moves.append(self._replacement(msgspec.structs.replace(op, queue=queue, key=head.key)))
+        return moves
 
     def _replacement(self, op: Enqueue) -> Move:
         """A new fence, so that whoever holds the row at this moment cannot finish what was set again."""
@@ -422,13 +440,23 @@ class _Application:
             raise StoreRefused(f"stream {stream} is at its last offset", fix="begin a new stream")
         return head
 
-    def _note(self, event: Event | None, envelope: Envelope) -> None:
-        """The event of a verdict; a template becomes an event about this one message."""
-        if event is None:
-            return
-        if event.is_template:
-            event = msgspec.structs.replace(event, message=envelope.id, session=envelope.session, idx=envelope.index)
-        self.events.append(event)
+    def _note(self, told: Event | tuple[Event, ...] | None, envelope: Envelope) -> None:
+        """The events of a verdict."""
+        self.events += [fill_event(event, envelope) for event in events_of(told)]
+
+
+def events_of(told: Event | tuple[Event, ...] | None) -> tuple[Event, ...]:
+    """What a verdict tells: nothing, one thing or several."""
+    if told is None:
+        return ()
+    return told if isinstance(told, tuple) else (told,)
+
+
+def fill_event(event: Event, envelope: Envelope) -> Event:
+    """A template becomes an event about this one message."""
+    if not event.is_template:
+        return event
+    return msgspec.structs.replace(event, message=envelope.id, session=envelope.session, idx=envelope.index)
 
 
 def _plain_appends(units: Sequence[Unit]) -> list[Append] | None:
@@ -474,6 +502,20 @@ class _Ranges:
             all_messages += messages
         for template, (positions, messages) in merged.items():
             yield range_event(template, min(positions), max(positions), messages)
+
+
+def _attempts_after(op: Finish, attempts: int) -> int:
+    match op.attempts:
+        case Attempts.RESET:
+            return 0
+        case Attempts.RELEASE:
+            return max(0, attempts - 1)
+    return attempts
+
+
+def work_envelope(op: Enqueue | Remember) -> Envelope:
+    """What is remembered has no message of its own: its identity stands for it."""
+    return op.envelope if isinstance(op, Enqueue) else Envelope(id=op.identity)
 
 
 def _name_blob(envelope: Envelope, named: list[tuple[str, int]]) -> None:

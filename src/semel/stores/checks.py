@@ -13,7 +13,23 @@ from typing import Any
 from semel.errors import InputError, LimitExceeded, LocalProtocolError
 from semel.kernel.lease import Guard
 from semel.kernel.ledger import Event
-from semel.kernel.ops import Advance, Append, Claim, Enqueue, Finish, Log, Put, PutBlob, Renew, Trim, Unit
+from semel.kernel.ops import (
+    RESULT_BYTES_MAX,
+    Advance,
+    Append,
+    Attempts,
+    Claim,
+    Enqueue,
+    Finish,
+    Log,
+    Put,
+    PutBlob,
+    Remember,
+    Renew,
+    Trim,
+    Unit,
+    WorkState,
+)
 from semel.kernel.position import OFFSET_MAX
 from semel.kernel.store import BLOB_CHUNK_BYTES
 from semel.kernel.text import CAUSE_CHARS_MAX, NAME_CHARS_MAX, check_id, check_stream, check_text
@@ -87,7 +103,17 @@ def _check_enqueue(op: Enqueue) -> None:
     _check_verdict_events(op)
 
 
-def _check_verdict_events(op: Append | Enqueue) -> None:
+def _check_remember(op: Remember) -> None:
+    _check_name(op.queue)
+    check_id("identity", op.identity)
+    if op.scope is not None:
+        check_text("scope", op.scope, chars_max=KEY_CHARS_MAX)
+    _check_seconds("keep_s", op.keep_s)
+    _check_bytes("result", op.result, RESULT_BYTES_MAX, "keep what is large elsewhere, and its name here")
+    _check_verdict_events(op)
+
+
+def _check_verdict_events(op: Append | Enqueue | Remember) -> None:
     for event in op.on_fresh if isinstance(op.on_fresh, tuple) else (op.on_fresh,):
         if event is not None:
             _check_event(event)
@@ -134,13 +160,30 @@ def _check_renew(op: Renew) -> None:
 def _check_finish(op: Finish) -> None:
     _check_name(op.queue)
     check_id("identity", op.identity)
-    _check_seconds("keep_s", op.keep_s)
+    _check_keep(op)
+    _check_attempts(op)
     if op.due is not None:
         _check_number("due", op.due, 0, TIME_MAX)
     if op.delay_s is not None:
         _check_seconds("delay_s", op.delay_s)
     if op.cause is not None:
         check_text("cause", op.cause, chars_max=CAUSE_CHARS_MAX, empty=True)
+    if op.passes and op.to is not WorkState.SCHEDULED:
+        raise LocalProtocolError(f"a row that is {op.to.name} does not pass", fix="passes is for SCHEDULED, a retry")
+
+
+def _check_keep(op: Finish) -> None:
+    if op.keep_s is not None:
+        _check_seconds("keep_s", op.keep_s)
+    elif op.to is WorkState.DONE:
+        raise InputError("an identity that is done is not kept for ever", fix="say for how long: keep_s")
+
+
+def _check_attempts(op: Finish) -> None:
+    if not isinstance(op.attempts, Attempts):
+        raise InputError(f"attempts is {op.attempts!r}", fix="use one of Attempts.KEEP, RESET and RELEASE")
+    if op.attempts is Attempts.RELEASE and op.fence is None:
+        raise InputError("only the count of a claim can be taken back", fix="give the fence of the claim")
 
 
 def _check_log(op: Log) -> None:
@@ -234,6 +277,7 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     Advance: _check_advance,
     Put: _check_put,
     Enqueue: _check_enqueue,
+    Remember: _check_remember,
     Claim: _check_claim,
     Renew: _check_renew,
     Finish: _check_finish,

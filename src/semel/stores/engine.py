@@ -21,12 +21,15 @@ from semel.kernel.store import StreamInfo
 
 @dataclass(slots=True)
 class WorkHead:
-    """What is needed of a work row to decide whether a write to it may land."""
+    """What is needed of a work row to decide whether a write to it may land. `is_bare`: only its identity was left, so
+    that it has no key to keep."""
 
     seq: int
     key: str | None
     state: WorkState
     fence: int
+    attempts: int = 0
+    is_bare: bool = False
 
 
 @dataclass(slots=True)
@@ -39,7 +42,8 @@ class CursorHead:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A work row's new place. `fence` is the one that the row has from now on; `due` None leaves it as it is.
+    """A work row's new place. `key` and `fence` are those that it has from now on; `due` None leaves it as it is. What
+    was remembered with it is forgotten.
 
     `holds` says whether the row keeps its key from later rows. `attempts` None leaves the count.
     """
@@ -60,6 +64,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class NewWork:
+    """A work row to be. One that is to be remembered is DONE already, with `keep_until` and a `result`."""
+
     queue: str
     scope: str
     identity: str
@@ -68,6 +74,23 @@ class NewWork:
     due: int
     holds: bool
     envelope: Envelope
+    keep_until: int | None = None
+    result: bytes | None = None
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        return (self.scope, self.identity)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What stands under a scope and an identity once a row has been added, and whether it is the one that was."""
+
+    seq: int
+    is_new: bool
+    queue: str
+    state: WorkState
+    result: bytes | None = None
 
 
 class NewRecord(msgspec.Struct, frozen=True, gc=False):
@@ -90,7 +113,8 @@ class Engine(Protocol):
     def epoch(self) -> int: ...
 
     def lock_work(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], WorkHead]:
-        """Work rows by (queue, identity), locked in sorted order. Missing ones are left out."""
+        """Work rows by (queue, identity), locked in sorted order, also those of which only the identity is left.
+        Missing ones are left out."""
         ...
 
     def lock_states(self, keys: Sequence[str]) -> dict[str, int]:
@@ -112,7 +136,7 @@ class Engine(Protocol):
         ...
 
     def move_work(self, moves: Sequence[Move]) -> None:
-        """Apply in order, and bring the keys of the rows up to date."""
+        """Apply in order, and bring the keys of the rows up to date. What was only an identity becomes a row again."""
         ...
 
     def put_states(self, rows: Sequence[tuple[str, bytes | None, int]]) -> None:
@@ -130,8 +154,9 @@ class Engine(Protocol):
         """(blob, size): one more row refers to it. Raises StoreRefused when it is missing or has another size."""
         ...
 
-    def add_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], tuple[int, bool, str]]:
-        """Insert by (scope, identity). Answers for each pair: seq, whether it is new, and the queue it is in."""
+    def add_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], Known]:
+        """Insert by (scope, identity), unless the pair is known, be it as a row or as an identity that is left of one.
+        Answers for each pair."""
         ...
 
     def claim(self, claim: Claim, fence: int) -> list[WorkRow]: ...

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,13 +36,15 @@ from semel.kernel.store import (
     Trimmed,
 )
 from semel.stores.apply import apply
-from semel.stores.engine import CursorHead, Move, NewRecord, NewWork, WorkHead
+from semel.stores.engine import CursorHead, Known, Move, NewRecord, NewWork, WorkHead
 from semel.stores.points import reach
 from semel.stores.shared import (
     blob_missing,
     blob_refused,
     check_bound,
     exported_mark,
+    ledger_end,
+    named_counts,
     scope_refused,
     start_of_epoch,
     unwrap_bound,
@@ -95,11 +98,13 @@ class _Work:
     owner: str = ""
     cause: str | None = None
     keep_until: int | None = None
+    result: bytes | None = None
+    is_bare: bool = False
 
-    def as_row(self) -> WorkRow:
+    def as_row(self, *, taken_over: bool = False) -> WorkRow:
         return WorkRow(
             self.queue, self.identity, self.key, self.seq, self.state, self.due, self.attempts, self.fence, self.owner,
-            self.envelope, self.cause,
+            self.envelope, self.cause, taken_over,
         )  # fmt: skip
 
 
@@ -172,7 +177,11 @@ class MemoryEngine:
 
     def lock_work(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], WorkHead]:
         rows = ((key, self.data.work.get(key)) for key in keys)
-        return {key: WorkHead(row.seq, row.key, row.state, row.fence) for key, row in rows if row is not None}
+        return {
+            key: WorkHead(row.seq, row.key, row.state, row.fence, row.attempts, row.is_bare)
+            for key, row in rows
+            if row is not None
+        }
 
     def lock_states(self, keys: Sequence[str]) -> dict[str, int]:
         live = {key: self.data.states[key].version for key in keys if key in self.data.states}
@@ -201,6 +210,7 @@ class MemoryEngine:
             row = self.data.work[(move.queue, move.identity)]
             changes: dict[str, Any] = {
                 "state": move.state, "fence": move.fence, "holds": move.holds, "keep_until": move.keep_until,
+                "key": move.key, "result": None, "is_bare": False,
             }  # fmt: skip
             if move.due is not None:
                 changes["due"] = move.due
@@ -269,32 +279,34 @@ class MemoryEngine:
             blob = self.data.blobs[envelope.blob.name]
             self._change(blob, refs=blob.refs - 1, at=self.now)
 
-    def add_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], tuple[int, bool, str]]:
-        answers: dict[tuple[str, str], tuple[int, bool, str]] = {}
+    def add_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], Known]:
+        answers: dict[tuple[str, str], Known] = {}
         for new in rows:
-            pair = (new.scope, new.identity)
-            if pair in answers:
+            if new.pair in answers:
                 continue
-            row = self.data.scopes.get(pair)
-            if row is not None:
-                answers[pair] = (row.seq, False, row.queue)
-                continue
-            if (new.queue, new.identity) in self.data.work:
-                raise scope_refused(new.queue, new.identity)
-            seq = self._next_turn()
-            row = _Work(
-                new.queue, new.scope, new.identity, new.key, seq, seq if new.holds else None, new.state, new.holds,
-                new.due, new.envelope,
-            )  # fmt: skip
-            self._set(self.data.work, (new.queue, new.identity), row)
-            self._set(self.data.scopes, pair, row)
-            self._index(row)
-            answers[pair] = (seq, True, new.queue)
+            row = self.data.scopes.get(new.pair)
+            is_new = row is None
+            row = row or self._insert_work(new)
+            answers[new.pair] = Known(row.seq, is_new, row.queue, row.state, row.result)
         return answers
+
+    def _insert_work(self, new: NewWork) -> _Work:
+        if (new.queue, new.identity) in self.data.work:
+            raise scope_refused(new.queue, new.identity)
+        seq = self._next_turn()
+        row = _Work(
+            new.queue, new.scope, new.identity, new.key, seq, seq if new.holds else None, new.state, new.holds,
+            new.due, new.envelope, keep_until=new.keep_until, result=new.result,
+        )  # fmt: skip
+        self._set(self.data.work, (new.queue, new.identity), row)
+        self._set(self.data.scopes, new.pair, row)
+        self._index(row)
+        return row
 
     def claim(self, claim: Claim, fence: int) -> list[WorkRow]:
         self._give_turns(claim.queue)
         rows = self._claimable(claim)
+        expired = {row.seq for row in rows if row.state is WorkState.CLAIMED}
         for row in rows:
             self._change(
                 row, state=WorkState.CLAIMED, fence=fence, owner=claim.owner, attempts=row.attempts + 1, holds=True,
@@ -303,7 +315,7 @@ class MemoryEngine:
             if row.turn is None:
                 self._change(row, turn=self._next_turn())
             self._index(row)
-        return [row.as_row() for row in rows]
+        return [row.as_row(taken_over=row.seq in expired) for row in rows]
 
     def _give_turns(self, queue: str) -> None:
         """Scheduled rows of a key that have fallen due take their turn now, in the order in which they fell due."""
@@ -336,13 +348,20 @@ class MemoryEngine:
                 continue
             rows.sort(key=lambda row: row.turn or 0)
             group: list[_Work] = []
-            for row in rows[: claim.per_key]:
+            for row in rows[: min(claim.per_key, claim.limit)]:
                 if not self._is_due(row):
                     break
                 group.append(row)
             if group:
                 groups.append(group)
         return groups
+
+    def is_due(self, queue: str) -> bool:
+        """Whether a claim would find something, or would give a row its turn."""
+        rows = self._rows(queue)
+        if any(self._is_due(row) and (row.key is None or row.turn is None) for row in rows):
+            return True
+        return bool(self._keyed_groups(Claim(queue, "")))
 
     def _is_held(self, row: _Work) -> bool:
         return row.state is WorkState.CLAIMED and row.due > self.now
@@ -419,12 +438,14 @@ class MemoryStore:
         store_id: str = "memory",
         identity_keep_s: float = IDENTITY_KEEP_S,
         state_keep_s: float = STATE_KEEP_S,
+        ledger_keep_s: float | None = None,
     ) -> None:
         self.url = "memory:"
         self.node = node
         self.store_id = store_id
         self.identity_keep_s = identity_keep_s
         self.state_keep_s = state_keep_s
+        self.ledger_keep_s = ledger_keep_s
         self._clock = clock or (lambda: time.time_ns() // 1000)
         self._journal = journal
         self._writer = threading.RLock()
@@ -550,6 +571,14 @@ class MemoryStore:
         self._listeners.append(wake)
         return lambda: self._listeners.remove(wake)
 
+    def wake(self) -> None:
+        with self._lock:
+            self._changed.notify_all()
+            wakes = list(self._listeners)
+        for wake in wakes:
+            with suppress(Exception):
+                wake()
+
     def head(self, stream: str) -> Position:
         with self._lock:
             found = self._data.streams.get(stream)
@@ -583,6 +612,32 @@ class MemoryStore:
             row = self._data.work.get((queue, identity))
             return row.as_row() if row is not None else None
 
+    def due(self, queue: str) -> bool:
+        with self._lock:
+            engine = MemoryEngine(self._data, self._clock(), self.node)
+            return engine.is_due(queue)
+
+    def work_rows(self, queue: str, states: Collection[WorkState], after: int = 0, limit: int = 100) -> list[WorkRow]:
+        with self._lock:
+            found = [
+                row
+                for row in self._data.work.values()
+                if row.queue == queue and row.state in states and row.seq > after and not row.is_bare
+            ]
+            return [row.as_row() for row in sorted(found, key=lambda row: row.seq)[:limit]]
+
+    def work_counts(self, queue_prefix: str = "") -> dict[str, dict[WorkState, int]]:
+        with self._lock:
+            counts: dict[str, Counter[WorkState]] = {}
+            for row in self._data.work.values():
+                if row.queue.startswith(queue_prefix) and row.state is not WorkState.DONE:
+                    counts.setdefault(row.queue, Counter())[row.state] += 1
+            return {queue: dict(found) for queue, found in sorted(counts.items())}
+
+    def history(self, message: str, limit: int = 1000) -> list[Entry]:
+        with self._lock:
+            return [entry for entry in self._data.ledger if entry.event.message == message][:limit]
+
     def ledger(self, after: Mark, limit: int = 1000) -> list[Entry]:
         with self._lock:
             return [entry for entry in self._data.ledger if entry.mark > after][:limit]
@@ -609,12 +664,13 @@ class MemoryStore:
     def _do_sweep(self, _: int, now: int, limit: int) -> Swept:
         records, identities = self._sweep_records(now, limit)
         work = self._sweep_work(now, limit)
+        moved = self._sweep_done(limit)
         blobs = self._sweep_blobs(now, limit)
-        ledger = self._sweep_ledger(limit)
+        ledger = self._sweep_ledger(now, limit)
         states = self._sweep_states(now, limit)
         reach("sweep.deleted")
-        more = max(records, identities, work, blobs, ledger, states) >= limit
-        return Swept(records, identities, work, blobs, ledger, states, more)
+        more = max(records, identities, work, moved, blobs, ledger, states) >= limit
+        return Swept(records, identities, work, blobs, ledger, states, more, moved)
 
     def _sweep_records(self, now: int, limit: int) -> tuple[int, int]:
         data = self._data
@@ -653,6 +709,14 @@ class MemoryStore:
             del self._data.scopes[(row.scope, row.identity)]
         return len(doomed)
 
+    def _sweep_done(self, limit: int) -> int:
+        """Leave what other stores leave: the place, the identity and the result."""
+        done = [row for row in self._data.work.values() if row.state is WorkState.DONE and not row.is_bare][:limit]
+        for row in done:
+            place = (row.queue, row.identity)
+            self._data.work[place] = self._data.scopes[row.scope, row.identity] = _bare(row)
+        return len(done)
+
     def _sweep_blobs(self, now: int, limit: int) -> int:
         old = now - int(ORPHAN_KEEP_S * 1_000_000)
         doomed = [name for name, blob in self._data.blobs.items() if blob.refs <= 0 and blob.at < old][:limit]
@@ -660,14 +724,14 @@ class MemoryStore:
             del self._data.blobs[name]
         return len(doomed)
 
-    def _sweep_ledger(self, limit: int) -> int:
-        """Only what has been exported goes: the ledger is evidence, not a cache."""
+    def _sweep_ledger(self, now: int, limit: int) -> int:
+        """Only what has been exported goes, or what is old if nobody exports: the ledger is evidence, not a cache."""
         exported = exported_mark(self._data.states.get("export/ledger"))
-        if exported is None:
-            return 0
-        count = sum(1 for entry in self._data.ledger[:limit] if entry.mark <= exported)
-        del self._data.ledger[:count]
-        return count
+        old = ledger_end(now, self.ledger_keep_s)
+        first = self._data.ledger[:limit]
+        kept = [entry for entry in first if (entry.at >= old if exported is None else entry.mark > exported)]
+        self._data.ledger[:limit] = kept
+        return len(first) - len(kept)
 
     def _sweep_states(self, now: int, limit: int) -> int:
         forget = now - int(self.state_keep_s * 1_000_000)
@@ -709,10 +773,6 @@ class MemoryStore:
     def status(self) -> Status:
         with self._lock:
             data = self._data
-            work: dict[str, dict[str, int]] = {}
-            for row in data.work.values():
-                counts = work.setdefault(row.queue, {})
-                counts[row.state.name.lower()] = counts.get(row.state.name.lower(), 0) + 1
             return Status(
                 url=self.url,
                 engine="memory",
@@ -721,7 +781,8 @@ class MemoryStore:
                 schema=SCHEMA,
                 streams=tuple(_info(stream, data.epoch) for stream in data.streams.values()),
                 cursors=tuple(CursorInfo(name, head.position, head.pins) for name, head in data.cursors.items()),
-                work=work,
+                work=named_counts(self.work_counts()),
+                remembered=sum(row.state is WorkState.DONE for row in data.work.values()),
                 ledger_entries=len(data.ledger),
             )
 
@@ -767,13 +828,20 @@ class MemoryTx:
     def __init__(self, connection: MemoryConnection) -> None:
         self._connection = connection
 
-    def apply(self, ops: Sequence[Op]) -> tuple[Result, ...]:
+    def apply(self, ops: Sequence[Op], *, wait: bool = True) -> tuple[Result, ...]:
         return unwrap_bound(self._connection.apply(check_bound(ops)))
 
 
 def _assign(target: Any, changes: dict[str, Any]) -> None:
     for name, value in changes.items():
         setattr(target, name, value)
+
+
+def _bare(row: _Work) -> _Work:
+    return _Work(
+        row.queue, row.scope, row.identity, None, row.seq, None, row.state, False, 0, Envelope(id=row.identity),
+        keep_until=row.keep_until, result=row.result, is_bare=True,
+    )  # fmt: skip
 
 
 def _info(stream: _Stream, epoch: int) -> StreamInfo:

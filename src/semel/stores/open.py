@@ -10,19 +10,20 @@ from semel.kernel.store import Store
 EXAMPLES = "sqlite:///semel.db, sqlite:////var/lib/semel/semel.db, postgresql://user@host/database, memory:"
 
 
-def open_store(url: str, *, node: str = "local", create: bool = True) -> Store:
-    """Open a store, and create it when it does not exist yet unless `create` is False."""
+def open_store(url: str, *, node: str = "local", create: bool = True, ledger_keep_s: float | None = None) -> Store:
+    """Open a store, and create it when it does not exist yet unless `create` is False. Its sweeps remove ledger entries
+    that are older than `ledger_keep_s`, if nobody exports them."""
     scheme = url.partition(":")[0].lower() if ":" in url else ""
     if scheme == "sqlite":
         from semel.stores.sqlite import SqliteStore
 
-        return SqliteStore(url, node=node, create=create)
+        return SqliteStore(url, node=node, create=create, ledger_keep_s=ledger_keep_s)
     if scheme in ("postgresql", "postgres"):
-        return _open_postgres(url, node, create)
+        return _open_postgres(url, node, create, ledger_keep_s)
     if scheme == "memory":
         from semel.stores.memory import MemoryStore
 
-        return MemoryStore(node=node)
+        return MemoryStore(node=node, ledger_keep_s=ledger_keep_s)
     raise ConfigError(f"{url!r} is not the URL of a store", fix=f"use one of: {EXAMPLES}")
 
 
@@ -35,7 +36,7 @@ def absolute_url(url: str) -> str:
     return f"sqlite:///{quote(str(path_of(url).absolute()))}"
 
 
-def _open_postgres(url: str, node: str, create: bool) -> Store:
+def _open_postgres(url: str, node: str, create: bool, ledger_keep_s: float | None) -> Store:
     try:
         from semel.stores.postgres import PostgresStore
     except ModuleNotFoundError as error:
@@ -43,4 +44,4 @@ def _open_postgres(url: str, node: str, create: bool) -> Store:
             raise
         fix = "in a checkout: make setup; elsewhere: pip install 'semel[postgres]'"
         raise ConfigError("PostgreSQL needs the psycopg package", fix=fix) from None
-    return PostgresStore(url, node=node, create=create)
+    return PostgresStore(url, node=node, create=create, ledger_keep_s=ledger_keep_s)

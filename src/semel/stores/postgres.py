@@ -7,10 +7,11 @@ the oldest transaction that is still running. One writer connection per process;
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -22,6 +23,7 @@ from semel.errors import (
     InputError,
     NotAStore,
     SchemaTooNew,
+    SemelError,
     StoreBusy,
     StoreInRecovery,
     StoreReadOnly,
@@ -29,7 +31,7 @@ from semel.errors import (
 )
 from semel.kernel.ledger import START, Entry, Mark
 from semel.kernel.ops import Outcome, Unit, WorkRow, WorkState
-from semel.kernel.position import Position, check_epoch
+from semel.kernel.position import OFFSET_MAX, Position, check_epoch
 from semel.kernel.store import (
     IDENTITY_KEEP_S,
     ORPHAN_KEEP_S,
@@ -62,9 +64,11 @@ from semel.stores.postgres_connection import (
     is_refusal,
     is_retryable,
     redact,
+    smallints,
     texts,
 )
 from semel.stores.postgres_engine import PostgresEngine, TryAgain, entry_of, index_entry_of, record_of, work_row_of
+from semel.stores.postgres_fronts import Fronts
 from semel.stores.postgres_gate import Gate
 from semel.stores.postgres_listen import ChangeListener
 from semel.stores.postgres_pool import Pool
@@ -73,15 +77,24 @@ from semel.stores.postgres_tx import PostgresTx
 from semel.stores.postgres_witness import MARKER_KEEP_US, WitnessedCommit
 from semel.stores.queries import load_migrations
 from semel.stores.shared import (
+    ASIDE,
+    bare_row,
     blob_missing,
+    counts_of,
     exported_mark,
+    ledger_end,
+    named_counts,
     prefix_bounds,
 )
+
+log = logging.getLogger(__name__)
 
 SERVER_MIN = 140000
 TRIES_MAX = 20
 DOUBTS_MAX = 1000
 MIGRATE_S = 600.0
+NAME_COMMITS = 1000
+"""So many commits sign the same marker."""
 CLOSE_S = 2.0
 """How long closing waits for a commit under way."""
 LEDGER_COLUMNS = (
@@ -105,18 +118,22 @@ class PostgresStore:
         create: bool = True,
         identity_keep_s: float = IDENTITY_KEEP_S,
         state_keep_s: float = STATE_KEEP_S,
+        ledger_keep_s: float | None = None,
         lock_s: float = LOCK_S,
     ) -> None:
         self.url = url
         self.node = node
         self.identity_keep_s = identity_keep_s
         self.state_keep_s = state_keep_s
+        self.ledger_keep_s = ledger_keep_s
         self.lock_s = lock_s
         self._lock = threading.RLock()
         self._writer: PostgresConnection | None = None
         self._name_writer()
         self._doubts: OrderedDict[str, tuple[list[Outcome], int]] = OrderedDict()
         self._ledger_swept = START
+        self._fronts = Fronts()
+        self._done_swept = self._forgotten = 0
         self._closed = False
         self._gate = Gate(url, node)
         self.witness = self._gate.witness
@@ -130,7 +147,8 @@ class PostgresStore:
             raise
 
     def _name_writer(self) -> None:
-        """A new name after each doubt: the marker of the commit in doubt must not be overwritten by the next one."""
+        """A new name after each doubt: the marker of the commit in doubt must not be overwritten by the next one. And
+        after some commits: of a row that is written again and again all versions stay while a transaction is open."""
         self._writer_name = uuid.uuid4().hex
         self._commits = 0
 
@@ -197,7 +215,7 @@ class PostgresStore:
             commits = self._commits
             for _ in range(TRIES_MAX):
                 try:
-                    with errors(self.url):
+                    with self._fronts.unless_it_fails(), errors(self.url):
                         outcomes = self._commit(units)
                     break
                 except TryAgain:
@@ -208,6 +226,8 @@ class PostgresStore:
             else:
                 raise StoreBusy("others change the same rows all the time", fix="try again in a moment")
             has_written = self._commits != commits
+            if self._commits >= NAME_COMMITS:
+                self._name_writer()
         reach("commit.committed")
         if has_written:
             self._listener.wake()
@@ -215,7 +235,7 @@ class PostgresStore:
 
     def _commit(self, units: Sequence[Unit]) -> list[Outcome]:
         try:
-            engine = PostgresEngine(self._begin, self.node, units)
+            engine = PostgresEngine(self._begin, self.node, units, self._fronts)
             outcomes = apply(engine, units)
             engine.begin()
             self._check_member(engine.members)
@@ -392,6 +412,14 @@ class PostgresStore:
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
         return self._listener.listen(wake)
 
+    def wake(self) -> None:
+        """Those of this process hear of it like all others."""
+        try:
+            self._pool.ask("notify")
+        except SemelError:
+            log.info("nobody could be told of a commit; everybody looks by himself", exc_info=True)
+            self._listener.wake()
+
     def head(self, stream: str) -> Position:
         [(epoch, head)] = self._pool.ask("read_head", stream)
         return Position(stream, epoch, head)
@@ -413,8 +441,34 @@ class PostgresStore:
         return [(key, State(value, version)) for key, value, version in rows]
 
     def work(self, queue: str, identity: str) -> WorkRow | None:
-        rows = self._pool.ask("read_work", queue, identity)
-        return work_row_of(rows[0]) if rows else None
+        """A row may be moved between two looks, and back."""
+        for _ in range(2):
+            if rows := self._pool.ask("read_work", queue, identity):
+                return work_row_of(rows[0])
+            if left := self._pool.ask("read_identity", queue, identity):
+                return bare_row(queue, identity, left[0][0])
+        return None
+
+    def work_rows(self, queue: str, states: Collection[WorkState], after: int = 0, limit: int = 100) -> list[WorkRow]:
+        """What was put aside is rare, and found by an index of its own."""
+        aside, others = smallints(sorted(ASIDE.intersection(states))), smallints(sorted(set(states) - ASIDE))
+        return [work_row_of(row) for row in self._pool.ask("work_rows", queue, aside, others, after, limit)]
+
+    def work_counts(self, queue_prefix: str = "") -> dict[str, dict[WorkState, int]]:
+        return counts_of(self._pool.ask("work_counts", *prefix_bounds(queue_prefix)))
+
+    def history(self, message: str, limit: int = 1000) -> list[Entry]:
+        return [entry_of(row) for row in self._pool.ask("read_history", message, limit)]
+
+    def due(self, queue: str) -> bool:
+        begins = self._fronts.of(queue).begins()
+        if begins is None:
+            return True
+        term, (_, [(is_due,)], [(lsn,)]) = self._pool.ask_in_term(
+            [("by_index", ()), ("work_due", (queue, *begins)), ("flushed", ())]
+        )
+        self.witness.saw(term, lsn)
+        return bool(is_due)
 
     def ledger(self, after: Mark, limit: int = 1000) -> list[Entry]:
         return [entry_of(row) for row in self._pool.ask("read_ledger", after.xid, after.seq, limit)]
@@ -450,14 +504,17 @@ class PostgresStore:
         now = self._sweep_time(now)
         records, forgotten = self._sweep_records(now, limit)
         identities = forgotten + self._sweep_identities(now, limit - forgotten)
-        work = self._sweep_work(now, limit)
+        moved, work = self._sweep_done(now, limit)
+        is_behind = moved + work >= limit
+        work += self._sweep_dead(now, limit - work)
+        work += self._forget_work(now, limit - work)
         blobs = self._sweep_blobs(now, limit)
-        ledger = self._sweep_ledger(limit)
+        ledger = self._sweep_ledger(now, limit)
         states = self._sweep_states(now, limit)
         with self._transaction(durable=False) as run:
             run.run("sweep_markers", MARKER_KEEP_US)
-        more = max(records, identities, work, blobs, ledger, states) >= limit
-        return Swept(records, identities, work, blobs, ledger, states, more)
+        more = is_behind or max(records, identities, work, blobs, ledger, states) >= limit
+        return Swept(records, identities, work, blobs, ledger, states, more, moved)
 
     def _sweep_time(self, now: int) -> int:
         return min(now, int(self._pool.ask("store_now")[0][0]))
@@ -530,12 +587,43 @@ class PostgresStore:
         run.run("set_forgotten", id, young[0] if young else old[-1] + 1 if len(rows) == limit else end)
         return len(old)
 
-    def _sweep_work(self, now: int, limit: int) -> int:
+    def _sweep_done(self, now: int, limit: int) -> tuple[int, int]:
+        """Leave only the identities of rows that are done: how many, and how many rows were past their time.
+
+        It goes on where it ended, past index entries of rows that are gone but cannot be cleaned up yet. When there is
+        no more it looks at all: rows are not done in the order of their numbers."""
+        with self._sweeping() as run:
+            if run is None:
+                return 0, 0
+            begin = self._done_swept
+            rows = run.ask("done_work", now, begin, OFFSET_MAX, limit)
+            if begin and len(rows) < limit:
+                rows += run.ask("done_work", now, 0, begin, limit - len(rows))
+            old = [seq for seq, _, _, is_old in rows if is_old]
+            moved = [seq for seq, _, _, is_old in rows if not is_old]
+            if old:
+                run.run("delete_done", bigints(old))
+            if moved:
+                run.run("add_names", texts(sorted({name for _, *names, _ in rows for name in names})))
+                run.run("move_done", bigints(moved))
+        self._done_swept = rows[-1][0] if len(rows) == limit else 0
+        return len(moved), len(old)
+
+    def _sweep_dead(self, now: int, limit: int) -> int:
         with self._sweeping() as run:
             if run is None:
                 return 0
-            rows = run.ask("sweep_work", now, limit)
+            rows = run.ask("sweep_dead", now, limit)
             _forget_blobs(run, [blob for (blob,) in rows], now)
+        return len(rows)
+
+    def _forget_work(self, now: int, limit: int) -> int:
+        """Forget the identities of rows that are past their time, going on where it ended while there is more."""
+        with self._sweeping() as run:
+            if run is None:
+                return 0
+            rows = run.ask("forget_identities", now, self._forgotten, limit)
+        self._forgotten = max((until for (until,) in rows), default=0) if len(rows) == limit else 0
         return len(rows)
 
     def _sweep_blobs(self, now: int, limit: int) -> int:
@@ -546,17 +634,33 @@ class PostgresStore:
             run.run("delete_chunks", names)
             return run.run("delete_blobs", names).rowcount
 
-    def _sweep_ledger(self, limit: int) -> int:
-        """Only what has been exported goes: the ledger is evidence, not a cache."""
+    def _sweep_ledger(self, now: int, limit: int) -> int:
+        """Only what has been exported goes, or what is old if nobody exports: the ledger is evidence, not a cache."""
         with self._sweeping() as run:
             states = run.ask("exported", "export/ledger") if run is not None else []
             mark = exported_mark(State(*states[0])) if states else None
-            if run is None or mark is None:
+            if run is None:
                 return 0
+            if mark is None:
+                return self._sweep_old_ledger(run, ledger_end(now, self.ledger_keep_s), limit)
             swept = self._ledger_swept
             rows = run.ask("sweep_ledger", swept.xid, swept.seq, mark.xid, mark.seq, limit)
         self._ledger_swept = max((Mark(*row) for row in rows), default=self._ledger_swept)
         return len(rows)
+
+    def _sweep_old_ledger(self, run: Statements, old: int, limit: int) -> int:
+        """The oldest are those with the lowest marks, but for clocks that were set: an entry that stays is looked at
+        again."""
+        if not old:
+            return 0
+        rows = run.ask("oldest_ledger", self._ledger_swept.xid, self._ledger_swept.seq, old, limit)
+        gone = [Mark(xid, seq) for xid, seq, is_old in rows if is_old]
+        run.run("delete_ledger", bigints([mark.xid for mark in gone]), bigints([mark.seq for mark in gone]))
+        for xid, seq, is_old in rows:
+            if not is_old:
+                break
+            self._ledger_swept = Mark(xid, seq)
+        return len(gone)
 
     def _sweep_states(self, now: int, limit: int) -> int:
         with self._sweeping() as run:
@@ -574,7 +678,7 @@ class PostgresStore:
 
     def bind(self, connection: Any) -> PostgresTx:
         """`connection` is the user's own psycopg connection, with a transaction open or about to open."""
-        return PostgresTx(self.url, self.node, connection)
+        return PostgresTx(self.url, self.node, self.store_id, connection, self._pool.ask)
 
     def check(self) -> None:
         [(_, _, is_standby, _)] = self._pool.ask("server")
@@ -587,9 +691,6 @@ class PostgresStore:
     def status(self) -> Status:
         with self._transaction() as run:
             [(_, schema, epoch, *_)] = run.ask("read_store")
-            work: dict[str, dict[str, int]] = {}
-            for queue, state, count in run.ask("status_work"):
-                work.setdefault(queue, {})[WorkState(state).name.lower()] = count
             return Status(
                 url=redact(self.url),
                 engine=f"PostgreSQL {run.connection.info.parameter_status('server_version')}",
@@ -600,7 +701,8 @@ class PostgresStore:
                 cursors=tuple(
                     CursorInfo(name, Position(*position), pins) for name, *position, pins in run.ask("status_cursors")
                 ),
-                work=work,
+                work=named_counts(counts_of(run.ask("work_counts", *prefix_bounds("")))),
+                remembered=run.ask("status_remembered")[0][0],
                 ledger_entries=run.ask("status_ledger")[0][0],
                 sweepable=run.ask("status_sweepable", self._state_keep_us)[0][0],
                 bytes=run.ask("status_bytes")[0][0],

@@ -27,7 +27,15 @@ SELECT pg_logical_emit_message(true, 'semel', '')
 SELECT set_config('lock_timeout', $1, true)
 
 -- name: store_now
-SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch, xid_base, members FROM semel_store
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch, xid_base, members,
+    current_setting('transaction_isolation') = 'read committed'
+FROM semel_store
+
+-- name: store_joined
+-- In a transaction that is not ours: also which store it is in, and whether its COMMIT waits for the disk.
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch, xid_base, members,
+    current_setting('transaction_isolation') = 'read committed', store_id, current_setting('synchronous_commit')
+FROM semel_store
 
 -- name: own_epoch
 SELECT pg_advisory_xact_lock(1397050700, 1)
@@ -189,6 +197,14 @@ FROM unnest(
     $19::text[], $20::text[]
 ) AS u
 
+-- name: read_history
+SELECT xid, seq, at, node, pipeline, hop, kind, message, delivery, session, idx, peer, stream, epoch, first, last, n,
+    fold, attempt, cause, trace
+FROM semel_ledger
+WHERE message COLLATE "C" = $1 AND message IS NOT NULL
+ORDER BY xid, seq
+LIMIT $2::bigint
+
 -- name: read_ledger
 SELECT xid, seq, at, node, pipeline, hop, kind, message, delivery, session, idx, peer, stream, epoch, first, last, n,
     fold, attempt, cause, trace
@@ -249,7 +265,7 @@ WHERE key > $1 AND key >= $2 AND ($3::text IS NULL OR key < $3) AND version > 0 
 -- Work ------------------------------------------------------------------------------------------------------------
 
 -- name: lock_work
-SELECT w.queue, w.identity, w.seq, w.key, w.state, w.fence, w.turn, w.holds, w.blob
+SELECT w.queue, w.identity, w.seq, w.key, w.state, w.fence, w.turn, w.holds, w.blob, w.attempts
 FROM semel_work w
 WHERE w.seq = ANY(ARRAY(
     SELECT o.seq FROM unnest($1::text[], $2::text[]) AS u (queue, identity)
@@ -258,8 +274,43 @@ WHERE w.seq = ANY(ARRAY(
 ORDER BY w.queue, w.identity
 FOR UPDATE
 
+-- name: lock_identities
+-- What is left of rows, by the names of their queues.
+SELECT u.queue, u.identity, i.seq, i.scope
+FROM unnest($1::text[], $2::text[]) AS u (queue, identity)
+CROSS JOIN LATERAL (SELECT id FROM semel_name WHERE name = u.queue LIMIT 1) q
+CROSS JOIN LATERAL (
+    SELECT seq, scope FROM semel_identity
+    WHERE scope = q.id AND queue = q.id AND identity = u.identity LIMIT 1 FOR UPDATE
+) i
+UNION ALL
+SELECT u.queue, u.identity, i.seq, i.scope
+FROM unnest($1::text[], $2::text[]) AS u (queue, identity)
+CROSS JOIN LATERAL (SELECT id FROM semel_name WHERE name = u.queue LIMIT 1) q
+CROSS JOIN LATERAL (
+    SELECT seq, scope FROM semel_identity
+    WHERE queue = q.id AND identity = u.identity AND queue <> scope LIMIT 1 FOR UPDATE
+) i
+
+-- name: restore_work
+-- Makes rows again of the identities that are left of them.
+WITH bare AS (
+    DELETE FROM semel_identity i USING unnest($1::integer[], $2::text[]) AS u (scope, identity)
+    WHERE i.scope = u.scope AND i.identity = u.identity
+    RETURNING i.seq, i.keep_until, i.scope, i.queue, i.identity, i.result
+)
+INSERT INTO semel_work (seq, queue, scope, identity, state, holds, due, keep_until, result, id, source, type, size)
+SELECT b.seq, q.name, s.name, b.identity, 5, false, 0, b.keep_until, b.result, b.identity, $3::text, $4::text, 0
+FROM bare b
+CROSS JOIN LATERAL (SELECT name FROM semel_name WHERE id = b.queue LIMIT 1) q
+CROSS JOIN LATERAL (SELECT name FROM semel_name WHERE id = b.scope LIMIT 1) s
+
+-- name: set_keys
+UPDATE semel_work w SET key = u.key FROM unnest($1::bigint[], $2::text[]) AS u (seq, key) WHERE w.seq = u.seq
+
 -- name: move_work
 UPDATE semel_work w SET
+    result = NULL,
     state = u.state, fence = u.fence, holds = u.holds, turn = u.turn, keep_until = u.keep_until,
     due = coalesce(u.due, w.due), cause = coalesce(u.cause, w.cause), attempts = coalesce(u.attempts, w.attempts),
     headers = CASE WHEN u.drops THEN NULL ELSE w.headers END,
@@ -284,20 +335,77 @@ WHERE w.seq = u.seq
 
 -- name: add_work
 INSERT INTO semel_work (
-    seq, queue, scope, identity, key, turn, state, holds, due,
+    seq, queue, scope, identity, key, turn, state, holds, due, keep_until, result,
     id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
 )
 SELECT * FROM unnest(
     $1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::bigint[], $7::smallint[], $8::boolean[],
-    $9::bigint[],
-    $10::text[], $11::text[], $12::text[], $13::text[], $14::bigint[], $15::text[], $16::bigint[], $17::text[],
-    $18::text[], $19::bytea[], $20::text[], $21::bigint[]
+    $9::bigint[], $10::bigint[], $11::bytea[],
+    $12::text[], $13::text[], $14::text[], $15::text[], $16::bigint[], $17::text[], $18::bigint[], $19::text[],
+    $20::text[], $21::bytea[], $22::text[], $23::bigint[]
 ) AS u
 ON CONFLICT DO NOTHING
 RETURNING scope, identity
 
+-- name: known_identities
+-- What is left of rows: by the names of their scopes, and by those of their queues for whoever comes from another scope.
+-- Asked after the insert, in a statement of its own: the insert may have waited for the sweep that moved the row. What is
+-- found by its scope is locked, so that nobody forgets it before it is set again.
+SELECT u.scope, u.identity, i.seq, q.name, i.result
+FROM unnest($1::text[], $2::text[], $3::text[]) AS u (queue, scope, identity)
+CROSS JOIN LATERAL (SELECT id FROM semel_name WHERE name = u.scope LIMIT 1) s
+CROSS JOIN LATERAL (
+    SELECT seq, queue, result FROM semel_identity WHERE scope = s.id AND identity = u.identity LIMIT 1 FOR UPDATE
+) i
+CROSS JOIN LATERAL (SELECT name FROM semel_name WHERE id = i.queue LIMIT 1) q
+UNION ALL
+SELECT s.name, u.identity, i.seq, u.queue, i.result
+FROM unnest($1::text[], $2::text[], $3::text[]) AS u (queue, scope, identity)
+CROSS JOIN LATERAL (SELECT id FROM semel_name WHERE name = u.queue LIMIT 1) q
+CROSS JOIN LATERAL (
+    SELECT seq, scope, result FROM semel_identity
+    WHERE queue = q.id AND identity = u.identity AND queue <> scope LIMIT 1
+) i
+CROSS JOIN LATERAL (SELECT name FROM semel_name WHERE id = i.scope LIMIT 1) s
+WHERE s.name <> u.scope
+UNION ALL
+SELECT u.queue, u.identity, i.seq, u.queue, i.result
+FROM unnest($1::text[], $2::text[], $3::text[]) AS u (queue, scope, identity)
+CROSS JOIN LATERAL (SELECT id FROM semel_name WHERE name = u.queue LIMIT 1) q
+CROSS JOIN LATERAL (
+    SELECT seq, result FROM semel_identity WHERE scope = q.id AND queue = q.id AND identity = u.identity LIMIT 1
+) i
+WHERE u.queue <> u.scope
+
+-- name: known_in_queue
+-- The same where all are of one queue and of its own scope, as nearly always.
+SELECT $1::text, i.identity, i.seq, q.name, i.result
+FROM (SELECT id FROM semel_name WHERE name = $1 LIMIT 1) n
+CROSS JOIN LATERAL (
+    SELECT identity, seq, queue, result FROM semel_identity WHERE scope = n.id AND identity = ANY($2) FOR UPDATE
+) i
+CROSS JOIN LATERAL (SELECT name FROM semel_name WHERE id = i.queue LIMIT 1) q
+UNION ALL
+SELECT s.name, i.identity, i.seq, $1::text, i.result
+FROM (SELECT id FROM semel_name WHERE name = $1 LIMIT 1) n
+CROSS JOIN LATERAL (
+    SELECT identity, seq, scope, result FROM semel_identity
+    WHERE queue = n.id AND identity = ANY($2) AND queue <> scope
+) i
+CROSS JOIN LATERAL (SELECT name FROM semel_name WHERE id = i.scope LIMIT 1) s
+
+-- name: moved_meanwhile
+SELECT EXISTS (
+    SELECT FROM unnest($1::text[], $2::text[]) AS u (scope, identity)
+    CROSS JOIN LATERAL (SELECT id FROM semel_name WHERE name = u.scope LIMIT 1) s
+    CROSS JOIN LATERAL (SELECT FROM semel_identity WHERE scope = s.id AND identity = u.identity LIMIT 1) i
+)
+
+-- name: take_back_work
+DELETE FROM semel_work WHERE seq = ANY($1)
+
 -- name: known_work
-SELECT w.scope, w.identity, w.seq, w.queue
+SELECT w.scope, w.identity, w.seq, w.queue, w.state, w.result
 FROM unnest($1::text[], $2::text[]) AS u (scope, identity)
 JOIN semel_work w ON w.scope = u.scope AND w.identity = u.identity
 
@@ -311,11 +419,14 @@ LIMIT 1
 INSERT INTO semel_work_news (queue, key) SELECT * FROM unnest($1::text[], $2::text[]) AS u
 
 -- name: give_turns
--- Only one claim at a time gives turns in a queue: two at once could give them in the wrong order.
-WITH waiting AS (
+-- Only one claim at a time gives turns in a queue: two at once could give them in the wrong order. Answers how long it
+-- took, how many were given, and whether it was ours to give them.
+WITH own AS MATERIALIZED (
+    SELECT pg_try_advisory_xact_lock(1397050701, hashtext($1)) AS is_mine
+), waiting AS (
     SELECT seq FROM semel_work
-    WHERE queue = $1 AND key IS NOT NULL AND turn IS NULL AND state <= 1 AND due <= $2::bigint
-        AND (SELECT pg_try_advisory_xact_lock(1397050701, hashtext($1)))
+    WHERE queue = $1 AND key IS NOT NULL AND turn IS NULL AND state <= 1
+        AND due >= $3::bigint AND due <= $2::bigint AND (SELECT is_mine FROM own)
     ORDER BY due, seq
     FOR UPDATE SKIP LOCKED
 ), seats AS (
@@ -325,11 +436,25 @@ WITH waiting AS (
     FROM seats s
     WHERE w.seq = s.seq
     RETURNING w.key
+), news AS (
+    INSERT INTO semel_work_news (queue, key) SELECT DISTINCT $1, key FROM seated
 )
-INSERT INTO semel_work_news (queue, key) SELECT DISTINCT $1, key FROM seated
+SELECT (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint, n, is_mine
+FROM (SELECT count(*) AS n FROM seated) s CROSS JOIN own
+
+-- name: by_index
+-- For the rest of the transaction. A planner that knows of few living rows would rather read the whole table, with all
+-- that is dead in it.
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)
 
 -- name: read_news
-SELECT seq, key FROM semel_work_news WHERE queue = $1 ORDER BY seq LIMIT $2::bigint FOR UPDATE SKIP LOCKED
+-- How long it took until the first came, or none, stands before each. So it does in pick_keys and pick_rows.
+WITH found AS MATERIALIZED (
+    SELECT seq, key FROM semel_work_news WHERE queue = $1 AND seq >= $3::bigint ORDER BY seq LIMIT $2::bigint
+    FOR UPDATE SKIP LOCKED
+)
+SELECT (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint, found.*
+FROM (SELECT 1) one LEFT JOIN found ON true
 
 -- name: drop_news
 DELETE FROM semel_work_news WHERE seq = ANY($1)
@@ -366,11 +491,16 @@ WHERE k.queue = $1 AND k.key = ANY($2)
 DELETE FROM semel_work_key WHERE queue = $1 AND key = ANY($2) AND seq = 0
 
 -- name: pick_keys
-SELECT key FROM semel_work_key
-WHERE queue = $1 AND due <= $2::bigint AND due IS NOT NULL AND ($3::text IS NULL OR key = $3) AND key <> ALL($4::text[])
-ORDER BY due, seq
-LIMIT $5::bigint
-FOR UPDATE SKIP LOCKED
+WITH found AS MATERIALIZED (
+    SELECT key, due FROM semel_work_key
+    WHERE queue = $1 AND due >= $6::bigint AND due <= $2::bigint AND due IS NOT NULL
+        AND ($3::text IS NULL OR key = $3) AND key <> ALL($4::text[])
+    ORDER BY due, seq
+    LIMIT $5::bigint
+    FOR UPDATE SKIP LOCKED
+)
+SELECT (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint, found.*
+FROM (SELECT 1) one LEFT JOIN found ON true
 
 -- name: pick_heads
 SELECT h.place, w.holds, w.seq, w.queue, w.identity, w.key, w.state, w.due, w.attempts, w.fence, w.owner, w.cause,
@@ -385,14 +515,63 @@ CROSS JOIN LATERAL (
 JOIN semel_work w ON w.seq = h.seq
 FOR UPDATE OF w SKIP LOCKED
 
+-- name: pick_groups
+-- As pick_heads, for several rows of each key: key by key, and no more rows than are wanted in all.
+WITH RECURSIVE walk (n, seqs, taken) AS (
+    SELECT 0, ARRAY[]::bigint[], 0
+    UNION ALL
+    SELECT n + 1, h.seqs, taken + cardinality(h.seqs)
+    FROM walk CROSS JOIN LATERAL (
+        SELECT coalesce(array_agg(o.seq ORDER BY o.turn), ARRAY[]::bigint[]) AS seqs FROM (
+            SELECT w.seq, w.turn FROM semel_work w
+            WHERE w.queue = $1 AND w.key = ($2::text[])[n + 1] AND w.key IS NOT NULL AND w.holds
+            ORDER BY w.turn
+            LIMIT least($3::bigint, $4::bigint - taken)
+        ) o
+    ) h
+    WHERE n < cardinality($2::text[]) AND taken < $4::bigint
+)
+SELECT h.place, w.holds, w.seq, w.queue, w.identity, w.key, w.state, w.due, w.attempts, w.fence, w.owner, w.cause,
+    w.id, w.source, w.type, w.subject, w.time, w.session, w.idx, w.datacontenttype, w.headers, w.data, w.blob, w.size
+FROM walk CROSS JOIN LATERAL unnest(walk.seqs) WITH ORDINALITY AS h (seq, place)
+JOIN semel_work w ON w.seq = h.seq
+FOR UPDATE OF w SKIP LOCKED
+
 -- name: pick_rows
-SELECT 1, holds, seq, queue, identity, key, state, due, attempts, fence, owner, cause,
-    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
-FROM semel_work
-WHERE queue = $1 AND key IS NULL AND state <= 2 AND due <= $2::bigint
-ORDER BY due, seq
-LIMIT $3::bigint
-FOR UPDATE SKIP LOCKED
+WITH found AS MATERIALIZED (
+    SELECT holds, seq, queue, identity, key, state, due, attempts, fence, owner, cause,
+        id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+    FROM semel_work
+    WHERE queue = $1 AND key IS NULL AND state <= 2 AND due >= $4::bigint AND due <= $2::bigint
+    ORDER BY due, seq
+    LIMIT $3::bigint
+    FOR UPDATE SKIP LOCKED
+)
+SELECT (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint, found.*
+FROM (SELECT 1) one LEFT JOIN found ON true
+
+-- name: work_due
+-- Rows, keys, rows that wait for their turn, and news, each from its own begin, and each by its index: EXISTS alone may
+-- be answered by reading the table.
+WITH clock AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now)
+SELECT coalesce(
+    (
+        SELECT true FROM semel_work
+        WHERE queue = $1 AND key IS NULL AND state <= 2 AND due >= $2::bigint AND due <= (SELECT now FROM clock)
+        ORDER BY due, seq LIMIT 1
+    ), (
+        SELECT true FROM semel_work_key
+        WHERE queue = $1 AND due IS NOT NULL AND due >= $3::bigint AND due <= (SELECT now FROM clock)
+        ORDER BY due, seq LIMIT 1
+    ), (
+        SELECT true FROM semel_work
+        WHERE queue = $1 AND key IS NOT NULL AND turn IS NULL AND state <= 1
+            AND due >= $4::bigint AND due <= (SELECT now FROM clock)
+        ORDER BY due, seq LIMIT 1
+    ), (
+        SELECT true FROM semel_work_news WHERE queue = $1 AND seq >= $5::bigint ORDER BY seq LIMIT 1
+    ), false
+)
 
 -- name: pick_one
 SELECT 1, holds, seq, queue, identity, key, state, due, attempts, fence, owner, cause,
@@ -406,6 +585,45 @@ SELECT 1, holds, seq, queue, identity, key, state, due, attempts, fence, owner, 
     id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
 FROM semel_work
 WHERE queue = $1 AND identity = $2
+
+-- name: read_identity
+SELECT i.seq FROM semel_name q
+JOIN semel_identity i ON i.scope = q.id AND i.queue = q.id AND i.identity = $2
+WHERE q.name = $1
+UNION ALL
+SELECT i.seq FROM semel_name q
+JOIN semel_identity i ON i.queue = q.id AND i.identity = $2 AND i.queue <> i.scope
+WHERE q.name = $1
+
+-- name: work_rows
+-- $2 are states of the few rows that were put aside, $3 the others.
+SELECT 1, w.holds, w.seq, w.queue, w.identity, w.key, w.state, w.due, w.attempts, w.fence, w.owner, w.cause,
+    w.id, w.source, w.type, w.subject, w.time, w.session, w.idx, w.datacontenttype, w.headers, w.data, w.blob, w.size
+FROM (
+    SELECT f.seq FROM unnest($2::smallint[]) AS u (state)
+    CROSS JOIN LATERAL (
+        SELECT seq FROM semel_work
+        WHERE queue = $1 AND state = u.state AND state IN (3, 4, 6) AND seq > $4::bigint
+        ORDER BY seq
+        LIMIT $5::bigint
+    ) f
+    UNION ALL
+    (
+        SELECT seq FROM semel_work
+        WHERE queue = $1 AND state = ANY($3::smallint[]) AND seq > $4::bigint AND cardinality($3::smallint[]) > 0
+        ORDER BY seq
+        LIMIT $5::bigint
+    )
+) f
+JOIN semel_work w ON w.seq = f.seq
+ORDER BY w.seq
+LIMIT $5::bigint
+
+-- name: work_counts
+SELECT queue, state, count(*) FROM semel_work
+WHERE queue >= $1 AND ($2::text IS NULL OR queue < $2) AND state <> 5
+GROUP BY queue, state
+ORDER BY queue, state
 
 -- name: take_rows
 UPDATE semel_work SET
@@ -485,10 +703,51 @@ LIMIT $4::bigint
 -- name: set_forgotten
 UPDATE semel_retention SET forgotten = $2::bigint WHERE stream_id = $1
 
--- name: sweep_work
+-- name: done_work
+SELECT seq, queue, scope, keep_until <= $1::bigint FROM semel_work
+WHERE state = 5 AND seq > $2::bigint AND seq <= $3::bigint
+ORDER BY seq
+LIMIT $4::bigint
+FOR UPDATE SKIP LOCKED
+
+-- name: add_names
+-- A number is drawn for each row that is tried, so those that are there are not.
+INSERT INTO semel_name (name)
+SELECT u.name FROM unnest($1::text[]) AS u (name)
+WHERE (SELECT true FROM semel_name n WHERE n.name = u.name LIMIT 1) IS NULL
+ORDER BY u.name
+ON CONFLICT DO NOTHING
+
+-- name: move_done
+-- A name that is missing makes it fail: an identity is never lost on the way. A process of an older version does not look
+-- here, and may have let a late copy in.
+WITH gone AS (
+    DELETE FROM semel_work WHERE seq = ANY($1) RETURNING seq, keep_until, scope, queue, identity, result
+)
+INSERT INTO semel_identity AS i (seq, keep_until, scope, queue, identity, result)
+SELECT g.seq, g.keep_until, (SELECT id FROM semel_name WHERE name = g.scope),
+    (SELECT id FROM semel_name WHERE name = g.queue), g.identity, g.result
+FROM gone g
+ON CONFLICT (scope, identity) DO UPDATE SET keep_until = greatest(i.keep_until, excluded.keep_until)
+
+-- name: delete_done
+DELETE FROM semel_work WHERE seq = ANY($1)
+
+-- name: forget_identities
+DELETE FROM semel_identity d USING (
+    SELECT scope, identity FROM semel_identity
+    WHERE keep_until <= $1::bigint AND keep_until >= $2::bigint
+    ORDER BY keep_until
+    LIMIT $3::bigint
+    FOR UPDATE SKIP LOCKED
+) f
+WHERE d.scope = f.scope AND d.identity = f.identity
+RETURNING d.keep_until
+
+-- name: sweep_dead
 DELETE FROM semel_work WHERE seq = ANY(ARRAY(
     SELECT seq FROM semel_work
-    WHERE keep_until <= $1::bigint AND keep_until IS NOT NULL AND NOT holds
+    WHERE keep_until <= $1::bigint AND keep_until IS NOT NULL AND NOT holds AND state = 6
     ORDER BY keep_until
     LIMIT $2::bigint
     FOR UPDATE SKIP LOCKED
@@ -512,6 +771,15 @@ DELETE FROM semel_ledger WHERE (xid, seq) IN (
     LIMIT $5::bigint
 )
 RETURNING xid, seq
+
+-- name: oldest_ledger
+SELECT xid, seq, at < $3::bigint FROM semel_ledger
+WHERE (xid, seq) > ($1::bigint, $2::bigint)
+ORDER BY xid, seq
+LIMIT $4::bigint
+
+-- name: delete_ledger
+DELETE FROM semel_ledger l USING unnest($1::bigint[], $2::bigint[]) AS u (xid, seq) WHERE l.xid = u.xid AND l.seq = u.seq
 
 -- name: sweep_states
 -- A process of an older version leaves deleted_at as it is when it sets a key again.
@@ -680,8 +948,8 @@ SELECT name, head, first FROM semel_stream ORDER BY name
 -- name: status_cursors
 SELECT name, stream, epoch, "offset", pins FROM semel_cursor ORDER BY name
 
--- name: status_work
-SELECT queue, state, count(*) FROM semel_work GROUP BY queue, state
+-- name: status_remembered
+SELECT (SELECT count(*) FROM semel_identity) + (SELECT count(*) FROM semel_work WHERE state = 5)
 
 -- name: status_ledger
 SELECT count(*) FROM semel_ledger
@@ -694,8 +962,13 @@ SELECT (
     JOIN semel_record r ON r.stream_id = s.id AND r."offset" >= coalesce(t.hollowed, 0) AND r."offset" < s.first
     WHERE NOT r.hollow
 ) + (
+    SELECT count(*) FROM semel_work WHERE state = 5
+) + (
+    SELECT count(*) FROM semel_identity
+    WHERE keep_until <= (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+) + (
     SELECT count(*) FROM semel_work
-    WHERE keep_until IS NOT NULL AND NOT holds
+    WHERE state = 6 AND keep_until IS NOT NULL AND NOT holds
         AND keep_until <= (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 ) + (
     SELECT count(*) FROM semel_state

@@ -190,8 +190,8 @@ class Statements:
         return self, answers
 
     def join(self, calls: Sequence[Call]) -> Begun:
-        """The same in a transaction that has begun."""
-        return self, self.run_all([("store_now", ()), *calls])
+        """The same in a transaction of the user's."""
+        return self, self.run_all([("store_joined", ()), *calls])
 
     def _cursor(self) -> RawCursor[Row]:
         cursor = RawCursor(self.connection, row_factory=tuple_row)
@@ -372,14 +372,17 @@ def errors(url: str) -> Iterator[None]:
 
 def translate(url: str, error: psycopg.Error) -> SemelError:
     """What is the data's fault is StoreRefused; the rest is about the server."""
-    state = error.sqlstate or ""
+    state = error.sqlstate or ("22" if isinstance(error, psycopg.DataError) else "")
+    return translate_state(url, state, _text(error))
+
+
+def translate_state(url: str, state: str, text: str) -> SemelError:
+    """By the server's code, which is empty when the error is not the server's."""
     for prefix, make in _BY_STATE.items():
         if state.startswith(prefix):
-            return make(_text(error))
-    if isinstance(error, psycopg.DataError):
-        return _refused(_text(error))
+            return make(text)
     return StoreUnavailable(
-        f"the connection to {redact(url)} failed: {_text(error)}", fix="check that the server runs, then try again"
+        f"the connection to {redact(url)} failed: {text}", fix="check that the server runs, then try again"
     )
 
 

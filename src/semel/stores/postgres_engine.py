@@ -13,13 +13,13 @@ from typing import Any
 
 from psycopg import RawCursor
 
-from semel.errors import StoreRefused
+from semel.errors import StoreBusy, StoreRefused
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Entry, Event, Kind, Mark
-from semel.kernel.ops import Append, Claim, Enqueue, Unit, WorkRow, WorkState
+from semel.kernel.ops import Append, Claim, Enqueue, Remember, Unit, WorkRow, WorkState
 from semel.kernel.position import Position
 from semel.kernel.store import IndexEntry, Record, State, StreamInfo
-from semel.stores.engine import CursorHead, Move, NewRecord, NewWork, WorkHead
+from semel.stores.engine import CursorHead, Known, Move, NewRecord, NewWork, WorkHead
 from semel.stores.postgres_connection import (
     Array,
     Begun,
@@ -33,6 +33,7 @@ from semel.stores.postgres_connection import (
     smallints,
     texts,
 )
+from semel.stores.postgres_fronts import LOWEST, Front, Fronts
 from semel.stores.rows import envelope_of, envelope_row
 from semel.stores.shared import blob_refused, exported_mark, scope_refused, start_of_epoch
 
@@ -65,7 +66,7 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Work:
-    """A work row as locked, and what is to become of it."""
+    """A work row as locked, with the number of its claims, and what is to become of it."""
 
     seq: int
     key: str | None
@@ -74,6 +75,7 @@ class _Work:
     turn: int | None
     holds: bool
     blob: str | None
+    claims: int
     due: int | None = None
     keep_until: int | None = None
     cause: str | None = None
@@ -86,22 +88,36 @@ class _Work:
 @dataclass(frozen=True, slots=True)
 class _Transaction:
     """An open one, with the clock, the epoch and the base of transaction ids that it goes by. `members` have ever
-    joined."""
+    joined. `sees_all`: each of its statements sees all that was committed before it. In which store it is, and how
+    durable, is asked only of a transaction that is not ours."""
 
     statements: Statements
     now: int
     epoch: int
     xid_base: int
     members: int
+    sees_all: bool
+    store_id: str = ""
+    sync: str = ""
 
 
 class PostgresEngine:
     """The statements of one transaction, on our own connection or on the user's. It is begun with the first question,
-    by `begin`."""
+    by `begin`. `look` asks outside of it."""
 
-    def __init__(self, begin: Callable[[Sequence[Call]], Begun], node: str, units: Sequence[Unit] = ()) -> None:
+    def __init__(
+        self,
+        begin: Callable[[Sequence[Call]], Begun],
+        node: str,
+        units: Sequence[Unit] = (),
+        fronts: Fronts | None = None,
+        look: Callable[..., list[Row]] | None = None,
+    ) -> None:
         self._begin = begin
+        self._look = look
         self.node = node
+        self._is_ours = fronts is not None
+        self._fronts = fronts or Fronts()
         self.wrote = False
         self._begun: _Transaction | None = None
         self._waiting: list[Call] = []
@@ -110,6 +126,7 @@ class PostgresEngine:
         self._states: set[str] = set()
         self._cursors: set[str] = set()
         self._work: dict[tuple[str, str], _Work] = {}
+        self._bare: dict[tuple[str, str], int] = {}
         seats, fences, self._identities = _needs(units)
         self._seats = self._draw("draw_seats", seats) if seats else []
         self._fences = self._draw("draw_fences", fences) if fences else []
@@ -139,6 +156,14 @@ class PostgresEngine:
     @property
     def members(self) -> int:
         return self._transaction.members
+
+    @property
+    def store_id(self) -> str:
+        return self._transaction.store_id
+
+    @property
+    def sync(self) -> str:
+        return self._transaction.sync
 
     def _run(self, *calls: Call) -> list[RawCursor[Row]]:
         """These, after the writes that wait."""
@@ -181,8 +206,35 @@ class PostgresEngine:
     def lock_work(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], WorkHead]:
         rows = self._ask("lock_work", texts([queue for queue, _ in keys]), texts([identity for _, identity in keys]))
         found = {(queue, identity): _Work(*rest) for queue, identity, *rest in rows}
-        self._work |= found
-        return {name: WorkHead(row.seq, row.key, WorkState(row.state), row.fence) for name, row in found.items()}
+        self._work |= found | self._lock_identities([key for key in keys if key not in found])
+        return {
+            name: WorkHead(row.seq, row.key, WorkState(row.state), row.fence, row.claims, name in self._bare)
+            for name in keys
+            if (row := self._work.get(name)) is not None
+        }
+
+    def _lock_identities(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], _Work]:
+        """Rows of which only the identity is left."""
+        if not keys:
+            return {}
+        queues, identities = texts([queue for queue, _ in keys]), texts([identity for _, identity in keys])
+        rows = self._ask("lock_identities", queues, identities)
+        if rows:
+            # nobody knows which fences they had; those that are drawn from now on are higher
+            self._fences.clear()
+        self._bare |= {(queue, identity): scope for queue, identity, _, scope in rows}
+        return {
+            (queue, identity): _Work(seq, None, WorkState.DONE, 0, None, False, None, 0)
+            for queue, identity, seq, _ in rows
+        }
+
+    def _restore(self, names: Iterable[tuple[str, str]]) -> None:
+        """Make rows again of the identities that are left of them."""
+        found = [(self._bare.pop(name), name[1]) for name in sorted(set(names)) if name in self._bare]
+        if found:
+            scopes, identities = zip(*found, strict=True)
+            bare = Envelope(id="bare")
+            self._write("restore_work", ints(scopes), texts(identities), bare.source, bare.type)
 
     def lock_states(self, keys: Sequence[str]) -> dict[str, int]:
         found: dict[str, int] = dict(self._ask("lock_states", texts(keys)))
@@ -242,10 +294,16 @@ class PostgresEngine:
     def move_work(self, moves: Sequence[Move]) -> None:
         rows: dict[int, _Work] = {}
         dropped: Counter[str] = Counter()
+        keys: dict[int, str | None] = {}
+        self._restore((move.queue, move.identity) for move in moves)
         for move in moves:
             row = self._work[move.queue, move.identity]
             rows[row.seq] = row
+            if move.key != row.key:
+                keys[row.seq] = row.key = move.key
             self._move(row, move, dropped)
+        if keys:
+            self._write("set_keys", bigints(list(keys)), texts(list(keys.values())))
         self._seat([row for row in rows.values() if row.wants_turn])
         self._write_moves(list(rows.values()))
         self._write_bodies([row for row in rows.values() if row.envelope is not None])
@@ -300,28 +358,49 @@ class PostgresEngine:
         if pairs:
             self._write("add_news", texts([queue for queue, _ in pairs]), texts([key for _, key in pairs]))
 
-    def add_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], tuple[int, bool, str]]:
+    def add_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], Known]:
         """Numbered in the order given, inserted in the order of their identities, as every transaction does."""
-        first = {(row.scope, row.identity): row for row in reversed(rows)}
-        unique = [row for row in rows if first[row.scope, row.identity] is row]
+        first = {row.pair: row for row in reversed(rows)}
+        unique = [row for row in rows if first[row.pair] is row]
         self._draw_seats(len(unique))
-        seats = {(row.scope, row.identity): self._seats.pop() for row in unique}
-        answers: dict[tuple[str, str], tuple[int, bool, str]] = {}
+        seats = {row.pair: self._seats.pop() for row in unique}
+        answers: dict[tuple[str, str], Known] = {}
         while missing := sorted(seats.keys() - answers.keys()):
-            inserted = self._insert_work([first[pair] for pair in missing], [seats[pair] for pair in missing])
-            answers |= {pair: (seats[pair], True, first[pair].queue) for pair in inserted}
-            answers |= self._known_work([first[pair] for pair in missing if pair not in answers])
+            answers |= self._add_or_find([first[pair] for pair in missing], [seats[pair] for pair in missing])
         self._add_news((row.queue, row.key) for row in unique if row.key is not None and row.holds)
         return answers
 
-    def _known_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], tuple[int, bool, str]]:
+    def _add_or_find(self, rows: Sequence[NewWork], seats: Sequence[int]) -> dict[tuple[str, str], Known]:
+        """A row whose identity was left of an earlier one could be inserted, and is taken back."""
+        inserted, left = self._insert_work(rows, seats)
+        added = [(row, seat) for row, seat in zip(rows, seats, strict=True) if row.pair in inserted]
+        late = [seat for row, seat in added if row.pair in left]
+        if late:
+            self._write("take_back_work", bigints(late))
+        new = [(row, seat) for row, seat in added if row.pair not in left]
+        self._refuse_names_taken([row for row, _ in new], left)
+        answers = {row.pair: Known(seat, True, row.queue, row.state, row.result) for row, seat in new}
+        answers |= {row.pair: left[row.pair] for row in rows if row.pair in left}
+        return answers | self._known_work([row for row in rows if row.pair not in answers])
+
+    @staticmethod
+    def _refuse_names_taken(rows: Sequence[NewWork], left: dict[tuple[str, str], Known]) -> None:
+        taken = {(known.queue, identity) for (_, identity), known in left.items()}
+        for row in rows:
+            if (row.queue, row.identity) in taken:
+                raise scope_refused(row.queue, row.identity)
+
+    def _known_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], Known]:
         """Answers for rows that could not be inserted. One that is gone by now is left out and may be inserted."""
         if not rows:
             return {}
         scopes, identities = texts([row.scope for row in rows]), texts([row.identity for row in rows])
         found = self._ask("known_work", scopes, identities)
-        known = {(scope, identity): (seq, False, queue) for scope, identity, seq, queue in found}
-        self._refuse_other_scopes([row for row in rows if (row.scope, row.identity) not in known])
+        known = {
+            (scope, identity): Known(seq, False, queue, WorkState(state), result)
+            for scope, identity, seq, queue, state, result in found
+        }
+        self._refuse_other_scopes([row for row in rows if row.pair not in known])
         return known
 
     def _refuse_other_scopes(self, rows: Sequence[NewWork]) -> None:
@@ -335,24 +414,54 @@ class PostgresEngine:
         if len(self._seats) < count:
             self._seats = self._draw("draw_seats", count)
 
-    def _insert_work(self, rows: Sequence[NewWork], seats: Sequence[int]) -> set[tuple[str, str]]:
+    def _insert_work(
+        self, rows: Sequence[NewWork], seats: Sequence[int]
+    ) -> tuple[set[tuple[str, str]], dict[tuple[str, str], Known]]:
+        """The pairs that could be inserted, and those of which an identity is left. The second question is a statement
+        of its own: the first may have waited for the sweep that moved a row, and only the next one sees what it did."""
         self.wrote = True
-        inserted = self._ask(
-            "add_work",
+        queues, scopes = texts([row.queue for row in rows]), texts([row.scope for row in rows])
+        identities = texts([row.identity for row in rows])
+        turns = [seat if row.holds and row.key is not None else None for row, seat in zip(rows, seats, strict=True)]
+        new = (
             bigints(seats),
-            texts([row.queue for row in rows]),
-            texts([row.scope for row in rows]),
-            texts([row.identity for row in rows]),
+            queues,
+            scopes,
+            identities,
             texts([row.key for row in rows]),
-            bigints(
-                [seat if row.holds and row.key is not None else None for row, seat in zip(rows, seats, strict=True)]
-            ),
+            bigints(turns),
             smallints([row.state for row in rows]),
             bools([row.holds for row in rows]),
             bigints([row.due for row in rows]),
+            bigints([row.keep_until for row in rows]),
+            byteas([row.result for row in rows]),
             *_envelope_arrays([row.envelope for row in rows]),
         )
-        return {(scope, identity) for scope, identity in inserted}
+        names = {name for row in rows for name in (row.queue, row.scope)}
+        look: Call = ("known_identities", (queues, scopes, identities))
+        if len(names) == 1:
+            look = ("known_in_queue", (rows[0].queue, identities))
+        added, found = self._run(("add_work", new), look)
+        inserted = {(scope, identity) for scope, identity in added.fetchall()}
+        left = {
+            (scope, identity): Known(seq, False, queue, WorkState.DONE, result)
+            for scope, identity, seq, queue, result in found.fetchall()
+        }
+        self._check_view(sorted(inserted - left.keys()))
+        return inserted, left
+
+    def _check_view(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """A transaction with one view for all its statements does not see what a sweep has moved since it began."""
+        if self._transaction.sees_all or self._look is None or not pairs:
+            return
+        [(is_moved,)] = self._look(
+            "moved_meanwhile", texts([pair[0] for pair in pairs]), texts([pair[1] for pair in pairs])
+        )
+        if is_moved:
+            raise StoreBusy(
+                "an identity was moved by a sweep since the transaction began",
+                fix="roll back and run the transaction again",
+            )
 
     # -- claims
 
@@ -381,9 +490,14 @@ class PostgresEngine:
 
     def _read_news(self, queue: str, rows_max: int) -> bool:
         """Bring the keys that have news up to date. News of a key that another claim holds is left for later."""
-        turns, found = self._run(("give_turns", (queue, self.now)), ("read_news", (queue, rows_max)))
-        news = found.fetchall()
-        self.wrote = self.wrote or turns.rowcount > 0
+        fronts = self._fronts.of(queue)
+        waiting, begin = fronts.waiting.begin(), fronts.news.begin()
+        calls = [("give_turns", (queue, self.now, waiting)), ("read_news", (queue, rows_max, begin))]
+        # a user's own queries are not ours to plan
+        *_, turns, found = self._run(*([("by_index", ())] if self._is_ours else []), *calls)
+        self._note_turns(fronts.waiting, waiting, turns.fetchall()[0])
+        took, news = _timed(found.fetchall())
+        fronts.news.looked(begin, news[0][0] if news else fronts.news.start, took)
         if not news:
             return False
         names = texts(sorted({key for _, key in news}))
@@ -394,6 +508,12 @@ class PostgresEngine:
             self._write("drop_news", bigints([seq for seq, key in news if key in locked]))
         return len(news) == rows_max and bool(locked)
 
+    def _note_turns(self, front: Front, begin: int, answer: Row) -> None:
+        took, count, is_mine = answer
+        self.wrote = self.wrote or count > 0
+        if is_mine:
+            front.looked(begin, self.now, took)
+
     def _refresh(self, queue: str, keys: Sequence[str]) -> None:
         self._write("refresh_keys", queue, texts(keys))
         self._write("drop_keys", queue, texts(keys))
@@ -401,32 +521,56 @@ class PostgresEngine:
     def _pick(self, claim: Claim) -> list[WorkRow]:
         groups = self._pick_by_key(claim)
         if claim.key is None:
-            groups += [[work_row_of(row)] for row in self._ask("pick_rows", claim.queue, self.now, claim.limit)]
+            groups += [[row] for row in self._pick_rows(claim)]
         groups.sort(key=lambda group: (group[0].due, group[0].seq))
         return [row for group in groups for row in group][: claim.limit]
+
+    def _pick_rows(self, claim: Claim) -> list[WorkRow]:
+        front = self._fronts.of(claim.queue).rows
+        begin = front.begin()
+        took, found = _timed(self._ask("pick_rows", claim.queue, self.now, claim.limit, begin), keep=True)
+        rows = [work_row_of(row) for row in found]
+        front.looked(begin, rows[0].due if rows else self.now, took)
+        return rows
 
     def _pick_by_key(self, claim: Claim) -> list[list[WorkRow]]:
         """A key may look due and not be: its lease was renewed, or its first row is just being finished."""
         groups: list[list[WorkRow]] = []
         tried: list[str] = []
-        while (wanted := claim.limit - len(groups)) > 0:
-            keys = [key for (key,) in self._ask("pick_keys", claim.queue, self.now, claim.key, texts(tried), wanted)]
+        while (wanted := claim.limit - sum(map(len, groups))) > 0:
+            keys = self._pick_keys(claim, tried, wanted)
             if not keys:
                 break
-            heads = self._heads_of(claim.queue, keys, claim.per_key)
+            heads = self._heads_of(claim.queue, keys, claim.per_key, wanted)
             groups += [heads[key] for key in keys if heads[key]]
-            idle = sorted(key for key in keys if not heads[key])
-            if idle:
-                self._refresh(claim.queue, idle)
+            if sum(map(len, heads.values())) < wanted:
+                # all of them were looked at
+                idle = sorted(key for key in keys if not heads[key])
+                if idle:
+                    self._refresh(claim.queue, idle)
             tried += keys
             if len(keys) < wanted:
                 break
         return groups
 
-    def _heads_of(self, queue: str, keys: Sequence[str], per_key: int) -> dict[str, list[WorkRow]]:
-        """The first rows of each key, as far as all of them are due and nobody else has them."""
+    def _pick_keys(self, claim: Claim, tried: Sequence[str], wanted: int) -> list[str]:
+        """Only the first look at all keys says where they begin."""
+        front = self._fronts.of(claim.queue).keys
+        begin = front.begin() if claim.key is None else LOWEST
+        took, found = _timed(
+            self._ask("pick_keys", claim.queue, self.now, claim.key, texts(tried), wanted, begin)
+        )  # fmt: skip
+        if claim.key is None and not tried:
+            front.looked(begin, found[0][1] if found else self.now, took)
+        return [key for key, _ in found]
+
+    def _heads_of(self, queue: str, keys: Sequence[str], per_key: int, wanted: int) -> dict[str, list[WorkRow]]:
+        """The first rows of each key, as far as all of them are due and nobody else has them, and not many more in all
+        than are wanted."""
         heads: dict[str, list[WorkRow]] = {key: [] for key in keys}
-        for row in sorted(self._ask("pick_heads", queue, texts(keys), per_key), key=lambda row: row[0]):
+        one_each = ("pick_heads", (queue, texts(keys), 1))
+        [picked] = self._run(one_each if per_key == 1 else ("pick_groups", (queue, texts(keys), per_key, wanted)))
+        for row in sorted(picked.fetchall(), key=lambda row: row[0]):
             place, holds = row[:2]
             found = work_row_of(row)
             group = heads[found.key or ""]
@@ -446,9 +590,9 @@ class PostgresEngine:
         return found if found[0].key is None or self._is_first(found[0], found[0].key) else []
 
     def _is_first(self, row: WorkRow, key: str) -> bool:
-        if not self._ask("pick_keys", row.queue, self.now, key, texts([]), 1):
+        if not _timed(self._ask("pick_keys", row.queue, self.now, key, texts([]), 1, LOWEST))[1]:
             return False
-        return [head.seq for head in self._heads_of(row.queue, [key], 1)[key]] == [row.seq]
+        return [head.seq for head in self._heads_of(row.queue, [key], 1, 1)[key]] == [row.seq]
 
     # -- states, cursors, bodies
 
@@ -572,9 +716,17 @@ def _needs(units: Sequence[Unit]) -> tuple[int, int, tuple[list[str], list[str]]
             elif isinstance(op, Enqueue):
                 seats += 1
                 fences += op.replace
+            elif isinstance(op, Remember):
+                seats += 1
             elif isinstance(op, Claim):
                 fences += 1
     return seats, fences, (streams, identities)
+
+
+def _timed(rows: Sequence[Row], *, keep: bool = False) -> tuple[int, list[Row]]:
+    """How long it took, and what was found: rows that have the time before them, unless they `keep` it."""
+    found = [row for row in rows if row[1] is not None]
+    return rows[0][0], found if keep else [row[1:] for row in found]
 
 
 def _envelope_arrays(envelopes: Sequence[Envelope]) -> list[Array]:
@@ -640,7 +792,7 @@ def work_row_of(row: Row) -> WorkRow:
 def _claimed(row: WorkRow, fence: int, owner: str, due: int) -> WorkRow:
     return WorkRow(
         row.queue, row.identity, row.key, row.seq, WorkState.CLAIMED, due, row.attempts + 1, fence, owner, row.envelope,
-        row.cause,
+        row.cause, row.state is WorkState.CLAIMED,
     )  # fmt: skip
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from semel.errors import InputError, LocalProtocolError, StaleFence, StoreRefused
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Mark
-from semel.kernel.ops import Append, Op, Outcome, Refused, Result, Trim, Unit
+from semel.kernel.ops import Append, Op, Outcome, Refused, Result, Trim, Unit, WorkRow, WorkState
 from semel.kernel.position import EPOCH_GAP
 from semel.kernel.store import State
+
+ASIDE = frozenset({WorkState.DEFERRED, WorkState.PARKED, WorkState.DEAD})
+"""The states of the few rows that wait for somebody, often for long."""
 
 
 def check_bound(ops: Sequence[Op]) -> Unit:
@@ -27,8 +30,12 @@ def check_bound(ops: Sequence[Op]) -> Unit:
 
 def unwrap_bound(outcome: Outcome) -> tuple[Result, ...]:
     if isinstance(outcome, Refused):
-        raise StaleFence("another owner has taken over, or the state has moved on", fix="roll back and claim again")
+        raise stale_bound()
     return outcome.results
+
+
+def stale_bound() -> StaleFence:
+    return StaleFence("another owner has taken over, or the state has moved on", fix="roll back and claim again")
 
 
 def exported_mark(state: State | None) -> Mark | None:
@@ -37,6 +44,24 @@ def exported_mark(state: State | None) -> Mark | None:
         return None
     xid, seq = state.value.split(b" ")[0].split(b".")
     return Mark(int(xid), int(seq))
+
+
+def ledger_end(now: int, keep_s: float | None) -> int:
+    """The time before which ledger entries are old; None keeps them all."""
+    return now - int(keep_s * 1_000_000) if keep_s is not None else 0
+
+
+def counts_of(rows: Iterable[tuple[str, int, int]]) -> dict[str, dict[WorkState, int]]:
+    """From rows of queue, state and count."""
+    counts: dict[str, dict[WorkState, int]] = {}
+    for queue, state, count in rows:
+        counts.setdefault(queue, {})[WorkState(state)] = count
+    return counts
+
+
+def named_counts(counts: dict[str, dict[WorkState, int]]) -> dict[str, dict[str, int]]:
+    """The same under the names of the states, for people."""
+    return {queue: {state.name.lower(): count for state, count in found.items()} for queue, found in counts.items()}
 
 
 def blob_refused(name: str, size: int, stored: int | None) -> StoreRefused:
@@ -50,6 +75,11 @@ def blob_refused(name: str, size: int, stored: int | None) -> StoreRefused:
 def scope_refused(queue: str, identity: str) -> StoreRefused:
     """A queue names its rows by their identity alone, so it holds one row of each."""
     return StoreRefused(f"{queue} has a row {identity!r} of another scope", fix="use one scope for all rows of a queue")
+
+
+def bare_row(queue: str, identity: str, seq: int) -> WorkRow:
+    """What is left of a work row that is done, once a sweep has come by."""
+    return WorkRow(queue, identity, None, seq, WorkState.DONE, 0, 0, 0, "", Envelope(id=identity))
 
 
 def blob_missing(name: str) -> InputError:

@@ -8,11 +8,12 @@ read inside each transaction and never cached, and other processes' commits are 
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.kernel.ledger import Entry, Event, Kind, Mark
-from semel.kernel.ops import Op, Outcome, Result, Unit, WorkRow, WorkState
+from semel.kernel.ops import Outcome, Unit, WorkRow, WorkState
 from semel.kernel.position import EPOCH_GAP, Position, check_epoch
 from semel.kernel.store import (
     IDENTITY_KEEP_S,
@@ -49,22 +50,27 @@ from semel.stores.points import reach
 from semel.stores.private_files import make_private
 from semel.stores.queries import load_migrations
 from semel.stores.shared import (
+    ASIDE,
+    bare_row,
     blob_missing,
-    check_bound,
+    counts_of,
+    ledger_end,
+    named_counts,
     prefix_bounds,
-    unwrap_bound,
 )
 from semel.stores.sidecar import Marks, Sidecar
 from semel.stores.sqlite_engine import Q, SqliteEngine, entry_of, index_entry_of, json_list, record_of, work_row_of
 from semel.stores.sqlite_errors import code_of, errors, locked
 from semel.stores.sqlite_files import Files, check_not_lost, leave_open
+from semel.stores.sqlite_session import SqliteSession
+from semel.stores.sqlite_turns import STEP_S, Turn, Turns, at_once
+from semel.stores.sqlite_tx import SqliteTx
 from semel.stores.waking import Waking
 
 log = logging.getLogger(__name__)
 
 SQLITE_MIN = (3, 38, 0)
 BUSY_S = 30.0
-BUSY_STEP_S = 0.0005
 WATCH_S = 0.005
 WATCH_LOCK_S = 0.05
 LOCK_LOOK_S = 1.0
@@ -93,13 +99,17 @@ class SqliteStore:
         clock: Callable[[], int] | None = None,
         identity_keep_s: float = IDENTITY_KEEP_S,
         state_keep_s: float = STATE_KEEP_S,
+        ledger_keep_s: float | None = None,
         busy_s: float = BUSY_S,
+        in_turn: bool = True,
     ) -> None:
+        """Without `in_turn` the write lock is for whoever asks at the right moment, as SQLite has it."""
         self.url = url
         self.node = node
         self.path = path_of(url)
         self.identity_keep_s = identity_keep_s
         self.state_keep_s = state_keep_s
+        self.ledger_keep_s = ledger_keep_s
         self.busy_s = busy_s
         self._clock = clock or (lambda: time.time_ns() // 1000)
         self._lock = threading.RLock()
@@ -109,6 +119,9 @@ class SqliteStore:
         self._busy_since: float | None = None
         self._files = Files(self.path)
         self._sidecar = Sidecar(Path(f"{self._files.database}-semel"))
+        # beside the file itself, not beside a link to it: all who share the lock share the queue
+        turns = Path(f"{os.path.realpath(self._files.database)}-semel-turns")
+        self._turns = Turns(turns if in_turn else None)
         self._check_engine()
         self._check_file(create)
         self._files.note_database()
@@ -292,24 +305,41 @@ class SqliteStore:
             self._broken = error
             raise
 
-    def _begin(self, connection: sqlite3.Connection, busy_s: float | None = None) -> None:
-        self._retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self.busy_s if busy_s is None else busy_s)
+    def _begin(self, connection: sqlite3.Connection | SqliteSession, busy_s: float | None = None) -> None:
+        limit = self.busy_s if busy_s is None else busy_s
+        with self._turns.waiting() as turn:
+            self._retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), limit, turn)
 
-    def _retry_busy(self, attempt: Callable[[], object], busy_s: float) -> None:
-        """SQLite's own wait doubles up to 100 ms and starves; short steps let waiting processes take turns."""
+    def begin_users(self, session: SqliteSession) -> None:
+        """In turn like our own. The connection's own wait would not beat, and be passed over."""
+        if session.busy_s is not None:
+            return self._begin(session, session.busy_s)
+        with at_once(session):
+            self._begin(session)
+
+    def give_way(self, limit_s: float) -> None:
+        """Before a transaction that begins by itself: let those go first who wait for the write lock in turn."""
+        until = time.monotonic() + limit_s
+        with self._turns.waiting(draws=False) as turn:
+            while not turn.is_ours(now := time.monotonic()) and now < until:
+                time.sleep(turn.step_s)
+
+    def _retry_busy(self, attempt: Callable[[], object], busy_s: float, turn: Turn | None = None) -> None:
+        """SQLite's own wait doubles up to 100 ms and starves. The last attempt is made whoever's turn it is."""
         since: float | None = None
         try:
             while True:
-                try:
-                    attempt()
-                    return
-                except sqlite3.OperationalError as error:
-                    now = time.monotonic()
-                    since = now if since is None else since
-                    if code_of(error) != sqlite3.SQLITE_BUSY or now >= since + busy_s:
-                        raise
-                    self._busy_since = since
-                time.sleep(BUSY_STEP_S)
+                now = time.monotonic()
+                last = now >= (now if since is None else since) + busy_s
+                if last or turn is None or turn.is_ours(now):
+                    try:
+                        attempt()
+                        return
+                    except sqlite3.OperationalError as error:
+                        if last or code_of(error) != sqlite3.SQLITE_BUSY:
+                            raise
+                since = self._busy_since = now if since is None else since
+                time.sleep(STEP_S if turn is None else turn.step_s)
         finally:
             if since is not None:
                 self._busy_since = None
@@ -465,6 +495,10 @@ class SqliteStore:
         self._commits = commits
         return self._others
 
+    def wake(self) -> None:
+        """Other processes see that the data has changed."""
+        self._waking.wake()
+
     def head(self, stream: str) -> Position:
         rows = self._ask("read_stream", stream)
         return Position(stream, rows[0][4], rows[0][2]) if rows else Position(stream, self.epoch, 0)
@@ -491,8 +525,29 @@ class SqliteStore:
         return [(key, State(value, version)) for key, value, version in rows]
 
     def work(self, queue: str, identity: str) -> WorkRow | None:
-        rows = self._ask("one_row", queue, identity)
-        return work_row_of(rows[0]) if rows else None
+        with self._snapshot() as db:
+            if row := db.execute(Q["one_row"], (queue, identity)).fetchone():
+                return work_row_of(row)
+            left = db.execute(Q["one_identity"], (queue, identity)).fetchone()
+        return bare_row(queue, identity, left[0]) if left is not None else None
+
+    def work_rows(self, queue: str, states: Collection[WorkState], after: int = 0, limit: int = 100) -> list[WorkRow]:
+        """What was put aside is rare, and found by an index of its own."""
+        with self._snapshot() as db:
+            asked: list[tuple[str, Any]] = [("work_rows_aside", int(state)) for state in ASIDE.intersection(states)]
+            others = sorted(set(states) - ASIDE)
+            asked += [("work_rows", json_list(others))] if others else []
+            rows = [row for query, which in asked for row in db.execute(Q[query], (queue, which, after, limit))]
+        return sorted(map(work_row_of, rows), key=lambda row: row.seq)[:limit]
+
+    def work_counts(self, queue_prefix: str = "") -> dict[str, dict[WorkState, int]]:
+        return counts_of(self._ask("work_counts", *prefix_bounds(queue_prefix)))
+
+    def history(self, message: str, limit: int = 1000) -> list[Entry]:
+        return [entry_of(row) for row in self._ask("read_history", message, limit)]
+
+    def due(self, queue: str) -> bool:
+        return bool(self._ask("work_due", queue, self._clock())[0][0])
 
     def ledger(self, after: Mark, limit: int = 1000) -> list[Entry]:
         return [entry_of(row) for row in self._ask("read_ledger", after.seq, limit)]
@@ -529,12 +584,15 @@ class SqliteStore:
     def sweep(self, now: int, limit: int = 1000) -> Swept:
         """Each sort in a transaction of its own, so that no commit waits for more than one batch."""
         records, identities = self._sweep_records(now, limit)
-        work = self._sweep_work(now, limit)
+        moved, work = self._sweep_done(now, limit)
+        is_behind = moved + work >= limit
+        work += self._sweep_dead(now, limit - work)
+        work += self._forget_work(now, limit - work)
         blobs = self._sweep_blobs(now, limit)
-        ledger = self._sweep_ledger(limit)
+        ledger = self._sweep_ledger(now, limit)
         states = self._sweep_states(now, limit)
-        more = max(records, identities, work, blobs, ledger, states) >= limit
-        return Swept(records, identities, work, blobs, ledger, states, more)
+        more = is_behind or max(records, identities, work, blobs, ledger, states) >= limit
+        return Swept(records, identities, work, blobs, ledger, states, more, moved)
 
     @contextmanager
     def _sweeping(self, now: int) -> Iterator[SqliteEngine]:
@@ -589,16 +647,24 @@ class SqliteStore:
     def _forget_identities(self, engine: SqliteEngine, id: int, hollowed: int, forget: int, limit: int) -> int:
         return self._writer.execute(Q["forget_records"], (forget, id, hollowed, limit)).rowcount
 
-    def _sweep_work(self, now: int, limit: int) -> int:
+    def _sweep_done(self, now: int, limit: int) -> tuple[int, int]:
+        with self._sweeping(now) as engine:
+            return engine.move_done(limit)
+
+    def _sweep_dead(self, now: int, limit: int) -> int:
         with self._sweeping(now) as engine:
             db = self._writer
-            rows = db.execute(Q["finished_work"], (now, limit)).fetchall()
+            rows = db.execute(Q["dead_work"], (now, limit)).fetchall()
             db.executemany(Q["delete_work"], [(seq,) for seq, *_ in rows])
             db.executemany(
                 Q["delete_scope"], [(scope, identity) for _, queue, scope, identity, _ in rows if scope != queue]
             )
             db.executemany(Q["forget_blob"], [(engine.now, blob) for *_, blob in rows if blob is not None])
         return len(rows)
+
+    def _forget_work(self, now: int, limit: int) -> int:
+        with self._sweeping(now):
+            return self._writer.execute(Q["forget_identities"], (now, limit)).rowcount
 
     def _sweep_blobs(self, now: int, limit: int) -> int:
         with self._sweeping(now):
@@ -607,12 +673,13 @@ class SqliteStore:
             self._writer.executemany(Q["delete_blob"], names)
         return len(names)
 
-    def _sweep_ledger(self, limit: int) -> int:
-        """Only what has been exported goes: the ledger is evidence, not a cache."""
-        with self._sweeping(self._clock()) as engine:
+    def _sweep_ledger(self, now: int, limit: int) -> int:
+        """Only what has been exported goes, or what is old if nobody exports: the ledger is evidence, not a cache."""
+        with self._sweeping(now) as engine:
             exported = engine.exported("export/ledger")
             if exported is None:
-                return 0
+                old = ledger_end(now, self.ledger_keep_s)
+                return self._writer.execute(Q["delete_old_ledger"], (old, limit)).rowcount if old else 0
             return self._writer.execute(Q["delete_ledger"], (exported.seq, limit)).rowcount
 
     def _sweep_states(self, now: int, limit: int) -> int:
@@ -670,9 +737,8 @@ class SqliteStore:
     def status(self) -> Status:
         with self._snapshot() as db:
             epoch, schema = db.execute("SELECT epoch, schema FROM semel_store").fetchone()
-            work: dict[str, dict[str, int]] = {}
-            for queue, state, count in db.execute(Q["status_work"]):
-                work.setdefault(queue, {})[WorkState(state).name.lower()] = count
+            work = counts_of(db.execute(Q["work_counts"], prefix_bounds("")))
+            [(remembered,)] = db.execute(Q["status_remembered"]).fetchall()
             streams = tuple(
                 StreamInfo(name, epoch, head, first) for name, head, first in db.execute(Q["status_streams"])
             )
@@ -691,7 +757,8 @@ class SqliteStore:
             schema=schema,
             streams=streams,
             cursors=cursors,
-            work=work,
+            work=named_counts(work),
+            remembered=remembered,
             ledger_entries=ledger,
             sweepable=sweepable,
             bytes=self._size(),
@@ -719,36 +786,7 @@ class SqliteStore:
             self._broken = self._broken or StoreUnavailable("the store is closed", fix="open it again")
             self._open.clear()
             self._sidecar.close()
-
-
-class SqliteTx:
-    """Semel's writes inside the user's transaction. The user commits or rolls back."""
-
-    def __init__(self, store: SqliteStore, connection: sqlite3.Connection) -> None:
-        self._store = store
-        self._connection = connection
-
-    def apply(self, ops: Sequence[Op]) -> tuple[Result, ...]:
-        unit = check_bound(ops)
-        self._store._check_files()
-        with self._store._watched():
-            if not self._connection.in_transaction:
-                self._store._begin(self._connection)
-            self._connection.execute("SAVEPOINT semel")
-            try:
-                results = self._apply(unit)
-            except BaseException:
-                self._connection.execute("ROLLBACK TO semel")
-                raise
-            finally:
-                self._connection.execute("RELEASE semel")
-        return results
-
-    def _apply(self, unit: Unit) -> tuple[Result, ...]:
-        engine = SqliteEngine(self._connection, self._store._clock(), self._store.node)
-        results = unwrap_bound(apply(engine, [unit])[0])
-        engine.finish()
-        return results
+            self._turns.close()
 
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Sequence[Any]]:

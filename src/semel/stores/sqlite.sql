@@ -7,7 +7,7 @@ SELECT epoch, commits, fence, record_seq, work_seq, ledger_seq FROM semel_store
 UPDATE semel_store SET commits = ?, fence = ?, record_seq = ?, work_seq = ?, ledger_seq = ?
 
 -- name: lock_work
-SELECT w.queue, w.identity, w.seq, w.key, w.state, w.fence
+SELECT w.queue, w.identity, w.seq, w.key, w.state, w.fence, w.attempts
 FROM json_each(?) j CROSS JOIN semel_work w ON w.queue = j.value ->> 0 AND w.identity = j.value ->> 1
 
 -- name: lock_states
@@ -72,18 +72,32 @@ UPDATE semel_blob SET refs = refs - 1, at = ? WHERE name = ?
 SELECT blob FROM semel_work WHERE queue = ? AND identity = ? AND blob IS NOT NULL
 
 -- name: known_work
-SELECT w.queue, w.identity, w.seq, w.scope FROM json_each(?) j
+-- Rows by the names of their queues.
+SELECT w.scope, w.identity, w.seq, w.queue, w.state, w.result FROM json_each(?) j
 CROSS JOIN semel_work w ON w.queue = j.value ->> 0 AND w.identity = j.value ->> 1
 
 -- name: known_scope
-SELECT s.scope, s.identity, s.seq, s.queue FROM json_each(?) j
+SELECT s.scope, s.identity, s.seq, s.queue, w.state, w.result FROM json_each(?) j
 CROSS JOIN semel_scope s ON s.scope = j.value ->> 0 AND s.identity = j.value ->> 1
+CROSS JOIN semel_work w ON w.seq = s.seq
+
+-- name: known_identities
+-- What is left of rows, by the names of their scopes and of their queues.
+SELECT n.name, i.identity, i.seq, q.name, 5, i.result FROM json_each(?1) j
+CROSS JOIN semel_name n ON n.name = j.value ->> 0
+CROSS JOIN semel_identity i ON i.scope = n.id AND i.identity = j.value ->> 1
+CROSS JOIN semel_name q ON q.id = i.queue
+UNION ALL
+SELECT s.name, i.identity, i.seq, n.name, 5, i.result FROM json_each(?1) j
+CROSS JOIN semel_name n ON n.name = j.value ->> 0
+CROSS JOIN semel_identity i ON i.queue = n.id AND i.identity = j.value ->> 1 AND i.queue <> i.scope
+CROSS JOIN semel_name s ON s.id = i.scope
 
 -- name: add_work
 INSERT INTO semel_work (
-    seq, queue, scope, identity, key, turn, state, holds, due, attempts, fence, owner, keep_until, cause,
+    seq, queue, scope, identity, key, turn, state, holds, due, attempts, fence, owner, keep_until, result, cause,
     id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, '', NULL, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, '', ?, ?, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: add_scope
 INSERT INTO semel_scope (scope, identity, seq, queue) VALUES (?, ?, ?, ?)
@@ -93,7 +107,7 @@ INSERT INTO semel_work_key (queue, key, due) VALUES (?, ?, ?) ON CONFLICT (queue
 
 -- name: move_work
 UPDATE semel_work SET
-    state = :state, fence = :fence, holds = :holds, keep_until = :keep_until,
+    key = :key, state = :state, fence = :fence, holds = :holds, keep_until = :keep_until, result = NULL,
     due = coalesce(:due, due), cause = coalesce(:cause, cause), attempts = coalesce(:attempts, attempts),
     turn = CASE WHEN :holds = 1 THEN coalesce(turn, :turn) WHEN :state = 1 THEN NULL ELSE turn END
 WHERE queue = :queue AND identity = :identity
@@ -136,6 +150,13 @@ FROM semel_work WHERE queue = ? AND key IS NULL AND state IN (0, 1, 2) AND due <
 
 -- name: claimable_keys
 SELECT key FROM semel_work_key WHERE queue = ? AND due IS NOT NULL AND due <= ? ORDER BY due LIMIT ?
+
+-- name: work_due
+SELECT EXISTS (SELECT 1 FROM semel_work WHERE queue = ?1 AND key IS NULL AND state IN (0, 1, 2) AND due <= ?2)
+    OR EXISTS (SELECT 1 FROM semel_work_key WHERE queue = ?1 AND due IS NOT NULL AND due <= ?2)
+    OR EXISTS (
+        SELECT 1 FROM semel_work WHERE queue = ?1 AND key IS NOT NULL AND turn IS NULL AND state = 1 AND due <= ?2
+    )
 
 -- name: key_rows
 SELECT
@@ -188,6 +209,28 @@ SELECT value, version FROM semel_state WHERE key = ? AND version > 0
 SELECT key, value, version FROM semel_state
 WHERE key > ?1 AND key >= ?2 AND (?3 IS NULL OR key < ?3) AND version > 0 ORDER BY key LIMIT ?4
 
+-- name: read_history
+SELECT
+    seq, at, node, pipeline, hop, kind, message, delivery, session, idx, peer, stream, epoch, first, last, n, fold,
+    attempt, cause, trace
+FROM semel_ledger WHERE message = ? AND message IS NOT NULL ORDER BY seq LIMIT ?
+
+-- name: work_rows
+SELECT
+    seq, queue, identity, key, state, due, attempts, fence, owner, cause,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+FROM semel_work WHERE queue = ?1 AND state IN (SELECT value FROM json_each(?2)) AND seq > ?3 ORDER BY seq LIMIT ?4
+
+-- name: work_rows_aside
+SELECT
+    seq, queue, identity, key, state, due, attempts, fence, owner, cause,
+    id, source, type, subject, time, session, idx, datacontenttype, headers, data, blob, size
+FROM semel_work WHERE queue = ?1 AND state = ?2 AND state IN (3, 4, 6) AND seq > ?3 ORDER BY seq LIMIT ?4
+
+-- name: work_counts
+SELECT queue, state, count(*) FROM semel_work
+WHERE queue >= ?1 AND (?2 IS NULL OR queue < ?2) AND state <> 5 GROUP BY queue, state ORDER BY queue, state
+
 -- name: read_ledger
 SELECT
     seq, at, node, pipeline, hop, kind, message, delivery, session, idx, peer, stream, epoch, first, last, n, fold,
@@ -232,9 +275,64 @@ UPDATE semel_stream SET hollowed = ? WHERE id = ?
 UPDATE semel_record SET headers = NULL, data = NULL, blob = NULL
 WHERE stream_id = ? AND "offset" > ? AND "offset" <= ?
 
--- name: finished_work
-SELECT seq, queue, scope, identity, blob FROM semel_work WHERE keep_until IS NOT NULL AND keep_until <= ? AND holds = 0
-ORDER BY keep_until LIMIT ?
+-- name: dead_work
+SELECT seq, queue, scope, identity, blob FROM semel_work
+WHERE state = 6 AND holds = 0 AND keep_until IS NOT NULL AND keep_until <= ? ORDER BY keep_until LIMIT ?
+
+-- name: done_work
+-- Where they end, how many there are, and how many of them nobody needs to remember.
+SELECT max(seq), count(*), count(CASE WHEN keep_until <= ?1 THEN 1 END)
+FROM (SELECT seq, keep_until FROM semel_work WHERE state = 5 ORDER BY seq LIMIT ?2)
+
+-- name: add_names
+INSERT INTO semel_name (name)
+SELECT name FROM (
+    SELECT queue AS name FROM semel_work WHERE state = 5 AND seq <= ?1
+    UNION SELECT scope FROM semel_work WHERE state = 5 AND seq <= ?1
+) WHERE name NOT IN (SELECT name FROM semel_name)
+
+-- name: move_done
+-- A name that is missing makes it fail: an identity is never lost on the way. A process of an older version does not look
+-- here, and may have let a late copy in.
+INSERT INTO semel_identity (seq, scope, queue, keep_until, identity, result)
+SELECT
+    seq, (SELECT id FROM semel_name WHERE name = scope), (SELECT id FROM semel_name WHERE name = queue), keep_until,
+    identity, result
+FROM semel_work WHERE state = 5 AND seq <= ?1 AND keep_until > ?2 ORDER BY seq
+ON CONFLICT (scope, identity) DO UPDATE SET keep_until = max(keep_until, excluded.keep_until)
+
+-- name: delete_done_scopes
+DELETE FROM semel_scope WHERE (scope, identity) IN (
+    SELECT scope, identity FROM semel_work WHERE state = 5 AND seq <= ? AND scope <> queue
+)
+
+-- name: delete_done
+DELETE FROM semel_work WHERE state = 5 AND seq <= ?
+
+-- name: forget_identities
+DELETE FROM semel_identity WHERE seq IN (
+    SELECT seq FROM semel_identity WHERE keep_until <= ? ORDER BY keep_until LIMIT ?
+)
+
+-- name: one_identity
+SELECT i.seq, i.keep_until, i.result, s.name FROM semel_name q
+CROSS JOIN semel_identity i ON i.scope = q.id AND i.queue = q.id AND i.identity = ?2
+CROSS JOIN semel_name s ON s.id = i.scope
+WHERE q.name = ?1
+UNION ALL
+SELECT i.seq, i.keep_until, i.result, s.name FROM semel_name q
+CROSS JOIN semel_identity i ON i.queue = q.id AND i.identity = ?2 AND i.queue <> i.scope
+CROSS JOIN semel_name s ON s.id = i.scope
+WHERE q.name = ?1
+
+-- name: restore_work
+INSERT INTO semel_work (
+    seq, queue, scope, identity, key, turn, state, holds, due, attempts, fence, owner, keep_until, result, cause,
+    id, source, type, size
+) VALUES (?, ?, ?, ?, NULL, NULL, 5, 0, 0, 0, 0, '', ?, ?, NULL, ?, ?, ?, 0)
+
+-- name: delete_identity
+DELETE FROM semel_identity WHERE seq = ?
 
 -- name: delete_work
 DELETE FROM semel_work WHERE seq = ?
@@ -250,6 +348,10 @@ DELETE FROM semel_blob WHERE name = ?
 
 -- name: delete_chunks
 DELETE FROM semel_chunk WHERE blob = ?
+
+-- name: delete_old_ledger
+-- Of the oldest: times are in the order of numbers but for clocks that were set.
+DELETE FROM semel_ledger WHERE at < ?1 AND seq IN (SELECT seq FROM semel_ledger ORDER BY seq LIMIT ?2)
 
 -- name: delete_ledger
 DELETE FROM semel_ledger WHERE seq IN (SELECT seq FROM semel_ledger WHERE seq <= ? ORDER BY seq LIMIT ?)
@@ -283,15 +385,17 @@ SELECT name, head, first FROM semel_stream ORDER BY name
 -- name: status_cursors
 SELECT name, stream, epoch, "offset", pins FROM semel_cursor ORDER BY name
 
--- name: status_work
-SELECT queue, state, count(*) FROM semel_work GROUP BY queue, state ORDER BY queue, state
+-- name: status_remembered
+SELECT (SELECT count(*) FROM semel_identity) + (SELECT count(*) FROM semel_work WHERE state = 5)
 
 -- name: status_ledger
 SELECT count(*) FROM semel_ledger
 
 -- name: status_sweepable
 SELECT
-    (SELECT count(*) FROM semel_work WHERE keep_until IS NOT NULL AND keep_until <= ? AND holds = 0)
-    + (SELECT count(*) FROM semel_state WHERE deleted_at IS NOT NULL AND deleted_at <= ? AND version < 0)
+    (SELECT count(*) FROM semel_work WHERE state = 5)
+    + (SELECT count(*) FROM semel_work WHERE state = 6 AND holds = 0 AND keep_until IS NOT NULL AND keep_until <= ?1)
+    + (SELECT count(*) FROM semel_identity WHERE keep_until <= ?1)
+    + (SELECT count(*) FROM semel_state WHERE deleted_at IS NOT NULL AND deleted_at <= ?2 AND version < 0)
     + (SELECT count(*) FROM semel_stream s JOIN semel_record r
        ON r.stream_id = s.id AND r."offset" > s.hollowed AND r."offset" < s.first)

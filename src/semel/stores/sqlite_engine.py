@@ -9,15 +9,17 @@ from typing import Any
 import msgspec
 
 from semel.errors import StoreRefused
+from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Entry, Event, Kind, Mark
 from semel.kernel.ops import Claim, WorkRow, WorkState
 from semel.kernel.position import Position
 from semel.kernel.store import IndexEntry, Record, State, StreamInfo
-from semel.stores.engine import CursorHead, Move, NewRecord, NewWork, WorkHead
+from semel.stores.engine import CursorHead, Known, Move, NewRecord, NewWork, WorkHead
 from semel.stores.queries import load_queries
 from semel.stores.rows import envelope_columns, envelope_of, envelope_row
 from semel.stores.shared import blob_refused, exported_mark, scope_refused, start_of_epoch
 from semel.stores.sqlite_records import insert_records
+from semel.stores.sqlite_session import SqliteSession
 
 Q = load_queries("sqlite.sql")
 
@@ -27,8 +29,8 @@ _encode = msgspec.json.Encoder().encode
 class SqliteEngine:
     """The statements of one transaction. Counters are read at its begin and written back at its end."""
 
-    def __init__(self, connection: sqlite3.Connection, now: int, node: str) -> None:
-        self._db = connection
+    def __init__(self, connection: sqlite3.Connection | SqliteSession, now: int, node: str) -> None:
+        self._db: Any = connection
         self.now = now
         self.node = node
         row = connection.execute(Q["begin_store"]).fetchone()
@@ -36,6 +38,7 @@ class SqliteEngine:
         self.top = 0
         self.size = 0
         self._stream_ids: dict[str, int] = {}
+        self._bare: dict[tuple[str, str], tuple[int, int, bytes | None, str]] = {}
 
     def finish(self) -> None:
         self.commits += 1
@@ -44,7 +47,26 @@ class SqliteEngine:
 
     def lock_work(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], WorkHead]:
         rows = self._db.execute(Q["lock_work"], (json_list(keys),))
-        return {(row[0], row[1]): WorkHead(row[2], row[3], WorkState(row[4]), row[5]) for row in rows}
+        found = {(row[0], row[1]): WorkHead(row[2], row[3], WorkState(row[4]), row[5], row[6]) for row in rows}
+        return found | {key: head for key in keys if key not in found and (head := self._bare_head(*key))}
+
+    def _bare_head(self, queue: str, identity: str) -> WorkHead | None:
+        """That of a row of which only the identity is left."""
+        left = self._db.execute(Q["one_identity"], (queue, identity)).fetchone()
+        if left is None:
+            return None
+        self._bare[queue, identity] = left
+        return WorkHead(left[0], None, WorkState.DONE, 0, is_bare=True)
+
+    def _restore(self, queue: str, identity: str) -> None:
+        """Make a row again of the identity that is left of one."""
+        seq, keep_until, result, scope = self._bare.pop((queue, identity))
+        bare = Envelope(id=identity)
+        row = (seq, queue, scope, identity, keep_until, result, bare.id, bare.source, bare.type)
+        self._db.execute(Q["delete_identity"], (seq,))
+        self._db.execute(Q["restore_work"], row)
+        if scope != queue:
+            self._db.execute(Q["add_scope"], (scope, identity, seq, queue))
 
     def lock_states(self, keys: Sequence[str]) -> dict[str, int]:
         return dict(self._db.execute(Q["lock_states"], (json_list(keys),)).fetchall())
@@ -86,6 +108,8 @@ class SqliteEngine:
 
     def move_work(self, moves: Sequence[Move]) -> None:
         for move in moves:
+            if (move.queue, move.identity) in self._bare:
+                self._restore(move.queue, move.identity)
             if move.drop_body or move.envelope is not None:
                 self._forget_work_body(move)
         self._db.executemany(Q["move_work"], [self._move_row(move) for move in moves])
@@ -98,9 +122,9 @@ class SqliteEngine:
 
     def _move_row(self, move: Move) -> dict[str, Any]:
         return {
-            "queue": move.queue, "identity": move.identity, "state": int(move.state), "fence": move.fence,
-            "holds": int(move.holds), "keep_until": move.keep_until, "due": move.due, "cause": move.cause,
-            "attempts": move.attempts, "turn": self._next_work_seq(),
+            "queue": move.queue, "identity": move.identity, "key": move.key, "state": int(move.state),
+            "fence": move.fence, "holds": int(move.holds), "keep_until": move.keep_until, "due": move.due,
+            "cause": move.cause, "attempts": move.attempts, "turn": self._next_work_seq(),
         }  # fmt: skip
 
     def _forget_work_body(self, move: Move) -> None:
@@ -149,23 +173,23 @@ class SqliteEngine:
                 raise blob_refused(name, size, row[0] if row is not None else None)
             self._db.execute(Q["refer_blob"], (name,))
 
-    def add_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], tuple[int, bool, str]]:
+    def add_work(self, rows: Sequence[NewWork]) -> dict[tuple[str, str], Known]:
         answers, taken = self._known_work(rows)
         values: list[tuple[Any, ...]] = []
         scopes: list[tuple[str, str, int, str]] = []
         keys: list[tuple[str, str, int]] = []
         for row in rows:
-            if (row.scope, row.identity) in answers:
+            if row.pair in answers:
                 continue
             if (row.queue, row.identity) in taken:
                 raise scope_refused(row.queue, row.identity)
             taken.add((row.queue, row.identity))
             seq = self._next_work_seq()
-            answers[row.scope, row.identity] = (seq, True, row.queue)
+            answers[row.pair] = Known(seq, True, row.queue, row.state, row.result)
             turn = seq if row.holds else None
             values.append(
                 (seq, row.queue, row.scope, row.identity, row.key, turn, int(row.state), int(row.holds), row.due,
-                 *envelope_row(row.envelope))
+                 row.keep_until, row.result, *envelope_row(row.envelope))
             )  # fmt: skip
             if row.scope != row.queue:
                 scopes.append((row.scope, row.identity, seq, row.queue))
@@ -176,20 +200,21 @@ class SqliteEngine:
         self._db.executemany(Q["add_key"], keys)
         return answers
 
-    def _known_work(
-        self, rows: Sequence[NewWork]
-    ) -> tuple[dict[tuple[str, str], tuple[int, bool, str]], set[tuple[str, str]]]:
-        """The rows that are there by (scope, identity), and the names by (queue, identity) that are taken.
+    def _known_work(self, rows: Sequence[NewWork]) -> tuple[dict[tuple[str, str], Known], set[tuple[str, str]]]:
+        """What is there by (scope, identity), and the names by (queue, identity) that are taken.
 
         A scope may have the name of a queue: then it is that queue's own scope, wherever its rows are.
         """
-        scoped = sorted({(row.scope, row.identity) for row in rows})
-        names = sorted({(row.queue, row.identity) for row in rows}.union(scoped))
-        own = self._db.execute(Q["known_work"], (json_list(names),)).fetchall()
-        shared = self._db.execute(Q["known_scope"], (json_list(scoped),)).fetchall()
-        known = {(queue, identity): (seq, False, queue) for queue, identity, seq, scope in own if scope == queue}
-        known |= {(scope, identity): (seq, False, queue) for scope, identity, seq, queue in shared}
-        return known, {(queue, identity) for queue, identity, _, _ in own}
+        scoped = sorted({row.pair for row in rows})
+        names = json_list(sorted({(row.queue, row.identity) for row in rows}.union(scoped)))
+        found = self._db.execute(Q["known_work"], (names,)).fetchall()
+        found += self._db.execute(Q["known_scope"], (json_list(scoped),)).fetchall()
+        found += self._db.execute(Q["known_identities"], (names,)).fetchall()
+        known = {
+            (scope, identity): Known(seq, False, queue, WorkState(state), result)
+            for scope, identity, seq, queue, state, result in found
+        }
+        return known, {(queue, identity) for _, identity, _, queue, *_ in found}
 
     def claim(self, claim: Claim, fence: int) -> list[WorkRow]:
         self._give_turns(claim.queue)
@@ -219,15 +244,27 @@ class SqliteEngine:
             keys = self._db.execute(Q["claimable_keys"], (claim.queue, self.now, claim.limit)).fetchall()
         else:
             keys = [(claim.key,)]
-        groups += [group for (key,) in keys if (group := self._due_of_key(claim, key))]
+        groups += self._due_of_keys(claim, [key for (key,) in keys])
         groups.sort(key=lambda group: (group[0].due, group[0].seq))
         return [row for group in groups for row in group][: claim.limit]
 
-    def _due_of_key(self, claim: Claim, key: str) -> list[WorkRow]:
+    def _due_of_keys(self, claim: Claim, keys: Sequence[str]) -> list[list[WorkRow]]:
+        """The keys come in the order in which they fell due, so what they have beyond the limit need not be read."""
+        groups: list[list[WorkRow]] = []
+        left = claim.limit
+        for key in keys:
+            if left <= 0:
+                break
+            if group := self._due_of_key(claim.queue, key, min(claim.per_key, left)):
+                groups.append(group)
+                left -= len(group)
+        return groups
+
+    def _due_of_key(self, queue: str, key: str, rows_max: int) -> list[WorkRow]:
         due: list[WorkRow] = []
-        if self._claimed_until(claim.queue, key) > self.now:
+        if self._claimed_until(queue, key) > self.now:
             return due
-        for found in self._db.execute(Q["key_rows"], (claim.queue, key, claim.per_key)):
+        for found in self._db.execute(Q["key_rows"], (queue, key, rows_max)):
             row = work_row_of(found)
             if row.state > WorkState.CLAIMED or row.due > self.now:
                 break
@@ -297,6 +334,18 @@ class SqliteEngine:
         row = self._db.execute(Q["read_state"], (key,)).fetchone()
         return exported_mark(State(*row)) if row is not None else None
 
+    def move_done(self, limit: int) -> tuple[int, int]:
+        """Leave only the identities of rows that are done: how many, and how many rows were past their time."""
+        [(last, count, old)] = self._db.execute(Q["done_work"], (self.now, limit)).fetchall()
+        if not count:
+            return 0, 0
+        # one statement for all: each is a turn for the interpreter lock, for which commits wait
+        self._db.execute(Q["add_names"], (last,))
+        self._db.execute(Q["move_done"], (last, self.now))
+        self._db.execute(Q["delete_done_scopes"], (last,))
+        self._db.execute(Q["delete_done"], (last,))
+        return count - old, old
+
     def add_ledger(self, events: Sequence[Event]) -> None:
         values = []
         for event in events:
@@ -345,5 +394,5 @@ def work_row_of(row: Sequence[Any]) -> WorkRow:
 def claimed_row(row: WorkRow, fence: int, owner: str, due: int) -> WorkRow:
     return WorkRow(
         row.queue, row.identity, row.key, row.seq, WorkState.CLAIMED, due, row.attempts + 1, fence, owner, row.envelope,
-        row.cause,
+        row.cause, row.state is WorkState.CLAIMED,
     )  # fmt: skip

@@ -66,16 +66,6 @@ class ByteProxy(Proxy):
         link.suffer(fault, for_s, way)
         return True
 
-    def hold_answers(self, for_s: float) -> None:
-        """What the target says on the connections that there are stays here for so long."""
-        for link in self.links:
-            link.down.stall(for_s)
-
-    def drop_all(self) -> None:
-        """Reset the connections that there are. What was held is lost."""
-        for link in list(self.links):
-            link.reset()
-
     async def _carry(self, near: Ends, far: Ends) -> None:
         link = ProxiedLink(near, far, self.chance)
         self.links.append(link)

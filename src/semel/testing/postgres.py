@@ -10,12 +10,11 @@ import importlib.util
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -43,7 +42,7 @@ class PrivatePostgres:
 
     Without `durable` the server does not wait for the disk. Data still survives the death of any process, only not
     the loss of power, which is all that most tests need. Measurements must ask for `durable=True`. A `template` is
-    what `make_template` has made; to copy it takes a tenth of the time.
+    the data of a server that has never run; to copy it takes a tenth of the time.
     """
 
     def __init__(
@@ -96,38 +95,6 @@ class PrivatePostgres:
     def stop(self) -> None:
         """Stop the server as a crash would: nothing is flushed, and the next start recovers from the log."""
         self._end(b"keep\n")
-
-    def hang(self) -> None:
-        """Stop all of its processes where they are. The kernel goes on confirming what they are sent, as with a host
-        whose disk hangs. Call `go_on` before it is stopped."""
-        for pid in self._processes():
-            os.kill(pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        for pid in self._processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-    def _processes(self) -> Iterator[int]:
-        """The server first: once it is stopped there are no new ones. The others are its children."""
-        server = Path(self._data, "postmaster.pid").read_text().split()[0]
-        yield int(server)
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(FileNotFoundError, ProcessLookupError):
-                if stat.read_text().rpartition(")")[2].split()[1] == server:
-                    yield int(stat.parent.name)
-
-    def is_well(self) -> bool:
-        with psycopg.connect(self.url, connect_timeout=int(scaled(START_TIMEOUT_S))) as connection:
-            return connection.execute("SELECT 1").fetchone() == (1,)
-
-    def cut_off(self) -> None:
-        """Nothing: whoever waits for it is let go by a signal, and a server that others may use needs no harm."""
-
-    def renew(self) -> None:
-        """What was broken with it goes; databases stay."""
-        self.stop()
-        self.start()
 
     def close(self) -> None:
         self._end(b"remove\n")
@@ -187,16 +154,6 @@ class PrivatePostgres:
                 if time.monotonic() > until:
                     raise StoreUnavailable(f"PostgreSQL does not start: {error}", fix=self.log_text) from None
             time.sleep(0.02)
-
-
-def make_template(folder: Path) -> Path:
-    """The data of a server that has never run, for others to begin with."""
-    server = PrivatePostgres()
-    try:
-        shutil.copytree(server.folder / "data", folder / "data")
-    finally:
-        server.close()
-    return folder / "data"
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
@@ -34,16 +33,6 @@ _MINDER = """
     kill $watch 2>/dev/null
     exit $code
 """
-
-
-def resident_bytes(pid: int) -> int:
-    """How much memory a process has at this moment."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    except FileNotFoundError:  # not Linux
-        said = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=True)
-        return int(said.stdout) * 1024
 
 
 class ServeProcess:

@@ -9,6 +9,7 @@ import math
 import random
 
 import pytest
+from tests.unit.calculus.claims import effective_confirm_loss, horizon_s, outlasts, rule_of_three
 from tests.unit.calculus.simulate import measure
 
 from semel.calculus import (
@@ -25,12 +26,9 @@ from semel.calculus import (
     PipeElement,
     Series,
     copies_without_loss,
-    effective_confirm_loss,
     figures,
-    horizon_s,
     leak,
     monotonic_reliability,
-    outlasts,
     product_bound,
     sample_size,
     strict_reliability,
@@ -74,7 +72,7 @@ class TestFigures:
     def test_04_exactly_once_relaxed(self) -> None:
         counts, _ = measure(hop(0.3, 0.3, None, dedup=True), 10_000, seed=1)
         assert (counts.unique, counts.received) == (10_000, 10_000)
-        assert counts.rule_of_three == pytest.approx(0.0003)
+        assert rule_of_three(counts) == pytest.approx(0.0003)
         assert counts.verdict(0.001).words == "tends to exactly once"
         assert counts.verdict(0.0).mode is None
 

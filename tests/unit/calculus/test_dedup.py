@@ -6,12 +6,10 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.calculus.claims import leak_by_size, leak_by_time, leaky_uniqueness
 
 from semel.calculus import (
     leak,
-    leak_by_size,
-    leak_by_time,
-    leaky_uniqueness,
     monotonic_reliability,
     span_for_leak,
     span_of_size,

@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.unit.calculus.claims import leak_by_size, leak_by_time
 from tests.unit.calculus.simulate import measure
 
 from semel.calculus import (
@@ -19,8 +20,6 @@ from semel.calculus import (
     Series,
     distribution,
     figures,
-    leak_by_size,
-    leak_by_time,
     product_bound,
     sigma,
     transmissions,

@@ -6,6 +6,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.calculus.claims import rule_of_three
 
 from semel.calculus import DeliveryMode, MessageCounts, Mode, sample_size
 from semel.errors import ConfigError, InputError
@@ -66,7 +67,7 @@ class TestCounts:
         assert nothing.reliability_interval() == nothing.uniqueness_interval() == (0.0, 1.0)
         assert nothing.verdict(0.1).mode is None
         assert nothing.verdict(0.1).words == nothing.undefined
-        assert nothing.rule_of_three is None
+        assert rule_of_three(nothing) is None
         assert MessageCounts(1, 1, 1).undefined == ""
 
     @pytest.mark.parametrize(
@@ -170,10 +171,10 @@ class TestSampleSize:
         assert passes(size) <= 0.05 < passes(size - 1)
 
     def test_the_rule_of_three(self) -> None:
-        bound = MessageCounts(1000, 1000, 1000).rule_of_three
+        bound = rule_of_three(MessageCounts(1000, 1000, 1000))
         assert bound == 0.003
         assert sample_size(1 - bound) == pytest.approx(1000, rel=0.002)
-        assert MessageCounts(1000, 999, 999).rule_of_three is None
+        assert rule_of_three(MessageCounts(1000, 999, 999)) is None
 
     @pytest.mark.parametrize("arguments", [(1.0,), (0.0,), (0.9, 1.0), (0.9, 0.0)])
     def test_what_no_number_shows(self, arguments: tuple[float, ...]) -> None:

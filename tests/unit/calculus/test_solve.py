@@ -5,14 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from semel.calculus import (
-    Figures,
-    LinkElement,
-    PipeElement,
-    Series,
-    Unreachable,
-    figures,
+from tests.unit.calculus.claims import (
     keep_for_leak,
     keep_for_uniqueness,
     leak_by_size,
@@ -22,6 +15,15 @@ from semel.calculus import (
     size_for_leak,
     smallest,
     uniqueness_without_dedup,
+)
+
+from semel.calculus import (
+    Figures,
+    LinkElement,
+    PipeElement,
+    Series,
+    Unreachable,
+    figures,
     window_for_throughput,
 )
 from semel.errors import ConfigError

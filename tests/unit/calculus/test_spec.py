@@ -3,8 +3,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.unit.calculus.claims import leak_by_time
 
-from semel.calculus import LinkElement, PassOrder, PipeElement, PipeSpec, figures, leak_by_time
+from semel.calculus import LinkElement, PassOrder, PipeElement, PipeSpec, figures
 from semel.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from semel.errors import SemelError
-from semel.kernel.effects import Close, Machine, Received, Send
+from semel.kernel.effects import Close, Machine, OwnTransaction, Received, Send
 from semel.kernel.group import CommitGroup
 from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START, Event
@@ -29,7 +29,7 @@ class Bench(Process):
         self.wires: dict[str, list[Any]] = {}
         self.closes: list[str] = []
         self.delivered: list[str] = []
-        self.handler: Callable[[Any], tuple[Op, ...]] = lambda item: ()
+        self.handler: Callable[[Any], tuple[Op, ...] | OwnTransaction] = lambda item: ()
         self.fail_commits: list[SemelError | None] = []
         self._jobs: deque[Callable[[], None]] = deque()
         self._senders: dict[str, str] = {}
@@ -92,7 +92,7 @@ class Bench(Process):
     def send(self, seat: Seat, effect: Send) -> None:
         self.wires.setdefault(effect.peer, []).append((self._senders[seat.machine.name], effect.message))
 
-    def handle(self, item: Any) -> tuple[Op, ...]:
+    def handle(self, item: Any) -> tuple[Op, ...] | OwnTransaction:
         self.delivered.append(item.envelope.id)
         return self.handler(item)
 

@@ -26,6 +26,7 @@ from semel.kernel.ops import (
     Put,
     PutBlob,
     Refused,
+    Remember,
     Skipped,
     Trim,
 )
@@ -231,7 +232,7 @@ def test_a_group_ends_once(heard: Heard) -> None:
 def test_weights_follow_the_bytes_that_are_written() -> None:
     body = Envelope(id="m", data=b"x" * 1000)
     heavy: list[Op] = [Append("hub/x", body), Enqueue("inbox/x", "i", body), PutBlob("b", 0, body.data)]
-    heavy.append(Put("k", body.data))
+    heavy += [Put("k", body.data), Remember("inbox/x", "i", result=body.data)]
     assert all(1000 <= weigh([op]) <= 1300 for op in heavy)
     light: list[Op] = [Put("k", b"v"), Log(Event(Kind.SENT, "a>b", message="m")), Trim("hub/x", 1)]
     assert all(0 < weigh([op]) <= 300 for op in light)
@@ -355,7 +356,8 @@ def test_what_commits_were_about_is_said_with_the_ids_of_their_messages(heard: H
         queue.submit((Append("hub/chat", Envelope(id)), Put("k", b"v")), None, token, heard)
     queue.submit((Enqueue("outbox/x", "1", Envelope("c")),), None, 2, heard)
     queue.submit(put("k"), None, 3, heard)
-    assert in_words(take(queue).members) == "4 commits: hub/chat b, a; outbox/x c; 1 without a message"
+    queue.submit((Remember("inbox/x", "d"),), None, 4, heard)
+    assert in_words(take(queue).members) == "5 commits: hub/chat b, a; inbox/x d; outbox/x c; 1 without a message"
 
 
 def test_of_many_messages_some_are_named(heard: Heard) -> None:

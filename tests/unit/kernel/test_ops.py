@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from semel.kernel.ops import MESSAGE, OPEN_STATES, WorkState
+from semel.kernel.ops import KEEP_S, MESSAGE, OPEN_STATES, Attempts, Duplicate, Finish, Remember, WorkState
+from semel.kernel.position import Position
 
 
 def test_numbers_that_are_stored_never_change() -> None:
@@ -18,3 +19,14 @@ def test_numbers_that_are_stored_never_change() -> None:
 
 def test_a_row_is_open_until_it_is_done_or_dead() -> None:
     assert set(WorkState) - OPEN_STATES == {WorkState.DONE, WorkState.DEAD}
+
+
+def test_what_nobody_asked_for_stays_as_it_was() -> None:
+    assert Finish("q", "a", WorkState.DONE).attempts is Attempts.KEEP
+    assert (Remember("q", "a").keep_s, Remember("q", "a").result) == (KEEP_S, b"")
+
+
+def test_a_duplicate_shows_what_it_knows() -> None:
+    position = Position("q", 1, 2)
+    assert repr(Duplicate(position)) == f"Duplicate(position={position!r})"
+    assert "DONE" in repr(Duplicate(position, state=WorkState.DONE))

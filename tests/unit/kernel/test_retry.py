@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.errors import ConfigError
-from semel.kernel.retry import Again, Enough, RetryPolicy
+from semel.kernel.envelope import Envelope
+from semel.kernel.ops import WorkRow, WorkState
+from semel.kernel.retry import Again, AnyFailure, Enough, Failure, RetryPolicy, type_names
 
 policies = st.builds(
     RetryPolicy,
@@ -79,3 +81,22 @@ def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         RetryPolicy(**wrong)
     assert caught.value.fix
+
+
+def test_the_last_attempt_is_one_more_than_the_retries() -> None:
+    assert (RetryPolicy(retries=0).last_attempt, RetryPolicy(retries=3).last_attempt) == (1, 4)
+    assert RetryPolicy().last_attempt is None
+
+
+def test_a_policy_for_any_failure_decides_as_its_retry_policy() -> None:
+    retry = RetryPolicy(retries=1, interval_s=10.0, then="park")
+    policy = AnyFailure(retry)
+    row = WorkRow("q", "i", None, 1, WorkState.CLAIMED, 0, 1, 1, "w", Envelope("i"))
+    decisions = [policy.decide(Failure("no", ("ValueError",)), row, attempt, 5.0, 0.0) for attempt in (1, 2)]
+    assert decisions == [Again(15.0), Enough("park")]
+    assert policy.last_attempt(row) == 2
+
+
+def test_the_names_of_an_exceptions_class_begin_with_the_most_specific() -> None:
+    assert type_names(FileNotFoundError) == ("FileNotFoundError", "OSError", "Exception", "BaseException")
+    assert type_names(ConfigError)[:2] == ("semel.errors.ConfigError", "semel.errors.SemelError")

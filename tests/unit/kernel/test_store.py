@@ -33,4 +33,4 @@ def test_transactions_answer_alike(kind: type) -> None:
 
 
 def test_a_sweep_adds_up() -> None:
-    assert Swept(1, 2, 3, 4, 5, 6, more=True).total == 21
+    assert Swept(1, 2, 3, 4, 5, 6, more=True, moved=7).total == 21

@@ -7,13 +7,41 @@ from typing import Any
 import pytest
 from tests.unit.kernel.bench import Bench
 
-from semel.errors import StoreUnavailable
-from semel.kernel.effects import Commit, CommitFailed, CommitUnknown, Wake
+from semel.errors import ConfigError, StoreUnavailable
+from semel.kernel.effects import (
+    Commit,
+    CommitFailed,
+    Committed,
+    CommitUnknown,
+    Delivered,
+    Drain,
+    LoadFailed,
+    LookForWork,
+    OwnTransaction,
+    Pause,
+    Resume,
+    Wake,
+    WorkFound,
+)
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Append, Claim, Claimed, Enqueue, Finish, Op, Trim, Unit, WorkState
+from semel.kernel.ops import (
+    Append,
+    Applied,
+    Claim,
+    Claimed,
+    Enqueue,
+    Finish,
+    Op,
+    Renew,
+    Stale,
+    Trim,
+    Unit,
+    WorkRow,
+    WorkState,
+)
 from semel.kernel.position import Position
-from semel.kernel.retry import GiveUp, RetryPolicy
+from semel.kernel.retry import Again, Decision, Enough, Failure, GiveUp, Release, Requeue, RetryPolicy
 from semel.kernel.store import Records
 from semel.kernel.work import Follower, FollowerConfig, Worker, WorkerConfig
 from semel.stores.memory import MemoryStore
@@ -274,6 +302,397 @@ def test_two_workers_share_without_doubling(bench: Bench) -> None:
     start_worker(bench, "two", parallel=3)
     enqueue(bench, *(f"m{n}" for n in range(20)))
     assert sorted(effects(bench)) == sorted(f"m{n}" for n in range(20))
+
+
+# -- handlers that end their rows in a transaction of their own
+
+
+def finish_itself(bench: Bench) -> Any:
+    def handle(item: Any) -> OwnTransaction:
+        finish = Finish(item.queue, item.identity, WorkState.DONE, fence=item.fence)
+        outcome = bench.store.commit([Unit((finish, *record_effect(item)))])[0]
+        return OwnTransaction.FINISHED if isinstance(outcome, Applied) else OwnTransaction.LOST
+
+    return handle
+
+
+def test_a_row_that_the_handler_has_finished_is_only_forgotten(bench: Bench) -> None:
+    bench.handler = finish_itself(bench)
+    worker = start_worker(bench)
+    enqueue(bench, "a", "b")
+    assert (effects(bench), kinds(bench), bench.notes) == (["a", "b"], [], [])
+    assert worker._held == {}
+
+
+def test_a_row_that_the_handler_could_not_finish_is_lost_and_not_written_to(bench: Bench) -> None:
+    held: list[Any] = []
+    bench.deliver = lambda seat, effect: held.append((seat, effect))  # type: ignore[method-assign]
+    worker = start_worker(bench, lease_s=30.0)
+    enqueue(bench, "a")
+    bench.now += 31.0
+    taken = commit(bench, Claim(QUEUE, "thief"))[0]
+    bench.handler = finish_itself(bench)
+    Bench.deliver(bench, *held[0])
+    bench.run()
+    row = bench.store.work(QUEUE, "a")
+    assert row is not None
+    assert (row.owner, row.fence, row.state) == ("thief", taken.rows[0].fence, WorkState.CLAIMED)
+    assert ([note.topic for note in bench.notes], worker._held, effects(bench)) == (["claim-lost"], {}, [])
+
+
+def test_a_renewal_that_comes_after_the_handlers_own_finish_is_no_loss(bench: Bench) -> None:
+    held: list[Any] = []
+    bench.deliver = lambda seat, effect: held.append((seat, effect))  # type: ignore[method-assign]
+    worker = start_worker(bench, lease_s=30.0)
+    enqueue(bench, "a")
+    bench.now += 10.0
+    [renew] = worker.on_timer(bench.now)
+    assert isinstance(renew, Commit)
+    worker.receive(Delivered(held[0][1].token, finished=True), bench.now)
+    assert worker.receive(CommitFailed(renew.token, (Stale(0),)), bench.now) == []
+
+
+# -- batches
+
+
+def hold(bench: Bench) -> list[Any]:
+    """The application keeps what it gets until the test lets `answer` go."""
+    held: list[Any] = []
+
+    def deliver(seat: Any, effect: Any) -> None:
+        bench.delivered.append(effect.item.envelope.id)
+        held.append((seat, effect))
+
+    bench.deliver = deliver  # type: ignore[method-assign]
+    return held
+
+
+def answer(bench: Bench, held: list[Any], count: int = 1) -> None:
+    for seat, effect in [held.pop(0) for _ in range(count)]:
+        bench.interpreter.feed(seat, Delivered(effect.token))
+    bench.run()
+
+
+def claims(bench: Bench) -> list[int]:
+    """The limits of the claims from now on."""
+    asked: list[int] = []
+    right = bench.store.commit
+
+    def commit(units: Any) -> Any:
+        asked.extend(op.limit for unit in units for op in unit.ops if isinstance(op, Claim))
+        return right(units)
+
+    bench.store.commit = commit  # type: ignore[method-assign]
+    return asked
+
+
+def test_a_claim_serves_many_rows_and_waits_until_a_batch_fits(bench: Bench) -> None:
+    held = hold(bench)
+    enqueue(bench, *(f"m{n}" for n in range(20)))
+    asked = claims(bench)
+    start_worker(bench, parallel=2, ahead=6, batch=4)
+    assert (asked, bench.delivered) == ([8], ["m0", "m1"])
+    answer(bench, held, 2)
+    answer(bench, held)
+    assert (asked, bench.delivered) == ([8], ["m0", "m1", "m2", "m3", "m4"])
+    answer(bench, held)
+    assert asked == [8, 4]
+    while held:
+        answer(bench, held)
+    assert bench.delivered == [f"m{n}" for n in range(20)]
+    assert set(asked) <= {4, 5, 6, 7, 8}
+
+
+def test_a_worker_that_holds_nothing_claims_however_large_its_batch(bench: Bench) -> None:
+    bench.handler = record_effect
+    start_worker(bench, parallel=2, ahead=6, batch=8)
+    for id in "abc":
+        enqueue(bench, id)
+    assert effects(bench) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"parallel": 0}, {"ahead": -1}, {"batch": 0}, {"parallel": 2, "ahead": 1, "batch": 4}]
+)
+def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        WorkerConfig("w", QUEUE, "hop", **sizes)  # type: ignore[arg-type]
+
+
+def test_rows_that_wait_keep_their_leases_and_are_renewed_in_one_transaction(bench: Bench) -> None:
+    hold(bench)
+    enqueue(bench, *(f"m{n}" for n in range(10)))
+    start_worker(bench, parallel=1, ahead=9, batch=1, lease_s=30.0)
+    commits: list[int] = []
+    right = bench.store.commit
+
+    def count(units: Any) -> Any:
+        commits.append(sum(isinstance(op, Renew) for unit in units for op in unit.ops))
+        return right(units)
+
+    bench.store.commit = count  # type: ignore[method-assign]
+    bench.wait(95.0)
+    assert [renewed for renewed in commits if renewed] == [10] * 9
+    assert commit(bench, Claim(QUEUE, "thief", limit=10))[0] == Claimed(())
+
+
+def test_what_falls_due_soon_is_renewed_with_what_is_due(bench: Bench) -> None:
+    hold(bench)
+    worker = start_worker(bench, parallel=2, lease_s=30.0)
+    enqueue(bench, "a")
+    bench.now += 4.0
+    enqueue(bench, "b")
+    bench.now += 6.0
+    assert len(worker.on_timer(bench.now)) == 2
+
+
+def test_a_row_that_waited_past_its_lease_is_not_begun(bench: Bench) -> None:
+    held = hold(bench)
+    enqueue(bench, "a", "b")
+    start_worker(bench, parallel=1, ahead=1, lease_s=30.0)
+    bench.now += 31.0
+    answer(bench, held)
+    assert bench.delivered == ["a", "b"]  # claimed anew, not the old claim
+    row = bench.store.work(QUEUE, "b")
+    assert row is not None
+    assert row.attempts == 2
+
+
+def test_a_lost_row_that_is_still_with_the_application_takes_up_room(bench: Bench) -> None:
+    held = hold(bench)
+    start_worker(bench, parallel=1, lease_s=30.0)
+    enqueue(bench, "a")
+    bench.now += 31.0
+    commit(bench, Claim(QUEUE, "thief"))
+    bench.wait(5.0)
+    enqueue(bench, "b")
+    assert bench.delivered == ["a"]
+    answer(bench, held)
+    assert bench.delivered == ["a", "b"]
+
+
+# -- looking
+
+
+def test_an_idle_worker_reads_and_does_not_commit(bench: Bench) -> None:
+    start_worker(bench, idle_s=0.2)
+    asked = claims(bench)
+    bench.wait(10.0)
+    assert asked == []
+    bench.store.commit([Unit((Enqueue(QUEUE, "a", Envelope(id="a")),))])
+    bench.wait(0.2)
+    assert bench.delivered == ["a"]
+    assert asked
+
+
+def test_a_look_that_fails_is_made_again(bench: Bench) -> None:
+    worker = start_worker(bench, idle_s=5.0)
+    bench.now += 5.0
+    assert worker.on_timer(bench.now) == [LookForWork(QUEUE)]
+    assert worker.receive(LoadFailed(QUEUE, DOWN), bench.now) == ()
+    assert worker.next_deadline() == bench.now + 1.0
+
+
+def test_a_worker_that_is_woken_while_it_claims_claims_again(bench: Bench) -> None:
+    worker = Worker(WorkerConfig("w", QUEUE, "hop"))
+    [first] = worker.start(0.0)
+    assert isinstance(first, Commit)
+    assert worker.receive(Wake(), 0.0) == []
+    [again] = worker.receive(Committed(first.token, (Claimed(()),)), 0.0)
+    assert isinstance(again, Commit)
+    assert worker.receive(Wake(is_own=True), 0.0) == []
+    assert worker.receive(Committed(again.token, (Claimed(()),)), 0.0) == []
+
+
+def test_after_its_own_commits_a_worker_whose_queue_was_dry_only_looks(bench: Bench) -> None:
+    worker = Worker(WorkerConfig("w", QUEUE, "hop"))
+    [claim] = worker.start(0.0)
+    assert isinstance(claim, Commit)
+    worker.receive(Committed(claim.token, (Claimed(()),)), 0.0)
+    assert worker.receive(Wake(is_own=True), 0.0) == [LookForWork(QUEUE)]
+    assert worker.receive(Wake(is_own=True), 0.0) == []
+    assert worker.receive(WorkFound(QUEUE, False), 0.0) == [LookForWork(QUEUE)]
+    assert worker.receive(WorkFound(QUEUE, False), 0.0) == []
+    assert isinstance(worker.receive(Wake(), 0.0)[0], Commit)
+
+
+# -- decisions
+
+
+class Script:
+    """A policy that decides as told, and remembers what it was asked."""
+
+    def __init__(self, *decisions: Decision, last_attempt: int | None = None) -> None:
+        self.decisions, self._last_attempt = list(decisions), last_attempt
+        self.asked: list[tuple[Failure, int]] = []
+
+    def last_attempt(self, row: WorkRow) -> int | None:
+        return self._last_attempt
+
+    def decide(self, failure: Failure, row: WorkRow, attempt: int, now: float, chance: float) -> Decision:
+        assert 0 <= chance < 1
+        assert row.queue == QUEUE
+        self.asked.append((failure, attempt))
+        return self.decisions.pop(0)
+
+
+def fail_always(item: Any) -> tuple[Op, ...]:
+    raise KeyError(item.identity)
+
+
+def test_a_policy_decides_by_what_went_wrong(bench: Bench) -> None:
+    bench.handler = fail_always
+    policy = Script(Again(bench.now + 7.0), Enough("park"))
+    start_worker(bench, policy=policy)
+    enqueue(bench, "a")
+    row = bench.store.work(QUEUE, "a")
+    assert row is not None
+    assert row.due == int((bench.now + 7.0) * 1_000_000)
+    bench.wait(20.0)
+    failure = Failure("'a'", ("KeyError", "LookupError", "Exception", "BaseException"))
+    assert policy.asked == [(failure, 1), (failure, 2)]
+    assert state_of(bench, "a") is WorkState.PARKED
+
+
+@pytest.mark.parametrize("decision", [Again(0.0, passes=True), Requeue()])
+def test_a_row_that_passes_goes_behind_the_others_of_its_key(bench: Bench, decision: Decision) -> None:
+    failures = ["a"]
+
+    def fail_once(item: Any) -> tuple[Op, ...]:
+        if item.envelope.id in failures:
+            failures.remove(item.envelope.id)
+            raise ValueError("not yet")
+        return record_effect(item)
+
+    bench.handler = fail_once
+    start_worker(bench, policy=Script(decision))
+    enqueue(bench, "a", "b", "c", key="k")
+    assert effects(bench) == ["b", "c", "a"]
+    assert kinds(bench)[0] is Kind.FAILED
+
+
+def test_a_row_that_is_requeued_goes_behind_all_that_are_due(bench: Bench) -> None:
+    bench.handler = lambda item: (
+        fail_always(item) if item.attempts == 1 and item.identity == "a" else record_effect(item)
+    )
+    enqueue(bench, "a")
+    bench.now += 1.0
+    enqueue(bench, "b")
+    bench.now += 1.0
+    start_worker(bench, policy=Script(Requeue()))
+    assert effects(bench) == ["b", "a"]
+
+
+def test_a_row_that_is_released_is_ready_at_once(bench: Bench) -> None:
+    bench.handler = fail_always
+    worker = start_worker(bench, policy=Script(Release()))
+    worker.receive(Pause(), bench.now)
+    hold(bench)
+    enqueue(bench, "a")
+    worker.receive(Resume(), bench.now)
+    assert state_of(bench, "a") is WorkState.READY
+
+
+@pytest.mark.parametrize(
+    ("then", "state", "kind"),
+    [
+        ("dead_letter", WorkState.DEAD, Kind.DEAD_LETTERED),
+        ("discard", WorkState.DONE, Kind.DISCARDED),
+        ("park", WorkState.PARKED, Kind.SUSPENDED),
+    ],
+)
+def test_a_message_that_kills_its_worker_is_given_up_as_the_policy_says(
+    bench: Bench, then: GiveUp, state: WorkState, kind: Kind
+) -> None:
+    enqueue(bench, "a")
+    for _ in range(2):
+        commit(bench, Claim(QUEUE, "one that dies", lease_s=1.0))
+        bench.now += 2.0
+    start_worker(bench, retry=RetryPolicy(retries=1, then=then))
+    row = bench.store.work(QUEUE, "a")
+    assert row is not None
+    assert (bench.delivered, row.state, kinds(bench)) == ([], state, [kind])
+    assert row.cause == "its worker died 2 times while it had this message"
+
+
+def test_a_death_after_failures_names_the_last_of_them(bench: Bench) -> None:
+    bench.handler = fail_always
+    start_worker(bench, retry=RetryPolicy(retries=1, interval_s=1.0, then="dead_letter"), idle_s=60.0)
+    enqueue(bench, "a")
+    bench.now += 2.0
+    bench.store.commit([Unit((Claim(QUEUE, "one that dies", lease_s=1.0),))])
+    bench.wait(100.0)
+    row = bench.store.work(QUEUE, "a")
+    assert row is not None
+    assert (bench.delivered, row.state) == (["a"], WorkState.DEAD)
+    assert row.cause == "its worker died while it had this message, at attempt 2; before that: 'a'"
+
+
+def test_a_last_attempt_is_made_whatever_became_of_those_before(bench: Bench) -> None:
+    bench.handler = record_effect
+    enqueue(bench, "a")
+    for _ in range(2):
+        commit(bench, Claim(QUEUE, "one that dies", lease_s=1.0))
+        bench.now += 2.0
+    start_worker(bench, retry=RetryPolicy(retries=2))
+    assert effects(bench) == ["a"]
+
+
+# -- pausing and closing
+
+
+def test_a_paused_worker_takes_nothing_new_and_gives_back_what_waits(bench: Bench) -> None:
+    held = hold(bench)
+    enqueue(bench, "a", "b", "c")
+    worker = start_worker(bench, parallel=1, ahead=1)
+    seat = bench.interpreter.seat("w")
+    assert seat is not None
+    bench.interpreter.feed(seat, Pause())
+    bench.run()
+    assert worker.is_paused
+    assert [state_of(bench, id) for id in "abc"] == [WorkState.CLAIMED, WorkState.READY, WorkState.READY]
+    answer(bench, held)
+    bench.wait(100.0)
+    assert (bench.delivered, state_of(bench, "a")) == (["a"], WorkState.DONE)
+    bench.interpreter.feed(seat, Resume())
+    bench.run()
+    assert bench.delivered == ["a", "b"]
+
+
+def test_a_pause_ends_by_itself(bench: Bench) -> None:
+    worker = start_worker(bench)
+    seat = bench.interpreter.seat("w")
+    assert seat is not None
+    bench.interpreter.feed(seat, Pause(bench.now + 30.0))
+    enqueue(bench, "a")
+    bench.wait(29.0)
+    assert bench.delivered == []
+    bench.wait(1.0)
+    assert (bench.delivered, worker.is_paused) == (["a"], False)
+
+
+def test_rows_that_come_after_a_pause_are_given_back(bench: Bench) -> None:
+    enqueue(bench, "a")
+    worker = Worker(WorkerConfig("w", QUEUE, "hop"))
+    bench.interpreter.add(worker)
+    worker.receive(Pause(), bench.now)
+    bench.run()
+    assert (bench.delivered, state_of(bench, "a"), worker._held) == ([], WorkState.READY, {})
+
+
+def test_a_worker_at_rest_finishes_what_is_begun_and_gives_back_the_rest(bench: Bench) -> None:
+    held = hold(bench)
+    enqueue(bench, *"abcd")
+    worker = start_worker(bench, parallel=1, ahead=2)
+    seat = bench.interpreter.seat("w")
+    assert seat is not None
+    bench.interpreter.feed(seat, Drain())
+    bench.run()
+    answer(bench, held)
+    bench.wait(100.0)
+    assert bench.delivered == ["a"]
+    assert [state_of(bench, id) for id in "abcd"] == [WorkState.DONE] + [WorkState.READY] * 3
+    assert (worker._held, worker._releasing) == ({}, set())
 
 
 def test_a_follower_handles_a_stream_in_order_with_its_cursor(bench: Bench) -> None:

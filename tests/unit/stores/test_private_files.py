@@ -38,8 +38,8 @@ def test_all_files_of_a_new_store_and_its_server_are_for_their_owner(tmp_path: P
         tell(Running("http://127.0.0.1:1"))
         found = {path.name: mode(path) for path in tmp_path.iterdir()}
     store.close()
-    names = ("semel.db", "semel.db-wal", "semel.db-shm", "semel.db-semel", "semel.db-server", "semel.keys")
-    assert found == dict.fromkeys(names, "0o600")
+    ends = ("", "-wal", "-shm", "-semel", "-semel-turns", "-server")
+    assert found == dict.fromkeys(("semel.keys", *(f"semel.db{end}" for end in ends)), "0o600")
 
 
 @pytest.mark.usefixtures("umask")

@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import pytest
 
-_SUITES = ("base", "binding", "bodies", "durable", "inputs", "ledger", "model", "streams", "threads", "units", "work")
+_SUITES = (
+    "base", "binding", "bodies", "durable", "identities", "inputs", "ledger", "model", "streams", "threads", "units",
+    "work",
+)  # fmt: skip
 pytest.register_assert_rewrite(*(f"{__name__}.{suite}" for suite in _SUITES))
 
 from semel.testing.contract.base import ManualClock, StoreSuite, Time  # noqa: E402

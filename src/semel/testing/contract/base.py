@@ -115,6 +115,16 @@ class StoreSuite:
         raise NotImplementedError
 
     @pytest.fixture
+    def lossy_connections(self) -> dict[str, Connect]:
+        """Connections that `bind` has to refuse, by what is wrong with them. A store without such has none."""
+        return {}
+
+    @pytest.fixture
+    def odd_connections(self) -> dict[str, Connect]:
+        """Connections whose rows, texts or cursors are made the user's way."""
+        return {}
+
+    @pytest.fixture
     def store(self, make_store: MakeStore) -> Store:
         return make_store()
 

@@ -236,6 +236,20 @@ class SweepSuite(StoreSuite):
         sweep_all(store, time.now() + 30 * DAY_US)
         assert store.work(QUEUE, "a1") is not None
 
+    @pytest.mark.parametrize("scope", [None, "all"])
+    def test_a_dead_row_without_an_end_stays_until_it_is_discarded(
+        self, store: Store, time: Time, scope: str | None
+    ) -> None:
+        commit(store, Enqueue(QUEUE, "a", message("a", data=b"body"), scope=scope))
+        commit(store, Finish(QUEUE, "a", WorkState.DEAD, keep_s=None))
+        assert sweep_all(store, time.now() + 3650 * DAY_US).total == 0
+        row = store.work(QUEUE, "a")
+        assert row is not None
+        assert (row.state, row.envelope.data) == (WorkState.DEAD, b"body")
+        commit(store, Finish(QUEUE, "a", WorkState.DONE, keep_s=0.0))
+        assert sweep_all(store, time.now() + DAY_US).work == 1
+        assert store.work(QUEUE, "a") is None
+
     def test_a_scope_is_free_again_when_its_row_is_gone(self, store: Store, time: Time) -> None:
         commit(store, Enqueue("inbox/one", "a", message("a"), scope="all"))
         commit(store, Finish("inbox/one", "a", WorkState.DONE, keep_s=0.0))
@@ -357,6 +371,7 @@ def sweep_all(store: Store, now: int, limit: int = 1000) -> Swept:
             total.blobs + swept.blobs,
             total.ledger + swept.ledger,
             total.states + swept.states,
+            moved=total.moved + swept.moved,
         )
         if not swept.more:
             return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 from semel.testing.contract.binding import BindSuite
 from semel.testing.contract.bodies import BodySuite, SweepSuite
 from semel.testing.contract.durable import DurableSuite
+from semel.testing.contract.identities import BareSuite, OperatorSuite, RememberSuite
 from semel.testing.contract.inputs import InputSuite
 from semel.testing.contract.ledger import IndexSuite, LedgerSuite
 from semel.testing.contract.model import ModelSuite
@@ -19,9 +20,11 @@ from semel.testing.contract.threads import SharedThreadSuite, ThreadSuite
 from semel.testing.contract.units import ChainSuite, CursorSuite, GuardSuite, StateSuite, UnitSuite
 from semel.testing.contract.work import (
     ClaimSuite,
+    DueSuite,
     EnqueueSuite,
     FinishSuite,
     KeySuite,
+    PassSuite,
     ReplaceSuite,
 )
 
@@ -40,7 +43,12 @@ class StoreContract(
     ClaimSuite,
     FinishSuite,
     KeySuite,
+    PassSuite,
+    DueSuite,
     ReplaceSuite,
+    RememberSuite,
+    BareSuite,
+    OperatorSuite,
     BodySuite,
     SweepSuite,
     LedgerSuite,

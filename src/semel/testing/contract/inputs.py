@@ -13,8 +13,10 @@ from semel.kernel.group import CommitQueue, Completion
 from semel.kernel.lease import Guard
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import (
+    RESULT_BYTES_MAX,
     Advance,
     Append,
+    Attempts,
     Claim,
     Enqueue,
     Finish,
@@ -22,6 +24,7 @@ from semel.kernel.ops import (
     Op,
     Put,
     PutBlob,
+    Remember,
     Renew,
     Trim,
     Unit,
@@ -58,6 +61,11 @@ def _bad_texts(bad: str) -> dict[str, Op]:
         "enqueue key": Enqueue(QUEUE, "w", message("m"), key=bad),
         "enqueue scope": Enqueue(QUEUE, "w", message("m"), scope=bad),
         "enqueue event": Enqueue(QUEUE, "w", message("m"), on_fresh=_event(session=bad)),
+        "remember queue": Remember(bad, "w"),
+        "remember identity": Remember(QUEUE, bad),
+        "remember scope": Remember(QUEUE, "w", scope=bad),
+        "remember event": Remember(QUEUE, "w", on_duplicate=_event(session=bad)),
+        "remember guard": Remember(QUEUE, "w", guard=guard),
         "claim queue": Claim(bad, "w"),
         "claim owner": Claim(QUEUE, bad),
         "claim identity": Claim(QUEUE, "w", identity=bad),
@@ -88,6 +96,10 @@ _BAD_NUMBERS: dict[str, Op] = {
     "lease that is no number": Claim(QUEUE, "w", lease_s=math.nan),
     "negative lease": Renew(QUEUE, "w", 1, lease_s=-1.0),
     "endless keep": Finish(QUEUE, "w", WorkState.DONE, keep_s=math.inf),
+    "done for ever": Finish(QUEUE, "ready", WorkState.DONE, keep_s=None),
+    "endless memory": Remember(QUEUE, "w", keep_s=math.inf),
+    "count of no claim": Finish(QUEUE, "ready", WorkState.READY, attempts=Attempts.RELEASE),
+    "attempts that are no word for it": Finish(QUEUE, "ready", WorkState.READY, attempts=1),  # type: ignore[arg-type]
     "retry past all time": Finish(QUEUE, "w", WorkState.SCHEDULED, due=2**63),
     "part that is negative": PutBlob("blob", -1, b"x"),
     "part past 31 bits": PutBlob("blob", 2**31, b"x"),
@@ -101,6 +113,8 @@ _BAD_NUMBERS: dict[str, Op] = {
 _BAD_SIZES: dict[str, Op] = {
     "state too large": Put("k", b"x" * (16 * 1024 * 1024 + 1)),
     "state that is text": Put("k", "text"),  # type: ignore[arg-type]
+    "result too large": Remember(QUEUE, "w", result=b"x" * (RESULT_BYTES_MAX + 1)),
+    "result that is text": Remember(QUEUE, "w", result="text"),  # type: ignore[arg-type]
     "chunk too large": PutBlob("blob", 0, b"x" * (BLOB_CHUNK_BYTES + 1)),
     "chunk that is text": PutBlob("blob", 0, "text"),  # type: ignore[arg-type]
     "name that is no name": Append("Hub/UPPER", message("m")),
@@ -146,6 +160,7 @@ class InputSuite(StoreSuite):
         assert read_ids(store.read(STREAM)) == [f"m{token}" for token in good]
 
     def test_the_same_input_is_refused_inside_a_unit(self, store: Store) -> None:
+        store.commit([Unit((Enqueue(QUEUE, "ready", message("ready")),))])
         for op in list(MALFORMED.values())[::5]:
             with pytest.raises(SemelError):
                 store.commit([Unit((Put("k", b"v"), op))])

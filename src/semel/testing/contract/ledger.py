@@ -8,7 +8,7 @@ import pytest
 from semel.errors import LocalProtocolError, StoreRefused
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event, Kind, fold_ids
-from semel.kernel.ops import Advance, Append, Applied, Enqueue, Log, Put, Trim, Unit
+from semel.kernel.ops import Advance, Append, Applied, Enqueue, Log, Put, Remember, Trim, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Store
 from semel.testing.contract.base import (
@@ -134,6 +134,13 @@ class LedgerSuite(StoreSuite):
         found = [(event.kind, event.message, event.session, event.idx, event.n) for event in events(store)]
         assert found == [(Kind.ACCEPTED, "m", "s", 4, 1), (Kind.DUPLICATE, "m", "s", 4, 1)]
 
+    @pytest.mark.parametrize("op", [Enqueue(QUEUE, "m", Envelope(id="m")), Remember(QUEUE, "m")])
+    def test_fresh_work_may_tell_several_things(self, store: Store, op: Enqueue | Remember) -> None:
+        told = msgspec.structs.replace(op, on_fresh=(ACCEPTED, logged(Kind.HANDLED, "m")))
+        commit(store, told, told)
+        commit(store, told)
+        assert [(event.kind, event.message) for event in events(store)] == [(Kind.ACCEPTED, "m"), (Kind.HANDLED, "m")]
+
     def test_an_event_about_one_message_stays_one(self, store: Store) -> None:
         commit(store, Append(STREAM, message("m"), on_fresh=logged(Kind.FORWARDED, "m")))
         assert [(event.kind, event.message, event.first) for event in events(store)] == [(Kind.FORWARDED, "m", None)]
@@ -186,7 +193,7 @@ class IndexSuite(StoreSuite):
         marks = [entry.mark for entry in read_index(store)]
         assert marks == sorted(set(marks))
 
-    def test_reading_in_pages_finds_the_same(self, store: Store) -> None:
+    def test_reading_the_index_in_pages_finds_the_same(self, store: Store) -> None:
         append(store, *(f"m{n}" for n in range(7)))
         index_entries(store)
         assert read_index(store, limit=3) == read_index(store)

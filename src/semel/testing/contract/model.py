@@ -19,10 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import (
+    KEEP_S,
     Advance,
     Advanced,
     Append,
     Applied,
+    Attempts,
     Claim,
     Claimed,
     Conflict,
@@ -35,6 +37,7 @@ from semel.kernel.ops import (
     Outcome,
     Put,
     Refused,
+    Remember,
     Renew,
     Result,
     Skipped,
@@ -52,6 +55,8 @@ QUEUES = ("inbox/a", "inbox/a", "inbox/a", "inbox/b")
 ENDS = tuple(state for state in WorkState if state is not WorkState.CLAIMED)
 OPEN = (WorkState.READY, WorkState.SCHEDULED, WorkState.CLAIMED)
 LONG_US = int(LONG_S * 1_000_000)
+KEEPS = (0.0, 0.0, KEEP_S)
+"""For how long finished rows are kept: shorter and longer than until the next sweep."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,9 @@ class ModelRow:
     holds: bool = True
     attempts: int = 0
     fence: int = 0
+    kept: bool = False
+    bare: bool = False
+    result: bytes | None = None
 
 
 @dataclass
@@ -203,7 +211,8 @@ class Model:
         return 0
 
     def _finish(self, row: ModelRow, op: Finish) -> None:
-        row.state = op.to
+        row.state, row.kept, row.bare, row.result = op.to, op.keep_s != 0.0, False, None
+        row.attempts = {Attempts.KEEP: row.attempts, Attempts.RESET: 0, Attempts.RELEASE: row.attempts - 1}[op.attempts]
         row.holds = op.to in (WorkState.READY, WorkState.SCHEDULED) or (op.holds and op.to is not WorkState.DONE)
         if row.holds and row.turn is None:
             row.turn = self._next_turn()
@@ -214,6 +223,8 @@ class Model:
                 self._append(self.streams[op.stream], op, result)
             case Enqueue():
                 self._enqueue(op, result)
+            case Remember():
+                self._remember(op, result)
 
     def _append(self, stream: Stream, op: Append, result: Result) -> None:
         if op.identity is not None and op.identity in stream.known:
@@ -251,14 +262,34 @@ class Model:
             self.rows[op.queue, op.identity] = row
             self._set(row, op)
             return
-        assert isinstance(result, Duplicate), result
+        self._check_duplicate(row, result)
         if op.replace:
             row.attempts, row.fence = 0, -1
+            if row.bare:
+                row.key, row.bare = op.key, False
             self.again.append(op)
+
+    def _remember(self, op: Remember, result: Result) -> None:
+        row = self.rows.get((op.queue, op.identity))
+        if row is not None:
+            self._check_duplicate(row, result)
+            return
+        assert isinstance(result, Fresh), result
+        row = ModelRow(op.queue, op.identity, None, self._next_turn(), None, WorkState.DONE, holds=False)
+        row.kept, row.result = op.keep_s != 0.0, op.result
+        self.rows[op.queue, op.identity] = row
+
+    def _check_duplicate(self, row: ModelRow, result: Result) -> None:
+        """It says what had become of the row when all of the commit was done but new rows and rows set again."""
+        assert isinstance(result, Duplicate), result
+        assert result.position.stream == row.queue
+        assert result.result == row.result
+        assert result.state is row.state or {result.state, row.state} == {WorkState.READY, WorkState.SCHEDULED}
 
     def _set(self, row: ModelRow, op: Enqueue) -> None:
         """A row that is scheduled takes its turn among its key only when it falls due."""
         row.state = WorkState.READY if op.due is None else WorkState.SCHEDULED
+        row.result = None
         row.holds = row.key is None or op.due is None
         if not row.holds:
             row.turn = None
@@ -280,7 +311,7 @@ class Model:
     def _learn_times(self, units: list[Unit], store: Store) -> None:
         """Times are the store's own. The rows that were written carry them."""
         for op in (op for unit in units for op in unit.ops):
-            if isinstance(op, Enqueue | Finish | Renew):
+            if isinstance(op, Enqueue | Remember | Finish | Renew):
                 self._learn(op.queue, op.identity, store)
 
     def _learn(self, queue: str, identity: str, store: Store) -> None:
@@ -365,11 +396,16 @@ class Model:
         return sorted(line, key=lambda row: row.turn or 0)
 
     def sweep(self) -> None:
-        """All rows here are kept for no time once they are finished, and the sweep comes after the time of states."""
+        """Rows here are kept for no time once they are finished, or for long, and the sweep comes after the time of
+        states. Of those that are done only the identity is left."""
         self.deleted.clear()
         for place, row in list(self.rows.items()):
-            if row.state in (WorkState.DONE, WorkState.DEAD) and not row.holds:
+            if row.state in (WorkState.DONE, WorkState.DEAD) and not row.holds and not row.kept:
                 del self.rows[place]
+            elif row.state is WorkState.DONE:
+                row.key = row.turn = None
+                row.attempts = row.fence = row.due = 0
+                row.bare = True
 
     def raise_epoch(self) -> None:
         self.epoch += 1
@@ -416,6 +452,16 @@ def enqueues(now: int) -> st.SearchStrategy[Enqueue]:
     )
 
 
+def remembers() -> st.SearchStrategy[Remember]:
+    return st.builds(
+        lambda queue, id, keep_s, result: Remember(queue, id, keep_s=keep_s, result=result),
+        st.sampled_from(QUEUES),
+        messages,
+        st.sampled_from(KEEPS),
+        st.binary(max_size=2),
+    )
+
+
 ACTIONS = [
     *["commit_units"] * 6,
     *["claim"] * 4,
@@ -455,6 +501,7 @@ class StoreMachine(RuleBasedStateMachine):
             enqueues(now),
             enqueues(now),
             enqueues(now),
+            remembers(),
             self.finishes(now),
             self.renews(),
             self.advances(),
@@ -471,7 +518,9 @@ class StoreMachine(RuleBasedStateMachine):
             row = data.draw(st.sampled_from(held))
             to = data.draw(st.sampled_from(ENDS))
             due = self.time.now() + LONG_US if to is WorkState.SCHEDULED else None
-            finish = Finish(row.queue, row.identity, to, row.fence, due, data.draw(st.booleans()), keep_s=0.0)
+            keep_s, attempts = data.draw(st.sampled_from(KEEPS)), data.draw(st.sampled_from(Attempts))
+            holds = data.draw(st.booleans())
+            finish = Finish(row.queue, row.identity, to, row.fence, due, holds, keep_s=keep_s, attempts=attempts)
             self._commit([Unit((finish,))])
 
     def _commit(self, units: list[Unit]) -> None:
@@ -486,11 +535,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     def finishes(self, now: int) -> st.SearchStrategy[Finish]:
         return st.builds(
-            lambda place, to, due, holds: Finish(place[0], place[1], to, place[2], due, holds, keep_s=0.0),
+            lambda place, to, due, holds, keep_s: Finish(place[0], place[1], to, place[2], due, holds, keep_s),
             self.places(),
             st.sampled_from(ENDS),
             st.sampled_from([None, now + LONG_US]),
             st.booleans(),
+            st.sampled_from(KEEPS),
         )
 
     def renews(self) -> st.SearchStrategy[Renew]:
@@ -584,8 +634,10 @@ class StoreMachine(RuleBasedStateMachine):
             assert found is not None
             assert (found.key, found.attempts, found.fence) == (row.key, row.attempts, row.fence)
             assert found.state is row.state or {found.state, row.state} == {WorkState.READY, WorkState.SCHEDULED}
-        counted = [sum(counts.values()) for queue, counts in self.store.status().work.items() if queue in QUEUES]
-        assert sum(counted) == len(self.model.rows)
+        status = self.store.status()
+        counted = [sum(counts.values()) for queue, counts in status.work.items() if queue in QUEUES]
+        done = [row for row in self.model.rows.values() if row.state is WorkState.DONE]
+        assert (sum(counted), status.remembered) == (len(self.model.rows) - len(done), len(done))
 
     def teardown(self) -> None:
         try:

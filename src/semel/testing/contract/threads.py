@@ -44,6 +44,7 @@ from semel.testing.contract.base import (
     message,
     read_ids,
 )
+from semel.testing.limits import scaled
 
 T = TypeVar("T")
 Handles = Callable[[int], list[Store]]
@@ -121,7 +122,7 @@ class ThreadSuite(StoreSuite):
         lock = threading.Lock()
 
         def work(store: Store, _: int) -> None:
-            until = wall.monotonic() + DEADLINE_S
+            until = wall.monotonic() + scaled(DEADLINE_S)
             while len(order) < keys * per_key:
                 assert wall.monotonic() < until, f"only {len(order)} rows were claimed"
                 for row in _claim(store, "w", 2):
@@ -138,7 +139,7 @@ class ThreadSuite(StoreSuite):
 
         def race(store: Store, number: int) -> list[int]:
             won: list[int] = []
-            until = wall.monotonic() + DEADLINE_S
+            until = wall.monotonic() + scaled(DEADLINE_S)
             while (version := _version(store)) < rounds:
                 assert wall.monotonic() < until, f"stuck at version {version}"
                 outcome = store.commit([Unit((Put("counter", str(number).encode(), expected=version),))])[0]
@@ -256,7 +257,7 @@ def _version(store: Store) -> int:
 
 
 def _tail_until(store: Store, total: int, seen: list[Position]) -> None:
-    until = wall.monotonic() + DEADLINE_S
+    until = wall.monotonic() + scaled(DEADLINE_S)
     while len(seen) < total:
         assert wall.monotonic() < until, f"only {len(seen)} of {total} came"
         found = store.tail(STREAM, seen[-1] if seen else None, limit=50, timeout_s=1.0)
@@ -266,7 +267,7 @@ def _tail_until(store: Store, total: int, seen: list[Position]) -> None:
 
 def _follow_ledger(store: Store, total: int) -> list[tuple[Mark, str | None]]:
     seen: list[tuple[Mark, str | None]] = []
-    until = wall.monotonic() + DEADLINE_S
+    until = wall.monotonic() + scaled(DEADLINE_S)
     while len(seen) < total:
         assert wall.monotonic() < until, f"only {len(seen)} of {total} came"
         page = store.ledger(seen[-1][0] if seen else START, limit=7)
@@ -276,7 +277,7 @@ def _follow_ledger(store: Store, total: int) -> list[tuple[Mark, str | None]]:
 
 def _follow_index(store: Store, total: int) -> list[tuple[Mark, Position]]:
     seen: list[tuple[Mark, Position]] = []
-    until = wall.monotonic() + DEADLINE_S
+    until = wall.monotonic() + scaled(DEADLINE_S)
     while len(seen) < total:
         assert wall.monotonic() < until, f"only {len(seen)} of {total} came"
         page = store.index(seen[-1][0] if seen else START, limit=7)
@@ -293,7 +294,7 @@ def _produce(store: Store, number: int, count: int) -> None:
 
 
 def _consume(store: Store, number: int, total: int) -> None:
-    until = wall.monotonic() + DEADLINE_S
+    until = wall.monotonic() + scaled(DEADLINE_S)
     while store.head("hub/effects").offset < total:
         assert wall.monotonic() < until, f"only {store.head('hub/effects').offset} of {total} handled"
         for row in _claim(store, f"worker {number}", 2):

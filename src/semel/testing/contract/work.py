@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from threading import Event
+
 import pytest
 
-from semel.errors import StoreRefused
+from semel.errors import LocalProtocolError, StoreRefused
 from semel.kernel.envelope import Envelope
-from semel.kernel.ops import Claim, Claimed, Duplicate, Enqueue, Finish, Fresh, Renew, Stale, Unit, WorkRow, WorkState
+from semel.kernel.ops import (
+    Attempts,
+    Claim,
+    Claimed,
+    Duplicate,
+    Enqueue,
+    Finish,
+    Fresh,
+    Renew,
+    Stale,
+    Unit,
+    WorkRow,
+    WorkState,
+)
 from semel.kernel.position import Position
 from semel.kernel.store import Store
 from semel.testing.contract.base import (
@@ -22,6 +37,7 @@ from semel.testing.contract.base import (
     identities,
     message,
 )
+from semel.testing.limits import scaled
 
 
 def finish(store: Store, row: WorkRow, to: WorkState = WorkState.DONE, **more: object) -> None:
@@ -60,7 +76,7 @@ class EnqueueSuite(StoreSuite):
         first = commit(store, Enqueue(QUEUE, "a", message("a", data=b"1")))[0]
         assert isinstance(first, Fresh)
         again = commit(store, Enqueue(QUEUE, "a", message("a", data=b"2")))[0]
-        assert again == Duplicate(first.position)
+        assert again == Duplicate(first.position, state=WorkState.READY)
         assert claim_one(store).envelope.data == b"1"
         assert claim(store) == []
 
@@ -80,7 +96,7 @@ class EnqueueSuite(StoreSuite):
         first = commit(store, Enqueue("inbox/one", "a", message("a"), scope="all"))[0]
         again = commit(store, Enqueue("inbox/two", "a", message("a"), scope="all"))[0]
         assert isinstance(first, Fresh)
-        assert again == Duplicate(first.position)
+        assert again == Duplicate(first.position, state=WorkState.READY)
         assert first.position.stream == "inbox/one"
         assert store.work("inbox/two", "a") is None
 
@@ -113,7 +129,7 @@ class EnqueueSuite(StoreSuite):
         fresh = commit(store, first)[0]
         assert isinstance(fresh, Fresh)
         assert fresh.position.stream == first.queue
-        assert commit(store, second) == (Duplicate(fresh.position),)
+        assert commit(store, second) == (Duplicate(fresh.position, state=WorkState.READY),)
         assert store.work(second.queue, "a") is None
 
     def test_an_identity_known_in_its_scope_is_a_duplicate_wherever_it_is_sent(self, store: Store) -> None:
@@ -122,20 +138,24 @@ class EnqueueSuite(StoreSuite):
         first = commit(store, Enqueue("inbox/other", "a", message("a"), scope="x"))[0]
         assert isinstance(first, Fresh)
         again = commit(store, Enqueue(QUEUE, "a", message("a"), scope="x"))
-        assert again == (Duplicate(first.position),)
+        assert again == (Duplicate(first.position, state=WorkState.READY),)
 
     @pytest.mark.parametrize("state", [state for state in WorkState if state is not WorkState.CLAIMED])
     def test_an_identity_is_remembered_in_every_state(self, store: Store, state: WorkState) -> None:
         """The state is no part of the identity: a second copy of a finished message is still a second copy."""
         enqueue(store, "a")
         put_aside(store, "a", state)
-        assert isinstance(commit(store, Enqueue(QUEUE, "a", message("a")))[0], Duplicate)
+        again = commit(store, Enqueue(QUEUE, "a", message("a")))[0]
+        assert isinstance(again, Duplicate)
+        assert (again.state, again.result) == (state, None)
         assert state_of(store, "a") is state
 
     def test_an_identity_is_remembered_while_it_is_claimed(self, store: Store) -> None:
         enqueue(store, "a")
         claim_one(store)
-        assert isinstance(commit(store, Enqueue(QUEUE, "a", message("a")))[0], Duplicate)
+        again = commit(store, Enqueue(QUEUE, "a", message("a")))[0]
+        assert isinstance(again, Duplicate)
+        assert again.state is WorkState.CLAIMED
         assert claim(store) == []
 
     def test_a_claim_sees_what_its_own_unit_enqueued(self, store: Store) -> None:
@@ -198,6 +218,25 @@ class ClaimSuite(StoreSuite):
         second = claim_one(store, owner="two")
         assert (second.owner, second.attempts) == ("two", 2)
         assert second.fence > first.fence
+
+    @pytest.mark.parametrize("key", [None, "k"])
+    @pytest.mark.parametrize("identity", [None, "a"])
+    def test_a_claim_says_what_it_took_over(
+        self, store: Store, time: Time, key: str | None, identity: str | None
+    ) -> None:
+        """Only a lease that expired: not one that was given back, and not the row beside it."""
+        enqueue(store, "a", key=key)
+        row = claim_one(store)
+        commit(store, Finish(QUEUE, "a", WorkState.READY, fence=row.fence))
+        again = claim_one(store, lease_s=time.short_s)
+        time.outlast_short()
+        enqueue(store, "b", key="other")
+        found = claim(store, 10, identity=identity)
+        assert [row.taken_over, again.taken_over] == [False, False]
+        assert {each.identity: each.taken_over for each in found} == ({"a": True} | ({} if identity else {"b": False}))
+        kept = store.work(QUEUE, "a")
+        assert kept is not None
+        assert not kept.taken_over
 
     def test_the_former_owner_can_do_nothing_any_more(self, store: Store, time: Time) -> None:
         enqueue(store, "a")
@@ -344,6 +383,26 @@ class FinishSuite(StoreSuite):
         assert commit_refused(store, Finish(QUEUE, "none", WorkState.DONE)) == (Stale(0),)
         assert commit_refused(store, Finish(QUEUE, "none", WorkState.DONE, fence=1)) == (Stale(0),)
 
+    def test_a_replay_counts_anew(self, store: Store) -> None:
+        enqueue(store, "a")
+        finish(store, claim_one(store), WorkState.READY)
+        finish(store, claim_one(store), WorkState.DEAD)
+        put_aside(store, "a", WorkState.READY, attempts=Attempts.RESET)
+        assert claim_one(store).attempts == 1
+
+    def test_a_claim_given_back_unused_is_not_counted(self, store: Store) -> None:
+        enqueue(store, "a")
+        finish(store, claim_one(store), WorkState.READY)
+        finish(store, claim_one(store), WorkState.READY, attempts=Attempts.RELEASE)
+        assert claim_one(store).attempts == 2
+
+    def test_attempts_are_counted_op_by_op(self, store: Store) -> None:
+        enqueue(store, "a")
+        row = claim_one(store)
+        release = Finish(QUEUE, "a", WorkState.PARKED, fence=row.fence, attempts=Attempts.RELEASE)
+        commit(store, release, Finish(QUEUE, "a", WorkState.READY))
+        assert claim_one(store).attempts == 1
+
     @pytest.mark.parametrize("aside", [WorkState.PARKED, WorkState.DEFERRED])
     def test_what_is_put_aside_is_claimed_only_by_its_identity(self, store: Store, aside: WorkState) -> None:
         enqueue(store, "a")
@@ -403,6 +462,19 @@ class KeySuite(StoreSuite):
         enqueue(store, "b1", key="b")
         assert identities(claim(store, 2, per_key=10)) == ["a1", "a2"]
         assert identities(claim(store, 10, per_key=10)) == ["b1"]
+
+    def test_keys_are_filled_one_after_the_other_up_to_the_limit(self, store: Store) -> None:
+        for key in "abcdef":
+            enqueue(store, *(f"{key}{number}" for number in range(4)), key=key)
+        assert identities(claim(store, 7, per_key=3)) == ["a0", "a1", "a2", "b0", "b1", "b2", "c0"]
+        assert identities(claim(store, 7, per_key=3)) == ["d0", "d1", "d2", "e0", "e1", "e2", "f0"]
+
+    def test_short_keys_do_not_keep_a_claim_from_its_limit(self, store: Store) -> None:
+        for number in range(12):
+            enqueue(store, f"a{number}", key=f"a{number:02}")
+        enqueue(store, "b0", "b1", "b2", key="b")
+        rows = claim(store, 14, per_key=5)
+        assert identities(rows) == [*(f"a{number}" for number in range(12)), "b0", "b1"]
 
     def test_an_expired_claim_is_taken_over_before_what_follows_it(self, store: Store, time: Time) -> None:
         enqueue(store, "a1", "a2", key="a")
@@ -552,6 +624,113 @@ class KeySuite(StoreSuite):
         assert seen == {key: [f"{key}{number}" for number in range(4)] for key in "abcdefgh"}
 
 
+class PassSuite(StoreSuite):
+    """A retry that passes lets go of its key, and comes back behind the others."""
+
+    def test_a_retry_that_passes_lets_the_next_go_on(self, store: Store, time: Time) -> None:
+        enqueue(store, "a1", "a2", "a3", key="a")
+        finish(store, claim_one(store), WorkState.SCHEDULED, delay_s=LONG_S, passes=True)
+        second = claim_one(store)
+        assert second.identity == "a2"
+        finish(store, second)
+        finish(store, claim_one(store))
+        assert claim(store, 10) == []
+        assert state_of(store, "a1") is WorkState.SCHEDULED
+
+    def test_a_retry_that_passed_takes_its_turn_when_it_is_due(self, store: Store, time: Time) -> None:
+        enqueue(store, "a1", "a2", key="a")
+        finish(store, claim_one(store), WorkState.SCHEDULED, delay_s=time.short_s, passes=True)
+        time.outlast_short()
+        order = []
+        for _ in range(2):
+            row = claim_one(store)
+            order.append((row.identity, row.attempts))
+            finish(store, row)
+        assert order == [("a2", 1), ("a1", 2)]
+
+    def test_a_retry_at_once_that_passes_goes_to_the_end_of_its_key(self, store: Store) -> None:
+        enqueue(store, "a1", "a2", "a3", key="a")
+        finish(store, claim_one(store), WorkState.SCHEDULED, delay_s=0.0, passes=True)
+        order = []
+        for _ in range(3):
+            row = claim_one(store)
+            order.append(row.identity)
+            finish(store, row)
+        assert order == ["a2", "a3", "a1"]
+
+    def test_without_a_key_a_retry_at_once_goes_behind_all_that_are_due(self, store: Store, time: Time) -> None:
+        enqueue(store, "a")
+        enqueue(store, "b")
+        first = claim_one(store)
+        time.advance(0.001)
+        finish(store, first, WorkState.SCHEDULED, delay_s=0.0, passes=True)
+        assert identities(claim(store, 10)) == ["b", "a"]
+
+    @pytest.mark.parametrize("to", [state for state in WorkState if state is not WorkState.SCHEDULED])
+    def test_only_a_retry_passes(self, store: Store, to: WorkState) -> None:
+        enqueue(store, "a", key="a")
+        row = claim_one(store)
+        with pytest.raises(LocalProtocolError, match="does not pass"):
+            commit(store, Finish(QUEUE, "a", to, fence=row.fence, passes=True))
+
+
+class DueSuite(StoreSuite):
+    """`due` is a cheap look: what a claim would find, it must not miss."""
+
+    def test_an_empty_queue_has_nothing_due(self, store: Store) -> None:
+        assert store.due(QUEUE) is False
+        enqueue(store, "a", queue="inbox/other")
+        assert store.due(QUEUE) is False
+
+    @pytest.mark.parametrize("key", [None, "k"])
+    def test_a_row_is_due_until_it_is_claimed(self, store: Store, key: str | None) -> None:
+        enqueue(store, "a", key=key)
+        assert store.due(QUEUE)
+        finish(store, claim_one(store))
+        claim(store)
+        assert store.due(QUEUE) is False
+
+    @pytest.mark.parametrize("key", [None, "k"])
+    def test_a_claimed_row_is_due_again_when_its_lease_is_over(self, store: Store, time: Time, key: str | None) -> None:
+        enqueue(store, "a", key=key)
+        claim_one(store, lease_s=time.short_s)
+        time.outlast_short()
+        assert store.due(QUEUE)
+
+    @pytest.mark.parametrize("key", [None, "k"])
+    def test_a_scheduled_row_is_due_when_its_time_has_come(self, store: Store, time: Time, key: str | None) -> None:
+        due = time.now() + int(time.soon_s * 1_000_000)
+        commit(store, Enqueue(QUEUE, "a", message("a"), key=key, due=due))
+        assert store.due(QUEUE) is False
+        time.advance(time.soon_s)
+        assert store.due(QUEUE)
+
+    def test_the_next_of_a_key_is_due_when_the_first_is_done(self, store: Store) -> None:
+        enqueue(store, "a1", "a2", key="a")
+        row = claim_one(store)
+        claim(store)
+        assert store.due(QUEUE) is False
+        finish(store, row)
+        assert store.due(QUEUE)
+
+    @pytest.mark.parametrize("key", [None, "k"])
+    def test_what_is_put_aside_is_not_due(self, store: Store, key: str | None) -> None:
+        enqueue(store, "a", key=key)
+        finish(store, claim_one(store), WorkState.PARKED, holds=key is not None)
+        claim(store)
+        assert store.due(QUEUE) is False
+        put_aside(store, "a", WorkState.READY)
+        assert store.due(QUEUE)
+
+    def test_a_wake_reaches_those_who_listen(self, store: Store) -> None:
+        woken = Event()
+        stop = store.listen(woken.set)
+        woken.clear()
+        store.wake()
+        assert woken.wait(scaled(30))
+        stop()
+
+
 class ReplaceSuite(StoreSuite):
     """`replace` sets a durable timer again, whatever has become of the row."""
 
@@ -567,7 +746,7 @@ class ReplaceSuite(StoreSuite):
 
     def test_a_timer_set_earlier_fires_earlier(self, store: Store, time: Time) -> None:
         first = self._set(store, time.now() + int(LONG_S * 1_000_000), b"old")
-        assert self._set(store, None, b"new") == Duplicate(first.position)
+        assert self._set(store, None, b"new") == Duplicate(first.position, state=WorkState.SCHEDULED)
         row = claim_one(store)
         assert (row.envelope.data, row.attempts) == (b"new", 1)
         assert claim(store) == []
