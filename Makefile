@@ -48,6 +48,7 @@ bench: ## Measure stores, pipes, pub/sub and Spark (BENCH_ARGS=... for the store
 	@scripts/setup main spark test bench
 	@$(BIN)/semel bench store $(BENCH_ARGS)
 	@$(BIN)/semel bench store --engine postgres $(BENCH_ARGS)
+	@$(BIN)/semel bench turns
 	@$(BIN)/semel bench pipes
 	@$(BIN)/semel bench pubsub
 	@$(BIN)/semel bench spark

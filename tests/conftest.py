@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.tools.private_postgres import SharedPostgres
 from tests.tools.renewing import sharing
 
 from semel.testing.postgres import PrivatePostgres
@@ -19,7 +20,7 @@ SPARK = Path("tests", "spark")
 @pytest.fixture(scope="session")
 def private_postgres(private_postgres: PrivatePostgres) -> Iterator[PrivatePostgres]:
     """A test that breaks it gets the others a new one."""
-    with sharing(private_postgres):
+    with sharing(SharedPostgres(private_postgres)):
         yield private_postgres
 
 

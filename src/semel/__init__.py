@@ -8,12 +8,27 @@ from typing import TYPE_CHECKING, Any
 from semel import errors
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event, Kind
-from semel.kernel.ops import Advance, Append, Claim, Duplicate, Enqueue, Finish, Fresh, Log, Put, Unit, WorkState
+from semel.kernel.ops import (
+    Advance,
+    Append,
+    Attempts,
+    Claim,
+    Duplicate,
+    Enqueue,
+    Finish,
+    Fresh,
+    Log,
+    Put,
+    Remember,
+    Unit,
+    WorkState,
+)
 from semel.kernel.position import Position
 from semel.kernel.store import Tx
 from semel.stores.open import open_store
 
 if TYPE_CHECKING:
+    from semel.inbox.failure import on, retry
     from semel.kernel.retry import RetryPolicy
     from semel.kernel.work import Worker, WorkerConfig
     from semel.pipes.language.path import Pipe
@@ -22,13 +37,17 @@ if TYPE_CHECKING:
     from semel.runtime.client.sync import SyncWebPubSubClient
     from semel.runtime.host.committer import Committer
     from semel.runtime.host.performer import Performer
+    from semel.runtime.inbox.app import App
+    from semel.runtime.inbox.outbox import Outbox
     from semel.runtime.pipes.node import PipeNode
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Advance",
+    "App",
     "Append",
+    "Attempts",
     "Claim",
     "ClientOptions",
     "Committer",
@@ -40,11 +59,13 @@ __all__ = [
     "Fresh",
     "Kind",
     "Log",
+    "Outbox",
     "Performer",
     "Pipe",
     "PipeNode",
     "Position",
     "Put",
+    "Remember",
     "RetryPolicy",
     "SyncWebPubSubClient",
     "Tx",
@@ -55,21 +76,27 @@ __all__ = [
     "WorkerConfig",
     "__version__",
     "errors",
+    "on",
     "open_store",
+    "retry",
 ]
 
 # asyncio and the machines are loaded when they are asked for: a command line starts without them
 _LATER = {
+    "App": "semel.runtime.inbox.app",
     "ClientOptions": "semel.pubsub.client.events",
     "Committer": "semel.runtime.host.committer",
     "Performer": "semel.runtime.host.performer",
     "Pipe": "semel.pipes.language.path",
+    "Outbox": "semel.runtime.inbox.outbox",
     "PipeNode": "semel.runtime.pipes.node",
     "RetryPolicy": "semel.kernel.retry",
     "SyncWebPubSubClient": "semel.runtime.client.sync",
     "WebPubSubClient": "semel.runtime.client.client",
     "Worker": "semel.kernel.work",
     "WorkerConfig": "semel.kernel.work",
+    "on": "semel.inbox.failure",
+    "retry": "semel.inbox.failure",
 }
 
 

@@ -42,10 +42,12 @@ LATER_SECTIONS = frozenset({"inbox", "ebxml", "geo", "pipe", "telemetry"})
 """Sections that belong to parts of Semel which are not in this version."""
 
 
-class StoreSection(BaseModel):
-    """[store]: where messages are kept."""
-
+class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StoreSection(_Section):
+    """[store]: where messages are kept."""
 
     url: str | None = Field(default=None, min_length=1, description="the URL of the store, such as sqlite:///semel.db")
     node: str = Field(
@@ -57,10 +59,8 @@ class StoreSection(BaseModel):
     )
 
 
-class LedgerSection(BaseModel):
-    """[ledger]: how the ledger and the index of streams are exported."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class LedgerSection(_Section):
+    """[ledger]: how the ledger and the index of streams are exported, or for how long the ledger is kept."""
 
     export_to: Path | None = Field(default=None, description="the folder for Parquet segments")
     segment_rows: int = Field(
@@ -69,12 +69,13 @@ class LedgerSection(BaseModel):
     lease_s: float = Field(
         default=30.0, ge=1.0, le=3600.0, description="seconds after which a killed export is taken over: 1 to 3600"
     )
+    keep_s: float | None = Field(
+        default=None, ge=60.0, le=3.2e9, description="seconds after which entries go if nobody exports: 60 or more"
+    )
 
 
-class SparkSection(BaseModel):
+class SparkSection(_Section):
     """[spark]: where pipelines and audits run, and with how much."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     master: str | None = Field(
         default=None, min_length=1, description="the cluster, such as local[4], spark://host:7077 or yarn"
@@ -94,19 +95,15 @@ class SparkSection(BaseModel):
     settings: dict[str, str] = Field(default={}, description="a table of Spark's own settings, each value a string")
 
 
-class InputSection(BaseModel):
+class InputSection(_Section):
     """One input of a pipeline."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     stream: str = Field(min_length=1, description="the name of a stream")
     store: str | None = Field(default=None, min_length=1, description="the URL of a store; [store] url when left out")
 
 
-class OrderSection(BaseModel):
+class OrderSection(_Section):
     """How a pipeline puts the messages of a session in order."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     gap: Literal["wait", "skip"] = Field(
         default="wait", description="'wait' or 'skip': what to do about an index that is missing"
@@ -137,10 +134,8 @@ Inputs: TypeAlias = Annotated[tuple[InputSection, ...], BeforeValidator(_as_inpu
 Order: TypeAlias = Annotated[OrderSection | None, BeforeValidator(_as_order)]
 
 
-class PipelineSection(BaseModel):
+class PipelineSection(_Section):
     """[[pipeline]]: one pipeline on Spark. `from_` and `order` may be written shorter than they are kept here."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(
         max_length=128,
@@ -181,10 +176,8 @@ def _as_custom_error(error: SemelError) -> PydanticCustomError:
     return PydanticCustomError(_OUR_ERROR, "{message}", {"message": error.message, "fix": error.fix})
 
 
-class ServerSection(BaseModel):
+class ServerSection(_Section):
     """[server]: where `semel serve` listens, and how much it takes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = Field(default="127.0.0.1", min_length=1, description="the address to listen on, such as 0.0.0.0")
     port: int = Field(default=8080, ge=0, le=65_535, description="the port to listen on: 0 to 65535, 0 takes any")
@@ -225,10 +218,8 @@ class ServerSection(BaseModel):
         return endpoints
 
 
-class AuthSection(BaseModel):
+class AuthSection(_Section):
     """[auth]: the access keys of the server, in a file of their own or here."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     keys: Path | None = Field(default=None, description="the file with the access keys, made at the first start")
     primary_key: str | None = Field(default=None, repr=False, description="an access key of 32 to 512 signs")
@@ -256,10 +247,8 @@ class AuthSection(BaseModel):
         return self
 
 
-class HandlerSection(BaseModel):
+class HandlerSection(_Section):
     """[[pubsub.hub.handler]]: where some events of a hub go. The first handler that takes an event gets it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str = Field(description="the address, such as https://app.example/hooks/{hub}/{event}")
     system_events: tuple[Literal["connect", "connected", "disconnected", "joined", "left"], ...] = Field(
@@ -290,19 +279,15 @@ def _hub_name(name: str) -> str:
         raise _as_custom_error(error) from None
 
 
-class HubSection(BaseModel):
+class HubSection(_Section):
     """[[pubsub.hub]]: what is special about one hub. Hubs need not be named to be used."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Annotated[str, AfterValidator(_hub_name)] = Field(description="the hub's name, in any case")
     handler: tuple[HandlerSection, ...] = Field(default=(), description="its event handlers, in order")
 
 
-class PubSubSection(BaseModel):
+class PubSubSection(_Section):
     """[pubsub]: what hubs do for sessions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     recovery_s: float = Field(
         default=90.0, ge=1.0, le=86_400.0, description="seconds that a session waits for its client: 1 to 86400"

@@ -4,7 +4,9 @@
     ├── ConfigError             a setting is wrong: fix the file or the command line
     │   └── PathSyntaxError     a delivery path does not parse
     ├── InputError              a value handed to Semel is malformed
-    │   └── LimitExceeded       a value is well formed but too large, or too many
+    │   ├── LimitExceeded       a value is well formed but too large, or too many
+    │   ├── MessageRefused      no handler knows a message, or it does not fit the handler: a dead letter
+    │   └── WrongIsolation      a transaction has one view for all its statements, where each must see what is new
     ├── AuthError               who are you?
     ├── Forbidden               you may not do this
     ├── HandlerError            the user's own code failed
@@ -48,6 +50,7 @@ EXIT_CLAIM_FALSE = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_NO_DATA = 4
+EXIT_IN_DOUBT = 5
 
 
 class SemelError(Exception):
@@ -85,6 +88,14 @@ class InputError(SemelError):
 
 class LimitExceeded(InputError):
     code = "limit"
+
+
+class MessageRefused(InputError):
+    code = "message-refused"
+
+
+class WrongIsolation(InputError):
+    code = "wrong-isolation"
 
 
 class AuthError(SemelError):
@@ -175,6 +186,7 @@ class CommitInDoubt(StoreError):
     """`marker` names the transaction; `Store.resolve(marker)` answers whether it happened."""
 
     code = "commit-in-doubt"
+    exit_code = EXIT_IN_DOUBT
 
     def __init__(self, message: str, *, marker: str, fix: str = "") -> None:
         super().__init__(message, fix=fix)

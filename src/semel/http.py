@@ -1,12 +1,14 @@
-"""HTTP as plain values, for every part that is served: a request, a response, an error, and the reading of a request's
-parts without trusting any of them."""
+"""HTTP as plain values, for every part that is served: a request, a response, an error, the reading of a request's
+parts without trusting any of them, and what answers its method and path."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncIterable, Callable, Mapping
+from base64 import b64encode
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from http import HTTPStatus
+from typing import Generic, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 import msgspec
@@ -20,6 +22,8 @@ PLAIN_TEXT = "text/plain; charset=utf-8"
 BAD_REQUEST = "Error.BadRequest"
 FIELDS_MAX = 4096
 INT_MAX = 2**31 - 1
+THIS_MACHINE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where to find here what listens on every address."""
 
 _PATH = re.compile(r"/[!-~]*\Z")
 _QUERY = re.compile(r"[!-~]*\Z")
@@ -48,6 +52,17 @@ class ClientCertificate(msgspec.Struct, frozen=True):
         """SHA-256 over the whole of it, in hexadecimal digits."""
         return hashlib.sha256(self.der).hexdigest()
 
+    @property
+    def thumbprint(self) -> str:
+        """SHA-1 over the whole of it, in the capital digits of .NET. It names a certificate and proves nothing."""
+        return hashlib.sha1(self.der, usedforsecurity=False).hexdigest().upper()
+
+    @property
+    def pem(self) -> str:
+        text = b64encode(self.der).decode()
+        wrapped = "\n".join(text[at : at + 64] for at in range(0, len(text), 64))
+        return f"-----BEGIN CERTIFICATE-----\n{wrapped}\n-----END CERTIFICATE-----\n"
+
 
 class HttpRequest(msgspec.Struct, frozen=True):
     """`path` and `query` as they came, with every %. `headers` have their names in small letters, and one that came
@@ -69,8 +84,18 @@ class HttpRequest(msgspec.Struct, frozen=True):
     certificate: ClientCertificate | None = None
 
 
+class OutgoingRequest(msgspec.Struct, frozen=True):
+    """A request to another server. `headers` are all but Host, Content-Length and what concerns the connection."""
+
+    method: str
+    url: str
+    headers: Headers
+    body: bytes = b""
+
+
 class HttpResponse(msgspec.Struct, frozen=True):
-    """Whoever writes it adds the length, the date and what concerns the connection.
+    """Whoever writes it adds the length, the date and what concerns the connection. In one that came from another
+    server the headers are as they came: names in any case, and one that came twice is there twice.
 
     With a `stream` the body is what comes out of it, in chunks, or as long as a header `content-length` says: a stream
     that fails, or is shorter or longer, cuts the connection, so that nobody takes half a body for a whole one."""
@@ -142,6 +167,10 @@ def bad_request(message: str, *, fix: str = "", target: str = "Request") -> Http
 
 
 # -- the address
+
+
+def in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def origin_of(request: HttpRequest) -> str:
@@ -257,3 +286,75 @@ def text_of(body: bytes, codec: str) -> str:
         raise bad_request(
             "the body is not text in the charset of its content type", fix="send UTF-8, or application/octet-stream"
         ) from None
+
+
+# -- routes
+
+T = TypeVar("T")
+
+
+class _Place(Generic[T]):
+    """What may follow at a place of a path, and what is found if the path ends there, by method."""
+
+    __slots__ = ("found", "name", "words")
+
+    def __init__(self) -> None:
+        self.words: dict[str, _Place[T]] = {}
+        self.name: _Place[T] | None = None
+        self.found: dict[str, tuple[tuple[str, ...], T]] = {}
+
+
+class Routes(Generic[T]):
+    """From the method and the path of a request to what answers it.
+
+    A pattern such as `/v1/pubsub/hubs/{hub}/groups` has words and names in braces. At one place of a path there are
+    either words or a name, so no name can be taken for a word.
+    """
+
+    def __init__(self, table: Iterable[tuple[str, str, T]]) -> None:
+        """`table`: for each route a method, a pattern, and what is found there."""
+        self._root: _Place[T] = _Place()
+        for method, pattern, what in table:
+            self._add(method, pattern, what)
+
+    def _add(self, method: str, pattern: str, what: T) -> None:
+        place, names = self._root, []
+        for segment in pattern[1:].split("/"):
+            if segment.startswith("{"):
+                names.append(segment[1:-1])
+                place.name = place.name or _Place()
+                following = place.name
+            else:
+                following = place.words.setdefault(segment, _Place())
+            assert not (place.words and place.name), f"{pattern}: a word and a name at the same place"
+            place = following
+        assert method not in place.found, f"{method} {pattern} stands twice"
+        place.found[method] = tuple(names), what
+
+    def find(self, method: str, path: str) -> tuple[T, dict[str, str]]:
+        """What is there, and the names in the path. Raises `HttpError`: 400, 404 or 405."""
+        place, values = self._root, []
+        for segment in split_path(path):
+            following = place.words.get(segment)
+            if following is None:
+                if place.name is None or not segment:
+                    raise nothing_here()
+                following = place.name
+                values.append(segment)
+            place = following
+        if not place.found:
+            raise nothing_here()
+        if method not in place.found:
+            raise _no_such_method(place.found)
+        names, what = place.found[method]
+        return what, dict(zip(names, values, strict=True))
+
+
+def nothing_here() -> HttpError:
+    return HttpError(404, "Error.NotFound", "there is nothing at this address", fix="check the path and its spelling")
+
+
+def _no_such_method(allowed: Iterable[str]) -> HttpError:
+    methods = ", ".join(sorted(allowed))
+    message, headers = "this address knows no such method", (("allow", methods),)
+    return HttpError(405, "Error.MethodNotAllowed", message, fix=f"use {methods}", headers=headers)

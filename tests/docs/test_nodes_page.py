@@ -7,10 +7,10 @@ from pathlib import Path
 
 from semel.config import load_config
 from semel.kernel.lease import renew_at
-from semel.pubsub.hub.current import READ_S
 from semel.pubsub.hub.floors import NODES_MAX
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.orders import ANSWER_S
+from semel.pubsub.hub.read_barrier import READ_S
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "run-several-nodes.md").read_text()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.interop.served import Served, shared_server
 from tests.tools.postgres_pair import Pair
+from tests.tools.private_postgres import make_template
 
 from semel.stores.points import on_reach
-from semel.testing.postgres import make_template
 
 
 @pytest.fixture(scope="module")

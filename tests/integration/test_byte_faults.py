@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from tests.tools.held_proxy import drop_all, hold_answers
 
 from semel.errors import ConfigError
 from semel.testing.byte_faults import ByteFault, ByteProxy
@@ -152,11 +153,11 @@ def test_a_throttle_slows_down() -> None:
 def test_answers_that_are_held_are_lost_with_the_connection() -> None:
     async def check() -> None:
         async with linked() as (proxy, near, far):
-            proxy.hold_answers(scaled(WAIT_S))
+            hold_answers(proxy, scaled(WAIT_S))
             near[1].write(b"ask")
             assert await far[0].readexactly(3) == b"ask"
             far[1].write(b"answer")
-            proxy.drop_all()
+            drop_all(proxy)
             with pytest.raises(ConnectionResetError):
                 await near[0].read()
 

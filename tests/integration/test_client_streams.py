@@ -13,6 +13,7 @@ import pytest
 from azure.messaging.webpubsubservice import WebPubSubServiceClient
 from tests.integration.test_client import OPTIONS, WAIT_S
 from tests.interop.served import HUB, KEY, ROLES, Served
+from tests.tools.held_proxy import drop_all, hold_answers
 
 from semel import ClientOptions, SyncWebPubSubClient, WebPubSubClient
 from semel.errors import Forbidden, InputError, StreamBroken
@@ -21,7 +22,7 @@ from semel.pubsub.client.events import Online, Recovered, SessionLost, State
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.runtime.client.inbox import IncomingStream
 from semel.runtime.client.streams import OutgoingStream
-from semel.runtime.client.sync_streams import SyncIncomingStream
+from semel.runtime.client.sync import SyncIncomingStream
 from semel.testing.byte_faults import ByteFault, ByteProxy
 from semel.testing.limits import scaled, wait_until
 
@@ -176,14 +177,14 @@ async def test_while_the_server_does_not_answer_a_writer_waits_and_keeps_no_more
         member(served, "ben", "slow") as (_, reader),
         ann.stream_to_group("slow", id="s") as stream,
     ):
-        proxy.hold_answers(scaled(WAIT_S))
+        hold_answers(proxy, scaled(WAIT_S))
         writing = asyncio.create_task(write_all(stream))
         await asyncio.to_thread(wait_until, lambda: written == 10, "as many parts as it may keep")
         for _ in range(100):  # nothing but the answer keeps it from writing on, so it would have had its turn
             await asyncio.sleep(0)
         assert written == 10
         assert not writing.done()
-        proxy.drop_all()
+        drop_all(proxy)
         await asyncio.wait_for(writing, scaled(WAIT_S))
         await stream.end()
         assert (await reader.next())[1] == [*range(40)]
@@ -320,7 +321,7 @@ async def test_what_was_missed_during_a_kill_9_is_told_afterwards(mortal: Served
         await cem.set_group_state("kill", {"n": "1"})
         await watch.until({ann.connection_id: {"n": "1"}, cem.connection_id: {"n": "1"}})
         way, proxy.target = proxy.target, NOBODY
-        proxy.drop_all()
+        drop_all(proxy)
         mortal.kill()
         await asyncio.to_thread(mortal.start)
         await ann.set_group_state("kill", {"n": "2"})

@@ -14,6 +14,8 @@ from types import ModuleType
 import pytest
 from tests.tools.leftovers import PROC
 
+from semel.testing.limits import wait_until
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "conditions"
 MAKEFILE = """
 test:
@@ -71,7 +73,8 @@ def test_a_load_is_kept_by_as_many_programs_as_are_missing_and_they_end_with_it(
 ) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (1.2, 0.0, 0.0))
     with script.Load(3):
-        assert len([each for each in _children() if "getppid" in each[1]]) == 2
+        # a program that has only just begun has no arguments yet
+        wait_until(lambda: len([each for each in _children() if "getppid" in each[1]]) == 2, "two programs")
     assert not [each for each in _children() if "getppid" in each[1]]
     with script.Load(0) as load:
         assert not [each for each in _children() if "getppid" in each[1]]
@@ -79,7 +82,7 @@ def test_a_load_is_kept_by_as_many_programs_as_are_missing_and_they_end_with_it(
 
 
 def _children() -> list[tuple[int, str]]:
-    table = subprocess.run(["ps", "-axo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
+    table = subprocess.run(["ps", "-axww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     rows = (line.split(None, 2) for line in table.splitlines() if len(line.split(None, 2)) == 3)
     return [(int(pid), args) for pid, ppid, args in rows if int(ppid) == os.getpid()]
 

@@ -32,7 +32,9 @@ SMALL = {"messages": 240, "stall_s": 30.0}
 
 def children_of(parent: int) -> list[int]:
     """The demo's processes among the children of a process, and those that nobody waited for."""
-    table = subprocess.run(["ps", "-axo", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True).stdout
+    table = subprocess.run(
+        ["ps", "-axww", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True
+    ).stdout
     rows = (line.split(None, 3) for line in table.splitlines())
     mine = [(pid, stat, command) for pid, ppid, stat, command in rows if int(ppid) == parent]
     return [int(pid) for pid, stat, command in mine if "semel.demo." in command or stat.startswith("Z")]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
+import ssl
 import sys
 import time
 import tomllib
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,9 @@ import websockets.asyncio.client as websocket
 from aiohttp import web
 from azure.messaging.webpubsubclient.aio import WebPubSubClient
 from azure.messaging.webpubsubclient.models import SendMessageError
+from tests.integration.certificates import AUTHORITY, PARTNER
+from tests.integration.test_listener import CERTIFICATE, PRIVATE_KEY
+from tests.integration.test_services import context_with
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from semel.auth.keys import AccessKeys
@@ -29,7 +35,7 @@ from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.protocol.client_tokens import client_token
 from semel.runtime.server.part import ServerSettings
 from semel.runtime.server.pubsub import PubSub, PubSubSettings
-from semel.runtime.server.server import serving
+from semel.runtime.server.server import serving, tls_context
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess
@@ -113,13 +119,13 @@ class Client:
 
 async def connect(endpoint: str, **options: Any) -> Client:
     """`query` comes instead of a token."""
-    query, protocols = options.pop("query", None), options.pop("protocols", [RELIABLE])
+    query, protocols, tls = options.pop("query", None), options.pop("protocols", [RELIABLE]), options.pop("tls", None)
     is_back = query is not None
     if query is None:
         token = client_token(AccessKeys(KEY), f"{endpoint}/client/hubs/{HUB}", now=time.time(), **options)
         query = {"access_token": token, "more": "1"}
     url = f"{endpoint.replace('http', 'ws', 1)}/client/hubs/{HUB}?{urlencode(query)}"
-    return Client(await websocket.connect(url, subprotocols=protocols, proxy=None), is_back=is_back)
+    return Client(await websocket.connect(url, subprotocols=protocols, proxy=None, ssl=tls), is_back=is_back)
 
 
 @pytest.fixture
@@ -137,6 +143,24 @@ async def endpoint(app: App) -> AsyncIterator[str]:
         settings = PubSubSettings(hub=HubOptions(recovery_s=scaled(0.5)), handlers={HUB: handlers})
         async with serving(MemoryStore(), SERVER, [partial(PubSub, settings=settings)]) as listening:
             yield listening.endpoint
+
+
+async def test_a_handler_sees_the_certificate_that_the_client_has_shown(app: App, tmp_path: Path) -> None:
+    (tmp_path / "server.pem").write_text(CERTIFICATE + PRIVATE_KEY)
+    (tmp_path / "ca.pem").write_text(AUTHORITY)
+    tls = tls_context(tmp_path / "server.pem", None, tmp_path / "ca.pem")
+    shown = PARTNER[: PARTNER.index("-----BEGIN PRIVATE")]
+    thumbprint = hashlib.sha1(ssl.PEM_cert_to_DER_cert(shown)).hexdigest().upper()
+    async with running(app) as url:
+        handlers = Handlers(HUB, (event_handler(url + "/{event}", ("connect",)),))
+        settings = replace(SERVER, tls=tls)
+        parts = [partial(PubSub, settings=PubSubSettings(handlers={HUB: handlers}))]
+        async with serving(MemoryStore(), settings, parts) as listening:
+            for pem, expected in ((PARTNER, [{"thumbprint": thumbprint, "content": shown}]), ("", [])):
+                client = await connect(listening.endpoint, tls=context_with(tmp_path, pem))
+                assert (await client.hear())["event"] == "connected"
+                assert json.loads((await app.next("connect")).body)["clientCertificates"] == expected
+                await client.close()
 
 
 def answering(status: int = 200, headers: dict[str, str] | None = None, **response: Any) -> Answer:

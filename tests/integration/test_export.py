@@ -33,7 +33,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import START, Event, Kind, Mark
 from semel.kernel.ops import Append, Log, Trim, Unit
 from semel.kernel.store import Store
-from semel.pubsub.hub.record_kinds import RecordKind
+from semel.pubsub.hub.records import RecordKind
 from semel.runtime.export import exporter as module
 from semel.runtime.export.exporter import (
     DATASETS,
@@ -421,7 +421,9 @@ def test_a_second_exporter_may_wait_for_the_first(tmp_path: Path) -> None:
     log(store, "m1")
     waiting = threading.Event()
     results: list[Exported] = []
-    options = ExportOptions(wait_s=30, progress=lambda progress: waiting.set() if progress.waiting_for else None)
+    options = ExportOptions(
+        wait_s=scaled(30), progress=lambda progress: waiting.set() if progress.waiting_for else None
+    )
     other = threading.Thread(target=lambda: results.append(export(store, tmp_path / "lake", "ledger", options)))
 
     def hold(point: str) -> None:
@@ -432,7 +434,7 @@ def test_a_second_exporter_may_wait_for_the_first(tmp_path: Path) -> None:
     on_reach(hold)
     assert export(store, tmp_path / "lake", "ledger", AT_ONCE).rows == 1
     on_reach(None)
-    other.join(30)
+    other.join(scaled(30))
     assert [done.rows for done in results] == [0]
     store.close()
 

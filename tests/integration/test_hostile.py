@@ -23,13 +23,13 @@ from urllib.parse import quote, urlencode
 import jwt
 import pytest
 from tests.interop.served import KEY, Served, shared_server
+from tests.tools.memory import resident_bytes
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from semel.testing.limits import scaled
-from semel.testing.serve_process import resident_bytes
 
 pytestmark = [pytest.mark.connected, pytest.mark.timeout(120)]
 

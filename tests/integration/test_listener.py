@@ -19,12 +19,12 @@ import websockets.asyncio.client as client
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from semel.http import HttpRequest, HttpResponse
-from semel.pubsub.protocol.wire import frame
 from semel.runtime.server.limits import ListenerLimits
 from semel.runtime.server.listener import Listener
-from semel.runtime.server.mounts import Mount
+from semel.runtime.server.part import Mount
 from semel.runtime.transports.websocket import Accept, WebSocketPeer, subprotocols
 from semel.testing.limits import scaled
+from semel.websocket import frame
 
 try:
     from uvloop import new_event_loop as uvloop_factory

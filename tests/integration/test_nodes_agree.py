@@ -15,6 +15,7 @@ from tests.interop.served import HUB, ROLES
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
+from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY, ServeProcess
 
 pytestmark = [pytest.mark.connected, pytest.mark.timeout(120)]
@@ -34,6 +35,11 @@ class Node(ServeProcess):
         address = f"ws://127.0.0.1:{self.port}{path}?access_token={self._token(path, sub=user, role=roles)}"
         socket = await connect(address, subprotocols=[Subprotocol("json.reliable.webpubsub.azure.v1")], proxy=None)
         return socket, json.loads(await socket.recv())["connectionId"]
+
+    async def let_in_simple(self, user: str) -> ClientConnection:
+        """It is in when its handshake is answered: nobody tells it more."""
+        path = f"/client/hubs/{HUB}"
+        return await connect(f"ws://127.0.0.1:{self.port}{path}?access_token={self._token(path, sub=user)}", proxy=None)
 
     async def call(self, http: httpx.AsyncClient, method: str, path: str, body: Any = None) -> int:
         headers = {"authorization": f"Bearer {self._token(API + path)}"}
@@ -59,7 +65,7 @@ async def asked(socket: ClientConnection, **request: Any) -> Any:
 
 
 async def test_a_node_that_is_asked_knows_whom_the_other_has_just_let_in(nodes: list[Node]) -> None:
-    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=scaled(60)) as http:
         for turn in range(TURNS):
             here, other = nodes if turn % 2 else reversed(nodes)
             user = f"user-{turn}"
@@ -94,3 +100,12 @@ async def test_a_node_that_is_asked_knows_whom_the_other_has_just_let_in(nodes: 
             for each in (first, second):
                 assert json.loads(await each.recv())["data"] == {"turn": turn}
                 await each.close()
+
+
+async def test_a_simple_client_is_known_to_all_when_its_handshake_is_answered(nodes: list[Node]) -> None:
+    async with httpx.AsyncClient(trust_env=False, timeout=scaled(60)) as http:
+        for turn in range(TURNS):
+            here, other = nodes if turn % 2 else reversed(nodes)
+            socket = await here.let_in_simple(f"simple-{turn}")
+            assert await other.call(http, "HEAD", f"/users/simple-{turn}") == 200
+            await socket.close()

@@ -13,7 +13,7 @@ from semel.auth.keys import DEV_KEY, AccessKeys
 from semel.errors import StoreBusy
 from semel.kernel.ops import Append, Outcome, Unit
 from semel.kernel.store import Records
-from semel.pubsub.hub.record_kinds import RecordKind
+from semel.pubsub.hub.records import RecordKind
 from semel.pubsub.protocol.client_tokens import client_token
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.runtime.server.part import ServerSettings

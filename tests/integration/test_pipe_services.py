@@ -130,7 +130,7 @@ async def test_questions_and_answers_through_a_session_over_a_bad_link() -> None
 
         def answer(question: Envelope, back: tuple[str, ...]) -> None:
             heard.append(question.id)
-            right.say(back, Envelope(f"answer-{question.id}"), back="service")
+            right.send_along(back, Envelope(f"answer-{question.id}"), back="service")
 
         def take(envelope: Envelope, back: tuple[str, ...]) -> None:
             answers.append(envelope.id)
@@ -144,7 +144,7 @@ async def test_questions_and_answers_through_a_session_over_a_bad_link() -> None
         await left.open_channel(partial(Initiator, ChannelConfig("channel", route, PIPE, timeout_s=0.05)))
         proxy = await proxied(left_tcp, await right_tcp.listen(), "right", 7)
         for question in messages(50):
-            left.say(("0#channel", "0#service"), question, back="client")
+            left.send_along(("0#channel", "0#service"), question, back="client")
         async with asyncio.timeout(scaled(60)):
             await done.wait()
         await proxy.close()
@@ -167,7 +167,7 @@ async def test_a_static_channel_needs_no_handshake() -> None:
         await left.open_channel(partial(Channel, ChannelConfig("c", ("1#right", "0#c.inner"), PIPE)))
         proxy = await proxied(left_tcp, await right_tcp.listen(), "right", 9)
         for envelope in messages(20):
-            left.say(("0#c", "0#service"), envelope)
+            left.send_along(("0#c", "0#service"), envelope)
         async with asyncio.timeout(scaled(30)):
             await done.wait()
         await proxy.close()
@@ -180,12 +180,14 @@ async def test_a_static_channel_needs_no_handshake() -> None:
 async def test_a_bare_message_goes_along_its_route_once_and_is_answered() -> None:
     heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     async with node("right") as (right, right_tcp), node("left") as (left, left_tcp):
-        right.listen("echo", lambda envelope, back: right.say(back, Envelope(f"echo-{envelope.id}"), back="echo"))
+        right.listen(
+            "echo", lambda envelope, back: right.send_along(back, Envelope(f"echo-{envelope.id}"), back="echo")
+        )
         left.listen("me", lambda envelope, back: heard.put_nowait((envelope.id, back[-1])))
         left_tcp.dial("right", "127.0.0.1", await right_tcp.listen())
         async with asyncio.timeout(scaled(30)):
             while heard.empty():  # a message that is said before the connection stands is lost, as over any link
-                left.say(("1#right", "0#echo"), Envelope("hello"), back="me")
+                left.send_along(("1#right", "0#echo"), Envelope("hello"), back="me")
                 await asyncio.sleep(0.02)
             assert await heard.get() == ("echo-hello", "0#echo")
 
@@ -193,9 +195,9 @@ async def test_a_bare_message_goes_along_its_route_once_and_is_answered() -> Non
 async def test_a_worker_of_the_application_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
     async with node("here") as (here, _):
         here.listen("bad", lambda envelope, back: 1 / 0)
-        here.say(("0#bad",), Envelope("a"))
+        here.send_along(("0#bad",), Envelope("a"))
         assert "failed" in caplog.text
-        here.say(("0#nobody",), Envelope("a"))
+        here.send_along(("0#nobody",), Envelope("a"))
         assert here.astray == 1
 
 

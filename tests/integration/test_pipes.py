@@ -68,7 +68,7 @@ class Sink:
         return [envelope.id for envelope in self.envelopes]
 
     async def until(self, count: int, seconds: float = 20) -> list[str]:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(scaled(seconds)):
             while len(self.envelopes) < count:  # noqa: ASYNC110 - it may be called on any thread
                 await asyncio.sleep(0.005)
         return self.ids

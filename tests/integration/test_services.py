@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from tests.integration.certificates import AUTHORITY, PARTNER, STRANGER
 from tests.integration.test_listener import CERTIFICATE, PRIVATE_KEY, answer, dial, on_each_loop, reset
 
+from semel.auth.authority import READ
 from semel.auth.keys import DEV_KEY, AccessKeys
-from semel.auth.roles import READ
 from semel.auth.tokens import service_token
 from semel.errors import StoreUnavailable
 from semel.http import (
@@ -33,14 +34,24 @@ from semel.http import (
     text_error,
     text_response,
 )
-from semel.runtime.server.connection import HELD_BYTES_MAX, SLICE_BYTES
+from semel.runtime.server.connection import HELD_BYTES_MAX, SLICE_BYTES, HttpConnection
 from semel.runtime.server.limits import ListenerLimits
 from semel.runtime.server.listener import Listener
-from semel.runtime.server.mounts import Handler, Mount, Route, Routed
-from semel.runtime.server.part import Health, OwnListener, Part, ServerContext, ServerSettings
+from semel.runtime.server.part import (
+    Handler,
+    Health,
+    Mount,
+    OwnListener,
+    Part,
+    Route,
+    Routed,
+    ServerContext,
+    ServerSettings,
+)
 from semel.runtime.server.pubsub import PubSub
 from semel.runtime.server.server import serving, tls_context
 from semel.stores.memory import MemoryStore
+from semel.testing.limits import scaled
 
 BIG = 4 * 1024 * 1024
 CHUNKED = b"POST /in HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -174,15 +185,17 @@ async def test_streams_stand_in_line_with_other_requests() -> None:
 
 @on_each_loop
 async def test_a_client_is_asked_for_its_body_when_somebody_reads_it() -> None:
-    gate, may_read = asyncio.Event(), [True]
+    called, gate, may_read = asyncio.Event(), asyncio.Event(), [True]
 
     async def handle(request: HttpRequest) -> HttpResponse:
+        called.set()
         await gate.wait()
         return await digest(request) if may_read[0] else HttpResponse(403)
 
     async with listening(streaming(handle)) as listener:
         async with dial(listener.port) as (reader, writer):
             writer.write(head(3, "Expect: 100-continue"))
+            await called.wait()
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(reader.readexactly(1), 0.05)
             gate.set()
@@ -229,7 +242,9 @@ async def test_a_body_that_goes_wrong_is_raised_to_its_reader_and_answered_in_it
     data: bytes, status: int
 ) -> None:
     async with (
-        listening(streaming(digest, body_bytes=1000, errors=json_error), body_s=0.05) as listener,
+        listening(
+            streaming(digest, body_bytes=1000, errors=json_error), body_s=0.05 if status == 408 else scaled(60)
+        ) as listener,
         dial(listener.port) as (reader, writer),
     ):
         writer.write(data)
@@ -239,14 +254,26 @@ async def test_a_body_that_goes_wrong_is_raised_to_its_reader_and_answered_in_it
         assert await reader.read() == b""
 
 
+def is_later(connection: HttpConnection, before: float) -> bool:
+    return connection._deadline > before
+
+
 @on_each_loop
 async def test_a_client_that_is_slow_but_steady_is_not_late() -> None:
     """It has the time again for each 64 KiB."""
-    async with listening(streaming(digest), body_s=0.3) as listener, dial(listener.port) as (reader, writer):
+    body_s, loop = scaled(60), asyncio.get_running_loop()
+    async with listening(streaming(digest), body_s=body_s) as listener, dial(listener.port) as (reader, writer):
         writer.write(head(8 * 65_536))
-        for _ in range(8):
-            await asyncio.sleep(0.1)
+        await until(lambda: listener.connections == 1)
+        [connection] = listener._connections
+        assert isinstance(connection, HttpConnection)
+        await until(lambda: connection._reader is not None)
+        for _ in range(7):
+            await until(lambda: connection._deadline < loop.time() + body_s)
+            before = connection._deadline
             writer.write(bytes(65_536))
+            await until(partial(is_later, connection, before))
+        writer.write(bytes(65_536))
         assert (await answer(reader))[0] == 200
 
 
@@ -456,7 +483,15 @@ async def test_errors_are_answered_in_the_style_of_the_service(
 async def test_what_is_for_no_service_is_answered_in_the_style_of_the_listener(style: ErrorStyle) -> None:
     """Also what cannot be read at all."""
     mount = Mount("/a/", echo, errors=json_error)
-    async with listening(mount, errors=style, headers=3, head_s=0.1) as listener:
+
+    async def ask(listener: Listener, request: bytes, status: int) -> None:
+        async with dial(listener.port) as (reader, writer):
+            writer.write(request)
+            found, headers, body = await answer(reader)
+            assert (found, bool(body)) == (status, style is text_error)
+            assert ("content-type" in headers) == (style is text_error)
+
+    async with listening(mount, errors=style, headers=3, head_s=scaled(10)) as listener:
         for request, status in [
             (b"GET /b HTTP/1.1\r\nHost: a\r\n\r\n", 404),
             (b"GET /ab HTTP/1.1\r\nHost: a\r\n\r\n", 404),
@@ -465,13 +500,10 @@ async def test_what_is_for_no_service_is_answered_in_the_style_of_the_listener(s
             (b"nonsense\r\n\r\n", 400),
             (b"GET /a HTTP/1.1\r\n\r\n", 400),
             (b"GET /a HTTP/1.1\r\nA: b\r\nC: d\r\nE: f\r\nG: h\r\n\r\n", 431),
-            (b"GET /a HT", 408),
         ]:
-            async with dial(listener.port) as (reader, writer):
-                writer.write(request)
-                found, headers, body = await answer(reader)
-                assert (found, bool(body)) == (status, style is text_error)
-                assert ("content-type" in headers) == (style is text_error)
+            await ask(listener, request, status)
+    async with listening(mount, errors=style, head_s=0.1) as listener:
+        await ask(listener, b"GET /a HT", 408)
 
 
 # -- client certificates

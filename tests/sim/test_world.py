@@ -7,10 +7,9 @@ from random import Random
 import pytest
 
 from semel.kernel.hop import ReceiveOrder
-from semel.sim.clock import Clock, Drift
-from semel.sim.kernel.disk import Disk
-from semel.sim.kernel.weather import Weather, draw_weather
-from semel.sim.kernel.world import KernelWorld
+from semel.sim.kernel.database import Disk
+from semel.sim.kernel.weather import KernelWorld, Weather, draw_weather
+from semel.sim.world import Clock, Drift
 from semel.stores.memory import Frame
 
 pytestmark = pytest.mark.sim

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,9 @@ def fold(ids: Sequence[str]) -> int:
 class Ledger:
     """One store. A second passes with every row."""
 
-    def __init__(self, folder: Path, store: str) -> None:
+    def __init__(self, folder: Path, store: str, begin: datetime = BEGIN) -> None:
         self.folder, self.store = folder, store
-        self.at = BEGIN
+        self.at = begin
         self.rows: dict[str, list[dict[str, Any]]] = {"ledger": [], "index": []}
 
     def tell(
@@ -54,9 +55,12 @@ class Ledger:
     ) -> None:
         self._add("ledger", hop=hop, kind=kind, pipeline=pipeline, message=message, session=session or message, idx=idx)
 
-    def tell_range(self, kind: int, hop: str, stream: str, first: int, ids: Sequence[str], *, pipeline: str) -> None:
+    def tell_range(
+        self, kind: int, hop: str, stream: str, first: int, ids: Sequence[str], *, pipeline: str, folds: bool = True
+    ) -> None:
         of = {"stream": stream, "epoch": 1, "first": first, "last": first + len(ids) - 1}
-        self._add("ledger", hop=hop, kind=kind, pipeline=pipeline, n=len(ids), fold=fold(ids), **of)
+        folded = fold(ids) if folds else None
+        self._add("ledger", hop=hop, kind=kind, pipeline=pipeline, n=len(ids), fold=folded, **of)
 
     def record(
         self, stream: str, offset: int, message: str, session: str | None = None, idx: int | None = None
@@ -74,14 +78,15 @@ class Ledger:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "semel-export-id").write_text("a-folder-of-mine\n")
         for dataset, rows in self.rows.items():
-            if rows:
-                self._write(dataset, rows)
+            numbered = list(enumerate(rows, 1))
+            for day, of_day in groupby(numbered, lambda each: each[1]["at"].strftime("%Y-%m-%d")):
+                self._write(dataset, day, list(of_day))
 
-    def _write(self, dataset: str, rows: list[dict[str, Any]]) -> None:
+    def _write(self, dataset: str, day: str, numbered: list[tuple[int, dict[str, Any]]]) -> None:
         top = self.folder / "raw" / dataset / "v1"
-        day = self.at.strftime("%Y-%m-%d")
-        first, last = "0.1", f"0.{len(rows)}"
-        name = f"day={day}/seg-{self.store}-1-1-{len(rows)}"
+        begin, end, rows = numbered[0][0], numbered[-1][0], [row for _, row in numbered]
+        first, last = f"0.{begin}", f"0.{end}"
+        name = f"day={day}/seg-{self.store}-1-{begin}-{end}"
         metadata = {
             "semel.dataset": f"{dataset}/v1", "semel.store": self.store, "semel.epoch": "1",
             "semel.range": f"{first}..{last}", "semel.day": day,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.tools.ledgers import BEGIN_US, DESK, IN, NORTH, OUT, SECOND_US, SOUTH, Letter, Scene, plant, scene
+from tests.tools.ledgers import BEGIN_US, CHAT, DESK, IN, NORTH, OUT, SECOND_US, SOUTH, Letter, Scene, plant, scene
 
 from semel.errors import ConfigError, StoreBusy, StoreError
 from semel.kernel.ledger import Kind
@@ -212,6 +212,18 @@ def test_it_goes_on_until_it_is_told_to_stop(spark: SparkSession, stage: Scene, 
     assert first is not None
     assert second is not None
     assert first < second
+
+
+def test_gaps_of_other_pipelines_do_not_count_where_one_is_followed(
+    spark: SparkSession, stage: Scene, tmp_path: Path
+) -> None:
+    letters = [Letter(f"m{number}", "s", number) for number in range(1, 6)]
+    places = stage.hub.accept(letters)
+    stage.hub.confirm(letters[:3], places[1:4])
+    for pipeline, gaps in ((CHAT, 1), (DESK, 0)):
+        options = replace(OPTIONS, pipelines=(pipeline,))
+        with opened(spark, sources(stage), options, FollowOptions(tmp_path / pipeline)) as follower:
+            assert follower.step()[0].gaps == gaps
 
 
 def test_what_cannot_be_followed_is_refused(spark: SparkSession, stage: Scene, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.spark.foreign_ledger import ACCEPTED, CONFIRMED, DUPLICATE, FORWARDED, HANDLED, RESENT, SENT, Ledger
+from tests.spark.foreign_ledger import ACCEPTED, BEGIN, CONFIRMED, DUPLICATE, FORWARDED, HANDLED, RESENT, SENT, Ledger
 
 from semel.spark.audit.compact import compact
 from semel.spark.audit.result import Audit, CellFigures, Finding
@@ -156,6 +156,38 @@ def test_a_foreign_ledger_is_judged_by_ids_and_by_sessions_that_both_sides_know(
     assert audit(spark, [lake], replace(AT_ONCE, pipelines=("q",))).gaps == 1
     later = replace(AT_ONCE, until=whole.now)
     assert found(audit(spark, [lake], later)) == EXPECTED
+
+
+def test_segments_of_two_days_and_ranges_without_a_fold_are_read_as_the_page_says(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Rows of another day are in a file of their own. Without a fold only the number of a range is checked."""
+    folder = tmp_path / "lake"
+    edge, hub = (Ledger(folder, store, BEGIN.replace(hour=23, minute=59, second=58)) for store in ("edge", "hub"))
+    ids = ["m-1", "m-2", "m-3"]
+    for offset, id in enumerate(ids, 1):
+        edge.tell(SENT, ON, id, "S", offset, pipeline="r")
+        hub.record("far/in", offset, id, "S", offset)
+    hub.at = edge.at
+    hub.tell_range(ACCEPTED, ON, "far/in", 1, ids, pipeline="r", folds=False)
+    hub.tell_range(CONFIRMED, ON, "far/in", 1, ["others", "than", "these"], pipeline="r", folds=False)
+    edge.write()
+    hub.write()
+    files = sorted(path.relative_to(folder / "raw").as_posix() for path in folder.rglob("*.parquet"))
+    assert files == [
+        "index/v1/day=2026-01-31/seg-hub-1-1-1.parquet", "index/v1/day=2026-02-01/seg-hub-1-2-3.parquet",
+        "ledger/v1/day=2026-01-31/seg-edge-1-1-1.parquet", "ledger/v1/day=2026-02-01/seg-edge-1-2-3.parquet",
+        "ledger/v1/day=2026-02-01/seg-hub-1-1-2.parquet",
+    ]  # fmt: skip
+    whole = audit(spark, [folder], AT_ONCE)
+    cell = of_hop(whole, ON)
+    assert (cell.sent, cell.accepted_unique, cell.lost, whole.gaps, whole.holds) == (3, 3, 0, 0, True)
+
+    more = Ledger(folder, "more", edge.at)
+    more.record("far/in", 1, "m-1")
+    more.tell_range(CONFIRMED, ON, "far/in", 1, ["one", "too many"], pipeline="r", folds=False)
+    more.write()
+    assert audit(spark, [folder], AT_ONCE).gaps == 1
 
 
 def test_compacted_days_with_ids_in_several_sessions_give_the_same(spark: SparkSession, tmp_path: Path) -> None:

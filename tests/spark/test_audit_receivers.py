@@ -14,8 +14,7 @@ from tests.tools.ledgers import BEGIN_US, SECOND_US, Book
 from semel.kernel.ledger import Event, Kind, fold_ids
 from semel.kernel.ops import Append, Fresh, Log
 from semel.pubsub.hub import records
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.records import NO_TERMS, Terms
+from semel.pubsub.hub.records import NO_TERMS, DeliveryTerms, RecordKind
 from semel.pubsub.protocol.messages import Data, DataType
 from semel.spark.audit.compact import compact
 from semel.spark.audit.follow import FollowOptions, opened
@@ -68,7 +67,7 @@ class HubBook:
     def leave(self, connection: str, group: str) -> None:
         self.join(connection, group, RecordKind.LEAVE)
 
-    def send(self, target: str, sender: str = records.REST, terms: Terms = NO_TERMS) -> str:
+    def send(self, target: str, sender: str = records.REST, terms: DeliveryTerms = NO_TERMS) -> str:
         self.number += 1
         id = f"{self.hub}-{self.number}"
         append = records.message(
@@ -96,8 +95,8 @@ def everything_a_hub_does(hub: HubBook) -> None:
     hub.open("plain", reliable=False)
     hub.join("b", "red")
     both = [hub.send("g/red") for _ in range(3)]
-    echo = hub.send("g/red", sender="a", terms=Terms(no_echo=True))
-    without_b = hub.send("g/red", terms=Terms(excluded=("b",)))
+    echo = hub.send("g/red", sender="a", terms=DeliveryTerms(no_echo=True))
+    without_b = hub.send("g/red", terms=DeliveryTerms(excluded=("b",)))
     to_ann, to_b, to_all = hub.send("u/ann"), hub.send("c/b"), hub.send("")
     hub.leave("b", "red")
     only_a = hub.send("g/red")
@@ -116,7 +115,7 @@ def terms_decide(hub: HubBook) -> None:
     """What a filter or a time to live decides is known by the fold, as long as it can be: here of two of three."""
     hub.open("a")
     sure = [hub.send("") for _ in range(2)]
-    one, two, three = (hub.send("", terms=Terms(filter="userId eq 'x'")) for _ in range(3))
+    one, two, three = (hub.send("", terms=DeliveryTerms(filter="userId eq 'x'")) for _ in range(3))
     hub.told("a", *sure)
     hub.told("a", one, two)
     assert three
@@ -124,7 +123,7 @@ def terms_decide(hub: HubBook) -> None:
 
 def terms_hide_names(hub: HubBook) -> None:
     hub.open("a")
-    ids = [hub.send("", terms=Terms(expires=1)) for _ in range(6)]
+    ids = [hub.send("", terms=DeliveryTerms(expires=1)) for _ in range(6)]
     hub.told("a", *ids[:1], *ids[2:4], *ids[5:])
 
 

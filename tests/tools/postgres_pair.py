@@ -22,6 +22,7 @@ import psycopg
 from psycopg import sql
 
 from semel.errors import StoreUnavailable
+from semel.testing.limits import scaled
 from semel.testing.postgres import ADMIN, START_TIMEOUT_S, PrivatePostgres, new_database
 
 SYNCHRONOUS = "standby"
@@ -60,7 +61,7 @@ class Standby(PrivatePostgres):
     def promote(self) -> None:
         """Make it a primary, and return when it is one."""
         with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute("SELECT pg_promote(wait_seconds => %s)", [int(START_TIMEOUT_S)])
+            connection.execute("SELECT pg_promote(wait_seconds => %s)", [int(scaled(START_TIMEOUT_S))])
 
     def freeze(self) -> None:
         """Nothing is received any more; connections stay open."""
@@ -129,7 +130,7 @@ class Pair:
 
     def wait_until_followed(self) -> None:
         """Until the standby has all that the primary has written."""
-        until = time.monotonic() + START_TIMEOUT_S
+        until = time.monotonic() + scaled(START_TIMEOUT_S)
         asked = "SELECT count(*) FROM pg_stat_replication WHERE flush_lsn >= pg_current_wal_flush_lsn()"
         with psycopg.connect(self.primary.url, autocommit=True) as connection:
             connection.execute("SET synchronous_commit = local")

@@ -102,7 +102,7 @@ def test_an_unknown_key_is_named_with_its_line_and_what_was_meant() -> None:
 
 
 def test_an_unknown_key_like_no_other_lists_what_there_is() -> None:
-    assert complaint("[ledger]\nzzz = 1\n")[1] == "the keys are: export_to, lease_s, segment_rows"
+    assert complaint("[ledger]\nzzz = 1\n")[1] == "the keys are: export_to, keep_s, lease_s, segment_rows"
 
 
 def test_an_unknown_section_is_named_with_its_line() -> None:

@@ -36,7 +36,7 @@ def test_every_error_says_what_happened_and_what_to_do(kind: type[SemelError]) -
 
 def test_every_error_says_whose_fault_it_is(kind: type[SemelError]) -> None:
     assert kind.fault in ("local", "remote", "store", "config")
-    assert kind.exit_code in (1, 2, 3, 4)
+    assert kind.exit_code in (1, 2, 3, 4, 5)
 
 
 def test_codes_are_unique_and_stable_words() -> None:
@@ -71,8 +71,11 @@ def test_only_a_store_that_may_come_back_is_worth_a_retry() -> None:
     assert retryable == {"StoreUnavailable", "StoreInRecovery", "StoreBusy", "StoreFull", "PeerUnavailable"}
 
 
-def test_store_errors_end_a_command_as_unreachable() -> None:
-    assert {kind.exit_code for kind in every_error(StoreError)} == {errors.EXIT_UNREACHABLE}
+def test_store_errors_end_a_command_as_unreachable_unless_a_commit_is_in_doubt() -> None:
+    others = {kind.exit_code for kind in every_error(StoreError) if kind is not CommitInDoubt}
+    assert others == {errors.EXIT_UNREACHABLE}
+    assert CommitInDoubt.exit_code == errors.EXIT_IN_DOUBT
+    assert [kind for kind in every_error() if kind.exit_code == errors.EXIT_IN_DOUBT] == [CommitInDoubt]
 
 
 def test_errors_carry_what_the_caller_needs_to_go_on() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.http import HttpError
-from semel.routes import Routes
+from semel.http import HttpError, Routes
 
 ROUTES = Routes(
     [

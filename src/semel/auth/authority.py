@@ -1,14 +1,43 @@
-"""Whether the maker of a request may do what it asks for: by a token under one of the access keys, for this address."""
+"""Whether the maker of a request may do what it asks for: by a token under one of the access keys, for this address.
+
+The maker of an operator's token may allow:
+
+    semel.read              to look at everything
+    semel.operate           to do everything
+    semel.send:<glob>       to send to what the glob matches, such as inbox/orders
+    semel.receive:<glob>    to take from what the glob matches
+
+What a request needs is written as the one role that allows just that: `semel.send:inbox/orders`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from semel.auth.keys import AccessKeys
-from semel.auth.roles import allows
 from semel.auth.tokens import read_service_token, service_audiences
 from semel.errors import AuthError
 from semel.http import HttpError, HttpRequest, bearer_of, origin_of
+
+READ = "semel.read"
+OPERATE = "semel.operate"
+SEND = "semel.send:"
+RECEIVE = "semel.receive:"
+
+
+def allows(roles: Iterable[str], needed: str) -> bool:
+    """Whether one of the roles allows what is needed."""
+    return any(role in (needed, OPERATE) or _matches(role, needed) for role in roles)
+
+
+def _matches(role: str, needed: str) -> bool:
+    """`*` stands for any text, a slash included."""
+    for verb in (SEND, RECEIVE):
+        if needed.startswith(verb):
+            return role.startswith(verb) and fnmatchcase(needed.removeprefix(verb), role.removeprefix(verb))
+    return False
 
 
 @dataclass(frozen=True, slots=True)

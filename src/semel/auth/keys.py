@@ -12,7 +12,7 @@ import base64
 import hashlib
 import hmac
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from urllib.parse import SplitResult, urlsplit
 
 from jwt.algorithms import HMACAlgorithm
@@ -51,20 +51,6 @@ class AccessKeys:
     def all(self) -> tuple[str, ...]:
         """The keys that are accepted, the one to sign with first."""
         return (self.primary,) if self.secondary is None else (self.primary, self.secondary)
-
-    def with_new_primary(self, random: bytes) -> AccessKeys:
-        """What was made with the primary key is refused from now on; the secondary goes on as before."""
-        return replace(self, primary=new_key(random))
-
-    def with_new_secondary(self, random: bytes) -> AccessKeys:
-        return replace(self, secondary=new_key(random))
-
-    def rotated(self, random: bytes) -> AccessKeys:
-        """The secondary key becomes the primary and a new one the secondary; what was the primary is refused.
-
-        Where there is only one key it stays the primary, and the new one comes beside it.
-        """
-        return AccessKeys(self.primary if self.secondary is None else self.secondary, new_key(random))
 
     def signature(self, connection_id: str) -> str:
         """What an event handler checks to know that an event comes from here: one part for each key."""

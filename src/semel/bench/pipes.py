@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path as Folder
 from statistics import median
@@ -306,26 +307,10 @@ async def _receive(parent: Connection, count: int, options: BenchOptions, durabl
 Role = Callable[[Connection, int, BenchOptions], Coroutine[Any, Any, None]]
 
 
-async def _send_volatile(parent: Connection, count: int, options: BenchOptions) -> None:
-    await _send(parent, count, options, durable=False)
-
-
-async def _receive_volatile(parent: Connection, count: int, options: BenchOptions) -> None:
-    await _receive(parent, count, options, durable=False)
-
-
-async def _send_durable(parent: Connection, count: int, options: BenchOptions) -> None:
-    await _send(parent, count, options, durable=True)
-
-
-async def _receive_durable(parent: Connection, count: int, options: BenchOptions) -> None:
-    await _receive(parent, count, options, durable=True)
-
-
 SIDES: dict[str, tuple[Role, Role]] = {
     "bytes": (_write_bytes, _read_bytes),
     "frames": (_write_frames, _read_frames),
-    "pipe": (_send_volatile, _receive_volatile),
-    "durable": (_send_durable, _receive_durable),
+    "pipe": (partial(_send, durable=False), partial(_receive, durable=False)),
+    "durable": (partial(_send, durable=True), partial(_receive, durable=True)),
 }
 """The left and the right process of each measurement."""

@@ -9,8 +9,7 @@ from typing import Any
 
 import psycopg
 
-from semel.bench.raw import STREAM, batch_event
-from semel.bench.sides import Bench
+from semel.bench.sides import STREAM, Bench, batch_event
 from semel.kernel.envelope import Envelope
 from semel.stores import open_store
 from semel.stores.rows import ENVELOPE_COLUMNS, envelope_row

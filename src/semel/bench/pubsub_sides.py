@@ -23,10 +23,10 @@ from semel.bench.pubsub_load import GOODBYE, HOST, open_clients
 from semel.errors import PeerUnavailable
 from semel.http import HttpRequest, HttpResponse
 from semel.pubsub.protocol.client_tokens import client_token
-from semel.pubsub.protocol.wire import frame
 from semel.runtime.server.listener import Listener
-from semel.runtime.server.mounts import Mount
+from semel.runtime.server.part import Mount
 from semel.runtime.transports.websocket import Accept, Message, WebSocketPeer
+from semel.websocket import frame
 
 HUB = "bench"
 GROUP = "all"

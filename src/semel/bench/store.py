@@ -26,8 +26,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from semel.bench.disk import fdatasync_rate
-from semel.bench.raw import HOP, STREAM
-from semel.bench.sides import Bench, SqliteBench
+from semel.bench.sides import HOP, STREAM, Bench, SqliteBench
 from semel.errors import ConfigError
 from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind

@@ -5,9 +5,6 @@ Describe a path with the elements, ask for its `figures`, compare them with `Mes
 
 from semel.calculus.dedup import (
     leak,
-    leak_by_size,
-    leak_by_time,
-    leaky_uniqueness,
     monotonic_reliability,
     span_for_leak,
     span_of_size,
@@ -30,6 +27,7 @@ from semel.calculus.elements import (
 from semel.calculus.figures import (
     Figures,
     Sigma,
+    Unreachable,
     distribution,
     figures,
     generating,
@@ -37,27 +35,14 @@ from semel.calculus.figures import (
     sigma,
     transmissions,
     variance,
+    window_for_throughput,
 )
 from semel.calculus.jet import Jet
 from semel.calculus.mode import DeliveryMode, MessageCounts, Mode, ModeVerdict, sample_size
-from semel.calculus.solve import (
-    Unreachable,
-    keep_for_leak,
-    keep_for_uniqueness,
-    retries_for,
-    retries_for_reliability,
-    size_for_leak,
-    smallest,
-    uniqueness_without_dedup,
-    window_for_throughput,
-)
 from semel.calculus.spec import PassOrder, PipeSpec
 from semel.calculus.timing import (
     copies_without_loss,
-    effective_confirm_loss,
     expected_attempts,
-    horizon_s,
-    outlasts,
     overlap,
     time_per_message,
 )
@@ -85,27 +70,15 @@ __all__ = [
     "Unreachable",
     "copies_without_loss",
     "distribution",
-    "effective_confirm_loss",
     "expected_attempts",
     "figures",
     "generating",
-    "horizon_s",
-    "keep_for_leak",
-    "keep_for_uniqueness",
     "leak",
-    "leak_by_size",
-    "leak_by_time",
-    "leaky_uniqueness",
     "monotonic_reliability",
-    "outlasts",
     "overlap",
     "product_bound",
-    "retries_for",
-    "retries_for_reliability",
     "sample_size",
     "sigma",
-    "size_for_leak",
-    "smallest",
     "span_for_leak",
     "span_of_size",
     "span_of_time",
@@ -113,7 +86,6 @@ __all__ = [
     "time_per_message",
     "transmissions",
     "uniqueness_of_leak",
-    "uniqueness_without_dedup",
     "variance",
     "window_for_throughput",
 ]

@@ -54,23 +54,6 @@ def leak(loss: float, confirm_loss: float, span: int | None, attempts: int | Non
     return outlived * math.fsum(loss**i * (1 - loss) * (1 - loss ** (left - i)) for i in range(left))
 
 
-def leak_by_time(
-    loss: float, confirm_loss: float, keep_s: float, timeout_s: float, attempts: int | None = None
-) -> float:
-    return leak(loss, confirm_loss, span_of_time(keep_s, timeout_s), attempts)
-
-
-def leak_by_size(
-    loss: float, confirm_loss: float, size: int, others_per_timeout: float, attempts: int | None = None
-) -> float:
-    return leak(loss, confirm_loss, span_of_size(size, others_per_timeout), attempts)
-
-
-def leaky_uniqueness(loss: float, confirm_loss: float, span: int | None) -> float:
-    """UR behind a window, without end of attempts: 1 - leak. A copy that leaks is remembered again like the first."""
-    return 1 - leak(loss, confirm_loss, span)
-
-
 def uniqueness_of_leak(reliability: float, leak: float) -> float:
     """UR behind a memory past which a duplicate leaks with this probability, and past which the next one may too.
 

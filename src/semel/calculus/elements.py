@@ -97,8 +97,8 @@ class Crash:
 class DurableElement:
     """A durable point: it commits what it has before it confirms, so its own crash loses nothing.
 
-    A cascade ends here: the store answers for what it holds. It keeps its word only as long as it keeps the data;
-    with a retention shorter than the longest delay, use `timing.outlasts` for the part that is still there.
+    A cascade ends here: the store answers for what it holds. It keeps its word only as long as it keeps the data,
+    so its retention must be longer than the longest delay.
     """
 
     def apply(self, u: Value, g: Value, asked: bool = False) -> Pair:

@@ -278,3 +278,25 @@ def _uneven_inside_pipe(element: Element, inside: bool = False) -> bool:
         case PipeElement(inner=inner):
             return _uneven_inside_pipe(inner, True)
     return False
+
+
+# -- the other way round: from what is wanted to the smallest setting that reaches it, or why none does
+
+SLACK = 1e-9  # a quotient that is a whole number but for rounding is that number
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """No setting reaches what is wanted: `why`, and the `best` that can be had."""
+
+    why: str
+    best: float
+
+
+def window_for_throughput(messages_per_s: float, time_s: float) -> int | Unreachable:
+    """How many messages must be unconfirmed at once: rate times the time of one message (`Figures.time_s`)."""
+    checks.not_negative("messages_per_s", messages_per_s)
+    if math.isinf(time_s):
+        return Unreachable("a message is never confirmed, so no window keeps moving", 0.0)
+    checks.not_negative("time_s", time_s)
+    return max(1, math.ceil(messages_per_s * time_s - SLACK))

@@ -143,11 +143,6 @@ class MessageCounts:
         """Copies per message that arrived: 2 means twice on average, not that every message came twice."""
         return self.received / self.unique if self.unique else None
 
-    @property
-    def rule_of_three(self) -> float | None:
-        """With 95 % confidence no more than this share is lost, when none was. None when one was, or none sent."""
-        return min(1.0, 3 / self.sent) if self.sent and self.unique == self.sent else None
-
     def reliability_interval(self, z: float = Z_95) -> Interval:
         """Wilson's interval for R; (0, 1) when nothing was sent."""
         return _wilson(self.unique, self.sent, z)

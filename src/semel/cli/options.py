@@ -1,13 +1,27 @@
-"""Options that several commands share, and how a command finds its store."""
+"""Options that several commands share, and how a command finds its store.
+
+Options that belong together are one parameter of a command: a dataclass whose fields are options.
+
+    @app.command("status")
+    @bundled
+    def status(context: typer.Context, places: StoreOptions) -> CommandResult: ...
+
+On the command line they come after the command's own options, and `--json` and `--debug` after all of them. No command
+takes those two itself: `semel.cli.main` reads them before anything else, so that even a mistake in the rest is told in
+the form that was asked for.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -18,14 +32,54 @@ if TYPE_CHECKING:
     from semel.config import Config
     from semel.kernel.store import Store
 
+
+def option(name: str, help: str, metavar: str | None = None, **more: Any) -> Any:
+    """What belongs behind the type in `Annotated`."""
+    return typer.Option(name, help=help, metavar=metavar, **more)
+
+
+JsonOption = Annotated[bool, option("--json", "Print one JSON object on stdout, and nothing else there.")]
+DebugOption = Annotated[bool, option("--debug", "Show where an error comes from. Also: SEMEL_DEBUG=1.")]
+
+Result = TypeVar("Result")
+
+
+def bundled(command: Callable[..., Result]) -> Callable[..., Result]:
+    signature = inspect.signature(command, eval_str=True)
+    own = list(signature.parameters.values())
+    bundles: dict[str, Any] = {each.name: each.annotation for each in own if is_dataclass(each.annotation)}
+
+    @wraps(command)
+    def expanded(*, json: bool, debug: bool, **given: Any) -> Result:
+        for name, bundle in bundles.items():
+            given[name] = bundle(**{field.name: given.pop(field.name) for field in fields(bundle)})
+        return command(**given)
+
+    options = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in own if each.name not in bundles]
+    options += [option for bundle in bundles.values() for option in _options(bundle)]
+    options += [_flag("json", JsonOption), _flag("debug", DebugOption)]
+    expanded.__signature__ = signature.replace(parameters=options)  # type: ignore[attr-defined]
+    return expanded
+
+
+def _options(bundle: Any) -> list[Parameter]:
+    types = get_type_hints(bundle, include_extras=True)
+    return [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name])
+        for field in fields(bundle)
+    ]
+
+
+def _flag(name: str, annotation: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+
+
 StoreOption = Annotated[
     str | None,
-    typer.Option(
-        "--store", metavar="URL", help="The store. Default: SEMEL_STORE__URL, else semel.toml, else sqlite:///semel.db."
-    ),
+    option("--store", "The store. Default: SEMEL_STORE__URL, else semel.toml, else sqlite:///semel.db.", "URL"),
 ]
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="The configuration file. Default: semel.toml, if any.")
+    Path | None, option("--config", "The configuration file. Default: semel.toml, if any.", "FILE")
 ]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?\Z")
@@ -96,7 +150,7 @@ def opened(url: str, config: Config, *, create: bool = False) -> Iterator[Store]
     from semel.stores.open import open_store
 
     try:
-        store = open_store(url, node=config.store.node, create=create)
+        store = open_store(url, node=config.store.node, create=create, ledger_keep_s=config.ledger.keep_s)
     except ConfigError as error:
         raise ConfigError(error.message.replace(url, shown(url)), fix=error.fix.replace(url, shown(url))) from None
     except ValueError as error:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.bundles import bundled
 from semel.cli.options import (
     StoreOptions,
+    bundled,
     find_store,
     load,
     naming_option,
     opened,
+    option,
     parse_duration,
     shown,
 )
@@ -44,9 +45,7 @@ WAITING_MAX = 10
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME|FILE", help="A [[pipeline]] of semel.toml, or a Python file.", show_default=False)
 ]
-MasterOption = Annotated[
-    str | None, typer.Option("--master", metavar="URL", help="Where Spark runs. Default: [spark] master, else here.")
-]
+MasterOption = Annotated[str | None, option("--master", "Where Spark runs. Default: [spark] master, else here.", "URL")]
 
 
 @app.callback()
@@ -90,22 +89,15 @@ def run(
     context: typer.Context,
     name: NameArgument,
     places: StoreOptions,
-    once: Annotated[bool, typer.Option("--once", help="Take what is there, then end.")] = False,
-    as_name: Annotated[
-        str | None, typer.Option("--as", metavar="NEW", help="Replay it under another name, into spark/NEW.")
-    ] = None,
-    start: Annotated[
-        str | None, typer.Option("--start", metavar="OFFSET", help="Where to begin, when it has no place yet.")
-    ] = None,
-    until: Annotated[int | None, typer.Option("--until", metavar="OFFSET", help="Where to end.", min=1)] = None,
+    once: Annotated[bool, option("--once", "Take what is there, then end.")] = False,
+    as_name: Annotated[str | None, option("--as", "Replay it under another name, into spark/NEW.", "NEW")] = None,
+    start: Annotated[str | None, option("--start", "Where to begin, when it has no place yet.", "OFFSET")] = None,
+    until: Annotated[int | None, option("--until", "Where to end.", "OFFSET", min=1)] = None,
     master: MasterOption = None,
     checkpoint: Annotated[
-        str | None,
-        typer.Option("--checkpoint", metavar="DIR", help="Where it keeps its place. Default: [spark] checkpoints."),
+        str | None, option("--checkpoint", "Where it keeps its place. Default: [spark] checkpoints.", "DIR")
     ] = None,
-    wait: Annotated[
-        str, typer.Option("--wait", metavar="TIME", help="How long to wait for another driver to end.")
-    ] = "0s",
+    wait: Annotated[str, option("--wait", "How long to wait for another driver to end.", "TIME")] = "0s",
 ) -> CommandResult:
     """Run a pipeline from where it stopped. Ctrl-C ends it: a batch that was cut short runs again the next time.
 
@@ -366,7 +358,7 @@ def stop(
     context: typer.Context,
     name: NameArgument,
     places: StoreOptions,
-    wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="How long to wait until it has ended.")] = "60s",
+    wait: Annotated[str, option("--wait", "How long to wait until it has ended.", "TIME")] = "60s",
 ) -> CommandResult:
     """Ask a running pipeline to end, from any machine that reaches its store.
 

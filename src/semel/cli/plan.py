@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path as File
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.bundles import bundled
-from semel.cli.terminal import CommandResult, Terminal
+from semel.cli.options import bundled, option
+from semel.cli.terminal import CommandResult, Terminal, claim_false
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from semel.pipes.language.path import Path
     from semel.pipes.plan.plan import Plan, StretchPlan
     from semel.pipes.plan.solve import Solution
+    from semel.sim.pipes import Simulated
 
 SIGMAS = 4
 _WIDTH_MAX = 100
@@ -44,24 +47,19 @@ def plan(
         str, typer.Argument(metavar="PATH", help="The path as text, a file .path or .toml, or - for stdin.")
     ],
     want_reliability: Annotated[
-        float | None, typer.Option("--want-reliability", metavar="R", help="Say what reaches this reliability.")
+        float | None, option("--want-reliability", "Say what reaches this reliability.", "R")
     ] = None,
     want_uniqueness: Annotated[
-        float | None, typer.Option("--want-uniqueness", metavar="UR", help="Say what reaches this uniqueness.")
+        float | None, option("--want-uniqueness", "Say what reaches this uniqueness.", "UR")
     ] = None,
     want_rate: Annotated[
-        float | None, typer.Option("--want-rate", metavar="N", help="Say which windows carry N messages a second.")
+        float | None, option("--want-rate", "Say which windows carry N messages a second.", "N")
     ] = None,
     simulate: Annotated[
-        int | None,
-        typer.Option("--simulate", min=1, max=10_000_000, metavar="N", help="Send N messages through a simulation."),
+        int | None, option("--simulate", "Send N messages through a simulation.", "N", min=1, max=10_000_000)
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", min=0, metavar="S", help="The seed of the simulation, 0 if not given.")
-    ] = None,
-    plot: Annotated[
-        File | None, typer.Option("--plot", metavar="FILE", help="Write R and UR as curves: .png or .html.")
-    ] = None,
+    seed: Annotated[int | None, option("--seed", "The seed of the simulation, 0 if not given.", "S", min=0)] = None,
+    plot: Annotated[File | None, option("--plot", "Write R and UR as curves: .png or .html.", "FILE")] = None,
 ) -> CommandResult:
     """Calculate the reliability and uniqueness of a delivery path.
 
@@ -180,31 +178,25 @@ class _Answer:
         if not self.terminal.json:
             self.view += ["", *_solution_view(solution, self._width)]
         if not solution.reached:
-            self.exit_code = EXIT_CLAIM_FALSE
-            self.error = {
-                "code": "claim-false",
-                "message": "what is wanted is out of reach",
-                "fix": "want less, or change the path where the answer says",
-            }
+            self._fail("what is wanted is out of reach", "want less, or change the path where the answer says")
 
     def add_plot(self, file: File) -> None:
         self.result["plot"] = str(file)
         self.view += ["", f"plotted in {file}"]
 
     def add_simulation(self, messages: int, seed: int) -> None:
-        from semel.cli.simulated import compare, simulated_table
-
         with self.terminal.progress(f"simulating {messages:,} messages"):
             compared = compare(self.planned, messages, seed, SIGMAS)
         self.result["simulation"] = compared.as_dict()
         self.view += ["", simulated_table(compared)]
         if not compared.agrees:
-            self.exit_code = EXIT_CLAIM_FALSE
-            self.error = {
-                "code": "claim-false",
-                "message": f"simulation and calculation differ in {compared.furthest} by more than {SIGMAS} sigma",
-                "fix": "look at the notes for what is not calculated exactly; else report it with this path and seed",
-            }
+            self._fail(
+                f"simulation and calculation differ in {compared.furthest} by more than {SIGMAS} sigma",
+                "look at the notes for what is not calculated exactly; else report it with this path and seed",
+            )
+
+    def _fail(self, message: str, fix: str) -> None:
+        self.exit_code, self.error = EXIT_CLAIM_FALSE, claim_false(message, fix)
 
 
 def _plan_view(planned: Plan, width: int) -> list[Any]:
@@ -306,3 +298,149 @@ def _solution_view(solution: Solution, width: int) -> list[str]:
         f"  reliability {show(solution.plan.reliability)}, uniqueness {show(solution.plan.uniqueness)}",
     ]
     return lines
+
+
+# -- what was calculated beside what a simulation measured, and whether chance explains the difference
+
+ATTEMPTS_TOLD = 100
+"""So many attempts of one message are over before the next one comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One figure. `measured` None: it has no value, since nothing arrived. `within` None: it is shown, not judged."""
+
+    name: str
+    predicted: float
+    measured: float | None
+    interval: tuple[float, float] | None = None
+    allowed: float | None = None
+
+    @property
+    def within(self) -> bool | None:
+        if self.allowed is None or self.measured is None:
+            return None
+        return abs(self.measured - self.predicted) <= self.allowed
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "figure": self.name,
+            "predicted": self.predicted,
+            "measured": self.measured,
+            "interval": self.interval,
+            "allowed": self.allowed,
+            "within": self.within,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    messages: int
+    seed: int
+    figures: tuple[Compared, ...]
+    hops: tuple[Compared, ...]
+    exact: bool
+
+    @property
+    def agrees(self) -> bool:
+        """A figure that is calculated as a bound only may lie elsewhere."""
+        return not self.exact or all(figure.within is not False for figure in self.figures)
+
+    @property
+    def furthest(self) -> str:
+        return " and ".join(figure.name for figure in self.figures if figure.within is False)
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "messages": self.messages,
+            "seed": self.seed,
+            "agrees": self.agrees,
+            "exact": self.exact,
+            "figures": [figure.as_dict() for figure in self.figures],
+            "hops": [hop.as_dict() for hop in self.hops],
+        }
+
+
+def compare(planned: Plan, messages: int, seed: int, sigmas: float) -> Comparison:
+    from semel.sim.pipes import simulate
+
+    measured = simulate(planned.path, messages=messages, seed=seed, spacing_s=_spacing_s(planned))
+    figures = _figures(planned, measured, sigmas)
+    hops = [
+        Compared(f"{hop.name} transmissions", hop.transmissions, measured.hops[hop.name].transmissions / messages)
+        for hop in planned.hops
+        if hop.kind == "hop" and hop.name in measured.hops
+    ]
+    return Comparison(messages, seed, tuple(figures), tuple(hops), planned.exact)
+
+
+def _spacing_s(planned: Plan) -> float | None:
+    """By itself a simulated sender waits until nothing is under way. Where its timeout is too short for that, time must
+    decide, and messages are so far apart that they do not meet."""
+    late, longest = _late(planned.path)
+    return 2 * longest if late else None
+
+
+def _late(path: Path) -> tuple[bool, float]:
+    """Whether a timeout in it is shorter than the round trip, and how long a message is on it at the most."""
+    from semel.pipes.plan.elements import inner_paths, stretches
+
+    late, longest = False, 0.0
+    for stretch in stretches(path)[1]:
+        inside = [_late(each) for each in inner_paths(stretch)]
+        late = late or any(is_late for is_late, _ in inside)
+        once = max((time for _, time in inside), default=stretch.one_way_s) + stretch.rtt_s
+        options = stretch.options
+        if options is None or not stretch.resends:
+            longest += once
+            continue
+        late = late or stretch.rtt_s > options.timeout
+        widest = options.timeout if options.backoff == 1 else options.longest_wait
+        longest += once + (widest + once) * min(options.attempts or ATTEMPTS_TOLD, ATTEMPTS_TOLD)
+    return late, longest
+
+
+def _figures(planned: Plan, measured: Simulated, sigmas: float) -> Sequence[Compared]:
+    from semel.calculus import MessageCounts, sigma
+
+    counts = MessageCounts(measured.sent, measured.unique, measured.received, measured.sum_of_squares)
+    spread = sigma(planned.element, measured.sent)
+    copies = measured.received / measured.sent
+    # so rare a thing may happen once in any run, however small its sigma is
+    once = 1 / measured.sent
+    return [
+        Compared(
+            "reliability", planned.reliability, counts.reliability, counts.reliability_interval(),
+            sigmas * spread.reliability + _slack(planned.reliability, once),
+        ),
+        Compared(
+            "uniqueness", planned.uniqueness, counts.uniqueness, counts.uniqueness_interval(),
+            sigmas * spread.uniqueness + _slack(planned.uniqueness, once),
+        ),
+        Compared("copies", planned.end.copies, copies, None, sigmas * spread.copies + once),
+        Compared("transmissions", planned.transmissions, measured.transmissions / measured.sent),
+    ]  # fmt: skip
+
+
+def _slack(predicted: float, once: float) -> float:
+    """What is certain has no slack, apart from rounding."""
+    return 1e-9 if predicted in (0.0, 1.0) else once
+
+
+def simulated_table(compared: Comparison) -> Table:
+    from rich.table import Table
+
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 2, 0, 0), title_justify="left", title_style="",
+        title=f"{compared.messages:,} messages simulated, seed {compared.seed}",
+    )  # fmt: skip
+    table.add_column("per message")
+    for name in ("predicted", "measured", "95 % interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    words = {True: "agrees", False: "differs", None: ""}
+    for figure in (*compared.figures, *compared.hops):
+        interval = "" if figure.interval is None else f"{figure.interval[0]:.5f} .. {figure.interval[1]:.5f}"
+        measured = "undefined" if figure.measured is None else f"{figure.measured:.6g}"
+        table.add_row(figure.name, f"{figure.predicted:.6g}", measured, interval, words[figure.within])
+    return table

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import typer
 
-from semel.cli.bundles import bundled
+from semel.cli.options import bundled, option
 from semel.cli.remote import RemoteServer, ServerOptions
 from semel.cli.signals import until_interrupted
 from semel.cli.terminal import CommandResult, Terminal, human_bytes
@@ -34,11 +34,11 @@ GIVE_UP_S = 60.0
 """How long a server may be away before following it ends."""
 
 HubArgument = Annotated[str, typer.Argument(metavar="HUB", help="The hub's name.", show_default=False)]
-LimitOption = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How many to show, at most.")]
-GroupOption = Annotated[str | None, typer.Option("--group", metavar="NAME", help="The members of this group.")]
-UserOption = Annotated[str | None, typer.Option("--user", metavar="NAME", help="The connections of this user.")]
-ConnectionIdOption = Annotated[str | None, typer.Option("--connection", metavar="ID", help="This connection.")]
-EverybodyOption = Annotated[bool, typer.Option("--everybody", help="All connections of the hub.")]
+LimitOption = Annotated[int, option("--limit", "How many to show, at most.", "N", min=1)]
+GroupOption = Annotated[str | None, option("--group", "The members of this group.", "NAME")]
+UserOption = Annotated[str | None, option("--user", "The connections of this user.", "NAME")]
+ConnectionIdOption = Annotated[str | None, option("--connection", "This connection.", "ID")]
+EverybodyOption = Annotated[bool, option("--everybody", "All connections of the hub.")]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -205,20 +205,13 @@ def send(
     user: UserOption = None,
     connection: ConnectionIdOption = None,
     everybody: EverybodyOption = False,
-    file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", help="Send what is in this file; - is stdin.")
-    ] = None,
-    type_: Annotated[str, typer.Option("--type", metavar="TYPE", help="What it is: text, json or binary.")] = "text",
+    file: Annotated[Path | None, option("--file", "Send what is in this file; - is stdin.", "FILE")] = None,
+    type_: Annotated[str, option("--type", "What it is: text, json or binary.", "TYPE")] = "text",
     key: Annotated[
-        str | None,
-        typer.Option("--key", metavar="TEXT", help="An idempotency key: repeated with it, this sends once."),
+        str | None, option("--key", "An idempotency key: repeated with it, this sends once.", "TEXT")
     ] = None,
-    ttl: Annotated[
-        int | None, typer.Option("--ttl", metavar="S", min=1, max=300, help="Seconds after which it is not delivered.")
-    ] = None,
-    filter_: Annotated[
-        str | None, typer.Option("--filter", metavar="ODATA", help="Only to those that this chooses.")
-    ] = None,
+    ttl: Annotated[int | None, option("--ttl", "Seconds after which it is not delivered.", "S", min=1, max=300)] = None,
+    filter_: Annotated[str | None, option("--filter", "Only to those that this chooses.", "ODATA")] = None,
 ) -> CommandResult:
     """Send a message to a group, a user, a connection or everybody. It is durable when this returns.
 
@@ -266,7 +259,7 @@ def close(
     user: UserOption = None,
     connection: ConnectionIdOption = None,
     everybody: EverybodyOption = False,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="What the clients are told.")] = "",
+    reason: Annotated[str, option("--reason", "What the clients are told.", "TEXT")] = "",
 ) -> CommandResult:
     """Close connections and end their sessions, with all that they have not acknowledged.
 
@@ -312,11 +305,9 @@ def tail(
     context: typer.Context,
     hub: HubArgument,
     place: ServerOptions,
-    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only messages to this group.")] = None,
-    stored: Annotated[bool, typer.Option("--stored", help="Begin with what is still in the store.")] = False,
-    count: Annotated[
-        int | None, typer.Option("--count", metavar="N", min=1, help="End after so many messages.")
-    ] = None,
+    group: Annotated[str | None, option("--group", "Only messages to this group.", "NAME")] = None,
+    stored: Annotated[bool, option("--stored", "Begin with what is still in the store.")] = False,
+    count: Annotated[int | None, option("--count", "End after so many messages.", "N", min=1)] = None,
 ) -> None:
     """Follow the messages of a hub, until Ctrl-C. With --json, one object a line.
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from semel.cli.options import ConfigOption, load
+from semel.cli.options import ConfigOption, load, option
 from semel.errors import (
     AuthError,
     ConfigError,
@@ -38,28 +36,21 @@ API_VERSION = "2024-12-01"
 CONNECT_S = 5.0
 ANSWER_S = 40.0
 NOT_FOUND = 404
-_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 KeysOption = Annotated[
-    Path | None,
-    typer.Option("--keys", metavar="FILE", help="The access keys. Default: semel.keys, made by semel serve."),
+    Path | None, option("--keys", "The access keys. Default: semel.keys, made by semel serve.", "FILE")
 ]
 ConnectionOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--connection-string",
-        metavar="TEXT",
-        help="Where the server is, and a key of it. Default: SEMEL_CONNECTION_STRING, "
-        "else what semel serve would use here.",
+        "Where the server is, and a key of it. Default: SEMEL_CONNECTION_STRING, else what semel serve would use here.",
+        "TEXT",
     ),
 ]
-EndpointOption = Annotated[
-    str | None, typer.Option("--endpoint", metavar="URL", help="Where the server is; the key comes from --keys.")
-]
-DevOption = Annotated[bool, typer.Option("--dev", help="The server of semel serve --dev on this machine.")]
-CaOption = Annotated[
-    Path | None, typer.Option("--ca", metavar="FILE", help="Trust the server's certificate if this one signed it.")
-]
+EndpointOption = Annotated[str | None, option("--endpoint", "Where the server is; the key comes from --keys.", "URL")]
+DevOption = Annotated[bool, option("--dev", "The server of semel serve --dev on this machine.")]
+CaOption = Annotated[Path | None, option("--ca", "Trust the server's certificate if this one signed it.", "FILE")]
 
 
 # -- keys
@@ -157,12 +148,14 @@ def _beside(config: Config) -> Running | None:
 
 def _endpoint(config: Config) -> str:
     """Where a server with this configuration is known; else where it listens."""
+    from semel.http import THIS_MACHINE, in_url
+
     server = config.server
     if server.endpoints:
         return server.endpoints[0].rstrip("/")
-    host = _ANY_ADDRESS.get(server.host, server.host)
+    host = THIS_MACHINE.get(server.host, server.host)
     scheme = "http" if server.tls_cert is None else "https"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{server.port}"
+    return f"{scheme}://{in_url(host)}:{server.port}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semel.cli.bundles import bundled
 from semel.cli.options import (
     ConfigOption,
     StoreOption,
+    bundled,
     find_store,
     load,
     opened,
+    option,
     parse_duration,
 )
 from semel.cli.options import shown as without_password
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from semel.config import Config, HubSection, ServerSection
     from semel.kernel.store import Store
     from semel.pubsub.events.handlers import Handlers
-    from semel.runtime.host.last_resort import LastResort
+    from semel.runtime.host.forced_exit import ForcedExit
     from semel.runtime.server.limits import ListenerLimits
     from semel.runtime.server.part import PartFactory, ServerSettings
     from semel.runtime.server.pubsub import PubSubSettings
@@ -54,36 +55,22 @@ DEV_ORIGIN = "localhost"
 @bundled
 def serve(
     context: typer.Context,
-    host: Annotated[
-        str | None, typer.Option("--host", metavar="ADDRESS", help="Where to listen. Default: 127.0.0.1.")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option("--port", metavar="N", min=0, max=65_535, help="0 takes any. Default: 8080."),
-    ] = None,
-    dev: Annotated[
-        bool, typer.Option("--dev", help="The well-known key of Microsoft's emulator, for this machine only.")
-    ] = False,
+    host: Annotated[str | None, option("--host", "Where to listen. Default: 127.0.0.1.", "ADDRESS")] = None,
+    port: Annotated[int | None, option("--port", "0 takes any. Default: 8080.", "N", min=0, max=65_535)] = None,
+    dev: Annotated[bool, option("--dev", "The well-known key of Microsoft's emulator, for this machine only.")] = False,
     keys: KeysOption = None,
     endpoint: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--endpoint", metavar="URL", help="Another address of this server, as behind a proxy. Repeatable."
-        ),
+        list[str] | None, option("--endpoint", "Another address of this server, as behind a proxy. Repeatable.", "URL")
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Serve TLS, with this.")] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its key, if elsewhere.")] = None,
+    tls_cert: Annotated[Path | None, option("--tls-cert", "Serve TLS, with this.", "FILE")] = None,
+    tls_key: Annotated[Path | None, option("--tls-key", "Its key, if elsewhere.", "FILE")] = None,
     tls_client_ca: Annotated[
-        Path | None,
-        typer.Option("--tls-client-ca", metavar="FILE", help="Ask clients for certificates from these authorities."),
+        Path | None, option("--tls-client-ca", "Ask clients for certificates from these authorities.", "FILE")
     ] = None,
     recovery: Annotated[
-        str | None,
-        typer.Option("--recovery", metavar="TIME", help="How long a session waits for its client. Default: 90s."),
+        str | None, option("--recovery", "How long a session waits for its client. Default: 90s.", "TIME")
     ] = None,
-    no_banner: Annotated[
-        bool, typer.Option("--no-banner", help="Do not print the connection string, which is a secret.")
-    ] = False,
+    no_banner: Annotated[bool, option("--no-banner", "Do not print the connection string, which is a secret.")] = False,
     store: StoreOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -102,7 +89,7 @@ def serve(
     import uvloop
 
     from semel.auth.keys import connection_string
-    from semel.runtime.host.last_resort import LastResort
+    from semel.runtime.host.forced_exit import ForcedExit
     from semel.runtime.server.pubsub import PubSub
     from semel.runtime.server.server_lock import Running, server_lock
     from semel.stores.sqlite import path_of
@@ -126,7 +113,7 @@ def serve(
         say_where = None
         if url.startswith("sqlite:"):
             say_where = stack.enter_context(server_lock(path_of(url).absolute()))
-        last_resort = stack.enter_context(LastResort(EXIT_UNREACHABLE))
+        forced_exit = stack.enter_context(ForcedExit(EXIT_UNREACHABLE))
         opened_store = stack.enter_context(opened(url, loaded, create=True))
 
         def ready(at: Listening) -> None:
@@ -136,7 +123,7 @@ def serve(
             secret = connection_string(known_as, settings.keys.primary).text()
             _announce(terminal, at, secret if server.banner and not no_banner else None, url)
 
-        uvloop.run(_serve(opened_store, settings, [partial(PubSub, settings=pubsub)], ready, last_resort))
+        uvloop.run(_serve(opened_store, settings, [partial(PubSub, settings=pubsub)], ready, forced_exit))
 
 
 def _keep_log(*, who_is_refused: bool) -> None:
@@ -256,7 +243,7 @@ async def _serve(
     settings: ServerSettings,
     parts: Sequence[PartFactory],
     ready: Callable[[Listening], None],
-    last_resort: LastResort,
+    forced_exit: ForcedExit,
 ) -> None:
     """Until Ctrl-C or a polite kill. A store that does not answer may keep threads for which Python would wait."""
     import asyncio
@@ -271,9 +258,9 @@ async def _serve(
         async with serving(store, settings, parts) as listening:
             ready(listening)
             await told.wait()
-            last_resort.within(END_S)
-    except CommitInDoubt:
-        last_resort.within(STUCK_END_S)
+            forced_exit.within(END_S)
+    except CommitInDoubt as doubt:
+        forced_exit.within(STUCK_END_S, doubt.exit_code)
         raise
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -284,7 +271,7 @@ def _announce(terminal: Terminal, at: Listening, secret: str | None, url: str) -
     """One line of JSON, or a few for people. Whoever started it waits for this."""
     import json
 
-    from semel.runtime.server.addresses import THIS_MACHINE
+    from semel.http import THIS_MACHINE
 
     if terminal.json:
         result = {"endpoint": at.endpoint, "connection_string": secret, "store": without_password(url)}

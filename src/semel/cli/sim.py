@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.bundles import bundled
-from semel.cli.terminal import CommandResult, Terminal
+from semel.cli.options import bundled, option
+from semel.cli.terminal import CommandResult, Terminal, claim_false
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, ConfigError
 
 if TYPE_CHECKING:
@@ -33,29 +33,19 @@ def sim(
     context: typer.Context,
     world: Annotated[
         WorldName | None,
-        typer.Option(
+        option(
             "--world",
-            help="What to run: the machines of the kernel, paths of pipes, several nodes of a hub, or clients with a "
+            "What to run: the machines of the kernel, paths of pipes, several nodes of a hub, or clients with a "
             "hub. Default: kernel, or where the plant shows.",
         ),
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, metavar="N", help=f"How many seeds to run. Default: {SEEDS}.")
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", min=0, metavar="K", help="Run this one; with --seeds, the first of them."),
-    ] = None,
-    plant: Annotated[str | None, typer.Option("--plant", metavar="NAME", help="Build in a known mistake.")] = None,
+    seeds: Annotated[int | None, option("--seeds", f"How many seeds to run. Default: {SEEDS}.", "N", min=1)] = None,
+    seed: Annotated[int | None, option("--seed", "Run this one; with --seeds, the first of them.", "K", min=0)] = None,
+    plant: Annotated[str | None, option("--plant", "Build in a known mistake.", "NAME")] = None,
     plants: Annotated[
-        bool,
-        typer.Option(
-            "--plants", help="List the mistakes that can be built in; with --seeds, look that each is caught."
-        ),
+        bool, option("--plants", "List the mistakes that can be built in; with --seeds, look that each is caught.")
     ] = False,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, metavar="J", help="Processes to use. Default: one for each core.")
-    ] = None,
+    jobs: Annotated[int | None, option("--jobs", "Processes to use. Default: one for each core.", "J", min=1)] = None,
 ) -> CommandResult:
     """Look for a seed that breaks a promise. The same seed always gives the same world and the same trace hash.
 
@@ -106,7 +96,7 @@ def _try_plants(world: str | None, seeds: range, terminal: Terminal) -> CommandR
     missed = [row["name"] for row in result if row["command"] is None]
     view = [f"{row['name']}: {row['violation'] or 'not caught'}" for row in result]
     view.append(f"{len(result) - len(missed)} of {len(result)} plants are caught within {len(seeds):,} seeds each")
-    error = {"code": "claim-false", "message": f"not caught: {', '.join(missed)}", "fix": "try more seeds: --seeds N"}
+    error = claim_false(f"not caught: {', '.join(missed)}", "try more seeds: --seeds N")
     return CommandResult(result, view, _exit_code(not missed), error if missed else None)
 
 
@@ -191,11 +181,7 @@ def _error(failed: list[Report]) -> dict[str, str] | None:
         return None
     more = f", and {len(failed) - 1:,} more" if len(failed) > 1 else ""
     violation = failed[0].violations[0] if failed[0].violations else "a promise was broken"
-    return {
-        "code": "claim-false",
-        "message": f"seed {failed[0].seed}: {violation}{more}",
-        "fix": f"replay it: {failed[0].command}",
-    }
+    return claim_false(f"seed {failed[0].seed}: {violation}{more}", f"replay it: {failed[0].command}")
 
 
 def _failure(report: Report, violations_max: int | None = None) -> list[str]:

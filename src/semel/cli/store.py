@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
-from semel.cli.bundles import bundled
 from semel.cli.options import (
     StoreOptions,
+    bundled,
     find_store,
     load,
     opened,
+    option,
     parse_duration,
     shown,
 )
@@ -167,6 +168,7 @@ def _facts(seen: Status, exported: dict[str, str | None]) -> list[tuple[str, str
         ("epoch", str(seen.epoch)),
         ("schema", str(seen.schema)),
         ("size", human_bytes(seen.bytes)),
+        ("remembered", f"{seen.remembered:,} identities of work that is done"),
         ("ledger", f"{seen.ledger_entries:,} entries"),
         ("sweepable", f"{seen.sweepable:,} rows"),
     ]
@@ -239,9 +241,7 @@ def migrate(context: typer.Context, places: StoreOptions) -> CommandResult:
 def new_epoch(
     context: typer.Context,
     places: StoreOptions,
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the ledger.", show_default=False)
-    ],
+    reason: Annotated[str, option("--reason", "Why; it is kept in the ledger.", "TEXT", show_default=False)],
 ) -> CommandResult:
     """Begin a new epoch, after a restore that Semel could not see by itself.
 
@@ -269,12 +269,8 @@ def new_epoch(
 def ledger(
     context: typer.Context,
     places: StoreOptions,
-    message: Annotated[
-        str | None, typer.Option("--message", metavar="ID", help="Only what was seen to happen to this message.")
-    ] = None,
-    last: Annotated[
-        int, typer.Option("--last", metavar="N", min=1, help="How many entries, counted from the end.")
-    ] = 20,
+    message: Annotated[str | None, option("--message", "Only what was seen to happen to this message.", "ID")] = None,
+    last: Annotated[int, option("--last", "How many entries, counted from the end.", "N", min=1)] = 20,
 ) -> CommandResult:
     """Show the ledger, oldest first: who saw what happen to which message on which hop.
 
@@ -346,8 +342,7 @@ def sweep(
     context: typer.Context,
     places: StoreOptions,
     older_than: Annotated[
-        str | None,
-        typer.Option("--older-than", metavar="AGE", help="First give up records of every stream older than this: 7d."),
+        str | None, option("--older-than", "First give up records of every stream older than this: 7d.", "AGE")
     ] = None,
 ) -> CommandResult:
     """Remove what nobody needs any more. Nothing open, pinned by a cursor or waiting for the export is touched.
@@ -418,8 +413,9 @@ def _sweep_all(store: Store, terminal: Terminal) -> Swept:
                 total.ledger + step.ledger,
                 total.states + step.states,
                 step.more,
+                total.moved + step.moved,
             )
-            update(total.total)
+            update(total.total + total.moved)
     return total
 
 
@@ -450,23 +446,15 @@ def _swept_line(swept: Swept) -> str:
 def export(
     context: typer.Context,
     places: StoreOptions,
-    to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="The folder. Default: export_to in the section ledger.")
-    ] = None,
-    dataset: Annotated[
-        str, typer.Option("--dataset", metavar="NAME", help="What to export: ledger, index or all.")
-    ] = "all",
-    every: Annotated[
-        str | None, typer.Option("--every", metavar="TIME", help="Go on, and look again this often, until stopped.")
-    ] = None,
-    wait: Annotated[
-        str | None, typer.Option("--wait", metavar="TIME", help="How long to wait for another export. Default: 45s.")
-    ] = None,
+    to: Annotated[Path | None, option("--to", "The folder. Default: export_to in the section ledger.", "DIR")] = None,
+    dataset: Annotated[str, option("--dataset", "What to export: ledger, index or all.", "NAME")] = "all",
+    every: Annotated[str | None, option("--every", "Go on, and look again this often, until stopped.", "TIME")] = None,
+    wait: Annotated[str | None, option("--wait", "How long to wait for another export. Default: 45s.", "TIME")] = None,
     new_epoch: Annotated[
-        bool, typer.Option("--new-epoch", help="This store was restored from a backup and is the one that goes on.")
+        bool, option("--new-epoch", "This store was restored from a backup and is the one that goes on.")
     ] = False,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Export no more: sweep need not wait for it. Files that are there stay.")
+        bool, option("--forget", "Export no more: sweep need not wait for it. Files that are there stay.")
     ] = False,
 ) -> CommandResult:
     """Write the ledger and the index of streams as Parquet files, each row exactly once.

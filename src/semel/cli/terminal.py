@@ -35,6 +35,11 @@ class CommandResult:
     error: dict[str, str] | None = None
 
 
+def claim_false(message: str, fix: str) -> dict[str, str]:
+    """The error of a command whose claim does not hold."""
+    return {"code": "claim-false", "message": message, "fix": fix}
+
+
 @dataclass
 class Terminal:
     json: bool = False

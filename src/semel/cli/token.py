@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from semel.cli.bundles import bundled
-from semel.cli.options import ConfigOption
+from semel.cli.options import ConfigOption, bundled, option
 from semel.cli.remote import ConnectionOption, DevOption, EndpointOption, KeysOption, ServerAddress, find_server
 from semel.cli.terminal import CommandResult
 from semel.errors import ConfigError, InputError
@@ -26,21 +25,16 @@ _SERVICE_ROLES = {f"{before}{name}": f"semel.{name}" for name in ("read", "opera
 @bundled
 def token(
     context: typer.Context,
-    hub: Annotated[str | None, typer.Option("--hub", metavar="NAME", help="For a client of this hub.")] = None,
-    service: Annotated[
-        str | None,
-        typer.Option("--service", metavar="PATH", help="For requests to this path, such as /metrics."),
-    ] = None,
-    user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="Who it is for.")] = None,
+    hub: Annotated[str | None, option("--hub", "For a client of this hub.", "NAME")] = None,
+    service: Annotated[str | None, option("--service", "For requests to this path, such as /metrics.", "PATH")] = None,
+    user: Annotated[str | None, option("--user", "Who it is for.", "NAME")] = None,
     role: Annotated[
-        list[str] | None,
-        typer.Option("--role", metavar="ROLE", help="What it allows, such as sendToGroup.orders. Repeatable."),
+        list[str] | None, option("--role", "What it allows, such as sendToGroup.orders. Repeatable.", "ROLE")
     ] = None,
     group: Annotated[
-        list[str] | None,
-        typer.Option("--group", metavar="NAME", help="A group that the client is in at once. Repeatable."),
+        list[str] | None, option("--group", "A group that the client is in at once. Repeatable.", "NAME")
     ] = None,
-    minutes: Annotated[int, typer.Option("--minutes", metavar="N", min=1, help="How long it may be used.")] = 60,
+    minutes: Annotated[int, option("--minutes", "How long it may be used.", "N", min=1)] = 60,
     connection_string: ConnectionOption = None,
     endpoint: EndpointOption = None,
     keys: KeysOption = None,

@@ -32,15 +32,20 @@ AGAIN_S = 0.05
 OPEN_S = 5.0
 """How long one attempt to connect may take. The client may miss that it is connected, and then waits for so long."""
 GIVE_UP_S = 50.0
-"""Less than its parent waits for it, so that it says itself what went wrong."""
+"""When the last attempt begins. With that one it is less than its parent waits, so that it says itself what went
+wrong."""
 RECOVER_S = 10.0
 LAST_ACK_S = 1.2
 """It acknowledges what it has heard once a second."""
 
 
-def ask(call: Callable[..., None], *arguments: Any, ack_id: int) -> None:
+def give_up_at() -> float:
+    return time.monotonic() + scaled(GIVE_UP_S)
+
+
+def ask(call: Callable[..., None], *arguments: Any, ack_id: int, until: float | None = None) -> None:
     """Without a connection it says no at once, and it may miss an answer. A Duplicate is an answer: it returns."""
-    until = time.monotonic() + scaled(GIVE_UP_S)
+    until = give_up_at() if until is None else until
     while True:
         try:
             return call(*arguments, ack_id=ack_id)
@@ -61,9 +66,16 @@ def publish(name: str, client: WebPubSubClient, messages: int, book: ClientBook)
     book.tell(done=name)
 
 
-def opened(url: str, receive: Callable[[OnGroupDataMessageArgs], None]) -> WebPubSubClient:
+def joined(url: str, receive: Callable[[OnGroupDataMessageArgs], None]) -> WebPubSubClient:
+    """Connected and in the group. Its parent waits for both together, so both have one limit."""
+    until = give_up_at()
+    client = opened(url, receive, until)
+    ask(client.join_group, HUB_GROUP, ack_id=1, until=until)
+    return client
+
+
+def opened(url: str, receive: Callable[[OnGroupDataMessageArgs], None], until: float) -> WebPubSubClient:
     """A connection that comes too late belongs to a client that is given up, and joins nothing."""
-    until = time.monotonic() + scaled(GIVE_UP_S)
     while True:
         client = WebPubSubClient(url, message_retry_total=0, ack_timeout=ACK_TIMEOUT_S, start_timeout=scaled(OPEN_S))
         client.subscribe(CallbackType.GROUP_MESSAGE, receive)
@@ -91,8 +103,7 @@ async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
         book.heard(name, message.data["id"], message.sequence_id or 0)
 
     try:
-        client = await asyncio.to_thread(opened, url, receive)
-        await asyncio.to_thread(ask, client.join_group, HUB_GROUP, ack_id=1)
+        client = await asyncio.to_thread(joined, url, receive)
         say(ready=True)
         await wait_for_go(config["go"], ended)
         async with asyncio.TaskGroup() as group:

@@ -5,8 +5,6 @@
 True
 """
 
-from semel.sim.report import Report, Sweep
-from semel.sim.scenario import run
-from semel.sim.sweep import sweep
+from semel.sim.scenario import Report, Sweep, run, sweep
 
 __all__ = ["Report", "Sweep", "run", "sweep"]

@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any
 
 from semel.errors import SemelError
-from semel.kernel.effects import Close, Deliver, Delivered, DeliverFailed, Load, LoadAll, LoadHead, Notify, Read, Send
+from semel.kernel.effects import Close, Deliver, DeliverFailed, Loading, Notify, OwnTransaction, Read, Send, delivered
 from semel.kernel.group import CommitGroup, GroupLimits
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Applied, Enqueue, Finish, Op, Outcome, Unit
+from semel.kernel.retry import type_names
 from semel.kernel.store import Store
 from semel.stores.bodies import read_whole
 
-Loading = Load | LoadAll | LoadHead
 Answering = Callable[[Any], None]
 
 NEWS = (Append, Enqueue, Finish)
@@ -85,13 +85,13 @@ class Process:
 
     def _deliver(self, seat: Seat, effect: Deliver) -> None:
         try:
-            ops = self.handle(effect.item)
+            answer = self.handle(effect.item)
         except Exception as error:
-            self.interpreter.feed(seat, DeliverFailed(effect.token, str(error)))
+            self.interpreter.feed(seat, DeliverFailed(effect.token, str(error), type_names(type(error))))
         else:
-            self.interpreter.feed(seat, Delivered(effect.token, ops))
+            self.interpreter.feed(seat, delivered(effect.token, answer))
 
-    def handle(self, item: Any) -> tuple[Op, ...]:
+    def handle(self, item: Any) -> tuple[Op, ...] | OwnTransaction:
         """The application's code."""
         return ()
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -22,6 +22,11 @@ BUSY_MS = 30_000
 OPEN_FILES = "/proc/self/fd"
 SETTINGS_OFF = ("enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin", "jit")
 """What would make PostgreSQL read a whole table for a range of it, or the whole range for a page of it."""
+SERVER = """
+SELECT current_setting('synchronous_standby_names') <> '' AND NOT pg_is_in_recovery(),
+    extract(epoch FROM pg_postmaster_start_time())::text
+"""
+"""Whether commits wait for a standby, and when the server began, by which it is known again."""
 
 
 class DatabaseDialect(Protocol):
@@ -142,7 +147,27 @@ class PostgresReading:
         dbapi = _driver("adbc_driver_postgresql")
         connection = dbapi.connect(make_conninfo(self.url, client_encoding="UTF8", **missing), autocommit=True)
         _set_up(connection, *(f"SET {setting} = off" for setting in SETTINGS_OFF))
+        try:
+            self._wait_for_standby(connection)
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    def _wait_for_standby(self, connection: Any) -> None:
+        """A server that has crashed shows commits that its synchronous standby may lack, so nothing is read before the
+        standby has them. The driver passes no warnings on, which would take the success back. So the commit that waits
+        is made on a connection beside it, to the same server."""
+        from semel.stores.postgres_connection import connect, errors
+        from semel.stores.postgres_sync import barrier
+
+        is_followed, began = _first_row(connection, SERVER)
+        if not is_followed:
+            return
+        with closing(connect(self.url)) as beside, errors(self.url):
+            if beside.execute(SERVER).fetchone() != (True, began):
+                raise StoreUnavailable("the database has moved to another server meanwhile", fix="try again")
+            barrier(beside)
 
     def disconnect(self, connection: Any) -> None:
         connection.close()
@@ -220,6 +245,13 @@ def do(connection: Any, statement: str) -> None:
     """A statement without parameters and without rows."""
     with connection.cursor() as cursor:
         cursor.executescript(statement)
+
+
+def _first_row(connection: Any, query: str) -> tuple[Any, ...]:
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        row: tuple[Any, ...] = cursor.fetchone()
+        return row
 
 
 def engine_of(url: str) -> DatabaseDialect:

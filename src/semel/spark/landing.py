@@ -16,7 +16,7 @@ same hop has a template of its own, told apart by its `delivery`: query / batch 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob, Envelope
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import Append, Log, Op
 from semel.kernel.position import Position
-from semel.kernel.store import State
+from semel.kernel.store import State, Store
 from semel.kernel.text import ID_CHARS_MAX, check_id, check_stream, clean_cause, stream_name
 from semel.spark.rows import Derive, Row, RowOutcome, Values
 from semel.stores.bodies import BODY_BYTES_MAX
@@ -574,3 +574,22 @@ def _is_stream(name: str) -> bool:
 def _short(name: str) -> str:
     """Fit to be part of a hop and of the name of another stream."""
     return name if len(name) <= SOURCE_CHARS_MAX else f"{_digest(name.encode())}~{name[-SOURCE_CHARS_MAX // 2 :]}"
+
+
+def answered(store: Store, pipeline: str, rows: Sequence[Row], *, elsewhere: bool = False) -> Inputs:
+    """Those of the rows' inputs that the pipeline has answered for: see `questions`. A stream that holds nothing is not
+    asked.
+
+    Only those who hold the state `sink/<pipeline>` write these streams. So what was found stands for as long as nobody
+    else has landed a batch, and then the commit is refused and this is asked again.
+    """
+    kept, receipts, died = output_stream(pipeline), receipts_stream(pipeline), died_stream(pipeline)
+    used = {stream for stream in (kept, receipts, died) if store.head(stream).offset > 0}
+    if not used:
+        return Inputs()
+    asked = questions(rows, elsewhere=elsewhere)
+
+    def known(stream: str, ids: Collection[str]) -> set[str]:
+        return set(store.known(stream, list(ids))) if ids and stream in used else set()
+
+    return Inputs(known(kept, asked.kept), known(receipts, asked.receipts), known(died, asked.dead))

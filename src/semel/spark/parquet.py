@@ -38,8 +38,7 @@ from semel.kernel.ops import Op
 from semel.kernel.store import Store
 from semel.kernel.text import quote_part
 from semel.runtime.export.files import make_folder, rename_unless_there, sync, write_synced
-from semel.spark.answers import answered
-from semel.spark.landing import Job, Landing
+from semel.spark.landing import Job, Landing, answered
 from semel.spark.rows import ARROW_TRAVEL
 from semel.spark.sink import SinkOptions, body_keeper, check_fence, land, message_rows, open_sink_store
 from semel.spark.staging import Staged, Task, filesystem_of

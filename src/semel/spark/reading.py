@@ -32,7 +32,7 @@ from semel.errors import (
 from semel.kernel.ledger import START, Mark
 from semel.kernel.ops import MESSAGE
 from semel.kernel.store import State
-from semel.runtime.export.exporter import OTHER_TYPE, TYPE_NAMES
+from semel.record_types import OTHER_TYPE, type_names
 from semel.runtime.export.exporter import dataset_schema as exported_schema
 from semel.spark.engines import do, engine_of, is_driver_error
 from semel.spark.offsets import Bounds, HistorySpan, OffsetSpan, Subject, check_place, cut_at, cut_evenly, parts_of
@@ -53,7 +53,7 @@ _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 # -- what can be read
 
-_TYPE_CASES = " ".join(f"WHEN {kind} THEN '{name}'" for kind, name in TYPE_NAMES.items())
+_TYPE_CASES = " ".join(f"WHEN {kind} THEN '{name}'" for kind, name in type_names().items())
 _TABLES = {
     "stream": "semel_record r",
     "ledger": "semel_ledger r",

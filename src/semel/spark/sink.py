@@ -30,13 +30,13 @@ from semel.kernel.store import Store
 from semel.kernel.text import check_stream
 from semel.runtime.host.lease_holder import LEASE_QUEUE, commit_unit
 from semel.spark import relay
-from semel.spark.answers import answered
 from semel.spark.landing import (
     Job,
     KeepBody,
     Landing,
     SinkState,
     SourceRange,
+    answered,
     dead_row,
     derived_id,
     output_stream,

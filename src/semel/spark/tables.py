@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
@@ -32,8 +33,7 @@ from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob
 from semel.kernel.ops import Applied, Op, Refused, Unit
 from semel.kernel.ops import Outcome as Applying
 from semel.kernel.store import Store
-from semel.spark.answers import answered
-from semel.spark.landing import Job, Landing, read_state, state_key
+from semel.spark.landing import Job, Landing, answered, read_state, state_key
 from semel.spark.rows import ARROW_TRAVEL, Row, RowOutcome
 from semel.spark.sink import (
     SinkOptions,
@@ -51,6 +51,7 @@ from semel.stores.apply import apply
 from semel.stores.bodies import BODY_BYTES_MAX
 from semel.stores.sqlite import path_of
 from semel.stores.sqlite_engine import SqliteEngine
+from semel.stores.sqlite_files import Files, leave_open
 
 TRIES_MAX = 20
 REFUSED_MAX = 1000
@@ -336,7 +337,7 @@ class TableDatabase(Protocol):
 @contextmanager
 def open_database(store: Store) -> Iterator[TableDatabase]:
     if store.url.startswith("sqlite:"):
-        with closing(SqliteDatabase(store.url)) as sqlite, _sqlite_errors():
+        with _sqlite_errors(), closing(SqliteDatabase(store.url)) as sqlite:
             yield sqlite
         return
     from semel.spark.tables_postgres import PostgresDatabase, postgres_errors
@@ -359,12 +360,22 @@ def no_key(shape: TableShape) -> ConfigError:
 
 
 class SqliteDatabase:
-    """One row at a time: SQLite answers for each whether it was new, and at the speed of a batch."""
+    """One row at a time: SQLite answers for each whether it was new, and at the speed of a batch.
+
+    The file is never made here, and a commit counts only in the files that were opened."""
 
     def __init__(self, url: str) -> None:
-        self.connection = sqlite3.connect(path_of(url), isolation_level=None, timeout=BUSY_S)
-        self.connection.execute("PRAGMA synchronous = FULL")
-        self.connection.execute("BEGIN IMMEDIATE")
+        self._files = Files(path_of(url))
+        self._files.note_database()
+        name = f"file:{quote(self._files.database)}?mode=rw"
+        self.connection = sqlite3.connect(name, uri=True, isolation_level=None, timeout=BUSY_S)
+        try:
+            self.connection.execute("PRAGMA synchronous = FULL")
+            self.connection.execute("BEGIN IMMEDIATE")
+            self._files.note()
+        except BaseException:
+            self.close()
+            raise
 
     def columns(self, shape: TableShape) -> list[str]:
         schema, _, table = shape.table.rpartition(".")
@@ -404,10 +415,16 @@ class SqliteDatabase:
         return outcome
 
     def commit(self) -> None:
+        """If the files went meanwhile, it is in them, or nowhere: whoever looks next finds the number of the batch, or
+        does not."""
         self.connection.execute("COMMIT")
+        self._files.check()
 
     def close(self) -> None:
-        self.connection.close()
+        if self._files.are_others():
+            leave_open([self.connection])
+        else:
+            self.connection.close()
 
 
 def _insert(shape: TableShape) -> str:

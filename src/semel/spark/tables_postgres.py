@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -15,12 +14,15 @@ from semel.kernel.store import Store
 from semel.spark.tables import POSTGRES_TYPES, Lines, TableShape, Verdicts, no_key, no_table
 from semel.stores.apply import apply
 from semel.stores.postgres import PostgresStore
-from semel.stores.postgres_connection import Q, Statements, keep_warnings
+from semel.stores.postgres_connection import PostgresConnection, Statements
 from semel.stores.postgres_engine import PostgresEngine, TryAgain
 from semel.stores.postgres_gate import check_settled
+from semel.stores.postgres_sync import barrier, watched
 
 STAGED = "semel_staged"
 NUMBER = "semel_number"
+LAND_S = 60.0
+"""How long the COMMIT of a batch may take, its wait for the standby included."""
 
 
 class PostgresDatabase:
@@ -29,11 +31,14 @@ class PostgresDatabase:
     def __init__(self, store: PostgresStore) -> None:
         self._witness = store.witness
         self._term = self._witness.term
-        self.connection: psycopg.Connection[Any] = psycopg.connect(store.url)
-        self._warnings = keep_warnings(self.connection)
-        # what was landed before is seen only when the synchronous standby has it
-        self.connection.execute(Q["barrier"].encode())
-        self._commit()
+        self.connection = PostgresConnection.connect(store.url, autocommit=True)
+        try:
+            # what was landed before is seen only when the synchronous standby has it
+            barrier(self.connection)
+            self.connection.autocommit = False
+        except BaseException:
+            self.connection.close()
+            raise
 
     def columns(self, shape: TableShape) -> list[str]:
         try:
@@ -111,12 +116,13 @@ class PostgresDatabase:
         self._witness.saw(self._term, lsn)
 
     def _commit(self) -> None:
-        """A warning takes the success back: the synchronous standby has not confirmed."""
-        self._warnings.clear()
-        self.connection.commit()
-        if self._warnings:
+        """A warning takes the success back: the synchronous standby has not confirmed, or not in time."""
+        self.connection.warnings.clear()
+        with watched(self.connection, LAND_S):
+            self.connection.commit()
+        if self.connection.warnings:
             raise StoreUnavailable(
-                f"PostgreSQL's standby has not confirmed: {'; '.join(self._warnings)}",
+                f"PostgreSQL's standby has not confirmed: {self.connection.warning_text}",
                 fix="see that the standby runs; then start the query again: nothing is doubled",
             )
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.pubsub.rest.rest_values import HOST, KEYS, NOW, request
 
-from semel.auth.authority import Authority
+from semel.auth.authority import OPERATE, READ, Authority
 from semel.auth.keys import AccessKeys
-from semel.auth.roles import OPERATE, READ
 from semel.auth.tokens import service_token
 from semel.http import HttpError, HttpRequest
 

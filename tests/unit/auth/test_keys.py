@@ -43,14 +43,6 @@ def test_the_first_key_is_the_one_to_sign_with() -> None:
     assert AccessKeys(ONE).all == (ONE,)
 
 
-def test_each_key_is_replaced_alone() -> None:
-    fresh = new_key(RANDOM)
-    assert KEYS.with_new_primary(RANDOM) == AccessKeys(fresh, TWO)
-    assert KEYS.with_new_secondary(RANDOM) == AccessKeys(ONE, fresh)
-    assert KEYS.rotated(RANDOM) == AccessKeys(TWO, fresh)
-    assert AccessKeys(ONE).rotated(RANDOM) == AccessKeys(ONE, fresh)
-
-
 @given(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32))
 def test_a_new_key_is_a_good_key_and_another_for_other_bytes(one: bytes, other: bytes) -> None:
     assert AccessKeys(new_key(one)).primary == new_key(one)

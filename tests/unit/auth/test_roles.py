@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.auth.roles import OPERATE, READ, RECEIVE, SEND, allows
+from semel.auth.authority import OPERATE, READ, RECEIVE, SEND, allows
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from semel.bench.ledgers import BEGIN_US, HOPS, PIPELINES, Generated, generate
+from semel.bench.spark_audit import BEGIN_US, HOPS, PIPELINES, Generated, generate
 from semel.kernel.ledger import Kind
 from semel.runtime.export.exporter import dataset_schema
 from semel.spark.audit.sources import find

@@ -42,7 +42,7 @@ class World:
 
 
 @dataclass
-class Case:
+class PreparedAudit:
     world: World
 
     def audit(self) -> Audit:
@@ -70,11 +70,11 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     @contextmanager
     def prepared(
         spark: str, given: tuple[str, ...], options: run.AuditOptions, progress: Callable[..., None]
-    ) -> Iterator[Case]:
+    ) -> Iterator[PreparedAudit]:
         assert spark == "spark"
         made.asked |= {"sources": given, "options": options}
         progress("counting", 0.2)
-        yield Case(made)
+        yield PreparedAudit(made)
 
     monkeypatch.setattr(session, "spark_session", spark_session)
     monkeypatch.setattr(sources, "find", lambda given: made.asked.update(found=given))

@@ -14,6 +14,7 @@ from semel.bench import pipes
 from semel.bench import pubsub as bench_pubsub
 from semel.bench import spark as bench_spark
 from semel.bench import store as bench
+from semel.bench import turns as bench_turns
 from semel.bench.pipes import BenchOptions, Line, PipesResult
 from semel.bench.pubsub import PICOWS, SQLITE, Figure, Goal, PubSubOptions, PubSubResult
 from semel.bench.spark import (
@@ -29,6 +30,7 @@ from semel.bench.spark import (
     SparkResult,
 )
 from semel.bench.store import Measurement, Result, StoreBenchOptions
+from semel.bench.turns import LockWaits, TurnsBenchOptions, TurnsResult
 from semel.cli import bench as cli_bench
 from semel.cli.bench import parse_millions, parse_parts, parse_scales
 from semel.errors import ConfigError
@@ -87,6 +89,57 @@ def test_a_small_measurement_for_real(semel: Semel) -> None:
     [line] = ran.result["lines"]
     assert line["semel_per_s"] > 0
     assert line["raw_per_s"] > 0
+    assert list(Path().iterdir()) == []
+
+
+# -- turns
+
+
+@pytest.fixture
+def asked_turns(monkeypatch: pytest.MonkeyPatch) -> list[TurnsBenchOptions]:
+    """A machine on which commits wait as long as the handlers hold the lock, times ten without a queue."""
+    seen: list[TurnsBenchOptions] = []
+
+    def run(options: TurnsBenchOptions, console: Console) -> TurnsResult:
+        seen.append(options)
+        hold = options.hold_ms
+        lines = (LockWaits(4, False, 9, hold, 10 * hold, 0.0, 0.0), LockWaits(4, True, 9, hold, hold, 0.0, 0.0))
+        return TurnsResult(hold, 300.0, 3.0, lines)
+
+    monkeypatch.setattr(bench_turns, "run", run)
+    return seen
+
+
+def test_options_of_turns_arrive(semel: Semel, asked_turns: list[TurnsBenchOptions]) -> None:
+    Path("here").mkdir()
+    ran = semel(
+        "bench", "turns", "--handlers", "2,3", "--hold-ms", "7", "--seconds", "2", "--folder", "here", "--json"
+    )  # fmt: skip
+    assert (ran.exit_code, ran.err) == (0, "")
+    assert asked_turns == [TurnsBenchOptions((2, 3), 7.0, 2.0, Path("here"))]
+    assert ran.result["lines"][1]["p99_ms"] == 7.0
+
+
+def test_waits_that_are_too_long_are_a_false_claim_in_turn_only(
+    semel: Semel, asked_turns: list[TurnsBenchOptions]
+) -> None:
+    assert semel("bench", "turns", "--hold-ms", "149").exit_code == 0
+    ran = semel("bench", "turns", "--hold-ms", "150")
+    assert ran.exit_code == 1
+    assert "longer than promised" in ran.err
+    assert "1,500.0 ms" in ran.out
+
+
+def test_a_queue_that_is_dear_for_who_is_alone_is_a_false_claim() -> None:
+    assert TurnsResult(20.0, 300.0, 5.9, ()).holds
+    assert not TurnsResult(20.0, 300.0, 6.0, ()).holds
+
+
+def test_a_small_measurement_of_turns_for_real(semel: Semel) -> None:
+    ran = semel("bench", "turns", "--handlers", "1", "--hold-ms", "1", "--seconds", "0.2", "--json")
+    assert ran.exit_code in (0, 1)
+    assert [line["in_turn"] for line in ran.result["lines"]] == [False, True]
+    assert all(line["commits"] > 0 for line in ran.result["lines"])
     assert list(Path().iterdir()) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from semel.cli.bundles import bundled
+from semel.cli.options import bundled
 
 ColourOption = Annotated[str, typer.Option("--colour", help="Which colour.")]
 

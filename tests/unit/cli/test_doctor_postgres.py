@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semel.cli.doctor_postgres import ServerFacts, check_disk, check_standbys, check_url
+from semel.cli.doctor import ServerFacts, check_durability, check_standbys, check_url
 from semel.stores.postgres_connection import DEFAULTS
 
 SAFE = {
     "fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "synchronous_standby_names": '"pg-1"',
     "data_checksums": "on", "wal_log_hints": "off",
 }  # fmt: skip
+HIGH_AVAILABILITY = (Path(__file__).parents[3] / "docs" / "how-to" / "high-availability.md").read_text()
 
 
 def server(*standbys: str | None, is_standby: bool = False, **settings: str) -> ServerFacts:
@@ -20,7 +22,7 @@ def server(*standbys: str | None, is_standby: bool = False, **settings: str) -> 
 
 
 def states(found: ServerFacts) -> dict[str, str]:
-    return {check.name: check.state for check in [check_disk(found), *check_standbys(found)]}
+    return {check.name: check.state for check in [check_durability(found), *check_standbys(found)]}
 
 
 def test_a_primary_with_a_synchronous_standby_is_well() -> None:
@@ -37,7 +39,7 @@ def test_a_primary_with_a_synchronous_standby_is_well() -> None:
     ],
 )
 def test_a_server_that_does_not_wait_for_its_disk_is_not_well(settings: dict[str, str], detail: str) -> None:
-    check = check_disk(server("sync", **settings))
+    check = check_durability(server("sync", **settings))
     assert (check.state, check.exit_code) == ("bad", 2)
     assert check.detail.startswith(detail)
 
@@ -60,7 +62,9 @@ def test_standbys(standbys: list[str | None], names: str, state: str, detail: st
 
 
 def test_pg_rewind_needs_checksums_or_hints_where_there_is_anything_to_rewind() -> None:
-    assert states(server("sync", data_checksums="off"))["pg_rewind"] == "missing"
+    state = states(server("sync", data_checksums="off"))["pg_rewind"]
+    assert state == "missing"
+    assert f"| pg_rewind | {state}, when neither" in HIGH_AVAILABILITY
     assert states(server("sync", data_checksums="off", wal_log_hints="on"))["pg_rewind"] == "ok"
     assert "pg_rewind" not in states(server(synchronous_standby_names="", data_checksums="off"))
 

@@ -15,10 +15,12 @@ from semel.kernel.envelope import from_json, unpack
 
 ROOT = typer.main.get_command(app)
 COMMANDS = [
-    "demo", "doctor", "serve", "token", "pubsub", "plan", "store", "pipeline", "audit", "sim", "bench", "pubsub hubs",
+    "demo", "doctor", "serve", "token", "pubsub", "inbox", "plan", "store", "pipeline", "audit", "sim", "bench",
+    "inbox init", "inbox run", "inbox send", "inbox status", "inbox pause", "inbox resume", "inbox dead-letters",
+    "pubsub hubs",
     "pubsub connections", "pubsub groups", "pubsub send", "pubsub close", "pubsub tail", "store init", "store status",
     "store migrate", "store sweep", "store export", "store ledger", "store new-epoch", "bench store", "bench pipes",
-    "bench spark", "bench pubsub", "pipeline run", "pipeline list", "pipeline status", "pipeline stop",
+    "bench turns", "bench spark", "bench pubsub", "pipeline run", "pipeline list", "pipeline status", "pipeline stop",
 ]  # fmt: skip
 
 
@@ -53,7 +55,7 @@ def test_every_command_has_help_with_an_example_that_begins_with_it(command: str
 def test_commands_are_listed_in_the_order_in_which_one_meets_them(semel: Semel) -> None:
     listed = semel("--help").out.split("Commands:\n")[1]
     assert [line.split()[0] for line in listed.splitlines()] == [
-        "demo", "doctor", "serve", "token", "pubsub", "plan", "store", "pipeline", "audit", "sim", "bench",
+        "demo", "doctor", "serve", "token", "pubsub", "inbox", "plan", "store", "pipeline", "audit", "sim", "bench",
     ]  # fmt: skip
 
 

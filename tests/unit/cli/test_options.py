@@ -1,9 +1,13 @@
-"""Durations, and what may be shown of a URL."""
+"""Durations, what may be shown of a URL, and what a store is opened with."""
+
+from pathlib import Path
 
 import pytest
 
-from semel.cli.options import parse_duration, shown
+from semel.cli.options import opened, parse_duration, shown
+from semel.config import load_config
 from semel.errors import ConfigError
+from semel.stores.memory import MemoryStore
 
 
 @pytest.mark.parametrize(
@@ -35,3 +39,11 @@ def test_anything_else_is_refused_by_the_name_of_the_option(text: str) -> None:
 )
 def test_a_password_is_never_shown(url: str, seen: str) -> None:
     assert shown(url) == seen
+
+
+def test_for_how_long_the_ledger_is_kept_reaches_the_store(tmp_path: Path) -> None:
+    (tmp_path / "semel.toml").write_text("[ledger]\nkeep_s = 86400\n")
+    for folder, keep_s in ((tmp_path, 86400.0), (tmp_path / "elsewhere", None)):
+        with opened("memory:", load_config(folder=folder)) as store:
+            assert isinstance(store, MemoryStore)
+            assert store.ledger_keep_s == keep_s

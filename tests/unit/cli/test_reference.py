@@ -71,7 +71,7 @@ def test_every_option_in_the_reference_exists() -> None:
 
 def test_every_exit_code_is_in_the_reference() -> None:
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", CLI, re.MULTILINE)}
-    assert codes == {0, 1, 2, 3, 4, main.EXIT_INTERNAL, main.EXIT_INTERRUPTED, main.EXIT_BROKEN_PIPE}
+    assert codes == {0, 1, 2, 3, 4, 5, main.EXIT_INTERNAL, main.EXIT_INTERRUPTED, main.EXIT_BROKEN_PIPE}
 
 
 def test_every_setting_is_in_the_reference_with_its_default() -> None:

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from semel.kernel.effects import Event, Machine, Notify, Received, Send
 from semel.kernel.interpreter import Seat
 from semel.pipes.services.channel import addressed
-from semel.pipes.workers.route import Astray, Parcel, Router, ToNode, ToWorker, arrived_from
-from semel.sim.clock import Clock
+from semel.pipes.workers.route import NoRoute, Parcel, Router, ToNode, ToWorker, arrived_from
 from semel.sim.process import Process
+from semel.sim.world import Clock
 
 
 class Addressed(Machine, Protocol):
@@ -99,7 +99,7 @@ class Net:
                 self.clock.after(0.0, "arrives", self._arrive, node, worker, found)
             case ToNode(node=peer, parcel=onward):
                 self._cross(node, peer, onward)
-            case Astray(reason=reason):
+            case NoRoute(reason=reason):
                 self.astray.append(reason)
 
     def _arrive(self, node: Node, worker: str, found: ToWorker) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import chain, count
 
 from hypothesis import strategies as st
 
@@ -45,32 +47,30 @@ HOPS = st.builds(Hop, options())
 
 @st.composite
 def paths(draw: st.DrawFn) -> Path:
-    """At most a dozen points, pipes in pipes, and branches."""
-    names = iter(draw(st.lists(NAMES, min_size=12, max_size=12, unique=True)))
+    """A dozen points or so, pipes in pipes, and branches."""
+    drawn = draw(st.lists(NAMES, min_size=12, max_size=12, unique=True))
+    names = chain(drawn, (name for name in map("more{}".format, count()) if name not in drawn))
     return _path(draw, names, depth=2, at_least=1)
 
 
-def _path(draw: st.DrawFn, names: object, *, depth: int, at_least: int) -> Path:
+def _path(draw: st.DrawFn, names: Iterator[str], *, depth: int, at_least: int) -> Path:
     steps: list[Place | Way] = [_place(draw, names, depth)]
     for _ in range(draw(st.integers(at_least - 1, 1 if depth < 2 else 2))):
         steps += [_way(draw, names), _place(draw, names, depth)]
     return Path(tuple(steps))
 
 
-def _place(draw: st.DrawFn, names: object, depth: int) -> Place:
+def _place(draw: st.DrawFn, names: Iterator[str], depth: int) -> Place:
     if depth and draw(st.integers(0, 3)) == 0:
         return Pipe(_path(draw, names, depth=depth - 1, at_least=2), draw(options(of_pipe=True)))
     return _point(draw, names)
 
 
-def _point(draw: st.DrawFn, names: object) -> Point:
-    name = next(names, None)  # type: ignore[call-overload]
-    if name is None:
-        name = f"more{draw(st.integers(0, 10**9))}"
-    return Point(name, draw(PROBABILITIES), draw(st.booleans()), draw(st.booleans()))
+def _point(draw: st.DrawFn, names: Iterator[str]) -> Point:
+    return Point(next(names), draw(PROBABILITIES), draw(st.booleans()), draw(st.booleans()))
 
 
-def _way(draw: st.DrawFn, names: object) -> Way:
+def _way(draw: st.DrawFn, names: Iterator[str]) -> Way:
     if draw(st.integers(0, 3)):
         return draw(HOPS)
     branches = []

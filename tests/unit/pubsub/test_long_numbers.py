@@ -14,10 +14,11 @@ from tests.unit.pubsub.rest.rest_values import HUB, answered, asked, error
 from semel.auth.tokens import read_service_token
 from semel.config import load_config
 from semel.errors import AuthError, ConfigError, FrameError, InputError
+from semel.http import HttpResponse
 from semel.kernel.envelope import Envelope, from_json, to_json
 from semel.pubsub.client.checks import check_request
 from semel.pubsub.client.data import value_of
-from semel.pubsub.events.cloudevents import HandlerFailed, IncomingResponse, read_connect, read_user_event
+from semel.pubsub.events.cloudevents import HandlerFailed, read_connect, read_user_event
 from semel.pubsub.protocol.client_tokens import read_client_token
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import DIGITS_MAX, Subprotocol, check_digits
@@ -84,8 +85,8 @@ def test_a_token_with_one_opens_nothing() -> None:
 
 def test_the_answer_of_an_event_handler_with_one_counts_as_failed() -> None:
     headers = (("content-type", "application/json"),)
-    assert isinstance(read_user_event(IncomingResponse(200, headers, DATA.body)), HandlerFailed)
-    assert isinstance(read_connect(IncomingResponse(200, headers, f'{{"userId":{LONG}}}'.encode()), ()), HandlerFailed)
+    assert isinstance(read_user_event(HttpResponse(200, headers, DATA.body)), HandlerFailed)
+    assert isinstance(read_connect(HttpResponse(200, headers, f'{{"userId":{LONG}}}'.encode()), ()), HandlerFailed)
 
 
 def test_an_event_in_structured_json_with_one_is_refused() -> None:

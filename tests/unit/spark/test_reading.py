@@ -32,7 +32,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event, Kind, Mark
 from semel.kernel.ops import Append, Log, Op, Outcome, Trim, Unit
 from semel.kernel.store import Records, Trimmed
-from semel.pubsub.hub.record_kinds import RecordKind
+from semel.pubsub.hub.records import RecordKind
 from semel.runtime.export.exporter import export
 from semel.spark import engines
 from semel.spark import reading as reading_module

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 from tests.unit.spark.sinks import ids, options_of, records, told
 
-from semel.errors import ConfigError, InputError, StaleFence, StoreUnavailable
+from semel.errors import ConfigError, InputError, StaleFence, StoreGone, StoreUnavailable
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX
 from semel.kernel.ledger import Kind
 from semel.kernel.store import Store
@@ -398,3 +398,50 @@ def test_a_database_that_fails_is_named(table: Table, monkeypatch: pytest.Monkey
     with pytest.raises(StoreUnavailable, match="failed"):
         table.write(orders(("a", 1)))
     assert table.rows == []
+
+
+# -- the file of a table in SQLite
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """Of a store that is open, as it is while a batch lands."""
+    url = f"sqlite:///{tmp_path}/semel.db"
+    with closing(open_store(url)):
+        yield url
+
+
+def test_a_commit_to_sqlite_waits_for_the_disk(url: str) -> None:
+    full = 2
+    with closing(module.SqliteDatabase(url)) as database:
+        database.connection.execute("COMMIT")
+        assert database.connection.execute("PRAGMA synchronous").fetchall() == [(full,)]
+
+
+def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with closing(open_store(f"sqlite:///{tmp_path}/semel.db")) as store:
+        (tmp_path / "semel.db").unlink()
+        with pytest.raises(StoreUnavailable), module.open_database(store):
+            pytest.fail("there is nothing to open")
+        assert not (tmp_path / "semel.db").exists()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("name", ["semel.db", "semel.db-wal"])
+def test_a_commit_into_files_that_went_is_not_answered(url: str, tmp_path: Path, name: str, replaced: bool) -> None:
+    with closing(module.SqliteDatabase(url)) as database:
+        (tmp_path / name).unlink()
+        if replaced:
+            (tmp_path / name).touch()
+        with pytest.raises(StoreGone, match=name):
+            database.commit()
+    if replaced:
+        assert (tmp_path / name).stat().st_size == 0, "what is somebody else's was not written to"
+
+
+def test_a_lock_that_is_not_let_go_is_named(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BUSY_S", 0.01)
+    with closing(open_store(url)) as store, closing(sqlite3.connect(tmp_path / "semel.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="locked"), module.open_database(store):
+            pytest.fail("somebody else has it")

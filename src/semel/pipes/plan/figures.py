@@ -92,7 +92,7 @@ def measure(built: Built, events: Iterable[Event], expand: Expand | None = None)
 
 
 def compare(sent: Tally, arrived: Tally) -> Measured:
-    """Two writers' word about the same messages."""
+    """What the sending end wrote down, beside what the receiving end did."""
     gaps = sent.gaps + arrived.gaps
     if sent.ids is not None and arrived.ids is not None:
         return Measured(MessageCounts.of(sent.ids, arrived.ids), True, gaps)

@@ -76,7 +76,7 @@ class ToNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Astray:
+class NoRoute:
     """Nobody here by that name. `is_away`: a node that is not connected now, and may well come back."""
 
     reason: str
@@ -92,7 +92,7 @@ class Router:
         self.forwarders = forwarders
         self.nodes = nodes
 
-    def route(self, parcel: Parcel) -> ToWorker | ToNode | Astray:
+    def route(self, parcel: Parcel) -> ToWorker | ToNode | NoRoute:
         while parcel.onward:
             address = parse_address(parcel.onward[0])
             rest = parcel.onward[1:]
@@ -104,7 +104,7 @@ class Router:
             if address.name not in self.forwarders:
                 return _astray(address)
             parcel = Parcel(rest, (str(address), *parcel.back), parcel.bodies)
-        return Astray("the route ends before a worker takes the message")
+        return NoRoute("the route ends before a worker takes the message")
 
 
 def arrived_from(node: str, parcel: Parcel) -> Parcel:
@@ -112,7 +112,7 @@ def arrived_from(node: str, parcel: Parcel) -> Parcel:
     return Parcel(parcel.onward, (f"{TRANSPORT}#{node}", *parcel.back), parcel.bodies)
 
 
-def _astray(address: Address) -> Astray:
+def _astray(address: Address) -> NoRoute:
     if address.kind == TRANSPORT:
-        return Astray(f"there is no connected node named {address.name}", is_away=True)
-    return Astray(f"there is no worker named {address.name}")
+        return NoRoute(f"there is no connected node named {address.name}", is_away=True)
+    return NoRoute(f"there is no worker named {address.name}")

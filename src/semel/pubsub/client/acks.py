@@ -18,7 +18,7 @@ from semel.pubsub.client.errors import kept, unanswered, unknown
 from semel.pubsub.client.events import Acked, Changing, ClientOptions, OutboxEntry, RequestFailed
 from semel.pubsub.hub.records import MESSAGE_ID
 from semel.pubsub.protocol.frames import Codec, Frame
-from semel.pubsub.protocol.messages import SendToGroup
+from semel.pubsub.protocol.messages import CancelInvocation, Invoke, SendToGroup
 
 
 class Pending(msgspec.Struct, eq=False):
@@ -262,3 +262,58 @@ def _is_message(pending: Pending) -> bool:
 
 def _items(effects: Iterable[Transmit[Pending] | GaveUp]) -> list[Pending]:
     return [effect.item for effect in effects if isinstance(effect, Transmit)]
+
+
+class Invocation(msgspec.Struct, eq=False):
+    token: int
+    id: str
+    frame: Frame
+    is_sent: bool = False
+
+
+class ClientInvocations:
+    """Each is a question to the server and its one answer. Nobody but the server can say whether it was done, so one
+    that was sent is never sent again. Their ids are ours, and none is used twice in the life of a client."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._by_id: dict[str, Invocation] = {}
+        self._by_token: dict[int, Invocation] = {}
+        self._waiting: list[Invocation] = []
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Invocation]:
+        return iter(list(self._by_id.values()))
+
+    def add(self, token: int, request: Invoke) -> None:
+        self._last += 1
+        id = str(self._last)
+        frame = self._codec.encode_request(msgspec.structs.replace(request, invocation_id=id))
+        invocation = Invocation(token, id, frame)
+        self._by_id[id] = self._by_token[token] = invocation
+        self._waiting.append(invocation)
+
+    def fill(self) -> list[Frame]:
+        """What goes out now."""
+        waiting, self._waiting = self._waiting, []
+        for invocation in waiting:
+            invocation.is_sent = True
+        return [invocation.frame for invocation in waiting]
+
+    def by_token(self, token: int) -> Invocation | None:
+        return self._by_token.get(token)
+
+    def find(self, id: str) -> Invocation | None:
+        return self._by_id.get(id)
+
+    def remove(self, invocation: Invocation) -> None:
+        del self._by_id[invocation.id]
+        del self._by_token[invocation.token]
+        if not invocation.is_sent:
+            self._waiting.remove(invocation)
+
+    def cancel(self, invocation: Invocation) -> Frame:
+        return self._codec.encode_request(CancelInvocation(invocation.id))

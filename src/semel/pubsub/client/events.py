@@ -115,7 +115,7 @@ class OutboxEntry(msgspec.Struct, frozen=True):
     sent_at: float | None = None
 
 
-class Outbox(Protocol):
+class ClientOutbox(Protocol):
     """Where messages are kept, so that they are sent even if this process dies. The calls block."""
 
     def write(self, put: Sequence[OutboxEntry], sent: Mapping[str, float], removed: Collection[str]) -> None:

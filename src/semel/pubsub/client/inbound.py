@@ -16,7 +16,7 @@ from semel.pubsub.client.errors import broken
 from semel.pubsub.protocol.messages import Fault, GroupMessage, StreamPart
 
 
-class Began(msgspec.Struct, frozen=True):
+class StreamBegan(msgspec.Struct, frozen=True):
     """A stream whose first part is `message`, or whose end if it has none. `number` is ours. `is_whole`: it is here
     from its first part on."""
 
@@ -25,7 +25,7 @@ class Began(msgspec.Struct, frozen=True):
     is_whole: bool
 
 
-class Came(msgspec.Struct, frozen=True):
+class PartReceived(msgspec.Struct, frozen=True):
     """The message is the next part."""
 
     number: int
@@ -38,7 +38,7 @@ class Ended(msgspec.Struct, frozen=True):
     error: SemelError | None = None
 
 
-Step = Began | Came | Ended
+Step = StreamBegan | PartReceived | Ended
 _Key = tuple[str, str | None, str]
 
 
@@ -67,12 +67,12 @@ class Inbound:
             if part.is_end and part.sequence_id > 1:
                 return steps
             known = self._begin(key, part)
-            steps.append(Began(known.number, message, is_whole=part.sequence_id == 1))
+            steps.append(StreamBegan(known.number, message, is_whole=part.sequence_id == 1))
         if part.is_end:
             steps.append(self._end(key, part))
         else:
             known.expected += 1
-            steps.append(Came(known.number))
+            steps.append(PartReceived(known.number))
         return steps
 
     def _begin(self, key: _Key, part: StreamPart) -> _Open:

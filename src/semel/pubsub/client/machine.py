@@ -30,8 +30,7 @@ from semel.errors import (
     SessionGone,
 )
 from semel.kernel.retry import RetryPolicy
-from semel.pubsub.client.acks import Pending, Requests
-from semel.pubsub.client.calls import ClientInvocations, Invocation
+from semel.pubsub.client.acks import ClientInvocations, Invocation, Pending, Requests
 from semel.pubsub.client.checks import check_request, with_id
 from semel.pubsub.client.errors import STOPPED, error_of, is_for_a_time, not_taken_in_time, unanswered, unknown
 from semel.pubsub.client.events import (
@@ -86,16 +85,13 @@ from semel.pubsub.client.events import (
     Withdraw,
     WritePart,
 )
-from semel.pubsub.client.inbox import Handing
-from semel.pubsub.client.sequence import SequenceAcks
+from semel.pubsub.client.inbox import DeliveryQueue, SequenceAcks
 from semel.pubsub.client.states import ClientGroupStates
 from semel.pubsub.client.streams import ClientStreams
-from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.codecs import SimpleCodec, codec_for
 from semel.pubsub.protocol.frames import RELIABLE, Codec, Frame
-from semel.pubsub.protocol.frames_simple import SimpleCodec
 from semel.pubsub.protocol.messages import (
     Ack,
-    CloseCode,
     Connected,
     Disconnected,
     ErrorName,
@@ -118,6 +114,7 @@ from semel.pubsub.protocol.messages import (
     StreamNack,
     SubscribeGroupState,
 )
+from semel.websocket import CloseCode
 
 REFUSED_S = 0.25
 """After which messages that the server could not take are sent again, if it is the first time."""
@@ -128,7 +125,7 @@ STABLE_S = 2.0
 class Phase(Enum):
     WAITING = auto()
     OPENING = auto()
-    PROVING = auto()
+    AWAITING_FIRST_FRAME = auto()
     READY = auto()
     STOPPED = auto()
 
@@ -158,15 +155,15 @@ class ClientMachine:
         self._streams = ClientStreams(options, codec, chance, self._send, self._settle, self._stream_over)
         self.states = ClientGroupStates(self._settle, self._report_states)
         self._arrivals = self._new_arrivals()
-        self._handing = Handing(options)
+        self._handing = DeliveryQueue(options)
         self._session: _Session | None = None
-        self._goodbye = ""
+        self._disconnect_reason = ""
         self._restoring: set[tuple[type, str]] = set()
         self._socket = 0
         self._was_online = False
         self._since: float | None = None
         self._attempt = 0
-        self._next_at = self._ready_at = self._heard_at = self._asked_at = 0.0
+        self._next_at = self._ready_at = self._last_received_at = self._asked_at = 0.0
         self._timeouts: list[tuple[float, int]] = []
         self._stop_at: float | None = None
         self._stop_delivers = True
@@ -180,8 +177,8 @@ class ClientMachine:
 
     def start(self, now: float) -> Sequence[Effect]:
         for entry in self._kept:
-            self._take_back(entry)
-        self._drop_the_unrepeatable(now)
+            self._restore_entry(entry)
+        self._fail_unrepeatable(now)
         self._since = now
         self._connect(now)
         return self._end(now)
@@ -246,7 +243,7 @@ class ClientMachine:
         if self._stop_at is not None:
             times.append(self._stop_at)
         if self.phase is Phase.READY:
-            times.append(min(self._heard_at + self.options.dead_s, self._ping_at()))
+            times.append(min(self._last_received_at + self.options.dead_s, self._ping_at()))
             parts = (self._requests, self._streams, self._arrivals)
             times.extend(at for part in parts if (at := part.next_deadline()) is not None)
         else:
@@ -302,7 +299,7 @@ class ClientMachine:
     # -- sockets
 
     def _is_open(self, socket: int) -> bool:
-        return socket == self._socket and self.phase in (Phase.PROVING, Phase.READY)
+        return socket == self._socket and self.phase in (Phase.AWAITING_FIRST_FRAME, Phase.READY)
 
     def _connect(self, now: float) -> None:
         self._socket += 1
@@ -322,8 +319,8 @@ class ClientMachine:
             self._effects.append(CloseSocket(self._socket, CloseCode.PROTOCOL_ERROR, "another subprotocol was asked"))
             self._open_failed(error, now)
             return
-        self.phase = Phase.PROVING
-        self._heard_at = now
+        self.phase = Phase.AWAITING_FIRST_FRAME
+        self._last_received_at = now
         if self._session is not None:
             self._arrivals.begin_socket()
             self._ping(now)
@@ -340,7 +337,7 @@ class ClientMachine:
         if reason:
             text = f"{text}: {reason}"
         if self._session is not None and code in (CloseCode.NORMAL, CloseCode.POLICY):
-            self._on_session_lost(f"{text}; {self._goodbye}" if self._goodbye else text, now)
+            self._on_session_lost(f"{text}; {self._disconnect_reason}" if self._disconnect_reason else text, now)
         else:
             self._socket_lost(PeerUnavailable(text, fix="is the server there, and is it well?"), now)
 
@@ -382,14 +379,14 @@ class ClientMachine:
             return self.options.recover_for_s
         return self.options.reconnect_for_s if self._was_online else self.options.connect_for_s
 
-    def _calm_down(self) -> None:
+    def _reset_backoff(self) -> None:
         """A session that gets on is not to be given up: the next trouble has its own time."""
         self._since = None
 
     # -- keeping alive
 
     def _ping_at(self) -> float:
-        return max(self._heard_at, self._asked_at) + self.options.ping_s
+        return max(self._last_received_at, self._asked_at) + self.options.ping_s
 
     def _ping(self, now: float) -> None:
         self._asked_at = now
@@ -397,10 +394,10 @@ class ClientMachine:
 
     def _keep_alive(self, now: float) -> None:
         if not self.is_reading:
-            self._heard_at = now  # it may have spoken, and nobody listens
-        elif now >= self._heard_at + self.options.dead_s:
+            self._last_received_at = now  # it may have spoken, and nobody listens
+        elif now >= self._last_received_at + self.options.dead_s:
             silence = PeerUnavailable(
-                f"the server has said nothing for {now - self._heard_at:.0f} s", fix="is the network there?"
+                f"the server has said nothing for {now - self._last_received_at:.0f} s", fix="is the network there?"
             )
             self._hang_up(silence, now)
         elif now >= self._ping_at():
@@ -408,15 +405,15 @@ class ClientMachine:
 
     # -- sessions
 
-    def _begin_session(self, told: Connected, now: float) -> None:
-        token = told.reconnection_token if self.options.subprotocol in RELIABLE else None
-        self._session = _Session(told.connection_id, token, told.user_id)
+    def _begin_session(self, response: Connected, now: float) -> None:
+        token = response.reconnection_token if self.options.subprotocol in RELIABLE else None
+        self._session = _Session(response.connection_id, token, response.user_id)
         self._arrivals = self._new_arrivals()
-        self._goodbye = ""
+        self._disconnect_reason = ""
         self._was_online = True
         self._be_ready(now)
         self._since = None
-        self._drop_the_unrepeatable(now)
+        self._fail_unrepeatable(now)
         restored = [*(JoinGroup(group) for group in self.groups), *self.states.restored()]
         self._restoring = {(type(request), request.group) for request in restored}
         self._requests.add_first(Pending(None, request, restores=True) for request in restored)
@@ -427,7 +424,7 @@ class ClientMachine:
         self._announce()
 
     def _announce(self) -> None:
-        """The application hears of the session when it is all that the one before it was."""
+        """Report the new session once the groups and states of the one before it are restored."""
         if not self._restoring and self._session is not None:
             self._notify(Online(self._session.connection_id, self._session.user))
 
@@ -450,7 +447,7 @@ class ClientMachine:
         self._arrivals = self._new_arrivals()
         self._requests.on_session_lost()
         self._streams.on_session_lost(error)
-        self._drop_the_unrepeatable(now)
+        self._fail_unrepeatable(now)
         for invocation in self._invocations:
             if invocation.is_sent:
                 self._invocations.remove(invocation)
@@ -459,7 +456,7 @@ class ClientMachine:
         self._since = now
         self._try_again(error, now)
 
-    def _drop_the_unrepeatable(self, now: float) -> None:
+    def _fail_unrepeatable(self, now: float) -> None:
         """A lost session may have taken them, and the next would take them a second time."""
         for pending in self._requests.in_doubt():
             if not pending.is_repeatable(now - self.options.id_memory_s):
@@ -476,55 +473,55 @@ class ClientMachine:
     # -- what the server says
 
     def _handle_frame(self, frame: Frame, now: float) -> None:
-        self._heard_at = now
+        self._last_received_at = now
         try:
-            told = self._codec.decode_response(frame)
+            response = self._codec.decode_response(frame)
         except FrameError as error:
             self._hang_up(error, now, error.close_code)
             return
-        if isinstance(told, Connected):
-            self._connected(told, now)
+        if isinstance(response, Connected):
+            self._connected(response, now)
             return
-        if self.phase is Phase.PROVING:
+        if self.phase is Phase.AWAITING_FIRST_FRAME:
             if self._session is None:
                 return
             self._recovered(now)
-        self._take(told, len(frame), now)
+        self._take(response, len(frame), now)
 
-    def _connected(self, told: Connected, now: float) -> None:
+    def _connected(self, response: Connected, now: float) -> None:
         if self._session is None:
-            self._begin_session(told, now)
-        elif self._session.connection_id == told.connection_id:
-            self._session.token = told.reconnection_token or self._session.token
-            if self.phase is Phase.PROVING:
+            self._begin_session(response, now)
+        elif self._session.connection_id == response.connection_id:
+            self._session.token = response.reconnection_token or self._session.token
+            if self.phase is Phase.AWAITING_FIRST_FRAME:
                 self._recovered(now)
         else:
             self._on_session_lost("the server began another one", now)
             if self.phase is Phase.STOPPED:
                 self._effects.append(CloseSocket(self._socket, CloseCode.NORMAL))
             else:
-                self._begin_session(told, now)
+                self._begin_session(response, now)
 
-    def _take(self, told: Response, size: int, now: float) -> None:
-        match told:
+    def _take(self, response: Response, size: int, now: float) -> None:
+        match response:
             case GroupMessage() | ServerMessage():
-                self._deliver(told, size, now)
+                self._deliver(response, size, now)
             case Ack(ack_id=ack_id):
                 pending = self._requests.find(ack_id)
                 if pending is not None:
-                    self._acked(pending, told, now)
+                    self._acked(pending, response, now)
             case InvokeResponse(invocation_id=id):
                 invocation = self._invocations.find(id)
                 if invocation is not None:
-                    self._answered(invocation, told)
+                    self._answered(invocation, response)
             case StreamAck() | StreamNack() | StreamClosed():
-                if self._streams.handle(told, now):
-                    self._calm_down()
+                if self._streams.handle(response, now):
+                    self._reset_backoff()
             case GroupStateSnapshot() | GroupStateUpdate():
-                self.states.handle(told)
+                self.states.handle(response)
             case Disconnected(reason=reason):
-                self._goodbye = reason
-                self._notify(told)
+                self._disconnect_reason = reason
+                self._notify(response)
 
     # -- messages
 
@@ -536,7 +533,7 @@ class ClientMachine:
             arrivals = self._arrivals
             if not arrivals.arrive(sequence_id, size, now):
                 return
-            self._calm_down()
+            self._reset_backoff()
         self._effects.append(DeliverMessage(self._handing.add(sequence_id, size, arrivals), message))
 
     def _delivered(self, number: int, now: float) -> None:
@@ -647,7 +644,7 @@ class ClientMachine:
         self._effects.append(SendFrame(self._socket, frame))
 
     def _acked(self, pending: Pending, ack: Ack, now: float) -> None:
-        self._calm_down()
+        self._reset_backoff()
         error = ack.error
         if error is None or error.name == ErrorName.DUPLICATE:
             self._taken(pending, is_duplicate=error is not None)
@@ -664,12 +661,12 @@ class ClientMachine:
             self._requests.give_up(pending)
         else:
             self._requests.remove(pending)
-        told = error_of(error)
+        refusal = error_of(error)
         half_done = isinstance(pending.request, SendEvent) and is_for_a_time(error)
-        self._fail(pending, told, maybe_taken=pending.in_doubt or half_done)
-        self.states.refused(pending.request, told, restores=pending.restores)
+        self._fail(pending, refusal, maybe_taken=pending.in_doubt or half_done)
+        self.states.refused(pending.request, refusal, restores=pending.restores)
         if pending.restores and isinstance(pending.request, Changing):
-            self._not_restored(pending.request, told)
+            self._not_restored(pending.request, refusal)
 
     def _not_restored(self, request: Changing, error: SemelError) -> None:
         if isinstance(request, JoinGroup):
@@ -703,13 +700,15 @@ class ClientMachine:
         else:
             self._settle(pending.token, RequestAccepted(is_duplicate))
 
-    def _answered(self, invocation: Invocation, told: InvokeResponse) -> None:
-        self._calm_down()
+    def _answered(self, invocation: Invocation, response: InvokeResponse) -> None:
+        self._reset_backoff()
         self._invocations.remove(invocation)
-        if told.error is None:
-            self._settle(invocation.token, InvocationAnswered(told.data))
+        if response.error is None:
+            self._settle(invocation.token, InvocationAnswered(response.data))
         else:
-            self._settle(invocation.token, RequestFailed(error_of(told.error), maybe_taken=is_for_a_time(told.error)))
+            self._settle(
+                invocation.token, RequestFailed(error_of(response.error), maybe_taken=is_for_a_time(response.error))
+            )
 
     def _give_up(self, token: int, error: SemelError | None) -> None:
         """Nobody waits any more. What is kept is sent all the same."""
@@ -739,7 +738,7 @@ class ClientMachine:
 
     # -- the outbox
 
-    def _take_back(self, entry: OutboxEntry) -> None:
+    def _restore_entry(self, entry: OutboxEntry) -> None:
         size, was_sent = len(entry.request.data.body), entry.sent_at is not None
         pending = Pending(None, entry.request, entry=entry, size=size, sent_at=entry.sent_at, in_doubt=was_sent)
         self._requests.add(pending)
@@ -773,7 +772,7 @@ class ClientMachine:
         """What the application has had is acknowledged, and what has no answer fails. What is kept stays kept."""
         if self.phase is Phase.READY:
             self._acknowledge(self._arrivals.take())
-        if self.phase in (Phase.OPENING, Phase.PROVING, Phase.READY):
+        if self.phase in (Phase.OPENING, Phase.AWAITING_FIRST_FRAME, Phase.READY):
             self._effects.append(CloseSocket(self._socket, CloseCode.NORMAL))
         self.phase = Phase.STOPPED
         cause = error or STOPPED

@@ -11,7 +11,8 @@ A stream dies with its session, and the server tells those who receive it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 import msgspec
 
@@ -39,7 +40,6 @@ from semel.pubsub.client.events import (
     StreamEvent,
     WritePart,
 )
-from semel.pubsub.client.window import Window
 from semel.pubsub.protocol.frames import Codec, Frame
 from semel.pubsub.protocol.messages import (
     Data,
@@ -52,6 +52,68 @@ from semel.pubsub.protocol.messages import (
     StreamEnd,
     StreamNack,
 )
+
+
+class Window:
+    """The parts that the server has not acknowledged, in order. `first` is the first of them, `next` the number of the
+    next new one.
+
+    An acknowledgement names the next part that is expected, and a server drops what comes after a gap. So there is one
+    time to wait for all of them, which starts again with each acknowledgement; when it is up, everything goes out again
+    from the first. With a time for each part, a slow link would carry every part again and again.
+    """
+
+    def __init__(self, count_max: int, bytes_max: int) -> None:
+        self._count_max, self._bytes_max = count_max, bytes_max
+        self._kept: deque[tuple[Frame, int]] = deque()
+        self._bytes = 0
+        self.first = self.next = 1
+        self._unsent = 1  # what goes out next
+        self._sent_max = 0  # the highest that ever went out
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._kept) < self._count_max and self._bytes < self._bytes_max
+
+    def add(self, frame: Frame, size: int) -> None:
+        """The frame of part `next`."""
+        self._kept.append((frame, size))
+        self._bytes += size
+        self.next += 1
+
+    def take_unsent(self) -> Iterator[Frame]:
+        """What goes out now."""
+        for frame, _ in islice(self._kept, self._unsent - self.first, None):
+            self._unsent += 1
+            self._sent_max = max(self._sent_max, self._unsent - 1)
+            yield frame
+
+    def go_back(self) -> None:
+        """All of it goes out again."""
+        self._unsent = self.first
+
+    def clear(self) -> None:
+        """Nobody wants the rest any more."""
+        self._kept.clear()
+        self._bytes = 0
+        self._unsent = self.next = self.first
+
+    def can_expect(self, number: int) -> bool:
+        """Whether a server that keeps its word may say that it expects this part next."""
+        return self.first <= number <= self._sent_max + 1
+
+    def acknowledge(self, expected: int) -> bool:
+        """All before this one are there. Whether that is news."""
+        is_new = expected > self.first
+        while self._kept and self.first < expected:
+            self._bytes -= self._kept.popleft()[1]
+            self.first += 1
+        self._unsent = max(self._unsent, self.first)
+        return is_new
+
 
 GIVEN_UP = Fault(ErrorName.USER, "the sender has given it up")
 
@@ -285,7 +347,7 @@ class ClientStreams:
 
     def _has_begun(self, stream: _Stream) -> bool:
         stream.is_begun = True
-        self._calm_down(stream)
+        self._reset_backoff(stream)
         self._settle(stream.token, RequestAccepted())
         stream.token = None
         return True
@@ -296,12 +358,12 @@ class ClientStreams:
             return False
         if not stream.window.acknowledge(expected):
             return False
-        self._calm_down(stream)
+        self._reset_backoff(stream)
         self._flushed(stream)
         self._admit(stream)
         return True
 
-    def _calm_down(self, stream: _Stream) -> None:
+    def _reset_backoff(self, stream: _Stream) -> None:
         stream.wakes_at, stream.rests, stream.attempt, stream.refusals = None, False, 0, 0
 
     def _nacked(self, stream: _Stream, told: StreamNack, now: float) -> bool:

@@ -21,7 +21,8 @@ from enum import Enum
 
 import msgspec
 
-from semel.pubsub.events.cloudevents import HandlerUnreachable, IncomingResponse, OutgoingRequest
+from semel.http import HttpResponse, OutgoingRequest
+from semel.pubsub.events.cloudevents import HandlerUnreachable
 from semel.pubsub.events.handlers import VALIDATE, EventHandler
 
 TIMEOUT_S = 10.0
@@ -43,7 +44,7 @@ class UrlVerdict(Enum):
     NO_ANSWER = "no answer"
 
 
-class Standing(msgspec.Struct, frozen=True):
+class HandlerConsent(msgspec.Struct, frozen=True):
     """What is known of a URL: when it last said yes, if no other word came after it, and when to ask next.
 
     An event goes out if that `is_allowed`. If not, and if the question `is_due` or under way, it waits for the answer;
@@ -60,15 +61,15 @@ class Standing(msgspec.Struct, frozen=True):
     def is_due(self, now: float) -> bool:
         return now >= self.ask_at
 
-    def after(self, verdict: UrlVerdict, now: float) -> Standing:
+    def after(self, verdict: UrlVerdict, now: float) -> HandlerConsent:
         """What is known when this was the last word: not `ASK_WITH_GET`, which is none."""
         if verdict is UrlVerdict.YES:
-            return Standing(now, now + VALID_S)
+            return HandlerConsent(now, now + VALID_S)
         yes_at = self.yes_at if verdict is UrlVerdict.NO_ANSWER else None
-        return Standing(yes_at, now + self.wait_s, min(self.wait_s * 2, WAIT_MAX_S))
+        return HandlerConsent(yes_at, now + self.wait_s, min(self.wait_s * 2, WAIT_MAX_S))
 
 
-UNKNOWN = Standing()
+UNKNOWN = HandlerConsent()
 
 
 def validation_request(handler: EventHandler, hub: str, origin: str, method: str = OPTIONS) -> OutgoingRequest:
@@ -77,7 +78,7 @@ def validation_request(handler: EventHandler, hub: str, origin: str, method: str
     return OutgoingRequest(method, handler.url_for(hub, VALIDATE), headers)
 
 
-def judge(reply: IncomingResponse | HandlerUnreachable, origin: str, method: str = OPTIONS) -> UrlVerdict:
+def judge(reply: HttpResponse | HandlerUnreachable, origin: str, method: str = OPTIONS) -> UrlVerdict:
     """What the reply to a question means. A server that is in trouble has not answered it."""
     if isinstance(reply, HandlerUnreachable) or reply.status == 408 or reply.status >= 500:
         return UrlVerdict.NO_ANSWER
@@ -86,7 +87,7 @@ def judge(reply: IncomingResponse | HandlerUnreachable, origin: str, method: str
     return UrlVerdict.YES if 200 <= reply.status < 300 and _names_us(reply, origin) else UrlVerdict.NO
 
 
-def _names_us(response: IncomingResponse, origin: str) -> bool:
+def _names_us(response: HttpResponse, origin: str) -> bool:
     """One origin in each header: a list with commas is none. On one machine people say now this, now that."""
     allowed = {host_of(value.strip()) for name, value in response.headers if name.lower() == "webhook-allowed-origin"}
     ours = host_of(origin)

@@ -28,15 +28,16 @@ import msgspec
 from semel.auth.keys import AccessKeys
 from semel.auth.tokens import ITEMS_MAX, ROLE_CHARS_MAX, USER_CHARS_MAX, service_token
 from semel.errors import FrameError, InputError, LimitExceeded, StoreError
-from semel.http import Headers, HttpError
+from semel.http import ClientCertificate, HttpError, HttpResponse, OutgoingRequest
 from semel.kernel.text import check_text, clean_cause
 from semel.pubsub.events.handlers import Auth, EventHandler, Handlers, SystemEvent
 from semel.pubsub.protocol.client_tokens import ClientClaims
 from semel.pubsub.protocol.frames import check_depth, subprotocol_of
-from semel.pubsub.protocol.messages import CONTENT_TYPES, CloseCode, Data, DataType, ErrorName, Fault, Metadata
+from semel.pubsub.protocol.messages import CONTENT_TYPES, Data, DataType, ErrorName, Fault, Metadata
 from semel.pubsub.protocol.names import check_group, check_metadata
 from semel.pubsub.rest.data import read_data
 from semel.pubsub.rest.routes import METADATA_PREFIX
+from semel.websocket import CloseCode
 
 FOLLOW_REDIRECTS = False
 """A handler may not send us elsewhere: only what the configuration names is called."""
@@ -69,23 +70,6 @@ _NOT_FIELD = re.compile(r"[^ -~]|\A +| +\Z")
 _FIELD = re.compile(r"[ -~]*\Z")
 
 
-class OutgoingRequest(msgspec.Struct, frozen=True):
-    """`headers` are all but Host, Content-Length and what concerns the connection."""
-
-    method: str
-    url: str
-    headers: Headers
-    body: bytes = b""
-
-
-class IncomingResponse(msgspec.Struct, frozen=True):
-    """`headers` as they came: names in any case, and one that came twice is there twice."""
-
-    status: int
-    headers: Headers = ()
-    body: bytes = b""
-
-
 class HandlerUnreachable(msgspec.Struct, frozen=True):
     """No response, or not all of it: no connection, a broken one, or the time was up (`is_late`)."""
 
@@ -97,7 +81,7 @@ class NotAllowed(msgspec.Struct, frozen=True):
     """It was not sent: the handler has not said that it wants events of this server."""
 
 
-Reply = IncomingResponse | HandlerUnreachable | NotAllowed
+Reply = HttpResponse | HandlerUnreachable | NotAllowed
 
 
 # -- events
@@ -165,13 +149,6 @@ def decode_event(stored: bytes) -> PendingEvent:
         raise StoreError(f"an event cannot be read: {error}", fix="was it written by a newer Semel?") from None
 
 
-class Certificate(msgspec.Struct, frozen=True):
-    """What a client has shown: the SHA-1 of it, and itself as PEM."""
-
-    thumbprint: str
-    content: str
-
-
 def connect_event(
     client: EventClient,
     at: int,
@@ -180,7 +157,7 @@ def connect_event(
     query: Iterable[tuple[str, str]],
     headers: Iterable[tuple[str, str]],
     subprotocols: Sequence[str],
-    certificates: Sequence[Certificate] = (),
+    certificate: ClientCertificate | None = None,
 ) -> PendingEvent:
     """The request with which the client comes, without the secrets in it."""
     body = {
@@ -188,9 +165,13 @@ def connect_event(
         "query": _gathered(query, _HIDDEN_QUERY),
         "headers": _gathered(headers, _HIDDEN_HEADERS),
         "subprotocols": subprotocols,
-        "clientCertificates": certificates,
+        "clientCertificates": [] if certificate is None else [_shown(certificate)],
     }
     return _system_event(client, CONNECT_ID, at, SystemEvent.CONNECT, body)
+
+
+def _shown(certificate: ClientCertificate) -> dict[str, str]:
+    return {"thumbprint": certificate.thumbprint, "content": certificate.pem}
 
 
 def connected_event(client: EventClient, at: int) -> PendingEvent:
@@ -347,7 +328,7 @@ def failure_answer(event: PendingEvent, why: str = NOT_TAKEN) -> Fault | CloseCo
 
 def read_connect(reply: Reply, offered: Sequence[str]) -> Allowed | HandlerRefused | HandlerFailed:
     """`offered` are the client's subprotocols. After `HandlerFailed` the client gets status 500."""
-    if isinstance(reply, IncomingResponse) and 400 <= reply.status < 500:
+    if isinstance(reply, HttpResponse) and 400 <= reply.status < 500:
         text = reply.body[: 4 * REFUSAL_CHARS_MAX].decode(errors="replace")
         return HandlerRefused(reply.status, clean_cause(text[:REFUSAL_CHARS_MAX]))
     try:
@@ -375,7 +356,7 @@ def read_notification(reply: Reply) -> HandlerAnswered | HandlerFailed:
         return HandlerFailed(error.message)
 
 
-def _taken(reply: Reply) -> IncomingResponse:
+def _taken(reply: Reply) -> HttpResponse:
     """The response, if it says yes and is no larger than allowed."""
     if isinstance(reply, HandlerUnreachable):
         raise InputError(f"the event handler cannot be reached: {clean_cause(reply.cause)}")
@@ -396,11 +377,11 @@ def _taken(reply: Reply) -> IncomingResponse:
     return reply
 
 
-def _values(response: IncomingResponse, name: str) -> list[str]:
+def _values(response: HttpResponse, name: str) -> list[str]:
     return [value.strip() for found, value in response.headers if found.lower() == name]
 
 
-def _state(response: IncomingResponse) -> str | None:
+def _state(response: HttpResponse) -> str | None:
     """It goes back to the handler just as it came, so it has to be fit for that."""
     values = _values(response, _STATE)
     if not values:
@@ -413,7 +394,7 @@ def _state(response: IncomingResponse) -> str | None:
     return values[0]
 
 
-def _metadata(response: IncomingResponse) -> Metadata | None:
+def _metadata(response: HttpResponse) -> Metadata | None:
     found = {
         name.lower().removeprefix(METADATA_PREFIX): value.strip()
         for name, value in response.headers
@@ -422,7 +403,7 @@ def _metadata(response: IncomingResponse) -> Metadata | None:
     return check_metadata(found) if found else None
 
 
-def _data(response: IncomingResponse, metadata: Metadata | None) -> Data | None:
+def _data(response: HttpResponse, metadata: Metadata | None) -> Data | None:
     """Without a type it is binary. An empty body is only told if metadata goes with it. So is null in JSON, which many
     web frameworks send for a handler that returns nothing: an error would make the client send its event again."""
     headers = {name: values[-1] for name in ("content-encoding", "content-type") if (values := _values(response, name))}
@@ -497,7 +478,7 @@ def next_try(attempt: int, reply: Reply, began: float, now: float) -> float | No
 def _may_pass(reply: Reply) -> bool:
     if isinstance(reply, HandlerUnreachable):
         return not reply.is_late
-    return isinstance(reply, IncomingResponse) and _is_trouble(reply.status)
+    return isinstance(reply, HttpResponse) and _is_trouble(reply.status)
 
 
 def _is_trouble(status: int) -> bool:

@@ -125,16 +125,6 @@ class Handlers:
         return next((handler for handler in self.handlers if handler.takes_user_event(name)), None)
 
 
-def check_origin(origin: str) -> str:
-    """Return `origin` when it is the host, with its port if it has one, by which a handler knows this server."""
-    if not _is_origin(origin):
-        raise ConfigError(
-            f"{origin[:128]!r} is not the host of a server",
-            fix="write a host, or host:port, and nothing before or after",
-        )
-    return origin.lower()
-
-
 # -- what a configuration may say
 
 T = TypeVar("T", bound=StrEnum)

@@ -61,20 +61,30 @@ from semel.pubsub.events.cloudevents import (
     read_user_event,
     user_event,
 )
-from semel.pubsub.events.handler_calls import HANDLERS, Fetch, Fetched, HandlerCalls, Replied, Timers, client_of, micros
+from semel.pubsub.events.handler_calls import (
+    HANDLERS,
+    Fetch,
+    Fetched,
+    HandlerCalls,
+    Invocations,
+    Replied,
+    Timers,
+    client_of,
+    micros,
+)
 from semel.pubsub.events.handlers import Handlers, SystemEvent
-from semel.pubsub.events.invocations import Invocations
 from semel.pubsub.hub.client_acks import ClientAcks
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.commits import Failure, hint, nothing_more
 from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.records import NO_TERMS, Terms, chunks_of, connection_target, message
+from semel.pubsub.hub.records import NO_TERMS, DeliveryTerms, chunks_of, connection_target, message
 from semel.pubsub.hub.roster import Elsewhere, Here, Roster
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.tail import Tail
-from semel.pubsub.protocol.messages import CloseCode, ErrorName, Fault, SendEvent
+from semel.pubsub.protocol.messages import ErrorName, Fault, SendEvent
+from semel.websocket import CloseCode
 
 LEASE_S = 15.0
 """After this time others may claim what a dead process had claimed."""
@@ -430,7 +440,7 @@ class Events:
         append = message(
             self._context.stream, self._context.mint(now), connection_target(session.id), answer.data,
             at=micros(now), sender=HANDLERS, user=None, on_fresh=self._context.accepted, blob=blob,
-            terms=Terms(metadata=answer.metadata) if answer.metadata else NO_TERMS,
+            terms=DeliveryTerms(metadata=answer.metadata) if answer.metadata else NO_TERMS,
         )  # fmt: skip
         return [append], chunks
 

@@ -13,7 +13,7 @@ from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_commits import SessionCommits
-from semel.pubsub.hub.spill_rows import deletions
+from semel.pubsub.hub.session_rows import deletions
 
 FLUSH_S = 1.0
 

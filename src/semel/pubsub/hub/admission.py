@@ -15,16 +15,16 @@ from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.delivery import Delivery
 from semel.pubsub.hub.endings import Endings
 from semel.pubsub.hub.group_state import GroupStates
-from semel.pubsub.hub.left_out import UNREADABLE, LeftOut
 from semel.pubsub.hub.node_lease import NodeLease
 from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.roster import Here
+from semel.pubsub.hub.roster import UNREADABLE, Here, UnreadableSessions
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_phase import SessionPhase
 from semel.pubsub.hub.sessions import Sessions
 from semel.pubsub.hub.sockets import Frames, NewSession, ResumeSession, SocketClosed, SocketDrained, SocketStalled
 from semel.pubsub.hub.takeover import HELD_BYTES_MAX, TakeOver
-from semel.pubsub.protocol.messages import CloseCode, Request, weigh
+from semel.pubsub.protocol.messages import Request, weigh
+from semel.websocket import CloseCode
 
 EARLY_MAX = 1_000
 EARLY_BYTES_MAX = 4 * 1024 * 1024
@@ -44,7 +44,7 @@ class Admission:
         outgoing: Outgoing,
         roster: Here,
         endings: Endings,
-        left_out: LeftOut,
+        left_out: UnreadableSessions,
         sessions: Sessions,
         take_over: TakeOver,
         clients: Clients,

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from semel.kernel.ops import Append
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.context import HubContext
-from semel.pubsub.hub.current import Current
 from semel.pubsub.hub.delivery import Delivery
 from semel.pubsub.hub.endings import Endings
 from semel.pubsub.hub.group_state import GroupStates
-from semel.pubsub.hub.orders import Orders
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.records import opened_on
+from semel.pubsub.hub.orders import NodeCommands
+from semel.pubsub.hub.read_barrier import ReadBarrier
+from semel.pubsub.hub.records import RecordKind, opened_on
 from semel.pubsub.hub.roster import Elsewhere, Here, Roster
 from semel.pubsub.hub.runs import Run, runs_of
 
@@ -30,11 +29,11 @@ class Applier:
         roster: Here,
         elsewhere: Roster[Elsewhere],
         endings: Endings,
-        current: Current,
+        current: ReadBarrier,
         delivery: Delivery,
         closing: Closing,
         group_states: GroupStates,
-        orders: Orders,
+        orders: NodeCommands,
     ) -> None:
         self._context, self._roster, self._elsewhere, self._endings = context, roster, elsewhere, endings
         self._current, self._delivery, self._closing = current, delivery, closing

@@ -15,7 +15,7 @@ from itertools import takewhile
 
 from semel.kernel.ledger import Event, Kind
 from semel.pubsub.hub.runs import Run
-from semel.pubsub.hub.spill_rows import SpillRow
+from semel.pubsub.hub.session_rows import SpillRow
 
 
 class Backlog:

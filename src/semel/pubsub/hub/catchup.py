@@ -16,17 +16,16 @@ from typing import NamedTuple
 from semel.kernel.effects import ReadFailed, ReadTrimmed
 from semel.kernel.store import Record
 from semel.pubsub.hub.ack_flush import AckFlush
-from semel.pubsub.hub.behind import Behind
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.delivery import Delivery
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.records import of_record
+from semel.pubsub.hub.endings import CatchingUp
+from semel.pubsub.hub.records import RecordKind, of_record
 from semel.pubsub.hub.roster import Here, Past
 from semel.pubsub.hub.runs import Run
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_phase import SessionChange
-from semel.pubsub.hub.spill_rows import Spilled
+from semel.pubsub.hub.session_rows import Spilled
 from semel.pubsub.hub.spills import Spills
 from semel.pubsub.hub.tail import Found, Tail
 
@@ -48,7 +47,7 @@ class CatchUp:
         context: HubContext,
         tail: Tail,
         roster: Here,
-        behind: Behind,
+        behind: CatchingUp,
         spills: Spills,
         acks: AckFlush,
         delivery: Delivery,

@@ -71,5 +71,5 @@ def _duplicate(ack_id: int) -> Fault:
 
 
 def _known(id: str) -> Fault:
-    """Whoever brought it."""
+    """A message with this id is there already, whichever session published it."""
     return Fault(ErrorName.DUPLICATE, f"Message with {MESSAGE_ID}: {id} has been processed")

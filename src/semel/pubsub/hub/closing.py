@@ -16,22 +16,19 @@ from semel.errors import StoreError
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Log, Op, Put, Result
 from semel.pubsub.hub.ack_flush import AckFlush
-from semel.pubsub.hub.arrivals import Arrivals
-from semel.pubsub.hub.behind import Behind
 from semel.pubsub.hub.commits import Failure, is_conflict, is_gone
 from semel.pubsub.hub.context import HubContext
-from semel.pubsub.hub.endings import Endings, Then
-from semel.pubsub.hub.left_out import UNREADABLE, LeftOut
+from semel.pubsub.hub.endings import CatchingUp, Endings, Then
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.records import closed
-from semel.pubsub.hub.roster import Here
+from semel.pubsub.hub.roster import UNREADABLE, Arrivals, Here, UnreadableSessions
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_phase import SessionChange, SessionPhase
-from semel.pubsub.hub.session_rows import acks_key, session_key
-from semel.pubsub.hub.spill_rows import deletions
+from semel.pubsub.hub.session_rows import acks_key, deletions, session_key
 from semel.pubsub.hub.streams import Streams
 from semel.pubsub.hub.tail import Tail
-from semel.pubsub.protocol.messages import CloseCode, Disconnected
+from semel.pubsub.protocol.messages import Disconnected
+from semel.websocket import CloseCode
 
 BEHIND_S = 1.0
 """A session that is still catching up when its time is over gets this much more."""
@@ -62,8 +59,8 @@ class Closing:
         roster: Here,
         arrivals: Arrivals,
         endings: Endings,
-        left_out: LeftOut,
-        behind: Behind,
+        left_out: UnreadableSessions,
+        behind: CatchingUp,
         acks: AckFlush,
         streams: Streams,
     ) -> None:

@@ -11,7 +11,6 @@ from semel.errors import LimitExceeded
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Put, Result
 from semel.pubsub.hub.answers import DONE, NOT_FOUND, Gathered, Reply, failed, outcome_for
-from semel.pubsub.hub.arrivals import Arrivals
 from semel.pubsub.hub.calls import (
     Answer,
     CloseConnections,
@@ -31,16 +30,16 @@ from semel.pubsub.hub.commits import Failure
 from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.endings import Endings
 from semel.pubsub.hub.groups import Groups
-from semel.pubsub.hub.memberships import TOO_MANY_GROUPS
 from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.roster import SOMEWHERE, Elsewhere, Here, M, Roster
-from semel.pubsub.hub.session import Session
+from semel.pubsub.hub.records import RecordKind
+from semel.pubsub.hub.roster import SOMEWHERE, Arrivals, Elsewhere, Here, M, Roster
+from semel.pubsub.hub.session import TOO_MANY_GROUPS, Session
 from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.tail import Tail
 from semel.pubsub.protocol.filters import parse
-from semel.pubsub.protocol.messages import CloseCode, Disconnected
+from semel.pubsub.protocol.messages import Disconnected
 from semel.pubsub.protocol.permissions import Permissions
+from semel.websocket import CloseCode
 
 Command = CloseConnections | JoinMembers | RemoveMembers | Grant | Revoke
 
@@ -119,8 +118,8 @@ class Commands:
         return {each.id for each in self.elsewhere_of(command, only) if each.node == SOMEWHERE}
 
     def carry_out(self, command: Command, scope: Scope, now: float, then: CarriedOut) -> None:
-        """For the sessions that are here at once, and for those on their way here when it is decided whether they come.
-        One that does not come may still be on another node: it counts as moved."""
+        """Apply it now to the sessions that are here. Those that are still arriving follow as soon as it is decided
+        whether they stay; one that does not may be on another node, and is reported as moved."""
         moved: set[str] = set()
 
         def answer(answer: Answer) -> None:

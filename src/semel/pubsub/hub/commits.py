@@ -21,10 +21,10 @@ def why(failure: Failure) -> str:
 
 def hint(failure: Failure) -> str:
     """For clients and services."""
-    return outward(failure.error if isinstance(failure, CommitFailed) else None)
+    return public_message(failure.error if isinstance(failure, CommitFailed) else None)
 
 
-def outward(error: SemelError | None) -> str:
+def public_message(error: SemelError | None) -> str:
     """All that goes out of the server about an error of the store. Where the store is, what it is called and who
     may use it stands in the error itself, and is for the log alone."""
     if isinstance(error, StoreFull):

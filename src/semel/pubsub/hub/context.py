@@ -29,10 +29,31 @@ from semel.kernel.envelope import mint_id
 from semel.kernel.ops import Op
 from semel.kernel.position import Position
 from semel.pubsub.hub.commits import Done, Failed, Failure, is_conflict, is_trouble, why
-from semel.pubsub.hub.counts import HubCounts
-from semel.pubsub.hub.pending_reads import PendingReads
 from semel.pubsub.hub.records import accepted_event, repeated_event, stream_of
-from semel.pubsub.hub.tail import READ_ROWS
+from semel.pubsub.hub.tail import READ_ROWS, PendingReads
+
+
+class HubCounts:
+    """Plain numbers that only grow, since this process has the hub. Messages are counted once however many get them,
+    deliveries once for each session that a message was queued for or sent to."""
+
+    __slots__ = ("accepted", "acknowledged", "deliveries", "discarded", "duplicates", "failed_commits", "spilled")
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        """Messages that were made durable."""
+        self.duplicates = 0
+        """Requests that were answered as done before."""
+        self.deliveries = 0
+        self.acknowledged = 0
+        """Deliveries that a client has acknowledged."""
+        self.discarded = 0
+        """Deliveries that ended with their session, unacknowledged."""
+        self.failed_commits = 0
+        """Commits that the store did not make."""
+        self.spilled = 0
+        """Deliveries that were copied out of the stream, because they were not acknowledged for so long."""
+
 
 OnLoaded = Callable[[Loaded | LoadedAll | LoadFailed, float], None]
 

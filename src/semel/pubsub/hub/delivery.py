@@ -17,7 +17,7 @@ from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.runs import Run
 from semel.pubsub.hub.session import Session
 from semel.pubsub.protocol.filters import parse
-from semel.pubsub.protocol.messages import CloseCode
+from semel.websocket import CloseCode
 
 
 class Delivery:

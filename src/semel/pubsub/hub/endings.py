@@ -74,3 +74,23 @@ class Endings:
 
     def to_retry(self) -> list[tuple[Session, Ending]]:
         return [(session, end) for session, end in self._ends.items() if not end.is_under_way]
+
+
+class CatchingUp:
+    """Sessions that are over while what they have missed is still being read: what happens then waits for that. It was
+    owed to them, so the ledger has to say what became of it."""
+
+    __slots__ = ("_ending",)
+
+    def __init__(self) -> None:
+        self._ending: dict[Session, Callable[[float], None]] = {}
+
+    def __contains__(self, session: Session) -> bool:
+        """Whether it ends as soon as it has caught up."""
+        return session in self._ending
+
+    def when_caught_up(self, session: Session, call: Callable[[float], None]) -> None:
+        self._ending[session] = call
+
+    def take(self, session: Session) -> Callable[[float], None] | None:
+        return self._ending.pop(session, None)

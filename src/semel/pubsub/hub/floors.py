@@ -18,9 +18,8 @@ from semel.kernel.store import State
 from semel.pubsub.hub.commits import Failure, nothing_more
 from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.endings import Endings
-from semel.pubsub.hub.left_out import LeftOut
 from semel.pubsub.hub.node_lease import NodeLease
-from semel.pubsub.hub.roster import Here
+from semel.pubsub.hub.roster import Here, UnreadableSessions
 from semel.pubsub.hub.tail import Tail
 
 NODES_MAX = 1000
@@ -44,7 +43,7 @@ class Floors:
         tail: Tail,
         roster: Here,
         endings: Endings,
-        left_out: LeftOut,
+        left_out: UnreadableSessions,
         floor: int,
     ) -> None:
         self._context, self._lease, self._tail, self._roster = context, lease, tail, roster

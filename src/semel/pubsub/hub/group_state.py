@@ -24,10 +24,9 @@ from semel.kernel.ops import Append, Result
 from semel.pubsub.hub.client_acks import ClientAcks, forbidden
 from semel.pubsub.hub.commits import Failure
 from semel.pubsub.hub.context import HubContext
-from semel.pubsub.hub.current import Current
 from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.records import group_target
+from semel.pubsub.hub.read_barrier import ReadBarrier
+from semel.pubsub.hub.records import RecordKind, group_target
 from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_commits import SessionCommits
@@ -46,7 +45,7 @@ from semel.pubsub.protocol.messages import (
     UnsubscribeGroupState,
 )
 from semel.pubsub.protocol.permissions import Permission
-from semel.pubsub.protocol.wire import frame
+from semel.websocket import frame
 
 KEYS_MAX = 64
 KEY_CHARS_MAX = 256
@@ -74,7 +73,7 @@ class GroupStates:
         roster: Here,
         commits: SessionCommits,
         acks: ClientAcks,
-        current: Current,
+        current: ReadBarrier,
     ) -> None:
         self._context, self._outgoing, self._roster = context, outgoing, roster
         self._commits, self._acks, self._current = commits, acks, current

@@ -8,8 +8,7 @@ from semel.kernel.ops import Fresh, Put, Result
 from semel.pubsub.events.queue import Events
 from semel.pubsub.hub.commits import Failure
 from semel.pubsub.hub.context import HubContext
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.records import membership
+from semel.pubsub.hub.records import RecordKind, membership
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.tail import Tail

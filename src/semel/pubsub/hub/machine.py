@@ -15,9 +15,9 @@ constructors, never the hub:
                 outgoing      what is written to sockets
     sessions    sessions      how they begin; closing: how they end (arrivals, endings: not in the store yet)
                 catchup       what they have missed; spills: what a silent client is owed leaves the stream
-                left_out      those that only a newer Semel can read
-    nodes       nodes         who lives; takeover, missing: whose session it is; floors: what is still needed
-                current       questions about sessions wait until the stream was read to its end
+                unreadable_sessions   those that only a newer Semel can read
+    nodes       nodes         who lives; takeover, lost_sessions: whose session it is; floors: what is still needed
+                read_barrier  questions about sessions wait until the stream was read to its end
 
 What this node has committed itself need not be read again if no record of another node stands before it.
 """
@@ -53,8 +53,6 @@ from semel.pubsub.events.queue import Events
 from semel.pubsub.hub.ack_flush import AckFlush
 from semel.pubsub.hub.admission import Admission, SocketEvent
 from semel.pubsub.hub.applier import Applier
-from semel.pubsub.hub.arrivals import Arrivals
-from semel.pubsub.hub.behind import Behind
 from semel.pubsub.hub.calls import Call
 from semel.pubsub.hub.catchup import CatchUp
 from semel.pubsub.hub.client_acks import ClientAcks
@@ -62,21 +60,20 @@ from semel.pubsub.hub.clients import Clients
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.commands import Commands
 from semel.pubsub.hub.context import HubContext, HubOptions
-from semel.pubsub.hub.current import Current
 from semel.pubsub.hub.delivery import Delivery
-from semel.pubsub.hub.endings import Endings
+from semel.pubsub.hub.endings import CatchingUp, Endings
 from semel.pubsub.hub.floors import Floors
 from semel.pubsub.hub.group_state import GroupStates
 from semel.pubsub.hub.groups import Groups
 from semel.pubsub.hub.idempotency import Keys
-from semel.pubsub.hub.left_out import LeftOut
-from semel.pubsub.hub.missing import Missing
+from semel.pubsub.hub.lost_sessions import LostSessions
 from semel.pubsub.hub.node_lease import NodeLease
 from semel.pubsub.hub.nodes import Nodes
-from semel.pubsub.hub.orders import Orders
+from semel.pubsub.hub.orders import NodeCommands
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.publishing import Publishing
-from semel.pubsub.hub.roster import Elsewhere, Here, Roster
+from semel.pubsub.hub.read_barrier import ReadBarrier
+from semel.pubsub.hub.roster import Arrivals, Elsewhere, Here, Roster, UnreadableSessions
 from semel.pubsub.hub.service import Service
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_commits import SessionCommits
@@ -86,7 +83,45 @@ from semel.pubsub.hub.spills import Spills
 from semel.pubsub.hub.streams import Streams
 from semel.pubsub.hub.tail import Tail
 from semel.pubsub.hub.takeover import TakeOver
-from semel.pubsub.hub.upkeep import Upkeep
+
+
+class Upkeep:
+    """At regular times a hub tries again what the store did not do, and trims what nobody needs. It also looks whether
+    there is more to read: nothing may depend on being woken, or on the answer to every commit."""
+
+    def __init__(
+        self,
+        context: HubContext,
+        lease: NodeLease,
+        tail: Tail,
+        floors: Floors,
+        closing: Closing,
+        spills: Spills,
+        missing: LostSessions,
+        catch_up: CatchUp,
+    ) -> None:
+        self._context, self._lease, self._tail, self._floors = context, lease, tail, floors
+        self._closing, self._spills, self._missing, self._catch_up = closing, spills, missing, catch_up
+        self._at: float | None = None
+
+    def start(self, now: float) -> None:
+        self._at = now + self._context.options.trim_s
+
+    def next_deadline(self) -> float | None:
+        return self._at
+
+    def on_timer(self, now: float) -> None:
+        if self._at is None or self._at > now:
+            return
+        self._at = now + self._context.options.trim_s
+        self._closing.try_again(now)
+        self._spills.try_again()
+        self._missing.try_again()
+        self._catch_up.try_again()
+        self._tail.read_on()
+        if self._lease.is_held:
+            self._floors.update()
+
 
 __all__ = ["Hub", "HubOptions"]
 
@@ -128,14 +163,14 @@ class Hub:
         for each in sessions_elsewhere:
             elsewhere.add(each)
         arrivals, endings = self.arrivals, self.endings = Arrivals(), Endings()
-        behind = Behind()
-        left_out = self.left_out = LeftOut(context)
+        behind = CatchingUp()
+        left_out = self.left_out = UnreadableSessions(context)
         self._restored = tuple(sessions)
 
         # the stream and the sockets
         outgoing = self.outgoing = Outgoing(context)
         tail = self.tail = Tail(_look_back(head) if is_shared else head, context.effects.append, rows)
-        current = self.current = Current(context, tail)
+        current = self.current = ReadBarrier(context, tail)
         floors = self.floors = Floors(context, lease, tail, roster, endings, left_out, floor)
         commits = self._commits = SessionCommits(context, tail)
         acks, client_acks = AckFlush(context, commits, roster), ClientAcks(context, outgoing)
@@ -167,11 +202,11 @@ class Hub:
         take_over = self.take_over = TakeOver(
             context, outgoing, tail, roster, elsewhere, arrivals, floors, spills, self._sessions, closing, clients
         )
-        missing = Missing(context, roster, elsewhere, current, closing, take_over)
+        missing = LostSessions(context, roster, elsewhere, current, closing, take_over)
         commands = self._commands = Commands(
             context, outgoing, tail, roster, elsewhere, arrivals, endings, closing, commits, groups
         )
-        orders = self.orders = Orders(context, tail, current, commands)
+        orders = self.orders = NodeCommands(context, tail, current, commands)
         keys = self._keys = Keys(context)
         self._service = Service(context, tail, roster, elsewhere, arrivals, endings, current, keys, commands, orders)
         self._admission = Admission(

@@ -16,9 +16,9 @@ from semel.kernel.lease import renew_at
 from semel.kernel.ops import Claim, Claimed, Enqueue, Finish, Op, Put, Renew, Result, Stale, WorkRow, WorkState
 from semel.pubsub.hub.commits import Failure, nothing_more
 from semel.pubsub.hub.context import HubContext
-from semel.pubsub.hub.current import Current
 from semel.pubsub.hub.floors import Floors, floor_key
 from semel.pubsub.hub.node_lease import NodeLease
+from semel.pubsub.hub.read_barrier import ReadBarrier
 from semel.pubsub.hub.session_rows import read_session, session_key
 from semel.pubsub.hub.takeover import TakeOver
 
@@ -45,7 +45,7 @@ class Nodes:
         context: HubContext,
         lease: NodeLease,
         floors: Floors,
-        current: Current,
+        current: ReadBarrier,
         take_over: TakeOver,
         on_held: Callable[[float], None],
     ) -> None:
@@ -123,7 +123,9 @@ class _Adoption:
     """The sessions of a dead node come here, page by page. When all have, its name and its floor are forgotten. If some
     have not, it is done again; if this node dies, its claim runs out and another does it."""
 
-    def __init__(self, context: HubContext, queue: str, row: WorkRow, current: Current, take_over: TakeOver) -> None:
+    def __init__(
+        self, context: HubContext, queue: str, row: WorkRow, current: ReadBarrier, take_over: TakeOver
+    ) -> None:
         self._context, self._queue, self._row = context, queue, row
         self._current, self._take_over = current, take_over
         self._after = ""

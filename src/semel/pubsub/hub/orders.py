@@ -26,9 +26,8 @@ from semel.pubsub.hub.calls import Answer, CloseConnections, Grant, JoinMembers,
 from semel.pubsub.hub.commands import Command, Commands, Scope, scope_at
 from semel.pubsub.hub.commits import Failure, hint
 from semel.pubsub.hub.context import HubContext
-from semel.pubsub.hub.current import Current
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.records import order, ordered, reply
+from semel.pubsub.hub.read_barrier import ReadBarrier
+from semel.pubsub.hub.records import RecordKind, order, ordered, reply
 from semel.pubsub.hub.roster import SOMEWHERE
 from semel.pubsub.hub.tail import Tail
 
@@ -46,7 +45,8 @@ _KINDS: dict[str, type[Command]] = {
 
 
 class _Order(msgspec.Struct, frozen=True, array_like=True):
-    """`only`: of those whom the command is for these, which were there when it was decided; None: all."""
+    """`only`: the sessions to which the command applies, out of those that it addresses: the ones that existed when it
+    was given. None: all that it addresses."""
 
     name: str
     command: msgspec.Raw
@@ -95,8 +95,8 @@ class _Part:
     moved: set[str] = field(default_factory=set)
 
 
-class Orders:
-    def __init__(self, context: HubContext, tail: Tail, current: Current, commands: Commands) -> None:
+class NodeCommands:
+    def __init__(self, context: HubContext, tail: Tail, current: ReadBarrier, commands: Commands) -> None:
         self._context, self._tail, self._current, self._commands = context, tail, current, commands
         self._runs: dict[_Run, None] = {}
         self._given: dict[str, _Part] = {}

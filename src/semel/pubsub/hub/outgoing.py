@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.session import Session
-from semel.pubsub.hub.sockets import ALL, ClosePeer, Write
+from semel.pubsub.hub.sockets import ALL, ClosePeer, WelcomePeer, Write
 from semel.pubsub.protocol.codecs import codec_for
-from semel.pubsub.protocol.messages import CloseCode, Response
-from semel.pubsub.protocol.wire import frame
+from semel.pubsub.protocol.messages import Connected, Response
+from semel.websocket import CloseCode, frame
 
 
 class Outgoing:
@@ -40,6 +40,15 @@ class Outgoing:
             encoded = codec_for(session.subprotocol).encode(response)
             if encoded is not None:
                 self.write(session.peer, frame(encoded))
+
+    def welcome(self, session: Session, response: Connected) -> None:
+        """The session is open."""
+        if session.peer is None:
+            return
+        if codec_for(session.subprotocol).encode(response) is None:
+            self._context.send(session.peer, WelcomePeer())
+        else:
+            self.send(session, response)
 
     def send_acks(self, session: Session, ack_ids: Sequence[int]) -> None:
         if session.peer is not None and ack_ids:

@@ -21,21 +21,21 @@ from semel.pubsub.hub.in_order import REFUSED
 from semel.pubsub.hub.records import (
     MESSAGE_ID,
     NO_TERMS,
-    Terms,
+    DeliveryTerms,
     digest_of,
     group_target,
     id_identity,
     message,
     plain_message,
 )
-from semel.pubsub.hub.session import Session
+from semel.pubsub.hub.session import Session, StagedPublishes
 from semel.pubsub.hub.session_commits import SessionCommits
-from semel.pubsub.hub.staged import StagedPublishes
 from semel.pubsub.hub.streams import Streams
 from semel.pubsub.hub.tail import Tail
 from semel.pubsub.protocol.frames import subprotocol_of
-from semel.pubsub.protocol.messages import CloseCode, ErrorName, Fault, SendToGroup
+from semel.pubsub.protocol.messages import ErrorName, Fault, SendToGroup
 from semel.pubsub.protocol.permissions import Permission
+from semel.websocket import CloseCode
 
 
 class Publishing:
@@ -116,7 +116,7 @@ class Publishing:
         terms = NO_TERMS
         if request.no_echo or request.ttl_s or request.metadata:
             expires = at + request.ttl_s * 1_000_000 if request.ttl_s else None
-            terms = Terms(request.no_echo, expires=expires, metadata=request.metadata)
+            terms = DeliveryTerms(request.no_echo, expires=expires, metadata=request.metadata)
         own = request.metadata.get(MESSAGE_ID) if request.metadata else None
         target = group_target(request.group)
         identity = digest = None

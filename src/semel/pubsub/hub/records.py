@@ -19,20 +19,39 @@ A record carries all that decides who gets it, so every node decides alike, also
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from functools import lru_cache
 from hashlib import sha256
 from typing import Protocol
 
 import msgspec
 
+from semel.kernel import ops
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob, Envelope
 from semel.kernel.ledger import Event, Kind
 from semel.kernel.ops import MESSAGE, Append, PutBlob
 from semel.kernel.store import BLOB_CHUNK_BYTES, Record
 from semel.kernel.text import ID_CHARS_MAX, stream_name
-from semel.pubsub.hub.record_kinds import RecordKind
 from semel.pubsub.protocol.frames import FrameError, check_digits, json_body
 from semel.pubsub.protocol.messages import CONTENT_TYPES, Data, DataType, Metadata, StreamPart
+
+
+class RecordKind(IntEnum):
+    """Numbers are stored, and the lower-case names stand in the exported index (`record_types`): neither ever changes
+    meaning, and no other protocol uses these numbers.
+
+    Records come back from a store with a plain number, also one that only a newer Semel knows: compare with `==`.
+    """
+
+    MESSAGE = ops.MESSAGE
+    JOIN = 1
+    LEAVE = 2
+    OPEN = 3
+    CLOSE = 4
+    STATE = 5
+    ORDER = 6
+    REPLY = 7
+
 
 REST = "rest"
 DATA_TYPES = {content: kind for kind, content in CONTENT_TYPES.items()}
@@ -93,7 +112,7 @@ def connection_target(connection: str) -> str:
 EVERYBODY = ""
 
 
-class Terms(msgspec.Struct, frozen=True, gc=False):
+class DeliveryTerms(msgspec.Struct, frozen=True, gc=False):
     """What else decides who gets a message, and what comes with it. `expires` in microseconds."""
 
     no_echo: bool = False
@@ -104,7 +123,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False):
     stream: StreamPart | None = None
 
 
-NO_TERMS = Terms()
+NO_TERMS = DeliveryTerms()
 
 
 class Served(Protocol):
@@ -142,7 +161,7 @@ def message(
     at: int,
     sender: str,
     user: str | None,
-    terms: Terms,
+    terms: DeliveryTerms,
     on_fresh: Event,
     blob: Blob | None = None,
     identity: str | None = None,
@@ -172,7 +191,7 @@ def plain_message(
     return Append(stream, envelope, None, MESSAGE, target, fresh, repeated)
 
 
-def _headers(terms: Terms) -> dict[str, str]:
+def _headers(terms: DeliveryTerms) -> dict[str, str]:
     headers: dict[str, str] = {}
     if terms.no_echo:
         headers[NO_ECHO] = "1"
@@ -189,12 +208,12 @@ def _headers(terms: Terms) -> dict[str, str]:
     return headers
 
 
-def terms_of(envelope: Envelope) -> Terms:
+def terms_of(envelope: Envelope) -> DeliveryTerms:
     headers = envelope.headers
     if not headers:
         return NO_TERMS
     metadata = {name.removeprefix(META): value for name, value in headers.items() if name.startswith(META)}
-    return Terms(
+    return DeliveryTerms(
         NO_ECHO in headers,
         msgspec.json.decode(headers[EXCLUDED], type=tuple[str, ...]) if EXCLUDED in headers else (),
         headers.get(FILTER),

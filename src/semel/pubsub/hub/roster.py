@@ -1,12 +1,14 @@
-"""Who is there: the sessions of a hub by id, by user and by group."""
+"""Who is there: the sessions of a hub by id, by user and by group; those that arrive, and those that are left out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from semel.errors import StoreError
+from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.records import TO_CONNECTION, TO_GROUP, TO_USER
 from semel.pubsub.hub.session import Session
 from semel.pubsub.protocol.filters import FilteredConnection
@@ -149,3 +151,68 @@ def _discard(index: dict[str, dict[str, M]], key: str, connection: str) -> None:
         found.pop(connection, None)
         if not found:
             del index[key]
+
+
+class Arrivals:
+    """Sessions whose first commit on this node is on its way: new ones, and those that are taken over.
+
+    Other nodes may learn from the stream that a session is here before this node has the answer to its commit. Until
+    then nothing can be written for the session, since the versions of its rows come with that answer: what is asked of
+    it waits.
+    """
+
+    def __init__(self) -> None:
+        self.sessions = Roster[Session]()
+        self._waiting: list[tuple[set[str], Callable[[float], None]]] = []
+
+    def __len__(self) -> int:
+        return len(self.sessions) + len(self._waiting)
+
+    def begin(self, session: Session) -> None:
+        self.sessions.add(session)
+
+    def decided(self, session: Session, now: float) -> None:
+        """Its commit is done, or has failed: call those who waited for it."""
+        self.sessions.remove(session)
+        waiting, self._waiting = self._waiting, []
+        for ids, call in waiting:
+            ids.discard(session.id)
+            if ids:
+                self._waiting.append((ids, call))
+            else:
+                call(now)
+
+    def when_decided(self, sessions: Iterable[Session], call: Callable[[float], None]) -> None:
+        """Call when it is decided for all of these."""
+        self._waiting.append(({session.id for session in sessions}, call))
+
+
+UNREADABLE = "the session cannot be read"
+
+
+class UnreadableSessions:
+    """Sessions that this Semel cannot read, because a newer one has written them. `_floors`: the last record that each
+    of them does not need.
+
+    No node of this version takes them, and their rows stay as they are. What the stream holds for them is kept, so the
+    Semel that can read them continues as if nothing had happened.
+    """
+
+    def __init__(self, context: HubContext) -> None:
+        self._context = context
+        self._floors: dict[str, int] = {}
+
+    def __contains__(self, connection: object) -> bool:
+        return connection in self._floors
+
+    def add(self, connection: str, floor: int, error: StoreError) -> None:
+        """On a node that is the only one: nobody else keeps the stream for it."""
+        self._floors[connection] = floor
+        self.report(connection, error)
+
+    def report(self, connection: str, error: StoreError) -> None:
+        detail = f"{connection} is left out, and what it is owed is kept: {error.message}; {error.fix}"
+        self._context.notify("session-unreadable", detail)
+
+    def floors(self) -> Iterable[int]:
+        return self._floors.values()

@@ -13,11 +13,11 @@ from operator import attrgetter
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import fold_ids
 from semel.kernel.ops import Append
-from semel.pubsub.hub.records import NO_TERMS, TO_GROUP, Terms, data_of, kind_of, terms_of
+from semel.pubsub.hub.records import NO_TERMS, TO_GROUP, DeliveryTerms, data_of, kind_of, terms_of
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import RELIABLE, subprotocol_of
 from semel.pubsub.protocol.messages import Data, DataType, GroupMessage, Response, ServerMessage
-from semel.pubsub.protocol.wire import frame
+from semel.websocket import frame
 
 NOTHING = Data(DataType.BINARY, b"")
 
@@ -46,7 +46,7 @@ class Run:
         self.target = appends[0].target
         self.size = sum([len(append.envelope.data) for append in appends]) if body is None else len(body)
         headers = appends[0].envelope.headers
-        self.terms: Terms = terms_of(appends[0].envelope) if headers else NO_TERMS
+        self.terms: DeliveryTerms = terms_of(appends[0].envelope) if headers else NO_TERMS
         self.expires = self.terms.expires
         self._appends, self._body = appends, body
         self._fold: int | None = None

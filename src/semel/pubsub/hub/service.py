@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from heapq import nsmallest
+from itertools import chain
+
 from semel.errors import InputError, StoreError
 from semel.kernel.effects import Loaded, LoadedAll, LoadFailed
 from semel.kernel.ops import Append, PutBlob, Result
 from semel.pubsub.hub.answers import DONE, NOT_FOUND, Reply, failed
-from semel.pubsub.hub.arrivals import Arrivals
 from semel.pubsub.hub.calls import (
     Answer,
+    Attendance,
     Call,
     Check,
     CloseConnections,
     Connection,
+    ConnectionInfo,
     Everybody,
     Find,
     Grant,
     Group,
+    GroupInfo,
+    HubInfo,
     JoinMembers,
     ListConnections,
     ListGroups,
@@ -34,24 +41,22 @@ from semel.pubsub.hub.calls import (
 from semel.pubsub.hub.commands import Command, Commands, find, find_durable
 from semel.pubsub.hub.commits import Failure, is_conflict
 from semel.pubsub.hub.context import HubContext
-from semel.pubsub.hub.current import Current
 from semel.pubsub.hub.endings import Endings
 from semel.pubsub.hub.idempotency import Keys, terms_of
-from semel.pubsub.hub.left_out import UNREADABLE
-from semel.pubsub.hub.orders import Orders
-from semel.pubsub.hub.overview import overview
+from semel.pubsub.hub.orders import NodeCommands
+from semel.pubsub.hub.read_barrier import ReadBarrier
 from semel.pubsub.hub.records import (
     EVERYBODY,
     NO_TERMS,
     REST,
-    Terms,
+    DeliveryTerms,
     connection_target,
     digest_of,
     group_target,
     message,
     user_target,
 )
-from semel.pubsub.hub.roster import Elsewhere, Here, Roster
+from semel.pubsub.hub.roster import UNREADABLE, Arrivals, Elsewhere, Here, M, Roster
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_rows import read_session, session_key
 from semel.pubsub.hub.tail import Tail
@@ -67,10 +72,10 @@ class Service:
         elsewhere: Roster[Elsewhere],
         arrivals: Arrivals,
         endings: Endings,
-        current: Current,
+        current: ReadBarrier,
         keys: Keys,
         commands: Commands,
-        orders: Orders,
+        orders: NodeCommands,
     ) -> None:
         self._context, self._tail, self._roster, self._elsewhere = context, tail, roster, elsewhere
         self._arrivals, self._endings, self._current = arrivals, endings, current
@@ -141,11 +146,11 @@ class Service:
     def _message(self, call: Publish, now: float) -> tuple[Append, list[PutBlob]]:
         at = round(now * 1e6)
         expires = at + call.ttl_s * 1_000_000 if call.ttl_s else None
-        terms = Terms(False, call.excluded, call.filter, expires, call.metadata)
+        terms = DeliveryTerms(False, call.excluded, call.filter, expires, call.metadata)
         blob, chunks = self._tail.keep_body(call.data.body, self._context.mint, now)
         append = message(
             self._context.stream, call.id or self._context.mint(now), _target(call.to), call.data,
-            at=at, sender=REST, user=None, terms=terms if terms != Terms() else NO_TERMS, blob=blob,
+            at=at, sender=REST, user=None, terms=terms if terms != DeliveryTerms() else NO_TERMS, blob=blob,
             on_fresh=self._context.accepted,
         )  # fmt: skip
         return append, chunks
@@ -201,3 +206,74 @@ def _target(to: Receivers) -> str:
             return connection_target(name)
         case Everybody():
             return EVERYBODY
+
+
+# -- what operators see: how many are there, who, and in which groups
+
+# A list comes in pages. Each is found by the last id of the one before, so who comes and goes meanwhile does no harm.
+
+
+def overview(here: Here, elsewhere: Roster[Elsewhere], look: Look) -> Answer:
+    match look:
+        case Summarize():
+            return Answer(rows=(_summary(here, elsewhere),))
+        case ListConnections(of=of, after=after, limit=limit):
+            ids, more = _page(_ids(here, elsewhere, of), after, limit)
+            return Answer(rows=tuple(_connection(here, elsewhere, id) for id in ids), more=more)
+        case ListGroups(after=after, limit=limit):
+            names, more = _page({*here.groups, *elsewhere.groups}, after, limit)
+            rows = [GroupInfo(name, _members(here, name) + _members(elsewhere, name)) for name in names]
+            return Answer(rows=tuple(rows), more=more)
+
+
+def _summary(here: Here, elsewhere: Roster[Elsewhere]) -> HubInfo:
+    connected = sum(session.peer is not None for session in here)
+    groups = len(here.groups.keys() | elsewhere.groups.keys())
+    return HubInfo(connected, len(here) - connected, len(elsewhere), groups)
+
+
+def _members(roster: Roster[M], group: str) -> int:
+    return len(roster.groups.get(group, ()))
+
+
+def _ids(here: Here, elsewhere: Roster[Elsewhere], of: Everybody | Group | User) -> Iterable[str]:
+    match of:
+        case Everybody():
+            return chain(here.sessions, elsewhere.sessions)
+        case Group(name=name):
+            return chain(here.groups.get(name, ()), elsewhere.groups.get(name, ()))
+        case User(name=name):
+            return chain(here.users.get(name, ()), elsewhere.users.get(name, ()))
+
+
+def _page(names: Iterable[str], after: str, limit: int) -> tuple[list[str], bool]:
+    """The first of them after a name, and whether there are more."""
+    found = nsmallest(limit + 1, (name for name in names if name > after))
+    return found[:limit], len(found) > limit
+
+
+def _connection(here: Here, elsewhere: Roster[Elsewhere], id: str) -> ConnectionInfo:
+    session = here.get(id)
+    return _here(session) if session is not None else _elsewhere(elsewhere.sessions[id])
+
+
+def _here(session: Session) -> ConnectionInfo:
+    return ConnectionInfo(
+        session.id,
+        Attendance.CONNECTED if session.peer is not None else Attendance.WAITING,
+        session.node,
+        tuple(sorted(session.groups)),
+        session.user,
+        session.subprotocol,
+        session.start,
+        session.backlog.acked,
+        session.backlog.count,
+        session.backlog.bytes,
+        session.dropped_at,
+    )
+
+
+def _elsewhere(session: Elsewhere) -> ConnectionInfo:
+    return ConnectionInfo(
+        session.id, Attendance.ELSEWHERE, session.node, tuple(sorted(session.groups)), session.user
+    )  # fmt: skip

@@ -6,19 +6,20 @@ it builds on, so a node that was replaced cannot write for the session any more,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from semel.kernel.ops import Put, Result
+from semel.kernel.numbers import NumberSet
+from semel.kernel.ops import Append, Put, PutBlob, Result
 from semel.kernel.store import State
-from semel.pubsub.hub.ack_memory import AckMemory
 from semel.pubsub.hub.backlog import Backlog
 from semel.pubsub.hub.in_order import InOrder
-from semel.pubsub.hub.memberships import Memberships
 from semel.pubsub.hub.session_phase import SessionChange, SessionPhase, after
 from semel.pubsub.hub.session_rows import (
     AcksRow,
+    ClientStream,
     SessionRow,
+    Spill,
     SpilledAcks,
     acks_key,
     encode_row,
@@ -26,11 +27,141 @@ from semel.pubsub.hub.session_rows import (
     read_session,
     session_key,
 )
-from semel.pubsub.hub.spill_rows import Spill
-from semel.pubsub.hub.staged import StagedPublishes
 from semel.pubsub.protocol.frames import RELIABLE, subprotocol_of
-from semel.pubsub.protocol.messages import Request
+from semel.pubsub.protocol.messages import Request, Response
 from semel.pubsub.protocol.permissions import Permission, Permissions
+
+GROUPS_MAX = 10_000
+GROUPS_CHARS_MAX = 512 * 1024
+"""For all names together: they are in one row, which is written with every change."""
+TOO_MANY_GROUPS = (
+    f"a connection can be in {GROUPS_MAX:,} groups, with {GROUPS_CHARS_MAX:,} characters in all their names; those that"
+    " it has left count until it has acknowledged what came from them"
+)
+
+MembershipInterval = tuple[str, int, int]
+"""A group, and the offsets between which the session was in it."""
+
+
+class Memberships:
+    """In which groups a session is.
+
+    `wanted`: as soon as it is asked for. `decided`: when it is durable from which record on. `applied`: when this
+    node has applied that record; messages go by this one. `left` are stays that have ended, of which the client may not
+    have everything."""
+
+    __slots__ = ("applied", "decided", "left", "wanted")
+
+    def __init__(self, row: SessionRow) -> None:
+        self.applied = dict(row.groups)
+        self.decided = dict(row.groups)
+        self.wanted = set(row.groups)
+        self.left: list[MembershipInterval] = list(row.left)
+
+    def is_settled(self, group: str, is_in: bool) -> bool:
+        """Whether it is in the group, or out of it, with nothing on its way that could change that."""
+        return (group in self.wanted) == (group in self.decided) == is_in
+
+    def has_room_for(self, groups: Iterable[str], served: int) -> bool:
+        """Whether it may join these as well. Groups that it has left count for as long as it is owed something of its
+        time there."""
+        self.forget_stays(served)
+        names = [*self.wanted.union(groups), *(group for group, _, _ in self.left)]
+        return len(names) <= GROUPS_MAX and sum(map(len, names)) <= GROUPS_CHARS_MAX
+
+    def join(self, group: str, offset: int) -> None:
+        """The record that says so is durable, at this offset."""
+        self.decided.setdefault(group, offset)
+
+    def leave(self, group: str, offset: int, served: int) -> None:
+        """A stay that ends is remembered while something of it may be missing."""
+        since = self.decided.pop(group, None)
+        self.forget_stays(served)
+        if since is not None and served < offset:
+            assert since < offset, "a stay ends after it began"
+            self.left.append((group, since, offset))
+
+    def forget_stays(self, served: int) -> None:
+        """Nothing up to this offset is missing any more."""
+        self.left = [stay for stay in self.left if stay[2] > served]
+
+    def fall_back(self) -> None:
+        """Nothing that was on its way will be stored."""
+        self.wanted = set(self.decided)
+
+
+class AckMemory:
+    """Which ackIds of a client were taken, so that each of its requests takes effect once.
+
+    `taken`: what stands behind these is durable. `claimed`: also those on their way into the store. `waiting`: those
+    that are not decided, and how often they were sent again meanwhile."""
+
+    __slots__ = ("claimed", "taken", "waiting")
+
+    def __init__(self, taken: Iterable[tuple[int, int]]) -> None:
+        self.taken = NumberSet(taken)
+        self.claimed = NumberSet(self.taken.ranges())
+        self.waiting: dict[int, int] = {}
+
+    def is_known(self, ack_id: int) -> bool:
+        return ack_id in self.claimed or ack_id in self.waiting
+
+    def wait_for(self, ack_id: int) -> None:
+        """It is on its way, but may not be claimed before it is decided: the acks row would say that it was taken."""
+        self.waiting.setdefault(ack_id, 0)
+
+    def repeat(self, ack_id: int) -> None:
+        """It was sent again before it was decided."""
+        self.waiting[ack_id] = self.waiting.get(ack_id, 0) + 1
+
+    def take_repeats(self, ack_id: int) -> int:
+        """How often it was sent again."""
+        return self.waiting.pop(ack_id, 0)
+
+    def claim_waiting(self, ack_ids: Sequence[int]) -> None:
+        """They are decided. One that was sent once is answered once."""
+        self.claimed.add_all(ack_ids)
+        for ack_id in ack_ids:
+            if self.waiting.get(ack_id) == 0:
+                del self.waiting[ack_id]
+
+    def fall_back(self) -> None:
+        """Nothing that was on its way will be stored."""
+        self.claimed = NumberSet(self.taken.ranges())
+
+
+class StreamChanges:
+    """What one commit says of the streams of a session: how they stand after it, None for one that is gone, and the
+    replies to the client once it is durable. Of several acks for one stream the client gets the last."""
+
+    __slots__ = ("replies", "streams")
+
+    def __init__(self) -> None:
+        self.streams: dict[str, ClientStream | None] = {}
+        self.replies: dict[tuple[str, str], Response] = {}
+
+
+class StagedPublishes:
+    """What a session publishes with requests that came together, to become one commit. Each record has an entry in
+    `ack_ids`, None if its client asked for no answer. `chunks` are large bodies."""
+
+    __slots__ = ("ack_ids", "appends", "chunks", "streams")
+
+    def __init__(self) -> None:
+        self.appends: list[Append] = []
+        self.ack_ids: list[int | None] = []
+        self.chunks: list[PutBlob] = []
+        self.streams: StreamChanges | None = None
+
+    def add(self, append: Append, ack_id: int | None) -> None:
+        self.appends.append(append)
+        self.ack_ids.append(ack_id)
+
+    def stream_changes(self) -> StreamChanges:
+        if self.streams is None:
+            self.streams = StreamChanges()
+        return self.streams
+
 
 ALLOWED_MAX = 1024
 

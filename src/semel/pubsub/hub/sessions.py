@@ -7,7 +7,6 @@ import msgspec
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Fresh, Result
 from semel.pubsub.events.queue import Events
-from semel.pubsub.hub.arrivals import Arrivals
 from semel.pubsub.hub.catchup import CatchUp
 from semel.pubsub.hub.clients import Clients
 from semel.pubsub.hub.closing import Closing
@@ -18,7 +17,7 @@ from semel.pubsub.hub.group_state import GroupStates
 from semel.pubsub.hub.node_lease import NodeLease
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.records import opened
-from semel.pubsub.hub.roster import Elsewhere, Here, Roster
+from semel.pubsub.hub.roster import Arrivals, Elsewhere, Here, Roster
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.session_phase import SessionChange
@@ -26,7 +25,8 @@ from semel.pubsub.hub.session_rows import AcksRow, SessionRow
 from semel.pubsub.hub.sockets import NewSession, ResumeSession
 from semel.pubsub.hub.streams import Streams
 from semel.pubsub.hub.tail import Tail
-from semel.pubsub.protocol.messages import CloseCode, Connected
+from semel.pubsub.protocol.messages import Connected
+from semel.websocket import CloseCode
 
 
 class Sessions:
@@ -89,7 +89,7 @@ class Sessions:
             assert isinstance(record, Fresh)
             session.present_at = record.position.offset
             session.versions.row, session.versions.acks = session.versions.row_stored, session.versions.acks_stored
-            self._outgoing.send(session, Connected(session.id, session.user, asked.token))
+            self._outgoing.welcome(session, Connected(session.id, session.user, asked.token))
             session.change(SessionChange.OPENED)
             self._delivery.catch_up(session, now)
             early, session.early = session.early, []

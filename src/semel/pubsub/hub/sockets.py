@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from semel.pubsub.protocol.messages import CloseCode, Request
+from semel.pubsub.protocol.messages import Request
 from semel.pubsub.protocol.permissions import Permissions
+from semel.websocket import CloseCode
 
 # -- what the server reports
 
@@ -61,6 +62,11 @@ class Write(msgspec.Struct, frozen=True):
 
     writes: Sequence[tuple[Sequence[str], bytes]]
     frames: int
+
+
+class WelcomePeer(msgspec.Struct, frozen=True):
+    """The session of this socket is in the store. For clients whose subprotocol cannot say `connected`: all that they
+    hear of it is the answer to their handshake."""
 
 
 class ClosePeer(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.runs import Run
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_phase import SessionPhase
-from semel.pubsub.hub.spill_rows import (
+from semel.pubsub.hub.session_rows import (
     Spilled,
     SpilledMessage,
     SpillRow,

@@ -21,12 +21,11 @@ from semel.kernel.text import clean_cause
 from semel.pubsub.hub.commits import Failure, hint
 from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.records import Terms, group_target, message
+from semel.pubsub.hub.records import DeliveryTerms, group_target, message
 from semel.pubsub.hub.roster import Here
-from semel.pubsub.hub.session import Session
+from semel.pubsub.hub.session import Session, StreamChanges
 from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.session_rows import ClientStream
-from semel.pubsub.hub.staged import StreamChanges
 from semel.pubsub.hub.tail import Tail
 from semel.pubsub.protocol.messages import (
     Data,
@@ -150,7 +149,7 @@ class Streams:
     def _publish(self, session: Session, stream: ClientStream, data: Data, now: float) -> None:
         blob, chunks = self._tail.keep_body(data.body, self._context.mint, now)
         at = round(now * 1e6)
-        terms = Terms(
+        terms = DeliveryTerms(
             stream.no_echo, expires=at + stream.ttl_s * 1_000_000 if stream.ttl_s else None,
             metadata=stream.metadata, stream=StreamPart(stream.id, stream.expected),
         )  # fmt: skip
@@ -258,7 +257,7 @@ class Streams:
     def _end_of(self, session: Session, stream: ClientStream, fault: Fault | None, now: float) -> Append:
         """It does not expire: who has received something has to learn that there is no more."""
         part = StreamPart(stream.id, stream.expected, True, fault)
-        terms = Terms(stream.no_echo, metadata=stream.metadata, stream=part)
+        terms = DeliveryTerms(stream.no_echo, metadata=stream.metadata, stream=part)
         return message(
             self._context.stream, self._context.mint(now), group_target(stream.group), None,
             at=round(now * 1e6), sender=session.id, user=session.user, terms=terms, on_fresh=self._context.accepted,

@@ -7,18 +7,55 @@ bodies   large ones, from their commit or their read until their record is appli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count, groupby
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from semel.kernel.effects import Read, ReadDone, ReadFailed, ReadTrimmed
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob
 from semel.kernel.ops import MESSAGE, Append, Fresh, PutBlob, Result
 from semel.kernel.position import Position
 from semel.kernel.store import Record
-from semel.pubsub.hub.pending_reads import PendingReads
 from semel.pubsub.hub.records import chunks_of, of_record
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+class PendingReads(Generic[K, T]):
+    """Reads of the store that are under way. `ask` sends one. Those who wait for its answer are kept with it.
+
+    An answer says what was asked, but not when. Whoever asks the same while an answer is on its way may want what was
+    not there yet when the store was read: so it is read for them once more, after that answer.
+    """
+
+    def __init__(self, ask: Callable[[K], None]) -> None:
+        self._ask = ask
+        self._asked: dict[K, list[T]] = {}
+        self._next: dict[K, list[T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(tuple(self._asked))
+
+    def ask(self, key: K, who: T) -> None:
+        if key in self._asked:
+            self._next.setdefault(key, []).append(who)
+        else:
+            self._asked[key] = [who]
+            self._ask(key)
+
+    def answered(self, key: K) -> Sequence[T]:
+        """The answer is there: who it is for."""
+        waiting = self._asked.pop(key, [])
+        if key in self._next:
+            self._asked[key] = self._next.pop(key)
+            self._ask(key)
+        return waiting
+
 
 READ_ROWS = 2000
 AHEAD_MAX = 20_000

@@ -15,25 +15,23 @@ from semel.kernel.effects import CommitUnknown, Loaded, LoadedAll, LoadFailed
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Fresh, Result
 from semel.kernel.store import State
-from semel.pubsub.hub.arrivals import Arrivals
 from semel.pubsub.hub.catchup import LOST
 from semel.pubsub.hub.clients import Clients
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.commits import Failure, hint, is_conflict, is_trouble, why
 from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.floors import Floors
-from semel.pubsub.hub.left_out import UNREADABLE
 from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.roster import Elsewhere, Here, Roster
+from semel.pubsub.hub.roster import UNREADABLE, Arrivals, Elsewhere, Here, Roster
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_phase import SessionPhase
-from semel.pubsub.hub.session_rows import acks_key, session_key
+from semel.pubsub.hub.session_rows import Spilled, acks_key, session_key
 from semel.pubsub.hub.sessions import Sessions
 from semel.pubsub.hub.sockets import ResumeSession
-from semel.pubsub.hub.spill_rows import Spilled
 from semel.pubsub.hub.spills import Spills
 from semel.pubsub.hub.tail import Tail
-from semel.pubsub.protocol.messages import CloseCode, Request, weigh
+from semel.pubsub.protocol.messages import Request, weigh
+from semel.websocket import CloseCode
 
 TRIES = 5
 HELD_MAX = 10_000

@@ -1,7 +1,14 @@
-"""Tokens of clients: who one is, what it may do, and the groups in which it begins."""
+"""Tokens of clients. With one a client connects: who it is, what it may do, and the groups in which it begins. With
+another it comes back to its session."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +26,7 @@ from semel.auth.tokens import (
     read_token,
     sign_token,
 )
-from semel.errors import InputError
+from semel.errors import AuthError, InputError
 from semel.kernel.text import check_text
 from semel.pubsub.protocol.names import GROUP_CHARS_MAX, check_group
 from semel.pubsub.protocol.permissions import is_group
@@ -78,3 +85,68 @@ def read_client_token(token: str, keys: AccessKeys, audiences: Iterable[str], no
     groups = tuple(map(check_group, claim_items(payload, GROUP_CLAIM, TOKEN_CHARS_MAX)))
     claims = {claim_text(name, "the name of a claim"): claim_texts(value) for name, value in payload.items()}
     return ClientClaims(claim_name(payload, "sub"), claim_items(payload, "role", ROLE_CHARS_MAX), groups, claims)
+
+
+# -- coming back
+
+# Such a token is opaque to clients. It has a proof under each key, so that sessions outlive the replacing of either.
+
+RECONNECTION_LIFETIME_S = 7 * 24 * 3600
+NONCE_BYTES = 16
+
+_VERSION = b"\x01"
+_EXPIRY_BYTES = 8
+_PROOF_BYTES = hashlib.sha256().digest_size
+_HEAD_BYTES = len(_VERSION) + _EXPIRY_BYTES + NONCE_BYTES
+
+
+def reconnection_token(
+    keys: AccessKeys, hub: str, connection_id: str, subprotocol: str, *, nonce: bytes, now: float
+) -> str:
+    """With this the client of that connection, and nobody else, can take its session up again for seven days, in the
+    subprotocol that it has spoken."""
+    if len(nonce) != NONCE_BYTES:
+        raise InputError(f"a nonce has {NONCE_BYTES} bytes, not {len(nonce)}", fix="draw that many random bytes")
+    head = _VERSION + int(now + RECONNECTION_LIFETIME_S).to_bytes(_EXPIRY_BYTES, "big") + nonce
+    proofs = b"".join(_proof(key, head, hub, connection_id, subprotocol) for key in keys.all)
+    return base64.urlsafe_b64encode(head + proofs).decode().rstrip("=")
+
+
+def check_reconnection_token(
+    token: str, keys: AccessKeys, hub: str, connection_id: str, subprotocol: str, now: float
+) -> None:
+    """Raises `AuthError` unless the token was made for this connection of this hub in this subprotocol, under a key
+    that still holds."""
+    refused = AuthError("the session cannot be taken up again with this token", fix="connect again, without it")
+    head, proofs = _parts(token)
+    if not proofs:
+        raise refused
+    # every proof is compared under every key, so that the time says nothing of which one was nearly right
+    right = 0
+    for key in keys.all:
+        expected = _proof(key, head, hub, connection_id, subprotocol)
+        for proof in proofs:
+            right += hmac.compare_digest(proof, expected)
+    if not right or now >= int.from_bytes(head[len(_VERSION) :][:_EXPIRY_BYTES], "big"):
+        raise refused
+
+
+def _parts(token: str) -> tuple[bytes, list[bytes]]:
+    """What was proved, and the proofs: none when this is no such token."""
+    whole_max = _HEAD_BYTES + 2 * _PROOF_BYTES
+    if len(token) > math.ceil(whole_max * 4 / 3):
+        return b"", []
+    try:
+        whole = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return b"", []
+    head, rest = whole[:_HEAD_BYTES], whole[_HEAD_BYTES:]
+    if not head.startswith(_VERSION) or len(rest) not in (_PROOF_BYTES, 2 * _PROOF_BYTES):
+        return b"", []
+    return head, [rest[at : at + _PROOF_BYTES] for at in range(0, len(rest), _PROOF_BYTES)]
+
+
+def _proof(key: str, head: bytes, hub: str, connection_id: str, subprotocol: str) -> bytes:
+    """The first line keeps it apart from everything else that is signed with the same key."""
+    names = json.dumps([hub.lower(), connection_id, subprotocol]).encode()
+    return hmac.digest(key.encode(), b"semel reconnection\n" + head + names, "sha256")

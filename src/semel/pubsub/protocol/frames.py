@@ -16,8 +16,8 @@ from typing import Protocol
 import msgspec
 
 from semel.errors import FrameError as FrameError
-from semel.pubsub.protocol.messages import Ack, CloseCode, Data, DataType, GroupMessage, Request, Response
-from semel.pubsub.protocol.wire import frame
+from semel.pubsub.protocol.messages import Ack, Data, DataType, GroupMessage, Request, Response
+from semel.websocket import CloseCode, frame
 
 Frame = str | bytes
 

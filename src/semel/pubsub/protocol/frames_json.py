@@ -12,7 +12,8 @@ from __future__ import annotations
 import binascii
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any
 
 import msgspec
@@ -74,7 +75,7 @@ from semel.pubsub.protocol.messages import (
     UnsubscribeGroupState,
 )
 from semel.pubsub.protocol.names import check_event, check_group, check_metadata, check_ttl
-from semel.pubsub.protocol.wire import text_head
+from semel.websocket import text_head
 
 
 class _Members(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, rename="camel"):
@@ -274,34 +275,6 @@ _JSON, _TEXT, _PROTOBUF = DataType.JSON, DataType.TEXT, DataType.PROTOBUF
 _encode = msgspec.json.Encoder().encode
 _text = msgspec.json.Decoder(str)
 _members = msgspec.json.Decoder(dict[str, Raw])
-_requests = msgspec.json.Decoder(
-    _JoinGroup
-    | _LeaveGroup
-    | _SendToGroup
-    | _Event
-    | _SequenceAck
-    | _OldSequenceAck
-    | _Ping
-    | _Invoke
-    | _CancelInvocation
-    | _StreamData
-    | _StreamEnd
-    | _SetGroupState
-    | _SubscribeGroupState
-    | _UnsubscribeGroupState
-)
-_responses = msgspec.json.Decoder(
-    _System
-    | _Ack
-    | _Message
-    | _Pong
-    | _InvokeResponse
-    | _StreamAck
-    | _StreamNack
-    | _StreamClosed
-    | _GroupStateSnapshot
-    | _GroupStateUpdate
-)
 
 
 class JsonCodec:
@@ -562,6 +535,7 @@ _REQUEST_READERS: Mapping[type, Callable[[Any], Request]] = {
     _SubscribeGroupState: lambda wire: SubscribeGroupState(check_group(wire.group), _ack_id(wire.ack_id)),
     _UnsubscribeGroupState: lambda wire: UnsubscribeGroupState(check_group(wire.group), _ack_id(wire.ack_id)),
 }
+_requests: msgspec.json.Decoder[Any] = msgspec.json.Decoder(reduce(or_, _REQUEST_READERS))
 
 
 def _fault(error: _Error | None) -> Fault | None:
@@ -632,6 +606,7 @@ _RESPONSE_READERS: Mapping[type, Callable[[Any], Response]] = {
     _GroupStateSnapshot: lambda wire: GroupStateSnapshot(wire.group, _items(wire.items)),
     _GroupStateUpdate: lambda wire: GroupStateUpdate(wire.group, _items(wire.items)),
 }
+_responses: msgspec.json.Decoder[Any] = msgspec.json.Decoder(reduce(or_, _RESPONSE_READERS))
 
 
 def _spellings() -> dict[str, str]:

@@ -4,14 +4,16 @@ Who sent a group message has no field and is left out, as every server does. A f
 streams; elsewhere it is refused with a `LocalProtocolError`. Where a field has no presence, nothing and an empty text
 are the same: metadata, the user id of `connected`, the reason of a nack, the `user_code` in a part of a stream.
 
-The schema is `webpubsub.proto`, made here from a table. Code from `protoc` would run only with the major version of
-protobuf that it was made for and the next one, and would check that at import; descriptors built from plain data work
-with every version, and nobody needs `protoc` to change them.
+The schema is read from `webpubsub.proto`. Code from `protoc` would run only with the major version of protobuf that it
+was made for and the next one, and would check that at import; descriptors built from plain data work with every
+version, and nobody needs `protoc` to change them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from importlib.resources import files
 from typing import Any
 
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message, message_factory  # type: ignore[import-untyped]
@@ -70,156 +72,25 @@ from semel.pubsub.protocol.names import check_event, check_group, check_metadata
 
 PACKAGE = "semel.webpubsub"
 _FILE = "semel/pubsub/protocol/webpubsub.proto"
-_ANY = "google.protobuf.Any"
 
-# message: field number label type; a label is "", "optional", "repeated", "map" (of string to string) or the name of a
-# oneof
-SCHEMA: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
-    "UpstreamMessage": (
-        ("send_to_group_message", 1, "message", "SendToGroupMessage"),
-        ("event_message", 5, "message", "EventMessage"),
-        ("join_group_message", 6, "message", "JoinGroupMessage"),
-        ("leave_group_message", 7, "message", "LeaveGroupMessage"),
-        ("sequence_ack_message", 8, "message", "SequenceAckMessage"),
-        ("ping_message", 9, "message", "PingMessage"),
-        ("invoke_event_message", 10, "message", "InvokeEventMessage"),
-        ("cancel_invocation_message", 11, "message", "CancelInvocationMessage"),
-        ("stream_data_message", 13, "message", "StreamDataMessage"),
-        ("stream_end_message", 14, "message", "StreamEndMessage"),
-        ("set_group_state_message", 15, "message", "SetGroupStateMessage"),
-        ("subscribe_group_state_message", 16, "message", "SubscribeGroupStateMessage"),
-        ("unsubscribe_group_state_message", 17, "message", "UnsubscribeGroupStateMessage"),
-    ),
-    "SendToGroupMessage": (
-        ("group", 1, "", "string"),
-        ("ack_id", 2, "optional", "uint64"),
-        ("data", 3, "", "MessageData"),
-        ("no_echo", 4, "optional", "bool"),
-        ("ttl_seconds", 5, "optional", "uint32"),
-        ("metadata", 6, "map", "string"),
-        ("stream", 7, "", "StreamStartInfo"),
-    ),
-    "EventMessage": (
-        ("event", 1, "", "string"),
-        ("data", 2, "", "MessageData"),
-        ("ack_id", 3, "optional", "uint64"),
-        ("metadata", 4, "map", "string"),
-        ("stream", 5, "", "StreamStartInfo"),
-    ),
-    "JoinGroupMessage": (("group", 1, "", "string"), ("ack_id", 2, "optional", "uint64")),
-    "LeaveGroupMessage": (("group", 1, "", "string"), ("ack_id", 2, "optional", "uint64")),
-    "SequenceAckMessage": (("sequence_id", 1, "", "uint64"),),
-    "PingMessage": (),
-    "InvokeEventMessage": (
-        ("event", 1, "", "string"),
-        ("invocation_id", 2, "", "string"),
-        ("data", 3, "", "MessageData"),
-        ("metadata", 4, "map", "string"),
-        ("stream", 5, "", "StreamStartInfo"),
-    ),
-    "CancelInvocationMessage": (("invocation_id", 1, "", "string"),),
-    "StreamStartInfo": (("stream_id", 1, "", "string"), ("idle_timeout_ms", 2, "optional", "uint32")),
-    "StreamDataMessage": (
-        ("stream_id", 1, "", "string"),
-        ("stream_sequence_id", 2, "optional", "uint64"),
-        ("data", 3, "optional", "MessageData"),
-    ),
-    "StreamEndMessage": (("stream_id", 1, "", "string"), ("error", 2, "optional", "StreamEndError")),
-    "StreamEndError": (("message", 1, "optional", "string"), ("user_error_code", 2, "optional", "string")),
-    "SetGroupStateMessage": (
-        ("group", 1, "", "string"),
-        ("ack_id", 2, "optional", "uint64"),
-        ("state", 3, "optional", "GroupState"),
-    ),
-    "SubscribeGroupStateMessage": (("group", 1, "", "string"), ("ack_id", 2, "optional", "uint64")),
-    "UnsubscribeGroupStateMessage": (("group", 1, "", "string"), ("ack_id", 2, "optional", "uint64")),
-    "GroupState": (("entries", 1, "map", "string"),),
-    "MessageData": (
-        ("text_data", 1, "data", "string"),
-        ("binary_data", 2, "data", "bytes"),
-        ("protobuf_data", 3, "data", _ANY),
-        ("json_data", 4, "data", "string"),
-    ),
-    "DownstreamMessage": (
-        ("ack_message", 1, "message", "AckMessage"),
-        ("data_message", 2, "message", "DataMessage"),
-        ("system_message", 3, "message", "SystemMessage"),
-        ("pong_message", 4, "message", "PongMessage"),
-        ("invoke_response_message", 5, "message", "InvokeResponseMessage"),
-        ("stream_ack_message", 6, "message", "StreamAckMessage"),
-        ("stream_nack_message", 7, "message", "StreamNackMessage"),
-        ("stream_closed_message", 8, "message", "StreamClosedMessage"),
-        ("group_state_update_message", 9, "message", "GroupStateUpdateMessage"),
-        ("group_state_snapshot_message", 10, "message", "GroupStateSnapshotMessage"),
-    ),
-    "AckMessage": (
-        ("ack_id", 1, "", "uint64"),
-        ("success", 2, "", "bool"),
-        ("error", 3, "optional", "ErrorMessage"),
-    ),
-    "ErrorMessage": (("name", 1, "", "string"), ("message", 2, "", "string")),
-    "DataMessage": (
-        ("from", 1, "", "string"),
-        ("group", 2, "optional", "string"),
-        ("data", 3, "", "MessageData"),
-        ("sequence_id", 4, "optional", "uint64"),
-        ("metadata", 5, "map", "string"),
-        ("stream", 6, "optional", "StreamInfo"),
-    ),
-    "StreamInfo": (
-        ("stream_id", 1, "", "string"),
-        ("stream_sequence_id", 2, "", "uint64"),
-        ("end_of_stream", 3, "optional", "bool"),
-        ("error", 4, "optional", "StreamError"),
-    ),
-    "StreamError": (
-        ("name", 1, "", "string"),
-        ("message", 2, "", "string"),
-        ("user_error_code", 3, "", "string"),
-    ),
-    "SystemMessage": (
-        ("connected_message", 1, "message", "ConnectedMessage"),
-        ("disconnected_message", 2, "message", "DisconnectedMessage"),
-    ),
-    "ConnectedMessage": (
-        ("connection_id", 1, "", "string"),
-        ("user_id", 2, "", "string"),
-        ("reconnection_token", 3, "optional", "string"),
-    ),
-    "DisconnectedMessage": (("reason", 2, "", "string"),),
-    "PongMessage": (),
-    "InvokeResponseMessage": (
-        ("invocation_id", 1, "", "string"),
-        ("success", 2, "", "bool"),
-        ("data", 3, "optional", "MessageData"),
-        ("error", 4, "optional", "ErrorMessage"),
-        ("metadata", 5, "map", "string"),
-    ),
-    "StreamAckMessage": (("stream_id", 1, "", "string"), ("expected_sequence_id", 2, "", "uint64")),
-    "StreamNackMessage": (
-        ("stream_id", 1, "", "string"),
-        ("name", 2, "", "string"),
-        ("message", 3, "", "string"),
-        ("expected_sequence_id", 4, "", "uint64"),
-    ),
-    "StreamClosedMessage": (("stream_id", 1, "", "string"), ("error", 2, "optional", "ErrorMessage")),
-    "GroupStateUpdateMessage": (
-        ("group", 1, "", "string"),
-        ("items", 2, "repeated", "GroupStateItem"),
-        ("sequence_id", 3, "optional", "uint64"),
-    ),
-    "GroupStateSnapshotMessage": (
-        ("group", 1, "", "string"),
-        ("items", 2, "repeated", "GroupStateItem"),
-        ("sequence_id", 3, "optional", "uint64"),
-    ),
-    "GroupStateItem": (
-        ("connection_id", 1, "", "string"),
-        ("user_id", 2, "optional", "string"),
-        ("state", 3, "optional", "GroupState"),
-        ("updated_at", 4, "", "int64"),
-    ),
-}
+Field = tuple[str, int, str, str]
+"""Name, number, label and type. A label is "", "optional", "repeated", "map" (of string to string) or the name of a
+oneof."""
+
+_FIELD = r"^ +(?:(optional|repeated|map)[ <])?(?:string, )?([\w.]+)>? (\w+) = (\d+);"
+
+
+def _read_schema(text: str) -> dict[str, tuple[Field, ...]]:
+    """The fields of each message. It reads what `webpubsub.proto` uses of the language, and no more."""
+    schema: dict[str, tuple[Field, ...]] = {}
+    for name, body in re.findall(r"message (\w+) \{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE):
+        oneof = next(iter(re.findall(r"oneof (\w+)", body)), "")
+        fields = re.findall(_FIELD, body, re.MULTILINE)
+        schema[name] = tuple((field, int(number), oneof or label, type) for label, type, field, number in fields)
+    return schema
+
+
+SCHEMA: Mapping[str, tuple[Field, ...]] = _read_schema(files(__package__).joinpath("webpubsub.proto").read_text())
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
@@ -235,7 +106,7 @@ _SCALARS = {
 _LABELS = ("", "optional", "repeated", "map")
 
 
-def _describe(name: str, fields: tuple[tuple[str, int, str, str], ...]) -> descriptor_pb2.DescriptorProto:
+def _describe(name: str, fields: tuple[Field, ...]) -> descriptor_pb2.DescriptorProto:
     described = descriptor_pb2.DescriptorProto(name=name)
     oneofs = list(dict.fromkeys(label for _, _, label, _ in fields if label not in _LABELS))
     # an optional field is the only one of a oneof of its own; those stand after the real ones

@@ -20,12 +20,18 @@ from semel.errors import AuthError, InputError
 from semel.http import HttpError, HttpRequest, Query, bearer_of, origin_of, split_path
 from semel.pubsub.events.cloudevents import Allowed
 from semel.pubsub.hub.sockets import NewSession
-from semel.pubsub.protocol.client_tokens import ClientClaims, client_audiences, read_client_token
+from semel.pubsub.protocol.client_tokens import (
+    NONCE_BYTES,
+    ClientClaims,
+    check_reconnection_token,
+    client_audiences,
+    read_client_token,
+    reconnection_token,
+)
 from semel.pubsub.protocol.frames import RELIABLE, Frame, subprotocol_of
 from semel.pubsub.protocol.messages import Data, DataType, Request, SendEvent, SendToGroup
 from semel.pubsub.protocol.names import check_group, check_hub, is_subprotocol
 from semel.pubsub.protocol.permissions import Permissions
-from semel.pubsub.protocol.reconnection_tokens import NONCE_BYTES, check_reconnection_token, reconnection_token
 
 MESSAGE_EVENT = "message"
 IN_ORDER = "semel_in_order"

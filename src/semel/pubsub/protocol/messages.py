@@ -7,7 +7,7 @@ is ever reported either.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 
 import msgspec
 
@@ -35,19 +35,6 @@ class Data(msgspec.Struct, frozen=True, gc=False):
 
 
 Metadata = dict[str, str]
-
-
-class CloseCode(IntEnum):
-    """Why the server closes a WebSocket. Clients try to recover their session after any but `NORMAL` and `POLICY`."""
-
-    NORMAL = 1000
-    GOING_AWAY = 1001
-    PROTOCOL_ERROR = 1002
-    WRONG_FRAME_TYPE = 1003
-    BAD_FRAME = 1007
-    POLICY = 1008
-    TOO_BIG = 1009
-    INTERNAL = 1011
 
 
 class ErrorName(StrEnum):

@@ -23,8 +23,7 @@ from typing import Any
 
 import msgspec
 
-from semel.auth.authority import Authority
-from semel.auth.roles import READ
+from semel.auth.authority import READ, Authority
 from semel.auth.tokens import USER_CHARS_MAX
 from semel.errors import EpochChanged, InputError, SemelError
 from semel.http import (
@@ -34,6 +33,7 @@ from semel.http import (
     HttpRequest,
     HttpResponse,
     Query,
+    Routes,
     bad_request,
     json_error,
     unavailable,
@@ -42,12 +42,11 @@ from semel.kernel.position import OFFSET_MAX, Position
 from semel.kernel.store import Record
 from semel.kernel.text import check_text
 from semel.pubsub.hub.calls import Answer, Everybody, Group, HubInfo, ListConnections, ListGroups, Outcome, User
-from semel.pubsub.hub.commits import outward
+from semel.pubsub.hub.commits import public_message
 from semel.pubsub.hub.records import data_of, group_target, stream_of, terms_of
 from semel.pubsub.protocol.messages import Data, DataType, Metadata, StreamPart
 from semel.pubsub.protocol.names import GROUP_CHARS_MAX, check_group, check_hub
 from semel.pubsub.rest.api import Asked
-from semel.routes import Routes
 
 PREFIX = "/v1/pubsub/"
 PAGE_MAX = 1_000
@@ -184,7 +183,7 @@ def _page(page: MessagePage | SemelError) -> HttpResponse:
         fix = f"it was restored or has failed over: begin again with after={START}"
         return json_error(HttpError(410, "Error.EpochChanged", gone, fix=fix, target="after"))
     if isinstance(page, SemelError):
-        return json_error(unavailable(outward(page)))
+        return json_error(unavailable(public_message(page)))
     after = f"{page.after.epoch}:{page.after.offset}"
     return _json({"messages": [_message(each) for each in page.records], "after": after, "missed": page.missed})
 

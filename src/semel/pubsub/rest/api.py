@@ -14,7 +14,6 @@ may be repeated, by a library or by hand, and sends once: a repetition is answer
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit
 
 from semel.auth.authority import Authority
 from semel.auth.keys import AccessKeys, connection_string
-from semel.errors import ConfigError, FrameError, InputError
+from semel.errors import FrameError, InputError
 from semel.http import JSON, Headers, HttpError, HttpRequest, HttpResponse, Query, bad_request, origin_of, unavailable
 from semel.pubsub.hub.calls import Answer, Call, Outcome
 from semel.pubsub.protocol.names import check_hub
@@ -34,7 +33,9 @@ CLIENTS = "/client/"
 
 _REPEATED = ("idempotent-replayed", "true")
 """On the answer to a request whose key was used before: nothing was sent for it."""
-_SERVER = re.compile(r"[ -~]*\Z")
+_HEADERS: Headers = (
+    ("server", "Semel"), ("cache-control", "no-store"), ("api-supported-versions", ", ".join(VERSIONS)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,10 @@ class RestSettings:
 
     keys: AccessKeys
     endpoints: tuple[str, ...] = ()
-    retry_after_s: int = 1
-    server: str = "Semel"
 
     def __post_init__(self) -> None:
         for endpoint in self.endpoints:
             connection_string(endpoint, self.keys.primary)
-        if not _SERVER.match(self.server):
-            raise ConfigError("the name of the server cannot stand in a header", fix="use plain ASCII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +67,6 @@ class Rest:
         self._endpoints = tuple(endpoint.rstrip("/") for endpoint in settings.endpoints)
         self._authority = Authority(settings.keys, self._endpoints)
         self._by_host = {urlsplit(endpoint).netloc.lower(): endpoint for endpoint in reversed(self._endpoints)}
-        self._headers: Headers = (("cache-control", "no-store"), ("api-supported-versions", ", ".join(VERSIONS)))
-        if settings.server:
-            self._headers = (("server", settings.server), *self._headers)
 
     def begin(self, request: HttpRequest, now: float) -> HttpResponse | Asked:
         try:
@@ -87,7 +81,7 @@ class Rest:
             raise bad_request("clients connect here, by WebSocket", fix="ask to upgrade the connection to websocket")
         operation, names = OPERATIONS.find(request.method, request.path)
         if operation is HEALTH:
-            return HttpResponse(200, self._headers)
+            return HttpResponse(200, _HEADERS)
         self._authority.check(request, operation.role, now)
         return self._ask(operation, self._parts(request, list(names.values()), now))
 
@@ -128,17 +122,17 @@ class Rest:
             case Outcome.REFUSED:
                 return bad_request(answer.message or "the hub refuses this")
             case Outcome.FAILED:
-                return unavailable(answer.message or "the store could not do it", self._settings.retry_after_s)
+                return unavailable(answer.message or "the store could not do it")
 
     def _done(self, operation: Operation, parts: Parts, answer: Answer) -> HttpResponse:
         if operation.body is None:
-            return HttpResponse(operation.done, (_REPEATED, *self._headers) if answer.repeated else self._headers)
+            return HttpResponse(operation.done, (_REPEATED, *_HEADERS) if answer.repeated else _HEADERS)
         body = operation.body(parts, answer)
-        return HttpResponse(operation.done, (("content-type", JSON), *self._headers), body)
+        return HttpResponse(operation.done, (("content-type", JSON), *_HEADERS), body)
 
     def error(self, error: HttpError) -> HttpResponse:
         """As the service answers errors."""
-        headers = (*error.headers, ("x-ms-error-code", error.name), *self._headers)
+        headers = (*error.headers, ("x-ms-error-code", error.name), *_HEADERS)
         return HttpResponse(error.status, (("content-type", JSON), *headers), error.body())
 
     def _error(self, request: HttpRequest, error: HttpError) -> HttpResponse:

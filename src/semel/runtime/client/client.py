@@ -23,10 +23,10 @@ from semel.pubsub.client.data import Message, data_of, value_of
 from semel.pubsub.client.events import (
     Acked,
     ClientOptions,
+    ClientOutbox,
     InOutbox,
     InvocationAnswered,
     Online,
-    Outbox,
     OutboxEntry,
     Recovered,
     RequestAccepted,
@@ -50,10 +50,9 @@ from semel.pubsub.protocol.messages import (
     UnsubscribeGroupState,
 )
 from semel.runtime.client.driver import ClientDriver
-from semel.runtime.client.inbox import ClientInbox, MessageHandler, StreamHandler
+from semel.runtime.client.inbox import ClientInbox, GroupStateHandler, MessageHandler, StateReporter, StreamHandler
 from semel.runtime.client.outbox import open_outbox
 from semel.runtime.client.socket import Dialer, Url
-from semel.runtime.client.states import GroupStateHandler, StateReporter
 from semel.runtime.client.streams import OutgoingStream
 
 log = logging.getLogger("semel.client")
@@ -120,7 +119,7 @@ class WebPubSubClient:
         return self
 
     async def _make_driver(self) -> ClientDriver:
-        outbox: Outbox | None = None
+        outbox: ClientOutbox | None = None
         kept: Sequence[OutboxEntry] = ()
         if self._outbox is not None:
             outbox, kept = await asyncio.to_thread(open_outbox, self._outbox, self._outbox_name)

@@ -19,6 +19,7 @@ from semel.pubsub.client.events import (
     Abandoned,
     Acked,
     ClientOptions,
+    ClientOutbox,
     CloseSocket,
     Connect,
     DeliverMessage,
@@ -31,7 +32,6 @@ from semel.pubsub.client.events import (
     MarkSent,
     Message,
     NotifyApplication,
-    Outbox,
     OutboxEntry,
     Remove,
     ReportStates,
@@ -66,7 +66,7 @@ class ClientDriver:
         self,
         dialer: Dialer,
         options: ClientOptions,
-        outbox: Outbox | None,
+        outbox: ClientOutbox | None,
         kept: Sequence[OutboxEntry],
         deliver: Callable[[int, Message], None],
         notify: Callable[[State], None],
@@ -132,12 +132,12 @@ class ClientDriver:
         finally:
             self._waiting.pop(token, None)
 
-    def on_stream_over(self, id: str, hear: Callable[[SemelError | None], None]) -> None:
+    def on_stream_over(self, id: str, callback: Callable[[SemelError | None], None]) -> None:
         """Hear why a stream is over. If another has its id, it will not begin."""
-        self._streams.setdefault(id, hear)
+        self._streams.setdefault(id, callback)
 
-    def off_stream_over(self, id: str, hear: Callable[[SemelError | None], None]) -> None:
-        if self._streams.get(id) == hear:
+    def off_stream_over(self, id: str, callback: Callable[[SemelError | None], None]) -> None:
+        if self._streams.get(id) == callback:
             del self._streams[id]
 
     async def _wait_for_room(self) -> None:
@@ -186,8 +186,8 @@ class ClientDriver:
             case NotifyApplication(state=state):
                 self._report_state(state)
             case StreamOver(stream_id=id, error=error):
-                if (hear := self._streams.pop(id, None)) is not None:
-                    hear(error)
+                if (callback := self._streams.pop(id, None)) is not None:
+                    callback(error)
             case ReportStates(group=group, changed=changed):
                 self._report_states(group, changed)
             case Keep() | MarkSent() | Remove():

@@ -10,15 +10,16 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Self, TypeVar
 
 from semel.errors import HandlerError, LocalProtocolError, SemelError, StreamBroken
 from semel.pubsub.client import events as client_events
-from semel.pubsub.client.data import Message, message_of
+from semel.pubsub.client.data import GroupStateChange, Message, message_of
 from semel.pubsub.client.events import Abort, MessageDelivered
-from semel.pubsub.client.inbound import Began, Came, Ended, Handled, Inbound
-from semel.pubsub.protocol.messages import GroupMessage, Metadata
+from semel.pubsub.client.inbound import Ended, Handled, Inbound, PartReceived, StreamBegan
+from semel.pubsub.client.states import Changes
+from semel.pubsub.protocol.messages import GroupMessage, GroupStateItem, Metadata
 from semel.runtime.client.driver import ClientDriver
 
 log = logging.getLogger("semel.client")
@@ -31,7 +32,7 @@ class IncomingStream:
     """What another client sends to a group in parts: `async for part in stream`. `is_whole` False: it had begun before
     we were in the group, so its first parts are missing."""
 
-    def __init__(self, began: Began, done: Callable[[int], None]) -> None:
+    def __init__(self, began: StreamBegan, done: Callable[[int], None]) -> None:
         message = began.message
         assert message.stream is not None
         self.group, self.id, self.from_user = message.group, message.stream.stream_id, message.from_user
@@ -68,7 +69,8 @@ class IncomingStream:
         return message_of(told)
 
     def put(self, number: int, told: GroupMessage) -> None:
-        """Not by whom the machine is asked: what is not wanted any more is done with a little later."""
+        """The driver calls this while it performs effects, so a part that nobody wants is reported as handled in the
+        next turn of the loop."""
         if self._is_left:
             asyncio.get_running_loop().call_soon(self._done, number)
             return
@@ -219,10 +221,10 @@ class ClientInbox:
         is_taken = False
         for step in steps:
             match step:
-                case Began(number=stream):
+                case StreamBegan(number=stream):
                     self._streams[stream] = made = IncomingStream(step, self._done)
                     self._begin(self._handle_stream(handler, made))
-                case Came(number=stream):
+                case PartReceived(number=stream):
                     self._streams[stream].put(number, told)
                     is_taken = True
                 case Ended(number=stream):
@@ -265,3 +267,49 @@ def _handler_error(told: object, error: BaseException) -> SemelError:
     )
     made.__cause__ = error
     return made
+
+
+GroupStateHandler = Callable[[GroupStateChange], Awaitable[None] | None]
+
+
+class StateReporter:
+    """Tells an application what changes in the groups that it watches, one call after the other. `look` gives all
+    states of a group. What changes during a call is reported together in the next."""
+
+    def __init__(self, look: Callable[[str], Mapping[str, GroupStateItem]]) -> None:
+        self._look = look
+        self._changes = Changes()
+        self._handler: GroupStateHandler | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def set(self, handler: GroupStateHandler) -> None:
+        self._handler = handler
+
+    def report(self, group: str, changed: tuple[GroupStateItem, ...]) -> None:
+        if self._handler is None:
+            return
+        self._changes.add(group, changed)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._report_all(self._handler))
+
+    async def _report_all(self, handler: GroupStateHandler) -> None:
+        try:
+            while (found := self._changes.take()) is not None:
+                group, changed = found
+                await self._report_one(handler, GroupStateChange(group, changed, dict(self._look(group))))
+        finally:
+            self._task = None
+
+    async def _report_one(self, handler: GroupStateHandler, change: GroupStateChange) -> None:
+        try:
+            waiting = handler(change)
+            if inspect.isawaitable(waiting):
+                await waiting
+        except Exception:
+            log.exception("the handler of group states failed")
+
+    async def stop(self, caller: asyncio.Task[object] | None) -> None:
+        task = self._task
+        if task is not None and task is not caller:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

@@ -25,7 +25,7 @@ from semel.kernel.ops import Advanced, Append, Fresh, Op, Outcome, Put, Refused,
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Store, Trimmed
 from semel.kernel.text import stream_name
-from semel.pubsub.client.events import Abort, Event, Kept, NotKept, Outbox, OutboxEntry
+from semel.pubsub.client.events import Abort, ClientOutbox, Event, Kept, NotKept, OutboxEntry
 from semel.pubsub.hub.records import chunks_of
 from semel.stores.bodies import read_whole
 from semel.stores.open import open_store
@@ -63,7 +63,7 @@ def open_outbox(where: str | Store, name: str) -> tuple[StoreOutbox, Sequence[Ou
         raise
 
 
-class StoreOutbox(Outbox):
+class StoreOutbox(ClientOutbox):
     def __init__(self, store: Store, name: str, *, close: Callable[[], None] = lambda: None) -> None:
         self._store, self._close = store, close
         self._stream = self._key = stream_name("client-outbox", name)
@@ -185,7 +185,7 @@ def _version(results: tuple[Result, ...]) -> int:
 class OutboxWriter:
     """Does on a thread what a client asks of its outbox. What is asked while it writes goes into the next commit."""
 
-    def __init__(self, outbox: Outbox, tell: Callable[[Event], None]) -> None:
+    def __init__(self, outbox: ClientOutbox, tell: Callable[[Event], None]) -> None:
         self._outbox, self._tell = outbox, tell
         self._put: list[OutboxEntry] = []
         self._sent: dict[str, float] = {}

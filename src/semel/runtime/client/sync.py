@@ -15,20 +15,120 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from semel.errors import LocalProtocolError
+from semel.errors import LocalProtocolError, SemelError
 from semel.kernel.store import Store
 from semel.pubsub.client.data import GroupStateChange, Message
 from semel.pubsub.client.events import ClientOptions, State
+from semel.pubsub.protocol.messages import Metadata
 from semel.runtime.client.client import WebPubSubClient
 from semel.runtime.client.inbox import IncomingStream
 from semel.runtime.client.socket import Url
 from semel.runtime.client.streams import OutgoingStream
-from semel.runtime.client.sync_streams import SyncIncomingStream, SyncOutgoingStream, SyncStreamHandler
-from semel.runtime.client.waiting import Waiting, looking, waiting
 
 P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+
+
+class Call(Protocol):
+    """Has something done on the loop, and waits for it."""
+
+    def __call__(self, asked: Coroutine[Any, Any, R]) -> R: ...
+
+
+class Waiting(Generic[A]):
+    """Stands for something asynchronous, and has a way to wait for what that does. A method is taken over with its
+    parameters, their types and its documentation, which stand in one place:
+
+    class SyncClient(Waiting[Client]):
+        join_group = waiting(Client.join_group)
+    """
+
+    _async: A
+    _call: Call
+
+
+def waiting(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Waiting[A], P], R]:
+    """The method of the asynchronous one, for the one that waits."""
+
+    @wraps(method)
+    def wait(self: Waiting[A], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._call(method(self._async, *args, **kwargs))
+
+    return wait
+
+
+def looking(method: Callable[Concatenate[A, P], R]) -> Callable[Concatenate[Waiting[A], P], R]:
+    """One that does not wait, but reads what only the loop's own thread may read."""
+
+    @wraps(method)
+    async def look(of: A, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return method(of, *args, **kwargs)
+
+    return waiting(look)
+
+
+class SyncOutgoingStream(Waiting[OutgoingStream]):
+    def __init__(self, stream: OutgoingStream, call: Call) -> None:
+        self._async, self._call = stream, call
+
+    @property
+    def id(self) -> str:
+        return self._async.id
+
+    @property
+    def group(self) -> str:
+        return self._async.group
+
+    @property
+    def error(self) -> SemelError | None:
+        return self._async.error
+
+    def open(self, *, timeout_s: float | None = None) -> Self:
+        self._call(self._async.open(timeout_s=timeout_s))
+        return self
+
+    write = waiting(OutgoingStream.write)
+    flush = waiting(OutgoingStream.flush)
+    keep_alive = waiting(OutgoingStream.keep_alive)
+    end = waiting(OutgoingStream.end)
+    abort = waiting(OutgoingStream.abort)
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._call(self._async.__aexit__(kind, error, trace))
+
+
+class SyncIncomingStream(Waiting[IncomingStream]):
+    """`for part in stream`, on a thread of its own."""
+
+    def __init__(self, stream: IncomingStream, call: Call) -> None:
+        self._async, self._call = stream, call
+        self.group, self.id, self.from_user = stream.group, stream.id, stream.from_user
+        self.metadata: Metadata | None = stream.metadata
+        self.is_whole = stream.is_whole
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        try:
+            return self._call(anext(self._async))
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+SyncStreamHandler = Callable[[SyncIncomingStream], None]
+
+
 T = TypeVar("T")
 _M = TypeVar("_M", bound=Callable[[Message], None])
 _S = TypeVar("_S", bound=Callable[[State], None])

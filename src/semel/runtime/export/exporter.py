@@ -42,7 +42,7 @@ from semel.kernel.ledger import START, Entry, Event, Mark
 from semel.kernel.ops import Put
 from semel.kernel.store import IndexEntry, Store
 from semel.kernel.text import quote_part
-from semel.pubsub.hub.record_kinds import RecordKind
+from semel.record_types import OTHER_TYPE, type_names
 from semel.runtime.export.files import make_folder as _make_folder
 from semel.runtime.export.files import rename_unless_there as _rename_unless_there
 from semel.runtime.export.files import sync as _sync
@@ -56,14 +56,12 @@ SEGMENT_ROWS = 500_000
 SEGMENT_BYTES_MAX = 256 * 1024 * 1024
 ROW_GROUP_ROWS = 100_000
 READ_ROWS = 2_000
-TYPE_NAMES = {int(kind): kind.name.lower() for kind in RecordKind}
-OTHER_TYPE = "other"
-"""The type of a record whose kind this version does not know. It is no message."""
 ID_FILE = "semel-export-id"
 LEASE_S = 30.0
 WAIT_S = 45.0
 
 _ELSEWHERE = "export to a folder elsewhere (--to DIR)"
+_TYPE_NAMES = type_names()
 _DAY_US = 86_400_000_000
 _DAY_ZERO = datetime(1970, 1, 1, tzinfo=UTC)
 _FEW_VALUES = {
@@ -624,7 +622,7 @@ def _batch(columns: Columns, schema: Any) -> Any:
 def _array(columns: Columns, column: Any) -> Any:
     pa = _arrow()
     if column.name == "type":
-        return pa.array([TYPE_NAMES.get(kind, OTHER_TYPE) for kind in columns["kind"]], type=column.type)
+        return pa.array([_TYPE_NAMES.get(kind, OTHER_TYPE) for kind in columns["kind"]], type=column.type)
     return pa.array(columns[column.name], type=column.type)
 
 

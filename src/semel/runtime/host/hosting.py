@@ -6,7 +6,19 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from semel.kernel.effects import Close, Commit, Deliver, Effect, Event, Load, Machine, Notify, Read
+from semel.kernel.effects import (
+    Close,
+    Commit,
+    Deliver,
+    Effect,
+    Event,
+    Load,
+    LookForWork,
+    Machine,
+    Notify,
+    OwnTransaction,
+    Read,
+)
 from semel.kernel.ops import Claim, Op, WorkRow
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Record, Store
@@ -17,10 +29,13 @@ log = logging.getLogger(__name__)
 Factory = Callable[[Store], Machine]
 """Builds a machine from what the store holds. Runs on a thread, so it may read."""
 
-Handler = Callable[[WorkRow | Record], Iterable[Op] | Awaitable[Iterable[Op] | None] | None]
+Handled = Iterable[Op] | OwnTransaction | None
+
+Handler = Callable[[WorkRow | Record], Handled | Awaitable[Handled]]
 """The application's own code. A coroutine function runs on the loop, any other function on a thread.
 
-What it returns is committed together with the fact that it ran; an exception means that it did not."""
+What it returns is committed together with the fact that it ran; an exception means that it did not. One that ends its
+work row in a transaction of its own says with `OwnTransaction` how that went."""
 
 RELOAD_RETRY = RetryPolicy(interval_s=0.05, factor=2.0, interval_max_s=1.0)
 """Everybody who uses the machine waits meanwhile: that a database is back is noticed at once, however long it took."""
@@ -125,6 +140,10 @@ class Guarded:
     def on_timer(self, now: float) -> Sequence[Effect]:
         return self._guard(self.machine.on_timer, now)
 
+    @property
+    def wants_rest(self) -> bool:
+        return bool(getattr(self.machine, "wants_rest", False))
+
     def rest(self) -> None:
         self._resting = True
 
@@ -144,7 +163,7 @@ class Guarded:
 def _begins_more(effect: Effect) -> bool:
     if isinstance(effect, Commit):
         return any(isinstance(op, Claim) for op in effect.ops)
-    return isinstance(effect, Read | Load | Deliver)
+    return isinstance(effect, Read | Load | LookForWork | Deliver)
 
 
 def cause_of(error: BaseException) -> str:

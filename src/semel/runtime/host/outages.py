@@ -56,7 +56,7 @@ class Outages:
         self.count = 0
         """How many there were so far."""
 
-    def met(self, error: SemelError, doing: str = "") -> None:
+    def record(self, error: SemelError, doing: str = "") -> None:
         """Somebody asked the store for something and heard this. What is no outage is written down with `doing`, if
         nobody else does that."""
         if not is_outage(error):
@@ -112,6 +112,6 @@ _WORDS: tuple[tuple[type[SemelError], str], ...] = (
 )
 
 
-def in_public(error: SemelError) -> str:
+def public_message(error: SemelError) -> str:
     """What is wrong and what to do, for everybody: without names of files, hosts or databases."""
     return next(words for kind, words in _WORDS if isinstance(error, kind))

@@ -14,10 +14,12 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from types import TracebackType
 from typing import Any, Self, get_args
 
@@ -25,14 +27,13 @@ from semel.errors import HandlerError, PeerUnavailable, SemelError, StoreUnavail
 from semel.kernel.effects import (
     Close,
     Deliver,
-    Delivered,
     DeliverFailed,
+    Drain,
     Event,
-    Load,
-    LoadAll,
-    LoadHead,
+    Loading,
     Machine,
     Notify,
+    OwnTransaction,
     PeerConnected,
     PeerDisconnected,
     Read,
@@ -40,18 +41,42 @@ from semel.kernel.effects import (
     Send,
     SendFailed,
     Sent,
+    delivered,
 )
 from semel.kernel.group import CommitGroup, Completion, GroupLimits, in_words
 from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Enqueue, Finish, Op, WorkRow
+from semel.kernel.retry import type_names
 from semel.kernel.store import Record, Store
-from semel.runtime.host.commit_times import CommitTimes
 from semel.runtime.host.hosting import Factory, Guarded, Handler, Host, Hosts, cause_of
 from semel.runtime.host.outages import Outages, is_outage
-from semel.runtime.host.threads import Readers, Report, Writer, aside, hand_over
+from semel.runtime.host.threads import Readers, Report, Writer, hand_over, run_in_thread
 from semel.runtime.transports.base import Transport
 from semel.stores.bodies import read_whole
 from semel.stores.points import reach
+
+LIMITS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class CommitTimes:
+    """How long transactions take. Each carries the commits of many callers; `commits` counts those."""
+
+    __slots__ = ("_counts", "commits", "sum_s")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(LIMITS_S) + 1)
+        self.sum_s = 0.0
+        self.commits = 0
+
+    def add(self, took_s: float, commits: int) -> None:
+        self._counts[bisect_left(LIMITS_S, took_s)] += 1
+        self.sum_s += took_s
+        self.commits += commits
+
+    def up_to(self) -> Iterator[tuple[float, int]]:
+        """How many took at most so long, for each limit and for ever."""
+        return zip((*LIMITS_S, float("inf")), accumulate(self._counts), strict=True)
+
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +164,12 @@ class Performer:
     async def start(self) -> Self:
         self.loop = asyncio.get_running_loop()
         self._writer = Writer(
-            self.store, self.loop, self._interpreter, self._group_done, doubt_s=self._doubt_s, trouble=self.outages.met
+            self.store,
+            self.loop,
+            self._interpreter,
+            self._group_done,
+            doubt_s=self._doubt_s,
+            trouble=self.outages.record,
         )
         self._readers = Readers(self.loop, self._reader_count)
         self._stop_listening = self.store.listen(self._store_changed)
@@ -171,6 +201,8 @@ class Performer:
             guarded = self._guarded(host.name)
             if guarded is not None:
                 guarded.rest()
+            if guarded is not None and guarded.wants_rest:
+                self.feed(host.name, Drain())
         try:
             async with asyncio.timeout(timeout_s):
                 await self._end_handlers()
@@ -219,7 +251,7 @@ class Performer:
         for host in self._hosts:
             self._interpreter.remove(host.name)
         self._executor.shutdown(wait=False, cancel_futures=True)
-        await aside(self.loop, self._stop_threads)
+        await run_in_thread(self.loop, self._stop_threads)
 
     def _stop_threads(self) -> None:
         """A store that does not answer is not waited for: its threads end with the process."""
@@ -374,7 +406,7 @@ class Performer:
         if error is None:
             self.outages.committed()
         else:
-            self.outages.met(error)
+            self.outages.record(error)
         report()
         if self._hosts and _is_news(group):
             self._interpreter.wake(is_own=True)
@@ -394,7 +426,7 @@ class Performer:
             partial(self._failed, self._interpreter.read_failed, seat, effect),
         )
 
-    def load(self, seat: Seat, effect: Load | LoadAll | LoadHead) -> None:
+    def load(self, seat: Seat, effect: Loading) -> None:
         self._readers.submit(
             partial(effect.of, self.store),
             partial(self._load_ended, self._interpreter.load_done, seat, effect),
@@ -402,7 +434,7 @@ class Performer:
         )
 
     def _load_ended(
-        self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Load | LoadAll | LoadHead, answer: Any
+        self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Loading, answer: Any
     ) -> None:
         tell(seat, effect, answer)
         self._touch()
@@ -411,10 +443,10 @@ class Performer:
         self,
         tell: Callable[[Seat, Any, Any], None],
         seat: Seat,
-        effect: Read | Load | LoadAll | LoadHead,
+        effect: Read | Loading,
         error: SemelError,
     ) -> None:
-        self.outages.met(error)
+        self.outages.record(error)
         self._load_ended(tell, seat, effect, error)
 
     def _store_changed(self) -> None:
@@ -481,23 +513,23 @@ class Performer:
     def _handle_inline(host: Host, effect: Deliver) -> Event:
         assert host.handler is not None, "an inline handler is a handler"
         try:
-            return Delivered(effect.token, _checked_ops(host.name, host.handler(effect.item)))
+            return delivered(effect.token, _checked_answer(host.name, effect.item, host.handler(effect.item)))
         except Exception as error:
             log.warning("the handler of %s failed", host.name, exc_info=True)
-            return DeliverFailed(effect.token, cause_of(error))
+            return _failure(effect, error)
 
     async def _handle(self, seat: Seat, effect: Deliver) -> None:
         event: Event = DeliverFailed(effect.token, "cancelled: the process is shutting down")
         try:
-            event = Delivered(effect.token, await self._call_handler(seat.machine.name, effect.item))
+            event = delivered(effect.token, await self._call_handler(seat.machine.name, effect.item))
         except (Exception, SystemExit) as error:
             log.warning("the handler of %s failed", seat.machine.name, exc_info=True)
-            event = DeliverFailed(effect.token, cause_of(error))
+            event = _failure(effect, error)
         finally:
             self._interpreter.feed(seat, event)
             self._touch()
 
-    async def _call_handler(self, name: str, item: WorkRow | Record) -> tuple[Op, ...]:
+    async def _call_handler(self, name: str, item: WorkRow | Record) -> tuple[Op, ...] | OwnTransaction:
         host = self._hosts.get(name)
         if host is None or host.handler is None:
             raise HandlerError(f"{name} has no handler", fix="pass handler= when the machine is added")
@@ -507,7 +539,7 @@ class Performer:
             result = await self.loop.run_in_executor(self._executor, host.handler, item)
             if inspect.isawaitable(result):
                 result = await result
-        return _checked_ops(name, result)
+        return _checked_answer(name, item, result)
 
     # -- people
 
@@ -552,7 +584,7 @@ class Performer:
             self._touch()
 
     def _reload_failed(self, host: Host, error: SemelError) -> None:
-        self.outages.met(error)
+        self.outages.record(error)
         level = logging.INFO if is_outage(error) else logging.WARNING
         log.log(level, "%s could not start again: %s", host.name, error.message)
         self._reload_later(host)
@@ -611,6 +643,18 @@ def _is_news(group: CommitGroup) -> bool:
     """Whether a reader or a worker may find something new. Claims and cursors bring nothing: two idle workers that
     woke each other by looking for work would never rest."""
     return any(isinstance(op, _NEWS) for member in group.members for op in member.unit.ops)
+
+
+def _failure(effect: Deliver, error: BaseException) -> DeliverFailed:
+    return DeliverFailed(effect.token, cause_of(error), type_names(type(error)))
+
+
+def _checked_answer(name: str, item: WorkRow | Record, result: Any) -> tuple[Op, ...] | OwnTransaction:
+    if not isinstance(result, OwnTransaction):
+        return _checked_ops(name, result)
+    if not isinstance(item, WorkRow):
+        raise HandlerError(f"the handler of {name} says {result} of a record", fix="return ops in a list, or None")
+    return result
 
 
 def _checked_ops(name: str, result: Any) -> tuple[Op, ...]:

@@ -15,7 +15,7 @@ from semel.kernel.effects import Committed
 from semel.kernel.group import Completion
 from semel.kernel.ops import Put
 from semel.runtime.host.performer import Performer
-from semel.runtime.host.threads import aside
+from semel.runtime.host.threads import run_in_thread
 
 LOOK_S = 1.0
 """How often it is looked whether a commit takes too long, and in an outage whether it is over."""
@@ -78,20 +78,20 @@ class StoreWatch:
                 self._complain()
             return
         self._checked_at = now
-        self._checking = aside(self._performer.loop, self._store.check)
+        self._checking = run_in_thread(self._performer.loop, self._store.check)
         self._checking.add_done_callback(self._checked)
 
     def _checked(self, asked: asyncio.Future[None]) -> None:
         error = None if asked.cancelled() else asked.exception()
         if isinstance(error, SemelError):
-            self.outages.met(error)
+            self.outages.record(error)
         elif error is not None:
-            self.outages.met(StoreUnavailable(f"{type(error).__name__}: {error}", fix="report this"))
+            self.outages.record(StoreUnavailable(f"{type(error).__name__}: {error}", fix="report this"))
         elif self._performer.under_way_s() > SLOW_S:
             self._complain()
 
     def _complain(self) -> None:
-        self.outages.met(
+        self.outages.record(
             StoreUnavailable(
                 f"it has not answered for {SLOW_S:g} s", fix="look at the database, its disk and who else uses it"
             )

@@ -153,7 +153,7 @@ def hand_over(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *value
         loop.call_soon_threadsafe(call, *values)
 
 
-def aside(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> asyncio.Future[T]:
+def run_in_thread(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> asyncio.Future[T]:
     """Do it on a thread of its own, which may never come back: nobody waits for it at the end, and no other work does
     meanwhile. Call it on the loop."""
     future: asyncio.Future[T] = loop.create_future()
@@ -170,7 +170,7 @@ def aside(loop: asyncio.AbstractEventLoop, job: Callable[[], T]) -> asyncio.Futu
         else:
             hand_over(loop, settle, future.set_result, result)
 
-    threading.Thread(target=run, name="semel-aside", daemon=True).start()
+    threading.Thread(target=run, name="semel-job", daemon=True).start()
     return future
 
 

@@ -33,7 +33,7 @@ from semel.pipes.services.publisher import Publisher
 from semel.pipes.workers.build import APP, Built, WorkerPlan
 from semel.pipes.workers.durable import DurableStage
 from semel.pipes.workers.outlet import PACKED_BYTES_MAX
-from semel.pipes.workers.route import LOCAL, TRANSPORT, Astray, Parcel, Router, ToNode, ToWorker, arrived_from
+from semel.pipes.workers.route import LOCAL, TRANSPORT, NoRoute, Parcel, Router, ToNode, ToWorker, arrived_from
 from semel.pipes.workers.stage import Stage
 from semel.runtime.host.hosting import Factory, Handler
 from semel.runtime.host.performer import Performer
@@ -101,11 +101,11 @@ class PipeNode:
         self.ports_to_flush: list[Port] = []
         self._tcp = tcp
         self._ports: dict[str, Port] = {}
-        self._hearers: dict[str, OnMessage] = {}
+        self._listeners: dict[str, OnMessage] = {}
         self._forwarders: set[str] = set()
         self._configured: set[str] = set()
         self._nodes: set[str] = set()
-        self._router = Router(_Names(self._ports, self._hearers), self._forwarders, self._nodes)
+        self._router = Router(_Names(self._ports, self._listeners), self._forwarders, self._nodes)
         self._bytes_max: dict[str, int] = {}
         self._in_session: dict[str, str] = {}
         self._stopped: dict[str, str] = {}
@@ -176,7 +176,7 @@ class PipeNode:
                 if outlet.packs and places[outlet.peer] != self.name:
                     raise ConfigError(f"{outlet.peer} is not where {config.name} is", fix="put both on one node")
         for name in built.forwarders:
-            if places[name] == self.name and (name in self._ports or name in self._hearers):
+            if places[name] == self.name and (name in self._ports or name in self._listeners):
                 raise ConfigError(f"{self.name} has a worker {name} already", fix="give the forwarder another name")
 
     async def _host(
@@ -274,19 +274,19 @@ class PipeNode:
         self._configured.update(node for route in routes if (node := first_node(route)) is not None)
         self._nodes.update(self._configured)
 
-    def listen(self, name: str, hear: OnMessage) -> None:
+    def listen(self, name: str, on_message: OnMessage) -> None:
         """Let the application be a worker of that name."""
         self._check_free(name)
-        self._hearers[name] = hear
+        self._listeners[name] = on_message
 
-    def say(self, route: Sequence[str], envelope: Envelope, *, back: str = "") -> None:
+    def send_along(self, route: Sequence[str], envelope: Envelope, *, back: str = "") -> None:
         """Send a message along a route, once. `back` is the name under which an answer will be heard."""
         self.performer.check_open()
         self.post(Parcel(tuple(route), (f"{LOCAL}#{back}",) if back else (), (envelope,)))
         self._flush_later()
 
     def _check_free(self, name: str) -> None:
-        if name in self._ports or name in self._hearers or name in self._forwarders:
+        if name in self._ports or name in self._listeners or name in self._forwarders:
             raise ConfigError(f"{self.name} has a worker {name} already", fix="give it another name")
 
     # -- the application
@@ -466,7 +466,7 @@ class PipeNode:
         except InputError as error:
             self._drop(error.message, via)
             return
-        if isinstance(step, Astray):
+        if isinstance(step, NoRoute):
             self._drop(step.reason, via)
         elif isinstance(step, ToNode):
             self._send_on(step.node, step.parcel, via)
@@ -505,9 +505,9 @@ class PipeNode:
         except InputError as error:
             self._drop(error.message, via)
             return
-        hear = self._hearers.get(address)
-        if hear is not None:
-            self._deliver_to_application(hear, parcel)
+        on_message = self._listeners.get(address)
+        if on_message is not None:
+            self._deliver_to_application(on_message, parcel)
             return
         port = self._ports[address]
         if via is not None and not port.may_come(sender, via):
@@ -527,14 +527,14 @@ class PipeNode:
             case Takes.ADDRESSED:
                 self.performer.feed(port.worker, Received(sender, addressed(ToWorker(address, parcel))))
 
-    def _deliver_to_application(self, hear: OnMessage, parcel: Parcel) -> None:
+    def _deliver_to_application(self, on_message: OnMessage, parcel: Parcel) -> None:
         for body in parcel.bodies:
             envelope = body.envelope if isinstance(body, HopMessage) else body
             if not isinstance(envelope, Envelope):
                 log.warning("%s: a %s is no message for the application", self.name, type(body).__name__)
                 continue
             try:
-                hear(envelope, parcel.back)
+                on_message(envelope, parcel.back)
             except Exception:
                 log.exception("an application's worker failed")
 

@@ -1,4 +1,4 @@
-"""A worker's door to the others: gathers what it sends until the tick ends, and cuts it into parcels."""
+"""How a worker reaches the others: gathers what it sends until the tick ends, and cuts it into parcels."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Box:
 
 
 class Port:
-    """One worker's door to the others. To the performer it is the worker's transport."""
+    """How one worker reaches the others. To the performer it is the worker's transport."""
 
     def __init__(self, node: Post, worker: str, takes: Takes = Takes.PARCELS) -> None:
         self.worker = worker

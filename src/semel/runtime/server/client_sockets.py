@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from semel.errors import FrameError, LimitExceeded, StoreError
@@ -19,9 +21,22 @@ from semel.pubsub.events.cloudevents import (
     connect_event,
     read_connect,
 )
+from semel.pubsub.events.handler_calls import HANDLERS
 from semel.pubsub.events.handlers import Handlers, SystemEvent
-from semel.pubsub.hub.commits import outward
-from semel.pubsub.hub.sockets import Frames, NewSession, ResumeSession, SocketClosed, SocketDrained
+from semel.pubsub.hub.calls import Answer, Call, Outcome
+from semel.pubsub.hub.commits import public_message
+from semel.pubsub.hub.sockets import (
+    ClosePeer,
+    Frames,
+    HubRestarted,
+    NewSession,
+    ResumeSession,
+    SocketClosed,
+    SocketDrained,
+    SocketStalled,
+    WelcomePeer,
+    Write,
+)
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import Codec
 from semel.pubsub.protocol.handshake import (
@@ -32,11 +47,119 @@ from semel.pubsub.protocol.handshake import (
     ReturningClient,
     SimpleMode,
 )
-from semel.pubsub.protocol.messages import CloseCode, Ping, SendToGroup, SequenceAck, StreamData, StreamEnd
+from semel.pubsub.protocol.messages import Ping, SendToGroup, SequenceAck, StreamData, StreamEnd
 from semel.pubsub.protocol.messages import Request as ClientRequest
 from semel.runtime.host.performer import Performer
-from semel.runtime.server.hub_link import HubLink
+from semel.runtime.transports.base import Inbox
 from semel.runtime.transports.websocket import Accept, Message, WebSocketPeer, subprotocols
+from semel.websocket import CloseCode
+
+if TYPE_CHECKING:
+    from semel.runtime.server.webhooks import Webhooks
+
+CALL_S = 30.0
+"""How long a hub may take to answer a call."""
+
+
+class HubLink:
+    """The transport of one hub: its sockets, the calls that wait for its answer, and its event handlers."""
+
+    def __init__(self, name: str, webhooks: Webhooks | None = None) -> None:
+        self.name, self.webhooks = name, webhooks
+        self.sockets: dict[str, WebSocketPeer] = {}
+        self.frames_in = self.frames_out = 0
+        self._calls: dict[str, asyncio.Future[Answer]] = {}
+        self._count = 0
+        self._has_begun = False
+        self._inbox: Inbox | None = None
+
+    def bind(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+
+    def send_to_hub(self, peer: str, message: object) -> None:
+        assert self._inbox is not None
+        self._inbox.received(self, peer, message)
+
+    def enter(self, peer: WebSocketPeer) -> str:
+        self._count += 1
+        name = f"socket-{self._count}"
+        self.sockets[name] = peer
+        return name
+
+    async def call(self, call: Call) -> Answer:
+        self._count += 1
+        name = f"call-{self._count}"
+        future = self._calls[name] = asyncio.get_running_loop().create_future()
+        try:
+            self.send_to_hub(name, call)
+            async with asyncio.timeout(CALL_S):
+                return await future
+        except TimeoutError:
+            return Answer(Outcome.FAILED, "the hub did not answer in time")
+        finally:
+            del self._calls[name]
+
+    # -- what the performer asks of a transport
+
+    def send(self, peer: str, message: Any) -> bool:
+        if isinstance(message, Answer):
+            future = self._calls.get(peer)
+            if future is not None and not future.done():
+                future.set_result(message)
+            return True
+        if isinstance(message, Write):
+            self._write(message)
+            return True
+        if isinstance(message, HubRestarted):
+            self._restarted()
+            return True
+        if peer == HANDLERS:
+            assert self.webhooks is not None
+            self.webhooks.receive(message, lambda reply: self.send_to_hub(HANDLERS, reply))
+            return True
+        socket = self.sockets.get(peer)
+        if socket is None:
+            return True
+        if isinstance(message, ClosePeer):
+            socket.close(message.code, message.reason)
+        elif isinstance(message, WelcomePeer):
+            socket.welcome()
+        return True
+
+    def _write(self, message: Write) -> None:
+        self.frames_out += message.frames
+        for peers, frames in message.writes:
+            for peer in peers:
+                socket = self.sockets.get(peer)
+                if socket is not None and not socket.write(frames) and not socket.is_closing:
+                    self.send_to_hub(peer, SocketStalled())
+
+    def _restarted(self) -> None:
+        """A hub says this whenever it starts. At the first start no socket or call can belong to a hub before it."""
+        has_begun, self._has_begun = self._has_begun, True
+        if not has_begun:
+            return
+        for future in self._calls.values():
+            if not future.done():
+                future.set_result(Answer(Outcome.FAILED, "the hub was restarted; ask again"))
+        for socket in self.sockets.values():
+            if not socket.is_closing:
+                socket.close(CloseCode.INTERNAL, "the hub was restarted")
+
+    def flush(self) -> None:
+        """Sockets gather what is written to them in a tick by themselves."""
+
+    def pause(self) -> None:
+        for socket in self.sockets.values():
+            socket.hold()
+
+    async def close(self) -> None:
+        for future in self._calls.values():
+            if not future.done():
+                future.set_result(Answer(Outcome.FAILED, "the server is stopping"))
+        if self.webhooks is not None:
+            await self.webhooks.close()
+
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +217,8 @@ class ClientSockets:
         except LimitExceeded as error:
             raise unavailable(error.message) from None
         except StoreError as error:
-            self._outages.met(error, "a client was not answered")
-            raise unavailable(outward(error)) from None
+            self._outages.record(error, "a client was not answered")
+            raise unavailable(public_message(error)) from None
 
     async def _upgrade(self, request: HttpRequest) -> Accept | HttpResponse:
         admission = self._handshake.admit(request, subprotocols(request), self._clock())
@@ -113,7 +236,9 @@ class ClientSockets:
                 socket = ClientSocket(await self._reachable(hub), resume, _codec(known))
                 return Accept(subprotocol, socket)
             case NewClient(hub=hub, subprotocol=subprotocol, session=session, mode=mode):
-                return Accept(subprotocol, ClientSocket(await self._reachable(hub), session, _codec(subprotocol), mode))
+                socket = ClientSocket(await self._reachable(hub), session, _codec(subprotocol), mode)
+                # who is not told `connected` takes the answer for it
+                return Accept(subprotocol, socket, waits=mode is not None)
 
     async def _ask_handler(self, client: NewClient, request: HttpRequest) -> NewClient | HandshakeRefused:
         """Whether it may come in, if an event handler wants to decide that. Nothing of it is kept: a client that hears
@@ -131,6 +256,7 @@ class ClientSockets:
             query=parse_qsl(request.query, keep_blank_values=True),
             headers=request.headers.items(),
             subprotocols=offered,
+            certificate=request.certificate,
         )
         match read_connect(await webhooks.ask(event, handler, CONNECT_S), offered):
             case Allowed() as allowed:

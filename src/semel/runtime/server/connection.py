@@ -21,7 +21,7 @@ from semel.errors import LocalProtocolError
 from semel.http import ClientCertificate, ErrorStyle, HttpError, HttpRequest, HttpResponse, status_error
 from semel.runtime.server.body_reader import BodyReader
 from semel.runtime.server.limits import ListenerLimits
-from semel.runtime.server.mounts import Mount
+from semel.runtime.server.part import Mount
 from semel.runtime.server.responses import check_response, encode_response, has_body, length_of
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class HttpHost(Protocol):
     limits: ListenerLimits
     scheme: str
     errors: ErrorStyle
-    """For requests of which it is not known for whom they are."""
+    """The style of errors for requests that cannot be matched to a service."""
 
     @property
     def is_stopping(self) -> bool: ...

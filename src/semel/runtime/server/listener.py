@@ -18,12 +18,10 @@ from contextlib import suppress
 from http import HTTPStatus
 
 from semel.errors import ConfigError, LocalProtocolError
-from semel.http import ErrorStyle, HttpError, HttpRequest, HttpResponse, text_error, unavailable
-from semel.routes import nothing_here
+from semel.http import ErrorStyle, HttpError, HttpRequest, HttpResponse, nothing_here, text_error, unavailable
 from semel.runtime.server.connection import HttpConnection
-from semel.runtime.server.limits import ListenerLimits
-from semel.runtime.server.mounts import Mount, Mounts
-from semel.runtime.server.rates import Rate, is_loopback, source_of
+from semel.runtime.server.limits import ListenerLimits, Rate, is_loopback, source_of
+from semel.runtime.server.part import Mount, Mounts
 from semel.runtime.transports.websocket import (
     Accept,
     SocketService,
@@ -216,11 +214,10 @@ class Listener:
             raise LocalProtocolError(
                 f"{accept.subprotocol} was not offered", fix="choose one of `subprotocols(request)`"
             )
-        transport = connection.transport
-        peer = WebSocketPeer(self, service, transport, accept, connection.address)
+        peer = WebSocketPeer(self, service, connection.transport, accept, connection.address)
         self._count(peer)
-        transport.write(accept_head(request, accept.subprotocol))
-        peer.begin(connection.hand_over(peer))
+        head = accept_head(request, accept.subprotocol)
+        peer.begin(head, connection.hand_over(peer), accept.waits)
 
     def gather(self, peer: WebSocketPeer) -> None:
         if not self._gathering:

@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from semel.errors import LimitExceeded, SemelError, StoreError, StoreUnavailable
-from semel.http import HttpRequest, HttpResponse, json_error
+from semel.http import THIS_MACHINE, HttpRequest, HttpResponse, in_url, json_error
 from semel.kernel.store import Store
 from semel.pubsub.events.abuse import host_of
 from semel.pubsub.events.handlers import Handlers
 from semel.pubsub.hub.calls import Answer, Call, Outcome
-from semel.pubsub.hub.commits import outward
+from semel.pubsub.hub.commits import public_message
 from semel.pubsub.hub.loading import announced_hubs, known_hubs, load_hub
 from semel.pubsub.hub.machine import Hub, HubOptions
 from semel.pubsub.hub.records import stream_of
@@ -34,18 +34,97 @@ from semel.pubsub.protocol.frames import FRAME_BYTES_MAX
 from semel.pubsub.protocol.handshake import Handshake
 from semel.pubsub.rest.admin import PREFIX
 from semel.pubsub.rest.api import Rest, RestSettings
-from semel.runtime.server.addresses import THIS_MACHINE, in_url
-from semel.runtime.server.client_sockets import ClientSockets
-from semel.runtime.server.hub_link import CALL_S, HubLink
-from semel.runtime.server.mounts import Mount
-from semel.runtime.server.part import Part, ServerContext, ServerSettings
+from semel.runtime.server.client_sockets import CALL_S, ClientSockets, HubLink
+from semel.runtime.server.part import Mount, Part, ServerContext, ServerSettings
 from semel.runtime.server.pubsub_admin import PubSubAdmin
-from semel.runtime.server.pubsub_metrics import TOPICS, Traffic, hub_metrics
 
 if TYPE_CHECKING:
     from semel.runtime.server.webhooks import Webhooks
 
 log = logging.getLogger(__name__)
+
+# -- metrics: hubs and links keep plain numbers while messages pass; who asks for them reads them
+
+TOPICS = (
+    "backlog", "backlog-age", "slow-client", "hub-body", "hub-commit", "hub-read", "hub-flush", "hub-trim",
+    "session-close", "session-unreadable", "take-over", "node", "order", "hub-key", "hub-expire", "event-failed",
+    "event-claim", "event-end", "event-unreadable", "id-conflict",
+)  # fmt: skip
+"""What hubs report. Each is there from the beginning, so that an alert on its growth sees the first one."""
+
+_COUNTS = {
+    "accepted": "Messages that were made durable.",
+    "duplicates": "Requests that were answered as done before.",
+    "deliveries": "Messages that were given to a session.",
+    "acknowledged": "Deliveries that a client has acknowledged.",
+    "discarded": "Deliveries that ended unacknowledged, with their session.",
+    "spilled": "Deliveries copied out of the stream, because they were not acknowledged for long.",
+    "failed_commits": "Commits that the store did not make.",
+}
+
+
+class Traffic(NamedTuple):
+    """One hub and what goes through it. `hub` None: it is being read from the store. `events` are requests to event
+    handlers."""
+
+    name: str
+    hub: Hub | None
+    sockets: int
+    frames_in: int
+    frames_out: int
+    events: int = 0
+    events_failed: int = 0
+
+
+def hub_metrics(found: Sequence[Traffic]) -> Iterator[Metric]:
+    yield GaugeMetricFamily("semel_hubs", "Hubs that this process has.", len(found))
+    yield from _of_links(found)
+    hubs = [(each.name, each.hub) for each in found if each.hub is not None]
+    yield from _of_sessions(hubs)
+    yield from _of_counts(hubs)
+
+
+def _of_links(found: Sequence[Traffic]) -> Iterator[Metric]:
+    sockets = GaugeMetricFamily("semel_hub_connections", "WebSockets that are open here.", labels=("hub",))
+    frames_in = CounterMetricFamily("semel_hub_frames_received", "Frames from clients.", labels=("hub",))
+    frames_out = CounterMetricFamily("semel_hub_frames_sent", "Frames to clients.", labels=("hub",))
+    events = CounterMetricFamily("semel_hub_handler_requests", "Requests to event handlers.", labels=("hub",))
+    failed = CounterMetricFamily("semel_hub_handler_failures", "Those not answered with 2xx.", labels=("hub",))
+    for each in found:
+        sockets.add_metric((each.name,), each.sockets)
+        frames_in.add_metric((each.name,), each.frames_in)
+        frames_out.add_metric((each.name,), each.frames_out)
+        events.add_metric((each.name,), each.events)
+        failed.add_metric((each.name,), each.events_failed)
+    yield from (sockets, frames_in, frames_out, events, failed)
+
+
+def _of_sessions(hubs: list[tuple[str, Hub]]) -> Iterator[Metric]:
+    waiting = GaugeMetricFamily("semel_hub_sessions_waiting", "Sessions without a socket.", labels=("hub",))
+    groups = GaugeMetricFamily("semel_hub_groups", "Groups with a member.", labels=("hub",))
+    count = GaugeMetricFamily("semel_hub_backlog_messages", "Unacknowledged, over all sessions.", labels=("hub",))
+    size = GaugeMetricFamily("semel_hub_backlog_bytes", "Unacknowledged, over all sessions.", labels=("hub",))
+    longest = GaugeMetricFamily("semel_hub_backlog_longest", "Unacknowledged messages of one session.", labels=("hub",))
+    for name, hub in hubs:
+        labels = (name,)
+        lengths = [session.backlog.count for session in hub.roster]
+        waiting.add_metric(labels, sum(session.peer is None for session in hub.roster))
+        groups.add_metric(labels, len(hub.roster.groups))
+        count.add_metric(labels, sum(lengths))
+        size.add_metric(labels, sum(session.backlog.bytes for session in hub.roster))
+        longest.add_metric(labels, max(lengths, default=0))
+    yield from (waiting, groups, count, size, longest)
+
+
+def _of_counts(hubs: list[tuple[str, Hub]]) -> Iterator[Metric]:
+    for count, text in _COUNTS.items():
+        family = CounterMetricFamily(f"semel_hub_{count}", text, labels=("hub",))
+        for name, hub in hubs:
+            family.add_metric((name,), getattr(hub.counts, count))
+        yield family
+
+
+# -- the part
 
 HUBS_MAX = 1_000
 DEFAULT_ORIGIN = "localhost"
@@ -108,7 +187,7 @@ class PubSub(Part):
             try:
                 await self.begin_known()
             except SemelError as error:
-                self._outages.met(error, "the hubs of the store cannot begin")
+                self._outages.record(error, "the hubs of the store cannot begin")
             await asyncio.sleep(BEGIN_S)
 
     def stop(self) -> None:
@@ -183,7 +262,7 @@ class PubSub(Part):
             try:
                 return await asyncio.to_thread(lambda: b"".join(store.body(name)))
             except StoreError as error:
-                self._outages.met(error, f"{hub}: an event cannot be read")
+                self._outages.record(error, f"{hub}: an event cannot be read")
                 raise
 
         return Webhooks(hub, self._server.keys, self._settings.origin_at(self._server), read_body)
@@ -202,12 +281,12 @@ class PubSub(Part):
                 link = await self._reachable(hub)
             return await link.call(call)
         except TimeoutError:
-            return Answer(Outcome.FAILED, outward(None))
+            return Answer(Outcome.FAILED, public_message(None))
         except LimitExceeded as error:
             return Answer(Outcome.FAILED, error.message)
         except SemelError as error:
-            self._outages.met(error, f"{hub}: the hub cannot begin")
-            return Answer(Outcome.FAILED, outward(error))
+            self._outages.record(error, f"{hub}: the hub cannot begin")
+            return Answer(Outcome.FAILED, public_message(error))
 
     def _traffic(self) -> Iterator[Traffic]:
         for task in self._links.values():

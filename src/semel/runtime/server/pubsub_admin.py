@@ -18,7 +18,7 @@ from semel.kernel.ops import MESSAGE
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Store, Trimmed
 from semel.pubsub.hub.calls import Answer, Call, HubInfo, Outcome, Summarize
-from semel.pubsub.hub.commits import outward
+from semel.pubsub.hub.commits import public_message
 from semel.pubsub.hub.loading import is_known, known_hubs
 from semel.pubsub.rest.admin import Admin, HubRow, HubsAsked, MessagePage, MessagesAsked
 from semel.pubsub.rest.api import Asked
@@ -72,7 +72,7 @@ class PubSubAdmin:
             try:
                 return asked.respond(await self._messages(asked))
             except SemelError as error:
-                self._outages.met(error, f"messages of {asked.stream} cannot be read")
+                self._outages.record(error, f"messages of {asked.stream} cannot be read")
                 return asked.respond(error)
         return asked.respond(await self._look(asked))
 
@@ -82,8 +82,8 @@ class PubSubAdmin:
             if asked.hub not in set(self._running()) and not await self._ask_store(is_known, self._store, asked.hub):
                 return Answer()
         except SemelError as error:
-            self._outages.met(error, f"{asked.hub} cannot be looked for in the store")
-            return Answer(Outcome.FAILED, outward(error))
+            self._outages.record(error, f"{asked.hub} cannot be looked for in the store")
+            return Answer(Outcome.FAILED, public_message(error))
         return await self._ask(asked.hub, asked.call)
 
     async def _ask_store(self, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -102,7 +102,7 @@ class PubSubAdmin:
         try:
             stored = await self._ask_store(lambda: set(known_hubs(self._store)))
         except SemelError as error:
-            self._outages.met(error, "the hubs in the store cannot be listed")
+            self._outages.record(error, "the hubs in the store cannot be listed")
             stored = set()
         answers = await asyncio.gather(*(self._ask(name, Summarize()) for name in sorted(running)))
         found = {name: _info(answer) for name, answer in zip(sorted(running), answers, strict=True)}

@@ -4,25 +4,62 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
 
 from semel.errors import CommitInDoubt, ConfigError, StoreError, StoreUnavailable
-from semel.http import HttpRequest, HttpResponse, unavailable
+from semel.http import THIS_MACHINE, HttpRequest, HttpResponse, in_url, unavailable
 from semel.kernel.store import Store
-from semel.runtime.host.outages import Outages, in_public
+from semel.runtime.host.outages import Outages, public_message
 from semel.runtime.host.performer import Performer
-from semel.runtime.host.store_watch import SLOW_S
+from semel.runtime.host.store_watch import SLOW_S, StoreWatch
 from semel.runtime.host.sweeper import Sweeper
-from semel.runtime.server.addresses import THIS_MACHINE, in_url
 from semel.runtime.server.listener import Listener
-from semel.runtime.server.metrics import Metrics
-from semel.runtime.server.mounts import Mount
-from semel.runtime.server.operating import Operating
-from semel.runtime.server.part import OwnListener, Part, PartFactory, ServerContext, ServerSettings
-from semel.runtime.server.store_part import StorePart
+from semel.runtime.server.operating import Metrics, Operating
+from semel.runtime.server.part import Health, Mount, OwnListener, Part, PartFactory, ServerContext, ServerSettings
+
+
+class StorePart(Part):
+    """The store of a server as operators see it."""
+
+    name = "store"
+
+    def __init__(self, performer: Performer) -> None:
+        self.watch = StoreWatch(performer)
+        self._performer, self._outages = performer, performer.outages
+
+    async def run(self) -> None:
+        await self.watch.run()
+
+    def health(self) -> Health:
+        """What goes away by itself, or when somebody looks after the store, is no reason to restart the process."""
+        current = self._outages.current
+        return Health() if current is None else Health(public_message(current.cause), current.is_ended_by_restart)
+
+    async def ready(self) -> Health:
+        await self.watch.is_well()
+        return self.health()
+
+    def metrics(self) -> Iterator[Metric]:
+        times, outages = self._performer.commit_times, self._outages
+        yield CounterMetricFamily("semel_commits", "What was asked of the store.", times.commits)
+        buckets = [(floatToGoString(limit), count) for limit, count in times.up_to()]
+        yield HistogramMetricFamily("semel_transaction_seconds", "From the order to the answer.", buckets, times.sum_s)
+        is_in_one = int(outages.current is not None)
+        yield GaugeMetricFamily(
+            "semel_store_in_trouble", "1 while the store does not do what it is asked to.", is_in_one
+        )
+        yield CounterMetricFamily("semel_store_outages", "How often that began.", outages.count)
+
+    async def overview(self) -> Mapping[str, Any]:
+        return {"commits": self._performer.commit_times.commits, "outages": self._outages.count}
+
 
 SWEEP_S = 5.0
 SWEEP_ROWS = 1000
@@ -111,8 +148,8 @@ def _guarded(mount: Mount, outages: Outages) -> Mount:
         try:
             return await mount.handle(request)
         except StoreError as error:
-            outages.met(error, "a request was not answered")
-            raise unavailable(in_public(error)) from None
+            outages.record(error, "a request was not answered")
+            raise unavailable(public_message(error)) from None
 
     return replace(mount, handle=handle)
 
@@ -132,7 +169,7 @@ def _check_end(performer: Performer) -> None:
 @asynccontextmanager
 async def sweeping(store: Store, outages: Outages, every_s: float = SWEEP_S) -> AsyncIterator[None]:
     """Meanwhile rows that nobody needs any more are removed from the store, a little at a time."""
-    async with _meanwhile(Sweeper(store, every_s=every_s, limit=SWEEP_ROWS, failed=outages.met).run()):
+    async with _meanwhile(Sweeper(store, every_s=every_s, limit=SWEEP_ROWS, failed=outages.record).run()):
         yield
 
 

@@ -3,7 +3,7 @@
 A handler is asked first whether it wants events of this server (`pubsub.events.abuse`); those who come meanwhile wait
 for the answer. A call never raises: what goes wrong is a `Reply` as well. Only what the configuration names is called,
 and nothing that a response says leads elsewhere: no redirect, no proxy of the environment. Cookies are kept for each
-connection on its own (`webhook_cookies`).
+connection on its own (`Cookies`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
@@ -20,7 +22,17 @@ import httpx
 from semel import __version__
 from semel.auth.keys import AccessKeys
 from semel.errors import SemelError
-from semel.pubsub.events.abuse import GET, OPTIONS, TIMEOUT_S, UNKNOWN, Standing, UrlVerdict, judge, validation_request
+from semel.http import HttpResponse, OutgoingRequest
+from semel.pubsub.events.abuse import (
+    GET,
+    OPTIONS,
+    TIMEOUT_S,
+    UNKNOWN,
+    HandlerConsent,
+    UrlVerdict,
+    judge,
+    validation_request,
+)
 from semel.pubsub.events.cloudevents import (
     FOLLOW_REDIRECTS,
     RESPONSE_BYTES_MAX,
@@ -28,9 +40,7 @@ from semel.pubsub.events.cloudevents import (
     TRUST_ENVIRONMENT,
     Family,
     HandlerUnreachable,
-    IncomingResponse,
     NotAllowed,
-    OutgoingRequest,
     PendingEvent,
     Reply,
     next_try,
@@ -38,8 +48,70 @@ from semel.pubsub.events.cloudevents import (
 )
 from semel.pubsub.events.handler_calls import CallHandler, CancelCall, Fetch, Fetched, Replied
 from semel.pubsub.events.handlers import EventHandler, SystemEvent
-from semel.runtime.server.webhook_cookies import Cookies
-from semel.runtime.server.webhook_room import Room
+
+CONNECTIONS_MAX = 10_000
+COOKIES_MAX = 20
+CHARS_MAX = 4096
+
+
+class Cookies:
+    """What event handlers have set as cookies, for each connection on its own: by a cookie a load balancer in front of
+    several handlers keeps all events of one client with one of them. They live in memory: after a restart, or on
+    another node, a client begins without."""
+
+    def __init__(self, connections_max: int = CONNECTIONS_MAX) -> None:
+        self._jars: OrderedDict[str, httpx.Cookies] = OrderedDict()
+        self._connections_max = connections_max
+
+    def __len__(self) -> int:
+        return len(self._jars)
+
+    def add_to(self, request: httpx.Request, connection: str) -> None:
+        """Those that are for the address of the request."""
+        jar = self._jars.get(connection)
+        if jar is not None:
+            self._jars.move_to_end(connection)
+            jar.set_cookie_header(request)
+
+    def keep(self, response: httpx.Response, connection: str) -> None:
+        """Those of a response that took the event. Who sets too much has none."""
+        said = response.headers.get_list("set-cookie")
+        if not said or not response.is_success:
+            return
+        jar = self._jars.setdefault(connection, httpx.Cookies())
+        if sum(map(len, said)) <= CHARS_MAX:
+            jar.extract_cookies(response)
+        if not 0 < len(jar) <= COOKIES_MAX:
+            del self._jars[connection]
+        elif len(self._jars) > self._connections_max:
+            self._jars.popitem(last=False)
+
+    def forget(self, connection: str) -> None:
+        self._jars.pop(connection, None)
+
+
+class Room:
+    """At most `calls` to one event handler at a time, and `per_connection` for each connection: who asks much waits
+    behind itself and takes no place from others meanwhile. Who waits is let in in the order of coming."""
+
+    def __init__(self, calls: int, per_connection: int) -> None:
+        self._all = asyncio.Semaphore(calls)
+        self._per_connection = per_connection
+        self._own: dict[str, asyncio.Semaphore] = {}
+        self._users: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def place(self, connection: str) -> AsyncIterator[None]:
+        own = self._own.setdefault(connection, asyncio.Semaphore(self._per_connection))
+        self._users[connection] += 1
+        try:
+            async with own, self._all:
+                yield
+        finally:
+            self._users[connection] -= 1
+            if not self._users[connection]:
+                del self._users[connection], self._own[connection]
+
 
 log = logging.getLogger(__name__)
 
@@ -82,13 +154,13 @@ class Webhooks:
         )
         self._cookies = Cookies()
         self._rooms: dict[str, Room] = {}
-        self._standings: dict[str, tuple[Standing, UrlVerdict | None]] = {}
+        self._consents: dict[str, tuple[HandlerConsent, UrlVerdict | None]] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._is_closed = False
 
     async def close(self) -> None:
-        """Calls that are under way are given up. Their events are told again after the next start."""
+        """Cancels the calls that are under way. Their events are sent again after the next start."""
         self._is_closed = True
         tasks = [*self._tasks.values(), *self._asking.values()]
         for task in tasks:
@@ -173,7 +245,7 @@ class Webhooks:
 
     async def _exchange(
         self, request: OutgoingRequest, connection: str | None = None
-    ) -> IncomingResponse | HandlerUnreachable:
+    ) -> HttpResponse | HandlerUnreachable:
         """With the cookies of the connection, if it is about one."""
         try:
             asked = self._http.build_request(
@@ -190,21 +262,21 @@ class Webhooks:
             return HandlerUnreachable(f"{type(error).__name__}: {error}")
         if connection is not None:
             self._cookies.keep(response, connection)
-        return IncomingResponse(response.status_code, tuple(response.headers.multi_items()), body)
+        return HttpResponse(response.status_code, tuple(response.headers.multi_items()), body)
 
     # -- whether it wants events at all
 
     async def _refusal(self, handler: EventHandler) -> NotAllowed | HandlerUnreachable | None:
         url, now = handler.url, self._clock()
-        standing, _ = self._standings.get(url, (UNKNOWN, None))
-        if standing.is_due(now) and url not in self._asking:
+        consent, _ = self._consents.get(url, (UNKNOWN, None))
+        if consent.is_due(now) and url not in self._asking:
             self._asking[url] = asyncio.create_task(self._question(handler))
-        if standing.is_allowed(now):
+        if consent.is_allowed(now):
             return None
         if url in self._asking:
             await asyncio.shield(self._asking[url])
-        standing, verdict = self._standings.get(url, (UNKNOWN, None))
-        if standing.is_allowed(self._clock()):
+        consent, verdict = self._consents.get(url, (UNKNOWN, None))
+        if consent.is_allowed(self._clock()):
             return None
         if verdict is UrlVerdict.NO:
             return NotAllowed()
@@ -215,8 +287,8 @@ class Webhooks:
             verdict = await self._verdict(handler, OPTIONS)
             if verdict is UrlVerdict.ASK_WITH_GET:
                 verdict = await self._verdict(handler, GET)
-            standing, _ = self._standings.get(handler.url, (UNKNOWN, None))
-            self._standings[handler.url] = standing.after(verdict, self._clock()), verdict
+            consent, _ = self._consents.get(handler.url, (UNKNOWN, None))
+            self._consents[handler.url] = consent.after(verdict, self._clock()), verdict
         finally:
             del self._asking[handler.url]
         if verdict is not UrlVerdict.YES:

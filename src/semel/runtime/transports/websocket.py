@@ -2,7 +2,7 @@
 
 `FrameReader` turns bytes into messages and knows nothing of sockets. `WebSocketPeer` is one connected client: what came
 in one read is handed over together, and what is written within one tick goes out together. Frames to be sent are made
-by `semel.pubsub.protocol.wire`, once for all who get them.
+by `semel.websocket`, once for all who get them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Protocol
 
 from semel.errors import FrameError
 from semel.http import HttpRequest, HttpResponse, text_response
-from semel.pubsub.protocol.messages import CloseCode
 from semel.runtime.server.limits import ListenerLimits
+from semel.websocket import CloseCode
 
 try:
     from websockets.speedups import apply_mask
@@ -203,10 +203,12 @@ def close_frame(code: int, reason: str = "") -> bytes:
 @dataclass(frozen=True, slots=True)
 class Accept:
     """Let a client in. `subprotocol` is one of those that it offered, or None. `key` is what you want to find at the
-    peer. The client may be gone by then: it is there when `on_open` says so."""
+    peer. The client may be gone by then: it is there when `on_open` says so. `waits`: the answer to its handshake goes
+    out with the first that is written to it, or with `welcome`."""
 
     subprotocol: str | None = None
     key: object = None
+    waits: bool = False
 
 
 def subprotocols(request: HttpRequest) -> tuple[str, ...]:
@@ -307,6 +309,7 @@ class WebSocketPeer(asyncio.Protocol):
         "_deadline",
         "_gathered",
         "_gathered_bytes",
+        "_head",
         "_heard",
         "_host",
         "_is_closing",
@@ -348,6 +351,7 @@ class WebSocketPeer(asyncio.Protocol):
         self._close: CloseFrame | None = None
         self._reason = ""
         self._is_closing = self._is_deaf = self._is_full = self._is_stalled = False
+        self._head = b""
         transport.set_write_buffer_limits(high=host.limits.full_bytes, low=host.limits.room_bytes)
 
     def __repr__(self) -> str:
@@ -371,7 +375,7 @@ class WebSocketPeer(asyncio.Protocol):
         return self._gathered_bytes + self._transport.get_write_buffer_size()
 
     def write(self, frames: bytes) -> bool:
-        """Whole frames, from `semel.pubsub.protocol.wire`; they go out at the end of this tick. False when it is
+        """Whole frames, from `semel.websocket`; they go out at the end of this tick. False when it is
         full now, or closing: then frames are dropped."""
         if self._is_closing:
             return False
@@ -401,8 +405,15 @@ class WebSocketPeer(asyncio.Protocol):
     def _send(self, data: bytes) -> None:
         # It may have broken, with nobody told of it yet.
         if not self._transport.is_closing():
+            if self._head:
+                data, self._head = self._head + data, b""
             self._written += len(data)
             self._transport.write(data)
+
+    def welcome(self) -> None:
+        """Answer its handshake, if that has waited for it."""
+        if self._head:
+            self._send(b"")
 
     def close(self, code: int = CloseCode.NORMAL, reason: str = "") -> None:
         """Send what was written and then a close frame. Who does not answer it within `close_s` is cut off."""
@@ -431,8 +442,11 @@ class WebSocketPeer(asyncio.Protocol):
 
     # -- what the server says
 
-    def begin(self, unread: bytes) -> None:
-        """The transport is ours. `unread` has come already."""
+    def begin(self, head: bytes, unread: bytes, waits: bool = False) -> None:
+        """The transport is ours. `head` is the answer to the handshake; `unread` has come already."""
+        self._head = head
+        if not waits:
+            self.welcome()
         try:
             self._service.on_open(self)
         except Exception:

@@ -12,12 +12,11 @@ from semel.kernel.store import Record, Records
 from semel.pubsub.client.events import ClientOptions, Closed, Connect, FrameReceived, OpenFailed, SocketOpened
 from semel.pubsub.client.machine import Phase
 from semel.pubsub.hub.machine import HubOptions
-from semel.pubsub.hub.record_kinds import RecordKind
+from semel.pubsub.hub.records import RecordKind
 from semel.pubsub.hub.sockets import ClosePeer, NewSession, ResumeSession, SocketClosed
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.permissions import Permissions
-from semel.sim.client.actor import STREAM, Actor, decode_request
-from semel.sim.client.sockets import SocketLane, SocketLink
+from semel.sim.client.actor import STREAM, Actor, SocketLane, SocketLink, decode_request
 from semel.sim.hub.node import EVERYTHING, HubNode, frames_of
 from semel.sim.world import SeededWorld
 

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from semel.errors import StoreBusy
-from semel.pubsub.client.events import ClientOptions
-from semel.sim.client.actor import Actor
-from semel.sim.client.checks import (
-    Check,
-    check_all_published,
-    check_done,
-    check_kept,
-    check_most_published,
-    check_nothing_failed,
-    check_once,
-    check_order,
-)
-from semel.sim.client.faults import NetworkFaults
+from semel.pubsub.client.events import ClientOptions, RequestAccepted, RequestFailed, Stopped
+from semel.pubsub.hub.calls import CloseConnections, Connection
+from semel.sim.client.actor import Actor, SocketLink
 from semel.sim.client.network import ClientWorld
 from semel.sim.client.streams import (
     GROUP,
@@ -33,6 +23,176 @@ from semel.sim.client.streams import (
 )
 from semel.sim.hub.node import BEGIN_S
 from semel.sim.world import SeededWorld
+
+# -- what goes wrong between clients and a hub
+
+
+class NetworkFaults:
+    """What goes wrong, and when. `loses_sessions`: also what no session survives. `crashes`: also the processes of the
+    applications."""
+
+    def __init__(self, world: ClientWorld, *, loses_sessions: bool = False, crashes: bool = False) -> None:
+        self._world, self._chance = world, world.chance
+        self._faults: list[Callable[[], None]] = [
+            self._cut, self._cut, self._cut, self._half_open, self._silence, self._restart, self._die_in_commit,
+            self._hold, self._outage, self._slow, self._refuse,
+        ]  # fmt: skip
+        if loses_sessions:
+            self._faults += [self._close_from_outside, self._long_outage, self._doubt]
+        if crashes:
+            self._faults += [self._crash] * 3
+
+    def plan(self, seconds: float, faults: int) -> None:
+        for _ in range(faults):
+            delay_s, fault = self._chance.random() * seconds, self._chance.choice(self._faults)
+            self._world.clock.after(delay_s, "fault", self._strike, fault)
+
+    def _strike(self, fault: Callable[[], None]) -> None:
+        self._world.world.see(f"fault.{fault.__name__.strip('_')}")
+        fault()
+
+    def _some_link(self) -> SocketLink | None:
+        whole = [link for link in self._world.links.values() if link.is_whole]
+        return self._chance.choice(whole) if whole else None
+
+    def _cut(self) -> None:
+        if (link := self._some_link()) is not None:
+            self._world.cut(link)
+
+    def _half_open(self) -> None:
+        if (link := self._some_link()) is not None:
+            self._world.cut(link, hub_knows_after_s=self._chance.random() * 5)
+
+    def _silence(self) -> None:
+        if (link := self._some_link()) is not None:
+            self._world.cut(link, hub_knows_after_s=40, client_knows=False)
+
+    def _crash(self) -> None:
+        self._chance.choice(self._world.actors).crash()
+
+    def _restart(self) -> None:
+        self._world.restart()
+
+    def _die_in_commit(self) -> None:
+        self._world.dies_with_next_commit = True
+
+    def _refuse(self) -> None:
+        self._world.failing += [StoreBusy("the store is busy")] * self._chance.randint(1, 3)
+
+    def _doubt(self) -> None:
+        self._world.doubtful_commits += 1
+
+    def _hold(self) -> None:
+        world = self._world
+        if world.held is None:
+            world.held = []
+            world.clock.after(self._chance.random(), "let go", world.let_go)
+
+    def _outage(self) -> None:
+        world = self._world
+        world.unreachable_until = max(world.unreachable_until, world.now + self._chance.random() * 8)
+        for link in list(world.links.values()):
+            world.cut(link)
+
+    def _slow(self) -> None:
+        world = self._world
+        world.latency_s = 0.5
+        world.clock.after(1, "fast again", setattr, world, "latency_s", 0.005)
+
+    def _close_from_outside(self) -> None:
+        if (link := self._some_link()) is not None:
+            self._world.tell("rest", CloseConnections(Connection(link.connection), reason="enough"))
+
+    def _long_outage(self) -> None:
+        world = self._world
+        world.unreachable_until = max(world.unreachable_until, world.now + 100)
+        for link in list(world.links.values()):
+            world.cut(link)
+
+
+# -- what must be true, by what the applications know and what the stream holds
+
+Check = Callable[[ClientWorld], Iterator[str]]
+
+
+def check_once(world: ClientWorld) -> Iterator[str]:
+    """Each publish that was accepted is in the stream once, and each subscriber has had each message once, in order."""
+    published = world.published()
+    bodies = [body for _, _, body in published]
+    if len(bodies) != len(set(bodies)):
+        yield "a message is in the stream twice"
+    for actor in world.actors:
+        if actor.acked_too_early:
+            yield f"{actor.name} acknowledged before the application had it"
+        yield from _check_publishes(actor, set(bodies))
+        yield from _check_deliveries(actor, published)
+
+
+def _check_publishes(actor: Actor, bodies: set[str]) -> Iterator[str]:
+    for token, body in actor.bodies.items():
+        result = actor.settled.get(token)
+        if isinstance(result, RequestAccepted) and body not in bodies:
+            yield f"{body} was accepted and is not in the stream"
+        elif isinstance(result, RequestFailed) and not result.maybe_taken and body in bodies:
+            yield f"{body} was not accepted and is in the stream"
+
+
+def _check_deliveries(actor: Actor, published: list[tuple[int, str, str]]) -> Iterator[str]:
+    offsets = {body: offset for offset, _, body in published}
+    got = [offsets[body] for _, body, _ in actor.got]
+    if got != sorted(set(got)):
+        yield f"delivered to {actor.name} twice or out of order"
+    due = {offset for offset, group, _ in published if offset > actor.joined_at.get(group, 1 << 60)}
+    if not actor.losses and not due <= set(got):
+        yield f"{actor.name} has not had {sorted(due - set(got))}"
+
+
+def check_done(world: ClientWorld) -> Iterator[str]:
+    for actor in world.actors:
+        if actor.unsettled:
+            yield f"{actor.name} still waits"
+        if not actor.connection or any(isinstance(state, Stopped) for state in actor.states):
+            yield f"{actor.name} is not online"
+
+
+def check_nothing_failed(world: ClientWorld) -> Iterator[str]:
+    for actor in world.actors:
+        failed = [result for result in actor.settled.values() if not isinstance(result, RequestAccepted)]
+        yield from (f"{actor.name} was answered {result}" for result in failed)
+
+
+def check_order(world: ClientWorld) -> Iterator[str]:
+    """Each publisher's messages are in the stream in the order in which they were asked, but for what was given up."""
+    bodies = [body for _, _, body in world.published()]
+    for actor in world.actors:
+        found = [body for body in bodies if body in actor.bodies.values()]
+        if found != [body for body in actor.bodies.values() if body in found]:
+            yield f"the messages of {actor.name} changed places"
+
+
+def check_all_published(world: ClientWorld) -> Iterator[str]:
+    bodies = {body for _, _, body in world.published()}
+    for actor in world.actors:
+        yield from (f"{body} is not in the stream" for body in actor.bodies.values() if body not in bodies)
+
+
+def check_most_published(world: ClientWorld) -> Iterator[str]:
+    """Each refusal costs a message, or a few that were under way with it."""
+    asked, published = sum(len(actor.bodies) for actor in world.actors), len(world.published())
+    if published <= asked * 0.82:
+        yield f"only {published} of {asked} are in the stream: those that were given up have held up others"
+
+
+def check_kept(world: ClientWorld) -> Iterator[str]:
+    """What was in an outbox is in the stream, and in no outbox any more."""
+    bodies = {body for _, _, body in world.published()}
+    for actor in world.actors:
+        yield from (f"{actor.name} has lost {body}" for body in sorted(actor.kept - bodies))
+        if actor.outbox:
+            yield f"{actor.name} has {len(actor.outbox)} in its outbox"
+
+
+# -- what is played
 
 NAMES = ("ann", "ben", "cem")
 STORM_S = 20.0

@@ -25,9 +25,8 @@ from semel.pubsub.client.events import (
     SubmitRequest,
     WritePart,
 )
-from semel.pubsub.client.inbound import Began, Came, Ended, Inbound
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.records import terms_of
+from semel.pubsub.client.inbound import Ended, Inbound, PartReceived, StreamBegan
+from semel.pubsub.hub.records import RecordKind, terms_of
 from semel.pubsub.hub.session_rows import SessionRow, read_session, session_key
 from semel.pubsub.protocol.messages import (
     ErrorName,
@@ -156,10 +155,10 @@ class StreamActor(Actor):
         assert isinstance(message, GroupMessage)
         for step in self.inbound.take(message):
             match step:
-                case Began(number=number, is_whole=is_whole):
+                case StreamBegan(number=number, is_whole=is_whole):
                     assert message.stream is not None
                     self.incoming[number] = ReceivedStream(message.stream.stream_id, is_whole)
-                case Came(number=number):
+                case PartReceived(number=number):
                     assert message.data is not None
                     self.incoming[number].bodies.append(message.data.body.decode())
                 case Ended(number=number, error=error):

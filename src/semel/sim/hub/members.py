@@ -1,4 +1,5 @@
-"""Clients of a hub that do what the protocol asks, and remember what they were promised."""
+"""Clients of a hub that do what the protocol asks, and remember what they were promised; and what its store was seen to
+take."""
 
 from __future__ import annotations
 
@@ -6,21 +7,86 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from semel.kernel.ledger import START, Event
+from semel.kernel.ops import Append
+from semel.pubsub.hub import records
+from semel.pubsub.hub.records import RecordKind
+from semel.pubsub.hub.session_rows import SessionRow, read_session, session_key
 from semel.pubsub.hub.sockets import ClosePeer
-from semel.pubsub.protocol.messages import (
-    Ack,
-    CloseCode,
-    Connected,
-    ErrorName,
-    GroupMessage,
-    JoinGroup,
-    LeaveGroup,
-    SendToGroup,
-)
-from semel.sim.hub.node import text
+from semel.pubsub.protocol.messages import Ack, Connected, ErrorName, GroupMessage, JoinGroup, LeaveGroup, SendToGroup
+from semel.sim.hub.node import HUB, text
+from semel.stores.memory import MemoryStore
+from semel.websocket import CloseCode
 
 if TYPE_CHECKING:
     from semel.sim.hub.storm import HubStorm, StormNode
+
+EXTRA = "by service"
+"""A group that only services put clients into."""
+
+
+class HubBooks:
+    """`offsets` says where a body stands, `targets` for which group it is, `ids` what is the id of the message there.
+
+    Of sessions: `opened` is where their first record stands, `begins` where what is due to them begins and in which
+    groups they came, `ends` where it ends, `left` where they were last put out of the group of the services.
+    """
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.offsets: dict[str, list[int]] = {}
+        self.targets: dict[str, str] = {}
+        self.ids: dict[int, str] = {}
+        self.last_offset = 0
+        self.opened: dict[str, int] = {}
+        self.begins: dict[str, tuple[int, list[str]]] = {}
+        self.ends: dict[str, int] = {}
+        self.left: dict[str, int] = {}
+
+    def record(self, op: Append, offset: int) -> None:
+        source = op.envelope.source
+        if op.kind == RecordKind.MESSAGE:
+            self._message(op, offset)
+        elif op.kind == RecordKind.OPEN:
+            self.opened.setdefault(source, offset)
+            groups = msgspec.json.decode(op.envelope.headers.get(records.GROUPS, "[]"), type=list[str])
+            self.begins.setdefault(source, (int(op.envelope.headers[records.START]), groups))
+        elif op.kind == RecordKind.CLOSE:
+            self.ends[source] = int(op.envelope.headers[records.END])
+        elif op.kind == RecordKind.LEAVE and op.target == records.group_target(EXTRA):
+            self.left[source] = offset
+
+    def _message(self, op: Append, offset: int) -> None:
+        envelope = op.envelope
+        data = envelope.data if envelope.blob is None else b"".join(self.store.body(envelope.blob.name))
+        body = data.decode().rstrip()
+        self.last_offset = offset
+        self.offsets.setdefault(body, []).append(offset)
+        self.targets[body] = op.target[2:]
+        self.ids[offset] = envelope.id
+
+    def written(self) -> list[tuple[int, str]]:
+        return sorted((offset, body) for body, offsets in self.offsets.items() for offset in offsets)
+
+    # -- what the store holds now
+
+    def row_of(self, connection: str) -> SessionRow | None:
+        state = self.store.state(session_key(HUB, connection))
+        return read_session(state.value) if state is not None else None
+
+    def sessions(self) -> set[str]:
+        prefix = session_key(HUB, "")
+        return {key.removeprefix(prefix) for key, _ in self.store.states(prefix, "", 10_000)}
+
+    def ledger(self) -> list[Event]:
+        events, mark = [], START
+        while found := self.store.ledger(mark):
+            events += [entry.event for entry in found]
+            mark = found[-1].mark
+        return events
+
 
 GROUPS = ("red", "blue")
 LARGE = " " * 300_000

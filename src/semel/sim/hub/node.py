@@ -9,28 +9,26 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from semel.errors import SemelError
-from semel.kernel.effects import Close, Notify, Read, Received, Send
+from semel.kernel.effects import Close, Notify, Received, Send
 from semel.kernel.group import CommitGroup
 from semel.kernel.interpreter import Interpreter, Seat
-from semel.pubsub.hub.calls import Answer, Call
+from semel.pubsub.hub.calls import Answer
 from semel.pubsub.hub.loading import load_hub
 from semel.pubsub.hub.machine import Hub, HubOptions
-from semel.pubsub.hub.sockets import ClosePeer, Frames, NewSession, ResumeSession, SocketClosed, Write
+from semel.pubsub.hub.sockets import ClosePeer, Frames, NewSession, ResumeSession, SocketClosed, WelcomePeer, Write
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
     Connected,
     Data,
     DataType,
-    JoinGroup,
     Request,
     Response,
-    SendToGroup,
     SequenceAck,
 )
 from semel.pubsub.protocol.permissions import Permissions
-from semel.sim.clock import Clock
-from semel.sim.process import Loading, Process
+from semel.sim.process import Process
+from semel.sim.world import Clock
 from semel.stores.memory import MemoryStore
 
 HUB = "chat"
@@ -53,12 +51,6 @@ class HubProcess(Process):
         """What is left of a hub that has been started again commits nothing any more."""
         if self._node.process is self:
             self._node.commit(group)
-
-    def read(self, seat: Seat, effect: Read) -> None:
-        self._node.read(seat, effect)
-
-    def load(self, seat: Seat, effect: Loading) -> None:
-        self._node.load(seat, effect)
 
     def send(self, seat: Seat, effect: Send) -> None:
         self._node.send_effect(effect)
@@ -155,28 +147,11 @@ class HubNode:
     def send(self, peer: str, *requests: Request) -> None:
         self.tell(peer, Frames(requests))
 
-    def join(self, peer: str, group: str, ack_id: int = 1) -> None:
-        self.send(peer, JoinGroup(group, ack_id))
-
-    def publish(self, peer: str, group: str, body: str, ack_id: int | None = None) -> None:
-        self.send(peer, SendToGroup(group, text(body), ack_id))
-
     def ack(self, peer: str, sequence_id: int) -> None:
         self.send(peer, SequenceAck(sequence_id))
 
     def drop(self, peer: str, code: int | None = None) -> None:
         self.tell(peer, SocketClosed(code))
-
-    def call(self, call: Call) -> Answer:
-        self.tell("rest", call)
-        [answer] = self.take("rest")
-        assert isinstance(answer, Answer)
-        return answer
-
-    def call_later(self, call: Call) -> bool:
-        """Without waiting for the answer."""
-        self.tell("later", call)
-        return not self.take("later")
 
     def tell(self, peer: str, told: object) -> None:
         self.interpreter.feed(self.seat, Received(peer, told))
@@ -198,10 +173,6 @@ class HubNode:
         said = self.said.pop(peer, [])
         return said[1:] if peer in self._back and said and isinstance(said[0], Connected) else said
 
-    def bodies(self, peer: str) -> list[str]:
-        """The bodies of the messages among it."""
-        return [said.data.body.decode() for said in self.take(peer) if getattr(said, "data", None) is not None]  # type: ignore[union-attr]
-
     # -- the driver
 
     def commit(self, group: CommitGroup) -> None:
@@ -221,19 +192,13 @@ class HubNode:
         for group in held:
             self.commit(group)
 
-    def read(self, seat: Seat, effect: Read) -> None:
-        Process.read(self.process, seat, effect)
-
-    def load(self, seat: Seat, effect: Loading) -> None:
-        Process.load(self.process, seat, effect)
-
     def send_effect(self, effect: Send) -> None:
         message = effect.message
         if isinstance(message, Write):
             for peers, written in message.writes:
                 for peer in peers:
                     self.write(peer, written)
-        else:
+        elif not isinstance(message, WelcomePeer):
             self.said[effect.peer].append(message)
 
     def write(self, peer: str, written: bytes) -> None:

@@ -8,20 +8,19 @@ from functools import partial
 from typing import Any
 
 from semel.errors import StoreUnavailable
-from semel.kernel.effects import Read, Send
+from semel.kernel.effects import Send
 from semel.kernel.group import CommitGroup
-from semel.kernel.interpreter import Interpreter, Seat
+from semel.kernel.interpreter import Interpreter
 from semel.kernel.ops import Append, Applied, Fresh
 from semel.pubsub.hub.calls import Answer, Call
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.sockets import ClosePeer, HubRestarted
-from semel.pubsub.protocol.messages import CloseCode
-from semel.sim.hub.books import HubBooks
 from semel.sim.hub.callers import Caller
-from semel.sim.hub.members import GROUPS, StormClient
+from semel.sim.hub.members import GROUPS, HubBooks, StormClient
 from semel.sim.hub.node import HubNode, HubProcess
-from semel.sim.process import Answering, Loading, Process
+from semel.sim.process import Answering
 from semel.sim.world import SeededWorld
+from semel.websocket import CloseCode
 
 AWAY = StoreUnavailable("the storm")
 CLIENTS = 4
@@ -36,12 +35,6 @@ class StormProcess(HubProcess):
 
     def commit(self, group: CommitGroup) -> None:
         self._node.groups.append((self.interpreter, group))
-
-    def read(self, seat: Seat, effect: Read) -> None:
-        Process.read(self, seat, effect)
-
-    def load(self, seat: Seat, effect: Loading) -> None:
-        Process.load(self, seat, effect)
 
     def ask(self, look: Callable[[Any], Any], done: Answering, failed: Answering) -> None:
         self._node.ask(look, done, failed)

@@ -19,8 +19,7 @@ from semel.kernel.store import Record, Records
 from semel.sim.kernel.apps import Item
 from semel.sim.kernel.database import Database
 from semel.sim.kernel.path import HOP_IN, HUB, READER, SimulatedPath, effects, hop_handler, hop_out, inbox, outbox
-from semel.sim.kernel.weather import Subscription
-from semel.sim.kernel.world import KernelWorld
+from semel.sim.kernel.weather import KernelWorld, Subscription
 
 ALL = 2**62
 WAITING = ("ready", "scheduled", "claimed")

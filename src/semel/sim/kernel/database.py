@@ -5,7 +5,7 @@ The store itself is the production memory store. What is made up here is the way
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,54 @@ from semel.kernel.group import CommitGroup
 from semel.kernel.ledger import Mark
 from semel.kernel.ops import Append, Enqueue, Outcome, Unit
 from semel.kernel.store import Record
-from semel.sim.clock import Drift
-from semel.sim.kernel.disk import Disk
-from semel.sim.kernel.world import KernelWorld
+from semel.sim.kernel.weather import KernelWorld
 from semel.sim.process import is_news
-from semel.stores.memory import MemoryStore
+from semel.sim.world import Drift
+from semel.stores.memory import Frame, MemoryStore
 
 if TYPE_CHECKING:
     from semel.sim.kernel.node import Node
+
+
+class Disk:
+    """A journal for the memory store. With `cut_next_sync` the power goes before the next sync reaches the disk: a
+    crash must follow before anybody learns of the commit."""
+
+    def __init__(self, world: KernelWorld) -> None:
+        self._world = world
+        self._frames: list[Frame] = []
+        self._synced = 0
+        self.cut_next_sync = False
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def frames(self) -> Sequence[Frame]:
+        return tuple(self._frames)
+
+    def append(self, frame: Frame) -> None:
+        self._frames.append(frame)
+
+    def sync(self) -> None:
+        if not self.cut_next_sync:
+            self._synced = len(self._frames)
+
+    def crash(self) -> None:
+        """What was not synced survives up to some frame; the next one may be torn, and a torn frame ends the replay."""
+        unsynced = len(self._frames) - self._synced
+        if unsynced == 0:
+            return
+        kept = self._world.random.randint(0, unsynced)
+        self._world.see("disk.unsynced-kept" if kept == unsynced else "disk.unsynced-lost")
+        if kept < unsynced and self._world.random.random() < 0.5:
+            self._world.see("disk.torn")
+        self.truncate(self._synced + kept)
+
+    def truncate(self, length: int) -> None:
+        """Only the first frames are left: after a crash, or because a backup was put in place."""
+        del self._frames[length:]
+        self._synced = len(self._frames)
+
 
 RESOLVE_AGAIN_S = 0.5
 
@@ -110,6 +150,12 @@ class Database:
         if fate == "doubt-early":
             self._leave_in_doubt(request)
         self._after("commit", self._perform, request, fate)
+
+    def commit_alone(self, unit: Unit) -> Outcome:
+        """A transaction of somebody who is not a machine: at once, and nobody but him hears of it."""
+        [outcome] = self.store.commit([unit])
+        self._wake_nodes()
+        return outcome
 
     def _fate(self) -> str:
         stores = self._world.weather.stores

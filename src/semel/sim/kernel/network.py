@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel.kernel.effects import Event, PeerConnected, PeerDisconnected, Received
 from semel.kernel.hop import AskForGap, Confirm, HopMessage
-from semel.sim.kernel.world import KernelWorld
+from semel.sim.kernel.weather import KernelWorld
 
 if TYPE_CHECKING:
     from semel.sim.kernel.node import Node

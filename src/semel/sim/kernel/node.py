@@ -16,6 +16,7 @@ from semel.kernel.effects import (
     Deliver,
     Delivered,
     DeliverFailed,
+    DeliverLost,
     Event,
     Machine,
     Notify,
@@ -24,11 +25,13 @@ from semel.kernel.effects import (
 from semel.kernel.envelope import Envelope
 from semel.kernel.group import CommitGroup, GroupLimits
 from semel.kernel.interpreter import Seat
-from semel.kernel.ops import Append, Applied, Op, Stale
-from semel.sim.clock import TICK_S, Drift
+from semel.kernel.ledger import Kind, message_event
+from semel.kernel.ops import Append, Applied, Finish, Log, Op, Stale, Unit, WorkRow, WorkState
+from semel.kernel.work import Worker
 from semel.sim.kernel.database import Database
-from semel.sim.kernel.world import KernelWorld
+from semel.sim.kernel.weather import KernelWorld
 from semel.sim.process import Answering, Process
+from semel.sim.world import TICK_S, Drift
 
 if TYPE_CHECKING:
     from semel.sim.kernel.network import Link
@@ -244,14 +247,37 @@ class Node(Process):
         delay_s = self._world.between(handling.slow_s if slow else (0.001, 0.05))
         if self._world.strikes("handler.failed", handling.fails):
             event: Event = DeliverFailed(effect.token, "the handler did not like it")
+            self._later(delay_s, "handled", self._handled, seat, event)
+        elif isinstance(effect.item, WorkRow) and self._world.strikes("handler.own-transaction", handling.own):
+            self._later(delay_s, "handled", self._handle_itself, seat, effect.token, effect.item)
         else:
             event = Delivered(effect.token, self._effect(seat.machine.name, effect.item.envelope))
-        self._later(delay_s, "handled", self._handled, seat, event)
+            self._later(delay_s, "handled", self._handled, seat, event)
         if self._world.strikes("node.pause-at-work", self._world.weather.nodes.pause_at_work):
             self.pause(self._world.between((0.5, 2.0)) * handling.lease_s)
 
     def _handled(self, seat: Seat, event: Event) -> None:
         self.interpreter.feed(seat, event)
+
+    def _handle_itself(self, seat: Seat, token: int, row: WorkRow) -> None:
+        """The handler has a connection of its own to the database, and may not hear what became of its commit."""
+        if not self.database.up:
+            self._handled(seat, DeliverFailed(token, "there is no database"))
+            return
+        outcome = self.database.commit_alone(self._own_unit(seat.machine, row))
+        if isinstance(outcome, Applied) and self._world.strikes("handler.in-doubt", self._world.weather.stores.doubt):
+            self._handled(seat, DeliverFailed(token, "the connection broke inside COMMIT"))
+        elif isinstance(outcome, Applied):
+            self._handled(seat, Delivered(token, finished=True))
+        else:
+            self._world.see("handler.lost")
+            self._handled(seat, DeliverLost(token))
+
+    def _own_unit(self, machine: Machine, row: WorkRow) -> Unit:
+        assert isinstance(machine, Worker), "work rows come from workers"
+        finish = Finish(row.queue, row.identity, WorkState.DONE, fence=row.fence)
+        event = message_event(Kind.HANDLED, machine.config.hop, "", row.envelope, attempt=row.attempts)
+        return Unit((finish, *self._effect(machine.name, row.envelope), Log(event)))
 
     def _effect(self, machine: str, envelope: Envelope) -> tuple[Op, ...]:
         effect = Envelope(id=envelope.id, data=envelope.data, session=envelope.session, index=envelope.index)

@@ -15,13 +15,12 @@ from semel.kernel.position import Position
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Records, Trimmed
 from semel.kernel.work import Follower, FollowerConfig, Worker, WorkerConfig
-from semel.sim.clock import BEGIN_S, Drift
 from semel.sim.kernel.apps import Item, Producer
 from semel.sim.kernel.database import Database
 from semel.sim.kernel.network import Link
 from semel.sim.kernel.node import Node
-from semel.sim.kernel.weather import HopPlan, Subscription
-from semel.sim.kernel.world import KernelWorld
+from semel.sim.kernel.weather import HopPlan, KernelWorld, Subscription
+from semel.sim.world import BEGIN_S, Drift
 
 HUB = "hub/main"
 HOP_IN = "outbox>hub/main"
@@ -228,7 +227,7 @@ class SimulatedPath:
         for node in self.consumers:
             config = WorkerConfig(
                 f"{sub.name}-{node.name}", inbox(sub), hop_handler(sub), parallel=handling.parallel,
-                lease_s=handling.lease_s, idle_s=handling.idle_s,
+                lease_s=handling.lease_s, idle_s=handling.idle_s, ahead=handling.ahead, batch=handling.batch,
                 retry=RetryPolicy(handling.retries, interval_s=0.2, factor=2.0, interval_max_s=2.0, then=handling.then),
             )  # fmt: skip
             node.effects[config.name] = effects(sub.name)

@@ -6,6 +6,7 @@ there hides what another one alone would show.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from semel.kernel.dedup import GapPolicy, OnGap
 from semel.kernel.hop import ReceiveOrder
 from semel.kernel.resend import ResendPolicy
 from semel.kernel.retry import GiveUp, RetryPolicy
+from semel.sim.world import SeededWorld
 
 Span = tuple[float, float]
 Target = Literal["queue", "stream"]
@@ -121,6 +123,10 @@ class Handling:
     retries: int
     then: GiveUp
     rival_followers: bool
+    ahead: int = 0
+    batch: int = 1
+    own: float = 0.0
+    """How often a handler ends its work row in a transaction of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +272,13 @@ def _handling(random: Random) -> Handling:
         retries=random.choice((1, 3, 9)),
         then=random.choice(("dead_letter", "dead_letter", "park", "discard")),
         rival_followers=random.random() < 0.3,
+        **_batches(random),
     )
+
+
+def _batches(random: Random) -> dict[str, Any]:
+    ahead = random.choice((0, 0, 3, 8))
+    return {"ahead": ahead, "batch": random.randint(1, 1 + ahead), "own": random.choice((0.0, 0.0, 0.3, 1.0))}
 
 
 def _links(random: Random, slow: bool) -> LinkWeather:
@@ -314,3 +326,11 @@ def _sometimes(random: Random, low: float, high: float, share: float = 0.5) -> f
     """0 for none at all, else something in the span."""
     value = random.uniform(low, high)
     return value if random.random() < share else 0.0
+
+
+class KernelWorld(SeededWorld):
+    """Its weather is drawn first, from the same chance as all that follows."""
+
+    def __init__(self, seed: int, log: Callable[[str], None] | None = None) -> None:
+        super().__init__(seed, log)
+        self.weather: Weather = draw_weather(self.random)

@@ -17,11 +17,11 @@ from semel.kernel.store import Records
 from semel.pipes.services.consumer import Consumer, ConsumerConfig
 from semel.pipes.services.publisher import Publisher, PublisherConfig
 from semel.pipes.services.storage import StorageConfig, StorageService, decode_place
-from semel.sim.clock import BEGIN_S, Drift
 from semel.sim.kernel.database import Database
 from semel.sim.kernel.network import Link
 from semel.sim.kernel.node import Node
-from semel.sim.kernel.world import KernelWorld
+from semel.sim.kernel.weather import KernelWorld
+from semel.sim.world import BEGIN_S, Drift
 
 STREAM, EFFECTS = "pipe/orders/main", "effects/con"
 STORM_S, DRAIN_S, EVENTS_MAX = 20.0, 300.0, 100_000
@@ -159,12 +159,12 @@ class StorageWorld:
     def _storm(self) -> None:
         weather = self.world.weather
         for node in self.nodes:
-            self.world.again_and_again(weather.nodes.crash_every_s, "crash", node.crash)
-            self.world.again_and_again(weather.nodes.pause_every_s, "pause", partial(node.pause, 1.5))
-        self.world.again_and_again(weather.stores.outage_every_s, "outage", self.store.crash)
+            self.world.repeat_until_clear(weather.nodes.crash_every_s, "crash", node.crash)
+            self.world.repeat_until_clear(weather.nodes.pause_every_s, "pause", partial(node.pause, 1.5))
+        self.world.repeat_until_clear(weather.stores.outage_every_s, "outage", self.store.crash)
         for link in self.links:
-            self.world.again_and_again(weather.links.cut_every_s, "cut", link.cut)
-            self.world.again_and_again(weather.links.partition_every_s, "partition", partial(link.fall_silent, 2.0))
+            self.world.repeat_until_clear(weather.links.cut_every_s, "cut", link.cut)
+            self.world.repeat_until_clear(weather.links.partition_every_s, "partition", partial(link.fall_silent, 2.0))
 
     # -- what must hold
 

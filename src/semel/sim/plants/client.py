@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from semel.pubsub.client import streams
 from semel.pubsub.client.acks import Pending, Requests
-from semel.pubsub.client.sequence import SequenceAcks
+from semel.pubsub.client.inbox import SequenceAcks
 from semel.pubsub.client.states import ClientGroupStates, WatchedGroup
-from semel.pubsub.client.window import Window
+from semel.pubsub.client.streams import Window
 from semel.pubsub.hub import publishing
 from semel.pubsub.hub.in_order import InOrder
 from semel.pubsub.protocol.messages import GroupStateItem, SendToGroup
-from semel.sim.plants.registry import plant
+from semel.sim.plants import registry
+
+plant = partial(registry.plant, caught_by="client")
 
 Pendings = list[Pending]
 
@@ -25,7 +28,6 @@ Pendings = list[Pending]
     "a client sends a request again under a new ackId",
     (Requests, "begin_socket"),
     (Requests, "overdue"),
-    caught_by="client",
 )
 def _new_ack_ids(right: Callable[..., Pendings], requests: Requests, now: float) -> Pendings:
     again = right(requests, now)
@@ -41,7 +43,6 @@ def _new_ack_ids(right: Callable[..., Pendings], requests: Requests, now: float)
     "client-repeats-after-loss",
     "a message without an id is sent again in a new session, though the one before may have taken it",
     (Pending, "is_repeatable"),
-    caught_by="client",
 )
 def _repeats_after_loss(right: Callable[..., bool], pending: Pending, first_remembered: Any) -> bool:
     return True
@@ -51,7 +52,6 @@ def _repeats_after_loss(right: Callable[..., bool], pending: Pending, first_reme
     "client-resends-only-refused",
     "only what was refused, or is overdue, goes out again, and not what else has no answer",
     (Requests, "_messages_again"),
-    caught_by="client",
 )
 def _resends_only_refused(right: Callable[..., Pendings], requests: Requests, armed: Pendings, now: float) -> Pendings:
     due = requests._refused | {pending.ack_id for pending in armed}
@@ -62,7 +62,6 @@ def _resends_only_refused(right: Callable[..., Pendings], requests: Requests, ar
     "client-resends-up-to-last-refused",
     "all up to the last that was refused goes out again, but those behind it are on their way to be refused too",
     (Requests, "_messages_again"),
-    caught_by="client",
 )
 def _resends_up_to_last_refused(
     right: Callable[..., Pendings], requests: Requests, armed: Pendings, now: float
@@ -75,7 +74,6 @@ def _resends_up_to_last_refused(
     "client-forgets-given-up",
     "a message that was given up is not sent a second time for those that wait behind it",
     (Requests, "_is_needed_twice"),
-    caught_by="client",
 )
 def _forgets_given_up(right: Callable[..., bool], requests: Requests, pending: Pending) -> bool:
     return False
@@ -85,7 +83,6 @@ def _forgets_given_up(right: Callable[..., bool], requests: Requests, pending: P
     "client-repeats-at-once",
     "after one that was given up messages are sent twice, although others before them have no answer",
     (Requests, "_is_needed_twice"),
-    caught_by="client",
 )
 def _repeats_at_once(right: Callable[..., bool], requests: Requests, pending: Pending) -> bool:
     return requests._gave_up and isinstance(pending.request, SendToGroup)
@@ -94,12 +91,7 @@ def _repeats_at_once(right: Callable[..., bool], requests: Requests, pending: Pe
 # -- receiving
 
 
-@plant(
-    "client-no-memory",
-    "a client takes whatever comes for new",
-    (SequenceAcks, "arrive"),
-    caught_by="client",
-)
+@plant("client-no-memory", "a client takes whatever comes for new", (SequenceAcks, "arrive"))
 def _no_memory(right: Callable[..., bool], acks: SequenceAcks, number: int, size: int, now: float) -> bool:
     right(acks, number, size, now)
     return True
@@ -109,7 +101,6 @@ def _no_memory(right: Callable[..., bool], acks: SequenceAcks, number: int, size
     "client-early-acks",
     "a client acknowledges a message when it comes, and not when the application has had it",
     (SequenceAcks, "arrive"),
-    caught_by="client",
 )
 def _early_acks(right: Callable[..., bool], acks: SequenceAcks, number: int, size: int, now: float) -> bool:
     is_new = right(acks, number, size, now)
@@ -120,12 +111,7 @@ def _early_acks(right: Callable[..., bool], acks: SequenceAcks, number: int, siz
 # -- streams and states
 
 
-@plant(
-    "client-parts-not-resent",
-    "parts of a stream that went out count as arrived",
-    (Window, "go_back"),
-    caught_by="client",
-)
+@plant("client-parts-not-resent", "parts of a stream that went out count as arrived", (Window, "go_back"))
 def _parts_not_resent(right: Callable[..., None], window: Window) -> None: ...
 
 
@@ -140,18 +126,12 @@ class _AlwaysEmpty(Window):
     "client-end-overtakes",
     "the end of a stream goes out although a part before it was refused, as Microsoft's JavaScript client does it",
     (streams, "Window"),
-    caught_by="client",
 )
 def _end_overtakes(right: type[Window], *args: int) -> Window:
     return _AlwaysEmpty(*args)
 
 
-@plant(
-    "client-snapshot-adds",
-    "a watcher keeps what a snapshot leaves out",
-    (WatchedGroup, "take_snapshot"),
-    caught_by="client",
-)
+@plant("client-snapshot-adds", "a watcher keeps what a snapshot leaves out", (WatchedGroup, "take_snapshot"))
 def _snapshot_adds(
     right: Callable[..., list[GroupStateItem]], view: WatchedGroup, items: tuple[GroupStateItem, ...]
 ) -> list[GroupStateItem]:
@@ -163,7 +143,6 @@ def _snapshot_adds(
     "client-state-not-restored",
     "a new session does not say again what the one before it said of itself",
     (ClientGroupStates, "restored"),
-    caught_by="client",
 )
 def _state_not_restored(right: Callable[..., Iterator[Any]], states: ClientGroupStates) -> Iterator[Any]:
     return iter(())
@@ -172,12 +151,7 @@ def _state_not_restored(right: Callable[..., Iterator[Any]], states: ClientGroup
 # -- the hub
 
 
-@plant(
-    "hub-takes-behind-refused",
-    "a hub takes what comes behind a message that it has refused",
-    (InOrder, "hold"),
-    caught_by="client",
-)
+@plant("hub-takes-behind-refused", "a hub takes what comes behind a message that it has refused", (InOrder, "hold"))
 def _takes_behind_refused(right: Callable[..., None], in_order: InOrder) -> None: ...
 
 
@@ -185,9 +159,9 @@ _IDS = "hub-forgets-ids"
 _IDS_TEXT = "a hub does not know the ids of messages that it has taken"
 
 
-@plant(_IDS, _IDS_TEXT, (publishing, "id_identity"), caught_by="client")
+@plant(_IDS, _IDS_TEXT, (publishing, "id_identity"))
 def _no_identity(right: Callable[..., Any], id: str) -> None: ...
 
 
-@plant(_IDS, _IDS_TEXT, (publishing, "digest_of"), caught_by="client")
+@plant(_IDS, _IDS_TEXT, (publishing, "digest_of"))
 def _no_digest(right: Callable[..., Any], *content: Any) -> None: ...

@@ -20,7 +20,7 @@ from semel.calculus.mode import DeliveryMode, MessageCounts
 from semel.errors import InputError
 from semel.kernel.ledger import Kind, hash_id
 from semel.spark.audit import identity
-from semel.spark.audit.figures import LedgerHop, Way, sent_within
+from semel.spark.audit.figures import HopReading, LedgerHop, sent_within
 from semel.spark.audit.result import CellFigures, Chain, LostInside
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class ChainStay:
 
     into: LedgerHop
     onward: tuple[LedgerHop, ...]
-    receipts: Way | None = None
+    receipts: HopReading | None = None
 
     def inside(self, lost: int) -> LostInside:
         return LostInside(self.into.pipeline, self.into.hop, tuple(hop.hop for hop in self.onward), lost)
@@ -95,10 +95,10 @@ def stays_of(
     return found
 
 
-def _receipts_way(hop: LedgerHop) -> Way:
+def _receipts_way(hop: LedgerHop) -> HopReading:
     """Receipts are records of a stream, so they are read like what is sent on a hop that begins there."""
     stream = receipts_of(hop.receiver)
-    return Way(
+    return HopReading(
         LedgerHop(hop.pipeline, f"{stream}>", hash_id(f"{hop.pipeline}\n{hop.hop}\n{stream}"), 0, 0), implied=True
     )
 
@@ -326,7 +326,7 @@ class ChainComparison:
     surplus: tuple[str, ...] = ()
 
 
-def seen_at(point: ChainPoint, events: DataFrame, records: DataFrame, ways: Sequence[Way]) -> DataFrame:
+def seen_at(point: ChainPoint, events: DataFrame, records: DataFrame, ways: Sequence[HopReading]) -> DataFrame:
     """The ids of the messages that were seen there, with the number of copies."""
     if point.side == "stream":
         rows = records.where(F.col("stream") == point.name)

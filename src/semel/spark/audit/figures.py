@@ -68,7 +68,7 @@ class LedgerHop(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class HopReading:
     """A hop as the audit reads it.
 
     `implied`: nobody writes down what is sent, and the sender is a stream, so its records are what is sent.
@@ -154,7 +154,7 @@ def together(hops: Iterable[LedgerHop]) -> list[LedgerHop]:
     return sorted(found.values(), key=lambda hop: (hop.pipeline, hop.hop))
 
 
-def ways(hops: Sequence[LedgerHop], streams: Iterable[str]) -> list[Way]:
+def ways(hops: Sequence[LedgerHop], streams: Iterable[str]) -> list[HopReading]:
     """How each hop is to be read. What has only operators' actions on it is none."""
     real = [hop for hop in hops if hop.kinds & ~(1 << Kind.ACTION)]
     known = set(streams)
@@ -165,11 +165,11 @@ def ways(hops: Sequence[LedgerHop], streams: Iterable[str]) -> list[Way]:
     for hop in real:
         if hop.is_fanned:
             # what a subscriber has acknowledged is read as handled
-            found.append(Way(msgspec.structs.replace(hop, kinds=hop.kinds | 1 << Kind.HANDLED), taken=True))
+            found.append(HopReading(msgspec.structs.replace(hop, kinds=hop.kinds | 1 << Kind.HANDLED), taken=True))
             continue
         silent = not hop.has(*_SENT)
         found.append(
-            Way(
+            HopReading(
                 hop,
                 implied=silent and hop.sender in known,
                 unseen=silent and hop.sender not in known,
@@ -183,7 +183,7 @@ def ways(hops: Sequence[LedgerHop], streams: Iterable[str]) -> list[Way]:
 # -- from events to one row per message
 
 
-def facts(events: DataFrame, ways: Sequence[Way], *, exact: bool = False, stores: int = 1) -> DataFrame:
+def facts(events: DataFrame, ways: Sequence[HopReading], *, exact: bool = False, stores: int = 1) -> DataFrame:
     """What the figures need of an event. Records among the events become what was sent on the hops that have nothing
     else to say so. Compacted events bring their hashes along.
 
@@ -195,7 +195,7 @@ def facts(events: DataFrame, ways: Sequence[Way], *, exact: bool = False, stores
     return rows
 
 
-def _layers(ways: Iterable[Way]) -> list[dict[str, int]]:
+def _layers(ways: Iterable[HopReading]) -> list[dict[str, int]]:
     """The silent hops by the stream that they begin at, as many times as a stream has several."""
     layers: list[dict[str, int]] = [{}]
     for way in ways:
@@ -233,7 +233,7 @@ _FIRSTS = ("first_sent", "first_accepted", "first_at", "ord")
 MESSAGE = ("code", "session", "key", *COUNTS, *_FIRSTS, "idx", "store")
 
 
-def messages(rows: DataFrame, ways: Sequence[Way], stores: int = 1) -> DataFrame:
+def messages(rows: DataFrame, ways: Sequence[HopReading], stores: int = 1) -> DataFrame:
     """One row for each message on each hop. `store` is where it was accepted first."""
     kind = F.col("kind")
     accepted = kind == int(Kind.ACCEPTED)
@@ -287,7 +287,7 @@ def _count(condition: Column) -> Column:
 
 def judged(
     rows: DataFrame,
-    ways: Sequence[Way],
+    ways: Sequence[HopReading],
     *,
     now: int,
     deadline_us: int,
@@ -341,7 +341,7 @@ def sent_within(when: Column, since: int | None, until: int | None) -> Column:
     return within
 
 
-def _among_hops(rows: DataFrame, ways: Sequence[Way]) -> DataFrame:
+def _among_hops(rows: DataFrame, ways: Sequence[HopReading]) -> DataFrame:
     """`held`: the receiver has it. `copies` are those it took beyond the first, over whichever of its hops that came.
 
     A duplicate proves nothing by itself. Where a receiver has several hops, it may have taken the message from another
@@ -479,7 +479,7 @@ def with_ranks(rows: DataFrame) -> DataFrame:
     return rows.withColumn("ranks", ranks("sketch"))
 
 
-def figures(row: dict[str, Any], ways: dict[int, Way]) -> CellFigures:
+def figures(row: dict[str, Any], ways: dict[int, HopReading]) -> CellFigures:
     """One row of `windows` or `totals` as a value."""
     hop = ways[row["code"]].hop
     is_open = row["unsettled"] or row["in_flight"]

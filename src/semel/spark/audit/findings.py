@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from semel.spark.audit.figures import Way
+from semel.spark.audit.figures import HopReading
 from semel.spark.audit.result import Example, Finding
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ FINDING = (
 COLUMNS = tuple(column.split()[0] for column in FINDING.split(", "))
 
 
-def findings(rows: DataFrame, ways: Sequence[Way], *, window_us: int, session_class: str | None) -> DataFrame:
+def findings(rows: DataFrame, ways: Sequence[HopReading], *, window_us: int, session_class: str | None) -> DataFrame:
     """From judged messages that go by their names (`exact`)."""
     when = F.timestamp_micros("when").cast("string")
     kinds = [
@@ -67,7 +67,7 @@ def inside_findings(
 ) -> DataFrame:
     """From the rows of `chains.lost_inside`, in the same columns."""
     of_class = F.regexp_extract("session", session_class, 1) if session_class else F.lit("")
-    ways = [Way(stay.into) for stay in stays]
+    ways = [HopReading(stay.into) for stay in stays]
     pairs = [F.lit(value) for stay in stays for value in (stay.into.code, stay.inside(0).where)]
     return rows.select(
         F.lit(Finding.LOST.value).alias("finding"),
@@ -118,7 +118,7 @@ class Start:
     before: int
 
 
-def starts(rows: DataFrame, ways: Sequence[Way]) -> list[Start]:
+def starts(rows: DataFrame, ways: Sequence[HopReading]) -> list[Start]:
     """From judged messages: of readers that look as if they had begun late. Whether they were meant to, no ledger
     says."""
     silent = {way.hop.code: way.hop for way in ways if way.implied}
@@ -160,6 +160,7 @@ def _kind(finding: Finding, holds: Column, count: Column | int, detail: Column) 
     return F.when(holds, found)
 
 
-def _name(ways: Sequence[Way], attribute: str) -> Column:
+def _name(ways: Sequence[HopReading], attribute: str) -> Column:
     pairs = [F.lit(value) for way in ways for value in (way.hop.code, getattr(way.hop, attribute))]
-    return F.create_map(*pairs)[F.col("code")]
+    names = F.create_map(*pairs).cast("map<bigint,string>")  # where no hop is asked for it is empty, and has no types
+    return names[F.col("code")]

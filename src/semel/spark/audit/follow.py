@@ -2,7 +2,7 @@
 
     drain     what is new in the stores becomes parts (`follow_parts`)
     judge     the messages that it is about get new verdicts, and the windows new sums (`follow_turn`)
-    settle    parts are put together, and what has been settled for longer than `keep_s` is let go of (`follow_settle`)
+    settle    parts are put together, and what has been settled for longer than `keep_s` is let go of
 
 `follow_state` says what is kept in the folder.
 """
@@ -23,25 +23,34 @@ import pyarrow.parquet as pq
 from pyspark.sql import functions as F
 
 from semel.errors import ConfigError, StoreError
-from semel.spark.audit import figures, findings, follow_parts, follow_settle, follow_turn, notes, sources
+from semel.spark.audit import figures, findings, follow_parts, follow_turn, notes, sources
 from semel.spark.audit.chains import Paths
+from semel.spark.audit.follow_scope import MessageScope
 from semel.spark.audit.follow_state import (
+    FORGOTTEN,
+    LANES,
+    MESSAGES,
     ROWS,
     AuditQuestion,
     Folder,
     FollowState,
+    Forgotten,
+    Lanes,
     LastJudgement,
     columns,
+    count_rows,
     metered,
     part_name,
+    suffix,
+    together,
 )
 from semel.spark.audit.result import Audit, CellFigures
-from semel.spark.audit.run import AuditOptions, Case, as_much_as, choose, clock_us, judged_at
+from semel.spark.audit.run import AuditOptions, PreparedAudit, as_much_as, choose, clock_us, judged_at
 from semel.spark.session import checkpoint_settings, register
 from semel.spark.source import MAX_ROWS_PER_BATCH
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 KEEP_S = 7 * 86_400.0
 WINDOW_S = 60.0
@@ -202,7 +211,7 @@ class AuditFollower:
             )
         return Followed.of(case, self.folder, self.state)
 
-    def _case(self, clock: int) -> Case:
+    def _case(self, clock: int) -> PreparedAudit:
         state = self.state
         hops = figures.together(hop for part in state.parts for hop in part.hops)
         streams = {stream for part in state.parts for stream in part.streams}
@@ -212,7 +221,7 @@ class AuditFollower:
         known = [time for part in state.parts if part.times is not None for time in part.times]
         times = (min(known), max(known)) if known else None
         pending = self.folder.read_parts("pending", [state.pending] if state.pending else [], ROWS["ledger"])
-        return Case(
+        return PreparedAudit(
             spark=self.spark,
             options=self.options,
             evidence=self.evidence,
@@ -235,7 +244,7 @@ class AuditFollower:
 
     # -- no more than is needed
 
-    def _settle(self, case: Case) -> None:
+    def _settle(self, case: PreparedAudit) -> None:
         """Put parts together, and let go of messages that have been settled for so long that nothing about them is
         expected any more. Their windows have just been judged for the last time."""
         window, state = self.asked.window_us, self.state
@@ -243,18 +252,18 @@ class AuditFollower:
         oldest = [part.times[0] for part in state.parts if part.times is not None]
         begin = max(state.horizon, min(oldest, default=target))
         if target - begin >= max(window, self.keep_us // 8):
-            self._put(follow_settle.let_go(self.folder, state, case, target, REMEMBERED * self.keep_us))
+            self._put(let_go(self.folder, state, case, target, REMEMBERED * self.keep_us))
         elif len(state.parts) > PARTS_MAX:
-            self._put(follow_settle.put_together(self.folder, state))
+            self._put(put_together(self.folder, state))
         if len(self.state.lanes) > PARTS_MAX:
-            self._put(follow_settle.put_lanes_together(self.folder, self.state))
+            self._put(put_lanes_together(self.folder, self.state))
 
 
 # -- the audit of what is kept
 
 
 @dataclass(frozen=True)
-class Followed(Case):
+class Followed(PreparedAudit):
     """What the last judgement says. `ledger` are the ranges that wait for their records."""
 
     place: Path
@@ -262,9 +271,9 @@ class Followed(Case):
     late: int
 
     @classmethod
-    def of(cls, case: Case, folder: Folder, state: FollowState) -> Self:
+    def of(cls, case: PreparedAudit, folder: Folder, state: FollowState) -> Self:
         assert state.judgement is not None
-        of_case = {field.name: getattr(case, field.name) for field in fields(Case)}
+        of_case = {field.name: getattr(case, field.name) for field in fields(PreparedAudit)}
         of_case["notes"] = (*case.notes, *notes.kept(state.horizon))
         return cls(
             **of_case, place=folder.path / "judged" / state.judgement.name, judgement=state.judgement, late=state.late
@@ -312,3 +321,70 @@ class Followed(Case):
     def tables(self) -> dict[str, DataFrame]:
         """Without the messages, which are in the state. Each window with its revision."""
         return {"windows": self._window_table(), "findings": self.findings()}
+
+
+# -- letting go
+
+# Of a message that was let go of, a mark stays for a while. What is heard of it later is known to be late, and is not
+# taken for a message that nobody sent.
+
+
+def put_together(folder: Folder, state: FollowState) -> FollowState:
+    """The newest parts become one. All of them have been judged."""
+    count = suffix([part.rows for part in state.parts])
+    names = state.names[-count:]
+    rows = folder.read_parts("messages", names, MESSAGES)
+    return _replaced(folder, state, count, rows, folder.read_parts("index", names, ROWS["index"]))
+
+
+def let_go(folder: Folder, state: FollowState, case: PreparedAudit, horizon: int, remember_us: int) -> FollowState:
+    """Close the windows before `horizon`, and keep the messages only to which something has happened since."""
+    rows = folder.read_parts("messages", state.names, MESSAGES)
+    before = folder.marks_forgotten(state)
+    if before is not None:
+        rows = rows.join(before, "mark", "left_anti")
+    last = rows.groupBy("mark").agg(F.max(F.coalesce("first_sent", "first_at")).alias("last"))
+    place = folder.fresh("forgotten")
+    folder.write(last.where(F.col("last") < F.lit(horizon)).select("mark"), place)
+    gone = folder.read([place], FORGOTTEN)
+    scope = MessageScope.of(case, rows.join(gone, "mark", "left_semi"), state.asked.window_us)
+    closed = state.closed + scope.paths
+    scope.close()
+    index = folder.read_parts("index", state.names, ROWS["index"]).where(_since(horizon))
+    known = [each for each in state.forgotten if each.horizon >= horizon - remember_us]
+    forgotten = (*known, Forgotten(place.name, horizon)) if count_rows(place) else tuple(known)
+    state = msgspec.structs.replace(state, horizon=horizon, forgotten=forgotten, closed=closed)
+    state = _replaced(folder, state, len(state.parts), rows.join(gone, "mark", "left_anti"), index)
+    sessions = folder.read_parts("messages", state.names, MESSAGES).select("session").distinct()
+    return _with_lanes(folder, state, folder.lanes(state.lanes, sessions), len(state.lanes))
+
+
+def _since(horizon: int) -> Column:
+    return F.unix_micros("at") >= F.lit(horizon)
+
+
+def _replaced(folder: Folder, state: FollowState, count: int, rows: DataFrame, index: DataFrame) -> FollowState:
+    """One part in the place of the last ones."""
+    name = part_name(state.batch)
+    place = folder.path / "parts" / name
+    folder.write_by_time(follow_parts.merged(rows), place / "messages")
+    folder.write(index.repartitionByRange("stream", "offset").sortWithinPartitions("stream", "offset"), place / "index")
+    waiting = folder.read_parts("pending", [state.pending] if state.pending else [], ROWS["ledger"])
+    folder.write(waiting.where(_since(state.horizon)), place / "pending")
+    part = together(name, state.parts[-count:], count_rows(place / "messages"))
+    parts = (*state.parts[:-count], part)
+    assert state.judgement is not None
+    judgement = msgspec.structs.replace(state.judgement, parts=tuple(each.name for each in parts))
+    return msgspec.structs.replace(state, parts=parts, pending=name, judgement=judgement)
+
+
+def put_lanes_together(folder: Folder, state: FollowState) -> FollowState:
+    count = suffix([each.rows for each in state.lanes])
+    return _with_lanes(folder, state, folder.lanes(state.lanes[-count:]), count)
+
+
+def _with_lanes(folder: Folder, state: FollowState, rows: DataFrame, count: int) -> FollowState:
+    place = folder.fresh("lanes")
+    folder.write(rows.select(*columns(LANES)), place)
+    lanes = (*state.lanes[: len(state.lanes) - count], Lanes(place.name, count_rows(place)))
+    return msgspec.structs.replace(state, lanes=lanes)

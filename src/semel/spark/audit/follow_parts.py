@@ -1,7 +1,7 @@
 """A batch of what the stores wrote down becomes a part: one row per message and hop, as far as the batch knows.
 
-How a hop is read (see `figures.Way`) may change with what is seen there later. The parts therefore hold every reading:
-events as they are, handlings as acceptances, and records of streams as what was sent.
+How a hop is read (see `figures.HopReading`) may change with what is seen there later. The parts therefore hold every
+reading: events as they are, handlings as acceptances, and records of streams as what was sent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from semel.kernel.ledger import Kind
 from semel.spark.audit import compact, expand, figures
-from semel.spark.audit.figures import LedgerHop, Way
+from semel.spark.audit.figures import HopReading, LedgerHop
 from semel.spark.audit.follow_state import (
     MESSAGES,
     ROWS,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 STORES = 2
 """Where an event was written down is always kept: another store may come into it at any time."""
 EVENTS, TAKEN, RECORDS = range(3)
-_ANY = Way(LedgerHop("", "", 0, -1, 0))
+_ANY = HopReading(LedgerHop("", "", 0, -1, 0))
 """A hop on which everything may have happened, so that every count is made."""
 _RANGE_KEY = ("store", "history", "seq")
 _STREAMS_MAX = 64
@@ -94,7 +94,7 @@ def counted(events: DataFrame, hops: Sequence[LedgerHop]) -> list[DataFrame]:
     """One row per message and hop: as the events are, and once more with handlings for acceptances."""
     facts = figures.facts(events, (), exact=True, stores=STORES)
     rows = [_marked(figures.messages(facts, [_ANY], STORES), EVENTS)]
-    taken = [Way(hop, taken=True) for hop in hops if hop.has(*figures.TAKEN)]
+    taken = [HopReading(hop, taken=True) for hop in hops if hop.has(*figures.TAKEN)]
     if taken:
         handled = facts.where(F.col("kind").isin(*map(int, figures.TAKEN)))
         found = figures.messages(handled, taken, STORES)

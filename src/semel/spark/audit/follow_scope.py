@@ -11,10 +11,10 @@ from pyspark.sql import functions as F
 
 from semel.spark.audit import figures, follow_parts, identity
 from semel.spark.audit.chains import Paths
-from semel.spark.audit.figures import Way
+from semel.spark.audit.figures import HopReading
 from semel.spark.audit.follow_state import LANES, columns, mark, union
 from semel.spark.audit.follow_windows import Row
-from semel.spark.audit.run import SKETCHES_HASHED, Case
+from semel.spark.audit.run import SKETCHES_HASHED, PreparedAudit
 from semel.spark.session import with_settings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ LANE = ("code", "session", "store")
 
 
 @dataclass(frozen=True)
-class MessageScope(Case):
+class MessageScope(PreparedAudit):
     """The audit of some messages. `lanes` say how far their sessions had come without them. `known` has those whose
     order is known: out of order with a `highest`, otherwise in order. With `disorder`, that is all that are out of
     order, every one that was accepted is known."""
@@ -37,8 +37,10 @@ class MessageScope(Case):
     disorder: DataFrame | None = None
 
     @classmethod
-    def of(cls, case: Case, rows: DataFrame, window: int) -> Self:
-        return cls(**{field.name: getattr(case, field.name) for field in fields(Case)}, rows=rows, window=window)
+    def of(cls, case: PreparedAudit, rows: DataFrame, window: int) -> Self:
+        return cls(
+            **{field.name: getattr(case, field.name) for field in fields(PreparedAudit)}, rows=rows, window=window
+        )
 
     @property
     def stores(self) -> int:
@@ -99,7 +101,7 @@ class MessageScope(Case):
         return found.persist()
 
     def _judged(
-        self, ways: Sequence[Way], *, exact: bool, since: int | None = None, until: int | None = None
+        self, ways: Sequence[HopReading], *, exact: bool, since: int | None = None, until: int | None = None
     ) -> DataFrame:
         here = F.col("code").isin(*(way.hop.code for way in ways))
         return self.verdicts.where(here & figures.sent_within(F.col("when"), since, until))

@@ -45,7 +45,7 @@ from semel.spark.audit.follow_state import (
 )
 from semel.spark.audit.follow_windows import Row
 from semel.spark.audit.report import COLUMNS
-from semel.spark.audit.run import Case
+from semel.spark.audit.run import PreparedAudit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,12 +63,12 @@ class Turned:
     late: int = 0
 
 
-def judge(folder: Folder, state: FollowState, case: Case) -> Turned | None:
+def judge(folder: Folder, state: FollowState, case: PreparedAudit) -> Turned | None:
     """The next judgement, written and not yet named; None where the last one still holds."""
     return _Turn(folder, state, case).run()
 
 
-def reading_of(case: Case) -> HopReadings:
+def reading_of(case: PreparedAudit) -> HopReadings:
     return HopReadings(
         tuple((way.hop.code, way.implied, way.unseen, way.taken, way.shared) for way in case.ways),
         tuple(tuple(hop.code for hop in chain) for chain in case._chains),
@@ -83,7 +83,7 @@ def reading_of(case: Case) -> HopReadings:
 
 
 class _Turn:
-    def __init__(self, folder: Folder, state: FollowState, case: Case) -> None:
+    def __init__(self, folder: Folder, state: FollowState, case: PreparedAudit) -> None:
         self.folder, self.state, self.case, self.last = folder, state, case, state.judgement
         self.reading = reading_of(case)
         self.into = folder.fresh("judged")
@@ -134,7 +134,7 @@ class _Turn:
         gone = self.folder.marks_forgotten(self.state)
         return rows if gone is None else rows.join(gone, "mark", "left_anti").select(*rows.columns)
 
-    def _scope(self, rows: DataFrame, case: Case | None = None, **more: Any) -> MessageScope:
+    def _scope(self, rows: DataFrame, case: PreparedAudit | None = None, **more: Any) -> MessageScope:
         scope = replace(MessageScope.of(case or self.case, rows, self.state.asked.window_us), **more)
         self.used.append(scope)
         return scope

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from semel.spark.audit.figures import Way
+from semel.spark.audit.figures import HopReading
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -42,7 +42,7 @@ def probes() -> Mapping[str, Column]:
     return {"nameless": ~is_named(), "unsent": (F.col("sends") == 0) & is_named()}
 
 
-def suspects(sums: Iterable[Mapping[str, Any]], ways: Sequence[Way]) -> list[Way]:
+def suspects(sums: Iterable[Mapping[str, Any]], ways: Sequence[HopReading]) -> list[HopReading]:
     """The ways on which rows could have to move, by sums of their windows. With no session known, or with every session
     known on both sides, none has to."""
     scopes = scopes_of(ways)
@@ -58,7 +58,7 @@ def suspects(sums: Iterable[Mapping[str, Any]], ways: Sequence[Way]) -> list[Way
     return [way for way in ways if scopes.get(way.hop.code) in found]
 
 
-def scopes_of(ways: Sequence[Way]) -> dict[int, int]:
+def scopes_of(ways: Sequence[HopReading]) -> dict[int, int]:
     """By the code of a hop, within what the messages of one id are compared: the hop, or all hops of its receiver. Hops
     with many receivers have none: what arrives there is one thing for each of them."""
     receivers = {(way.hop.pipeline, way.hop.receiver): way.hop.code for way in reversed(ways) if way.shared}
@@ -69,7 +69,7 @@ def scopes_of(ways: Sequence[Way]) -> dict[int, int]:
     }
 
 
-def moves(rows: DataFrame, ways: Sequence[Way], *, exact: bool = False) -> DataFrame:
+def moves(rows: DataFrame, ways: Sequence[HopReading], *, exact: bool = False) -> DataFrame:
     """From one row per message and hop: those that belong to another session, as `code`, `session`, `key`, `home`."""
     scopes = scopes_of(ways)
     scope = F.create_map(*(F.lit(value) for pair in scopes.items() for value in pair))[F.col("code")]
@@ -115,13 +115,13 @@ def moved(rows: DataFrame, found: DataFrame, *, exact: bool, exact_moves: bool =
     return rows.join(to, is_same, "left").withColumns(changed).select(*rows.columns)
 
 
-def handy(found: DataFrame) -> DataFrame | None:
+def collect_if_small(found: DataFrame) -> DataFrame | None:
     """The moves, worked out once; None where there are none. Few of them go to where the events are."""
     kept = found.localCheckpoint()
     count = kept.count()
     return None if not count else F.broadcast(kept) if count <= _MOVES_FEW else kept
 
 
-def united(rows: DataFrame, ways: Sequence[Way]) -> DataFrame:
+def united(rows: DataFrame, ways: Sequence[HopReading]) -> DataFrame:
     """One row per message and hop (`figures.MESSAGE`, by names) with the sessions where they belong, to be merged."""
     return moved(rows, moves(rows, ways, exact=True), exact=True, exact_moves=True) if scopes_of(ways) else rows

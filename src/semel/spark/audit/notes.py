@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from semel.kernel.ledger import Kind
-from semel.spark.audit.figures import Survey, Way
+from semel.spark.audit.figures import HopReading, Survey
 from semel.spark.audit.findings import Start
 from semel.spark.audit.report import exact_moment, moment, place
 from semel.spark.audit.result import CellFigures
@@ -13,12 +13,12 @@ from semel.spark.audit.sources import Held
 from semel.words import plural
 
 
-def of(ways: Sequence[Way], survey: Survey, pipelines: Sequence[str] = ()) -> tuple[str, ...]:
+def of(ways: Sequence[HopReading], survey: Survey, pipelines: Sequence[str] = ()) -> tuple[str, ...]:
     """Notes about what there is to read, before anything is counted; about meters only for the chosen pipelines."""
     return (*_unwritten(ways), *_metered(survey, pipelines))
 
 
-def _unwritten(ways: Sequence[Way]) -> list[str]:
+def _unwritten(ways: Sequence[HopReading]) -> list[str]:
     notes = []
     for way in ways:
         hop = way.hop
@@ -39,7 +39,7 @@ def _metered(survey: Survey, pipelines: Sequence[str]) -> list[str]:
     ]
 
 
-def waiting(ways: Iterable[Way], settled_at: int) -> list[str]:
+def waiting(ways: Iterable[HopReading], settled_at: int) -> list[str]:
     """Notes about pipelines that are further behind than a message may take."""
     return [
         f"{place(way.hop.pipeline, way.hop.hop)}: the pipeline has yet to take what was written from"
@@ -49,7 +49,7 @@ def waiting(ways: Iterable[Way], settled_at: int) -> list[str]:
     ]
 
 
-def held(sessions: Iterable[Held], ways: Iterable[Way]) -> list[str]:
+def held(sessions: Iterable[Held], ways: Iterable[HopReading]) -> list[str]:
     """Notes about pipelines in which messages wait for one that has not come."""
     names = {way.hop.hop: way.hop.pipeline for way in ways if way.implied}
     of: dict[str, list[Held]] = {}
@@ -84,12 +84,16 @@ def skewed(totals: Sequence[CellFigures]) -> list[str]:
     ]
 
 
-def trimmed(ranges: int) -> list[str]:
-    said = "of the ledger are about records that were trimmed, so their messages cannot be told: name the folder that"
-    return [f"{ranges:,} ranges {said} the index was exported to"] if ranges else []
+def trimmed(ranges: Mapping[tuple[str, str], int]) -> list[str]:
+    """`ranges`: how many there are, by pipeline and hop."""
+    return [
+        f"{place(pipeline, hop)}: {plural(n, 'range')} of the ledger about records that were trimmed, so their messages"
+        " cannot be told: name the folder that the index was exported to"
+        for (pipeline, hop), n in sorted(ranges.items())
+    ]
 
 
-def fanned(ways: Iterable[Way]) -> list[str]:
+def fanned(ways: Iterable[HopReading]) -> list[str]:
     """Notes about hops with many receivers, which an audit with --follow leaves out."""
     return [
         f"{place(way.hop.pipeline, way.hop.hop)}: not followed; audit it without --follow"

@@ -55,7 +55,7 @@ EXPLAINED = {
     Finding.GAP: "a range of the ledger does not fit the records that it names: the evidence has a hole",
 }
 
-_COUNTED = tuple(
+COUNTED = tuple(
     field.name
     for field in fields(CellFigures)
     if field.name not in ("pipeline", "hop", "session_class", "window", "state", "latency")
@@ -181,7 +181,7 @@ def merge(cells: Sequence[CellFigures], window: int | None = None) -> CellFigure
     if len(cells) == 1:
         return first
     classes = {cell.session_class for cell in cells}
-    sums = {name: sum(getattr(cell, name) for cell in cells) for name in _COUNTED}
+    sums = {name: sum(getattr(cell, name) for cell in cells) for name in COUNTED}
     return CellFigures(
         pipeline=first.pipeline,
         hop=first.hop,

@@ -24,7 +24,7 @@ from semel.errors import InputError
 from semel.kernel.ledger import Kind
 from semel.spark.audit import chains, compact, expand, figures, findings, identity, notes, receivers, sources
 from semel.spark.audit.chains import ChainComparison, ChainPoint
-from semel.spark.audit.figures import LedgerHop, Way
+from semel.spark.audit.figures import HopReading, LedgerHop
 from semel.spark.audit.result import Audit, CellFigures, Chain, Finding, LostInside, WindowState
 from semel.spark.session import with_settings
 
@@ -90,7 +90,7 @@ def _check_class(pattern: str) -> None:
 
 
 @dataclass(frozen=True)
-class Case:
+class PreparedAudit:
     """The evidence, looked through once: which hops there are and how each is to be read."""
 
     spark: SparkSession
@@ -101,7 +101,7 @@ class Case:
     index: DataFrame
     raw: bool
     ranges: expand.Ranges
-    ways: tuple[Way, ...]
+    ways: tuple[HopReading, ...]
     streams: frozenset[str]
     one_session: bool
     """In the compacted days no id is in two sessions."""
@@ -177,7 +177,7 @@ class Case:
         ways = tuple(replace(way, waits_from=since.get(way.hop.code)) for way in self.ways)
         return replace(self, ways=ways, notes=(*self.notes, *notes.waiting(ways, self._path_span.settled_at)))
 
-    def facts(self, ways: Sequence[Way], moves: DataFrame | None, *, exact: bool = False) -> DataFrame:
+    def facts(self, ways: Sequence[HopReading], moves: DataFrame | None, *, exact: bool = False) -> DataFrame:
         """What the figures need, with the events of a session side by side. Rows that lie in buckets stay there, unless
         some of them belong to other sessions."""
         frames = [self._facts(rows, ways, exact) for rows in self.compacted]
@@ -193,13 +193,13 @@ class Case:
             frames.append(rest.repartition(compact.BUCKETS, "session") if frames else rest.repartition("session"))
         return _union(frames)
 
-    def _facts(self, rows: DataFrame, ways: Sequence[Way], exact: bool) -> DataFrame:
+    def _facts(self, rows: DataFrame, ways: Sequence[HopReading], exact: bool) -> DataFrame:
         found = figures.facts(rows, ways, exact=exact, stores=self.stores)
         return found.where(F.col("code").isin(*(way.hop.code for way in ways))) if self.options.pipelines else found
 
     # -- one row per message
 
-    def counted(self, ways: Sequence[Way], *, exact: bool) -> DataFrame:
+    def counted(self, ways: Sequence[HopReading], *, exact: bool) -> DataFrame:
         """One row per message and hop, with what was counted and without verdicts."""
         return figures.messages(self.facts(ways, self._moves, exact=exact), ways, self.stores)
 
@@ -220,18 +220,20 @@ class Case:
             return None
         rows = figures.messages(self.facts(suspects, None), suspects, self.stores)
         codes = [way.hop.code for way in suspects]
-        return identity.handy(identity.moves(rows.where(F.col("code").isin(*codes)), suspects))
+        return identity.collect_if_small(identity.moves(rows.where(F.col("code").isin(*codes)), suspects))
 
     def messages(self, *, exact: bool = False) -> DataFrame:
         """With verdicts: those that were sent in the time that was asked for."""
         return self._judged(self.ways, exact=exact, since=self.options.since, until=self.options.until)
 
     def _judged(
-        self, ways: Sequence[Way], *, exact: bool, since: int | None = None, until: int | None = None
+        self, ways: Sequence[HopReading], *, exact: bool, since: int | None = None, until: int | None = None
     ) -> DataFrame:
         return self._with_verdicts(self.counted(ways, exact=exact), ways, since, until)
 
-    def _with_verdicts(self, rows: DataFrame, ways: Sequence[Way], since: int | None, until: int | None) -> DataFrame:
+    def _with_verdicts(
+        self, rows: DataFrame, ways: Sequence[HopReading], since: int | None, until: int | None
+    ) -> DataFrame:
         return figures.judged(
             rows,
             ways,
@@ -331,11 +333,12 @@ class Case:
         names = self.options.pipelines
         return rows.where(F.col("pipeline").isin(*names)) if names else rows
 
-    def _count_misfits(self) -> tuple[int, int]:
-        """Gaps, and ranges whose records were trimmed."""
+    def _count_misfits(self) -> tuple[int, dict[tuple[str, str], int]]:
+        """Gaps, and ranges whose records were trimmed, by pipeline and hop."""
         found = self._misfits()
-        row = found.agg(F.count_if(~F.col("trimmed")), F.count_if("trimmed")).first() if found is not None else None
-        return (row[0], row[1]) if row is not None else (0, 0)
+        rows = found.groupBy("trimmed", "pipeline", "hop").count().collect() if found is not None else []
+        gaps = sum(row["count"] for row in rows if not row["trimmed"])
+        return gaps, {(row["pipeline"], row["hop"]): row["count"] for row in rows if row["trimmed"]}
 
     def findings(self) -> DataFrame:
         rows = findings.findings(
@@ -368,7 +371,7 @@ class Case:
         return chains.stays_of(self._chains, [way.hop for way in self.ways], self.streams)
 
     @property
-    def _with_receipts(self) -> tuple[Way, ...]:
+    def _with_receipts(self) -> tuple[HopReading, ...]:
         return (*self.ways, *(stay.receipts for stay in self._stays if stay.receipts is not None))
 
     @property
@@ -486,7 +489,7 @@ def prepared(
     given: Sequence[str | Path],
     options: AuditOptions | None = None,
     progress: Callable[[str, float], None] = lambda what, part: None,
-) -> Iterator[Case]:
+) -> Iterator[PreparedAudit]:
     """Look through the sources. What the case gives is good until the block ends."""
     began, options = time.monotonic(), options or AuditOptions()
     clock = clock_us()
@@ -507,7 +510,7 @@ def prepared(
         _check_pipelines(options, hops)
         chosen = choose(options, hops, known)
         times = _times(evidence, ledger)
-        case = Case(
+        case = PreparedAudit(
             spark=spark,
             options=options,
             evidence=evidence,
@@ -548,7 +551,7 @@ def _streams(index: DataFrame, hops: Sequence[LedgerHop]) -> set[str]:
     return {row["stream"] for row in rows.select("stream").distinct().collect()}
 
 
-def choose(options: AuditOptions, hops: Sequence[LedgerHop], streams: Iterable[str]) -> list[Way]:
+def choose(options: AuditOptions, hops: Sequence[LedgerHop], streams: Iterable[str]) -> list[HopReading]:
     """How the hops of the pipelines that were asked for are to be read."""
     found = figures.ways(hops, streams)
     return [way for way in found if not options.pipelines or way.hop.pipeline in options.pipelines]
@@ -611,7 +614,7 @@ def _filled(cells: Sequence[CellFigures], window_us: int) -> list[CellFigures]:
     return filled
 
 
-def _names(spark: SparkSession, ways: Sequence[Way]) -> DataFrame:
+def _names(spark: SparkSession, ways: Sequence[HopReading]) -> DataFrame:
     rows = [(way.hop.code, way.hop.pipeline, way.hop.hop) for way in ways]
     return spark.createDataFrame(rows, "code long, pipeline string, hop string")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from semel.spark.audit.report import (
     COLUMNS,
+    COUNTED,
     EXPLAINED,
     WORDS,
     AuditOutcome,
@@ -28,7 +30,7 @@ from semel.spark.audit.report import (
     ratio,
     spelled,
 )
-from semel.spark.audit.result import Audit, CellFigures, Chain, Example, Finding, LostInside
+from semel.spark.audit.result import Audit, CellFigures, Chain, Example, Finding
 from semel.words import plural
 
 if TYPE_CHECKING:
@@ -44,11 +46,7 @@ HOPS_MAX = 60
 GROUPS_MAX = 20
 CHAINS_MAX = 20
 
-_COUNTS = (
-    "sent", "attempts", "arrivals", "arrivals_unique", "arrivals_squares", "accepted", "accepted_unique",
-    "accepted_squares", "duplicates", "rejected", "lost", "doubled", "disorder", "phantoms", "given_up", "in_flight",
-    "ended", "replayed", "open", "unbalanced",
-)  # fmt: skip
+_CHAIN = ("pipeline", "hops", "sent", "arrived", "predicted", "measured", "worker", "inside")
 _COLOURS = {AuditOutcome.HOLDS: "green", AuditOutcome.FAILS: "red", AuditOutcome.NO_DATA: "yellow"}
 _MARKS = {AuditOutcome.HOLDS: "✓", AuditOutcome.FAILS: "✗", AuditOutcome.NO_DATA: "…"}
 
@@ -253,15 +251,15 @@ def as_dict(audit: Audit, fail_on: Iterable[Finding] = tuple(Finding)) -> dict[s
         "notes": all_notes(audit),
         "totals": [_figures_dict(figures) for figures in audit.totals],
         "windows": [_figures_dict(figures) for figures in audit.windows],
-        "chains": [_chain_dict(chain) for chain in audit.chains],
-        "inside": [_inside_dict(inside) for inside in audit.inside],
-        "examples": [_example_dict(example) for example in audit.examples],
+        "chains": [{name: getattr(chain, name) for name in _CHAIN} for chain in audit.chains],
+        "inside": [asdict(inside) for inside in audit.inside],
+        "examples": [{**asdict(example), "finding": example.finding.value} for example in audit.examples],
     }
 
 
 def _figures_dict(figures: CellFigures) -> dict[str, Any]:
     pipe, delivery = measures(figures)
-    latency = figures.latency
+    latency = asdict(figures.latency)
     return {
         "pipeline": figures.pipeline,
         "hop": figures.hop,
@@ -269,19 +267,11 @@ def _figures_dict(figures: CellFigures) -> dict[str, Any]:
         "window": figures.window,
         "state": figures.state.value,
         "holds": figures.holds,
-        **{name: getattr(figures, name) for name in _COUNTS},
+        **{name: getattr(figures, name) for name in COUNTED},
         "pipe": _measure_dict(pipe),
         "delivery": _measure_dict(delivery),
-        "latency_ms": {
-            "count": latency.count,
-            "p50": latency.p50,
-            "p90": latency.p90,
-            "p99": latency.p99,
-            "p999": latency.p999,
-            "max": latency.max,
-            "skewed": latency.skewed,
-            "skew": latency.skew_ms,
-        },
+        "latency_ms": {name: value for name, value in latency.items() if name != "skew_ms"}
+        | {"skew": latency["skew_ms"]},
     }
 
 
@@ -296,42 +286,6 @@ def _measure_dict(side: Measure) -> dict[str, Any]:
         "duplication_rate": side.duplication,
         "mode": mode.value if mode is not None else None,
         "words": side.words,
-    }
-
-
-def _chain_dict(chain: Chain) -> dict[str, Any]:
-    return {
-        "pipeline": chain.pipeline,
-        "hops": list(chain.hops),
-        "sent": chain.sent,
-        "arrived": chain.arrived,
-        "predicted": chain.predicted,
-        "measured": chain.measured,
-        "worker": chain.worker,
-        "inside": chain.inside,
-    }
-
-
-def _inside_dict(inside: LostInside) -> dict[str, Any]:
-    return {
-        "pipeline": inside.pipeline,
-        "hop": inside.hop,
-        "onward": list(inside.onward),
-        "lost": inside.lost,
-    }
-
-
-def _example_dict(example: Example) -> dict[str, Any]:
-    return {
-        "finding": example.finding.value,
-        "pipeline": example.pipeline,
-        "hop": example.hop,
-        "window": example.window,
-        "message": example.message,
-        "session": example.session,
-        "idx": example.idx,
-        "count": example.count,
-        "detail": example.detail,
     }
 
 

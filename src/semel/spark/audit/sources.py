@@ -287,7 +287,7 @@ def _live_stores(urls: Iterable[str], folders: Sequence[Path]) -> list[LiveStore
 
 def _look(url: str, folder_ids: set[str]) -> LiveStore:
     if url.partition(":")[0].lower() == "memory":
-        raise ConfigError("a memory store ends with its process, so nobody else can read it", fix="use sqlite:FILE")
+        raise ConfigError("a memory store ends with its process, so nobody else can read it", fix="use sqlite:///FILE")
     store = open_store(url, node="audit", create=False)
     try:
         marks = {dataset: _exported(store, dataset, folder_ids) for dataset in DATASETS}

@@ -26,12 +26,14 @@ PAGE = (File(__file__).resolve().parents[4] / "docs" / "reference" / "paths.md")
 
 def test_every_option_is_there_with_its_default() -> None:
     for name in HOP_OPTIONS:
-        [(star, default)] = re.findall(rf"^\| `{name}`( \*)? \| .*? \| ([^|]*) \|$", PAGE.split("Of a point:")[0], re.M)
+        [(star, default)] = re.findall(
+            rf"^\| `{name}`( \*)? \| .*? \| ([^|]*) \|$", PAGE.split("A point has these options:")[0], re.M
+        )
         assert bool(star) == (name in PIPE_OPTIONS)
         value = getattr(Options(), name)
         assert value is None or default.strip("`") == show_option(name, value)
     for name in POINT_OPTIONS:
-        assert f"| `{name}` |" in PAGE.split("Of a point:")[1]
+        assert f"| `{name}` |" in PAGE.split("A point has these options:")[1]
     for kind in (*DedupBy, *ConfirmOn):
         assert f"| `{kind.value}` |" in PAGE
 

@@ -12,7 +12,7 @@ from semel.kernel.envelope import Envelope
 from semel.pipes.workers.route import (
     ROUTE_MAX,
     Address,
-    Astray,
+    NoRoute,
     Parcel,
     Router,
     ToNode,
@@ -80,14 +80,14 @@ def test_forwarders_add_themselves_to_the_way_back() -> None:
 )
 def test_what_finds_nobody_is_astray(onward: tuple[str, ...], reason: str) -> None:
     found = Router({"B"}, {"f"}, {"berlin"}).route(Parcel(onward, ("0#A",), BODIES))
-    assert isinstance(found, Astray)
+    assert isinstance(found, NoRoute)
     assert reason in found.reason
 
 
 def test_a_message_goes_only_where_somebody_is_connected() -> None:
     """A stranger's route names an address of its own choosing: nothing is dialled for it."""
     found = Router(set(), set(), {"berlin"}).route(Parcel(("1#evil.example:4000",), (), BODIES))
-    assert isinstance(found, Astray)
+    assert isinstance(found, NoRoute)
 
 
 def test_a_route_has_an_end() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.pubsub.hub.world import text
 
 from semel.errors import LocalProtocolError, StreamBroken
-from semel.pubsub.client.inbound import Began, Came, Ended, Handled, Inbound, Step
+from semel.pubsub.client.inbound import Ended, Handled, Inbound, PartReceived, Step, StreamBegan
 from semel.pubsub.protocol.messages import ErrorName, Fault, GroupMessage, StreamPart
 
 
@@ -29,19 +29,19 @@ def why(step: Step) -> tuple[str, int]:
 
 def test_a_stream_from_its_first_part_to_its_end() -> None:
     inbound = Inbound()
-    assert inbound.take(part(1)) == [Began(1, part(1), True), Came(1)]
-    assert inbound.take(part(2)) == [Came(1)]
+    assert inbound.take(part(1)) == [StreamBegan(1, part(1), True), PartReceived(1)]
+    assert inbound.take(part(2)) == [PartReceived(1)]
     assert inbound.take(end(3)) == [Ended(1)]
-    assert inbound.take(part(1)) == [Began(2, part(1), True), Came(2)]
+    assert inbound.take(part(1)) == [StreamBegan(2, part(1), True), PartReceived(2)]
 
 
 def test_an_empty_stream_is_a_stream() -> None:
-    assert Inbound().take(end(1)) == [Began(1, end(1), True), Ended(1)]
+    assert Inbound().take(end(1)) == [StreamBegan(1, end(1), True), Ended(1)]
 
 
 def test_who_comes_late_gets_the_rest_and_is_told_that_it_is_one() -> None:
     inbound = Inbound()
-    assert inbound.take(part(5)) == [Began(1, part(5), False), Came(1)]
+    assert inbound.take(part(5)) == [StreamBegan(1, part(5), False), PartReceived(1)]
     assert inbound.take(end(6)) == [Ended(1)]
 
 
@@ -62,7 +62,7 @@ def test_after_a_gap_a_stream_is_broken_and_the_rest_is_another() -> None:
     inbound.take(part(1))
     broken, began, came = inbound.take(part(3))
     assert why(broken) == ("PartsMissing", 1)
-    assert (began, came) == (Began(2, part(3), False), Came(2))
+    assert (began, came) == (StreamBegan(2, part(3), False), PartReceived(2))
     [broken] = inbound.take(end(9))
     assert why(broken) == ("PartsMissing", 3)
 
@@ -70,8 +70,8 @@ def test_after_a_gap_a_stream_is_broken_and_the_rest_is_another() -> None:
 def test_two_senders_may_use_the_same_id() -> None:
     inbound = Inbound()
     inbound.take(part(1, user="ann"))
-    assert inbound.take(part(1, user="ben"))[0] == Began(2, part(1, user="ben"), True)
-    assert inbound.take(part(2, user="ann")) == [Came(1)]
+    assert inbound.take(part(1, user="ben"))[0] == StreamBegan(2, part(1, user="ben"), True)
+    assert inbound.take(part(2, user="ann")) == [PartReceived(1)]
 
 
 def test_when_no_more_of_it_can_come_it_is_broken() -> None:
@@ -110,11 +110,11 @@ def test_what_is_taken_for_whole_is_whole_whatever_is_missing(
             continue
         for step in inbound.take(message):
             match step:
-                case Began(number=number, is_whole=is_whole):
+                case StreamBegan(number=number, is_whole=is_whole):
                     bodies[number] = []
                     if is_whole:
                         whole[number] = id
-                case Came(number=number):
+                case PartReceived(number=number):
                     assert message.data is not None
                     bodies[number].append(message.data.body.decode())
                 case Ended(number=number, error=error):

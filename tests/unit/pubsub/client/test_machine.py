@@ -73,7 +73,6 @@ from semel.pubsub.protocol.frames import Codec, Frame, Subprotocol
 from semel.pubsub.protocol.messages import (
     Ack,
     CancelInvocation,
-    CloseCode,
     Connected,
     Data,
     DataType,
@@ -96,6 +95,7 @@ from semel.pubsub.protocol.messages import (
 )
 from semel.sim.client.network import ClientWorld
 from semel.sim.world import SeededWorld
+from semel.websocket import CloseCode
 
 BUSY = Fault(ErrorName.INTERNAL, "the store is busy")
 DUPLICATE = Fault(ErrorName.DUPLICATE, "Message with ack-id: 1 has been processed")

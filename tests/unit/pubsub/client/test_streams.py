@@ -36,7 +36,7 @@ from semel.pubsub.client.events import (
     WritePart,
 )
 from semel.pubsub.client.machine import Phase
-from semel.pubsub.client.window import Window
+from semel.pubsub.client.streams import Window
 from semel.pubsub.protocol.messages import (
     ErrorName,
     Fault,

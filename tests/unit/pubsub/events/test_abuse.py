@@ -6,27 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semel.http import HttpResponse, OutgoingRequest
 from semel.pubsub.events.abuse import (
     GET,
     LAPSE_S,
     OPTIONS,
     UNKNOWN,
     VALID_S,
-    Standing,
+    HandlerConsent,
     UrlVerdict,
     host_of,
     judge,
     validation_request,
 )
-from semel.pubsub.events.cloudevents import HandlerUnreachable, IncomingResponse, OutgoingRequest
+from semel.pubsub.events.cloudevents import HandlerUnreachable
 from semel.pubsub.events.handlers import event_handler
 
 ORIGIN = "pubsub.example"
 NOW = 1_800_000_000.0
 
 
-def answer(status: int, *origins: str) -> IncomingResponse:
-    return IncomingResponse(status, tuple(("WebHook-Allowed-Origin", origin) for origin in origins))
+def answer(status: int, *origins: str) -> HttpResponse:
+    return HttpResponse(status, tuple(("WebHook-Allowed-Origin", origin) for origin in origins))
 
 
 def test_the_question_proves_nothing_of_us() -> None:
@@ -45,7 +46,7 @@ def test_the_question_proves_nothing_of_us() -> None:
         (answer(204, " PubSub.Example "), OPTIONS, UrlVerdict.YES),
         (answer(200, "pubsub.example:8080"), OPTIONS, UrlVerdict.YES),
         (answer(299, "other.example", ORIGIN), GET, UrlVerdict.YES),
-        (IncomingResponse(200, (("webhook-allowed-origin", "*"),)), OPTIONS, UrlVerdict.YES),
+        (HttpResponse(200, (("webhook-allowed-origin", "*"),)), OPTIONS, UrlVerdict.YES),
         (answer(200), OPTIONS, UrlVerdict.NO),
         (answer(200, "other.example"), OPTIONS, UrlVerdict.NO),
         (answer(200, "pubsub.example.org"), OPTIONS, UrlVerdict.NO),
@@ -63,7 +64,7 @@ def test_the_question_proves_nothing_of_us() -> None:
         (HandlerUnreachable("late", is_late=True), OPTIONS, UrlVerdict.NO_ANSWER),
     ],
 )
-def test_what_an_answer_means(reply: IncomingResponse | HandlerUnreachable, method: str, verdict: UrlVerdict) -> None:
+def test_what_an_answer_means(reply: HttpResponse | HandlerUnreachable, method: str, verdict: UrlVerdict) -> None:
     assert judge(reply, ORIGIN, method) is verdict
 
 
@@ -92,24 +93,24 @@ def test_a_yes_holds_and_is_asked_about_again() -> None:
     assert yes.is_allowed(NOW + VALID_S)
 
 
-def waits(standing: Standing, verdict: UrlVerdict, count: int) -> list[float]:
+def waits(consent: HandlerConsent, verdict: UrlVerdict, count: int) -> list[float]:
     now, found = NOW, []
     for _ in range(count):
-        standing = standing.after(verdict, now)
-        found.append(standing.ask_at - now)
-        now = standing.ask_at
+        consent = consent.after(verdict, now)
+        found.append(consent.ask_at - now)
+        now = consent.ask_at
     return found
 
 
 @pytest.mark.parametrize("verdict", [UrlVerdict.NO, UrlVerdict.NO_ANSWER])
 @pytest.mark.parametrize("before", [UNKNOWN, UNKNOWN.after(UrlVerdict.YES, NOW)])
-def test_who_does_not_say_yes_is_asked_ever_more_seldom(before: Standing, verdict: UrlVerdict) -> None:
+def test_who_does_not_say_yes_is_asked_ever_more_seldom(before: HandlerConsent, verdict: UrlVerdict) -> None:
     assert waits(before, verdict, 8) == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 def test_after_a_yes_the_waits_begin_anew() -> None:
-    standing = UNKNOWN.after(UrlVerdict.NO, NOW).after(UrlVerdict.NO, NOW).after(UrlVerdict.YES, NOW)
-    assert waits(standing, UrlVerdict.NO, 2) == [1, 2]
+    consent = UNKNOWN.after(UrlVerdict.NO, NOW).after(UrlVerdict.NO, NOW).after(UrlVerdict.YES, NOW)
+    assert waits(consent, UrlVerdict.NO, 2) == [1, 2]
 
 
 def test_a_no_holds_at_once_but_silence_takes_nothing_back() -> None:
@@ -129,7 +130,7 @@ def test_a_no_holds_at_once_but_silence_takes_nothing_back() -> None:
     st.sampled_from([OPTIONS, GET]),
 )
 def test_only_a_clear_yes_is_one(status: int, headers: list[tuple[str, str]], body: bytes, method: str) -> None:
-    verdict = judge(IncomingResponse(status, tuple(headers), body), ORIGIN, method)
+    verdict = judge(HttpResponse(status, tuple(headers), body), ORIGIN, method)
     if verdict is UrlVerdict.YES:
         assert 200 <= status < 300
         assert {value.strip().lower() for _, value in headers} & {"*", ORIGIN}

@@ -19,6 +19,7 @@ from tests.unit.pubsub.protocol.frame_values import data, events, groups, metada
 from semel.auth.keys import DEV_KEY, AccessKeys
 from semel.auth.tokens import read_service_token, service_audiences
 from semel.errors import AuthError, StoreError
+from semel.http import ClientCertificate, HttpResponse, OutgoingRequest
 from semel.pubsub.events.cloudevents import (
     CONNECT_ID,
     NO_HANDLER,
@@ -28,15 +29,12 @@ from semel.pubsub.events.cloudevents import (
     STATE_CHARS_MAX,
     TOTAL_S,
     Allowed,
-    Certificate,
     EventClient,
     HandlerAnswered,
     HandlerFailed,
     HandlerRefused,
     HandlerUnreachable,
-    IncomingResponse,
     NotAllowed,
-    OutgoingRequest,
     PendingEvent,
     Reply,
     connect_event,
@@ -57,8 +55,9 @@ from semel.pubsub.events.cloudevents import (
 )
 from semel.pubsub.events.handlers import Handlers, event_handler
 from semel.pubsub.protocol.client_tokens import ClientClaims, client_audiences, read_client_token
-from semel.pubsub.protocol.messages import CloseCode, Data, DataType, ErrorName, Fault
+from semel.pubsub.protocol.messages import Data, DataType, ErrorName, Fault
 from semel.pubsub.protocol.names import METADATA_VALUE_BYTES_MAX
+from semel.websocket import CloseCode
 
 NOW = 1_800_000_000.0
 AT = 1_800_000_000_900_000
@@ -161,7 +160,7 @@ def test_connect_shows_the_request_without_its_secrets() -> None:
         query=[("tag", "1"), ("tag", "2"), ("Access_Token", "secret"), ("awps_reconnection_token", "secret")],
         headers=[("X-One", "1"), ("AUTHORIZATION", "secret"), ("Proxy-Authorization", "secret"), ("Cookie", "\udcff")],
         subprotocols=[JSON_RELIABLE],
-        certificates=[Certificate("ab12", "-----BEGIN")],
+        certificate=ClientCertificate(b"shown"),
     )
     request = sent(event)
     assert json.loads(request.body) == {
@@ -169,7 +168,12 @@ def test_connect_shows_the_request_without_its_secrets() -> None:
         "query": {"tag": ["1", "2"]},
         "headers": {"X-One": ["1"], "Cookie": ["?"]},
         "subprotocols": [JSON_RELIABLE],
-        "clientCertificates": [{"thumbprint": "ab12", "content": "-----BEGIN"}],
+        "clientCertificates": [
+            {
+                "thumbprint": hashlib.sha1(b"shown").hexdigest().upper(),
+                "content": "-----BEGIN CERTIFICATE-----\nc2hvd24=\n-----END CERTIFICATE-----\n",
+            }
+        ],
     }
     headers = dict(request.headers)
     assert (headers["ce-id"], headers["ce-type"]) == (CONNECT_ID, "azure.webpubsub.sys.connect")
@@ -330,8 +334,8 @@ def test_an_event_finds_its_handler_by_what_it_is() -> None:
 # -- responses to connect
 
 
-def answer(status: int = 200, body: bytes | str = b"", *headers: tuple[str, str]) -> IncomingResponse:
-    return IncomingResponse(status, headers, body.encode() if isinstance(body, str) else body)
+def answer(status: int = 200, body: bytes | str = b"", *headers: tuple[str, str]) -> HttpResponse:
+    return HttpResponse(status, headers, body.encode() if isinstance(body, str) else body)
 
 
 CLAIMS = ClientClaims("ann", ("r1",), ("g1",), {"sub": ("ann",)})
@@ -408,7 +412,7 @@ def test_a_refusal_is_short_text_whatever_it_was() -> None:
         (HandlerUnreachable("refused\x00"), "cannot be reached: refused\ufffd"),
     ],
 )
-def test_an_answer_that_makes_no_sense_lets_nobody_in(reply: IncomingResponse | HandlerUnreachable, why: str) -> None:
+def test_an_answer_that_makes_no_sense_lets_nobody_in(reply: HttpResponse | HandlerUnreachable, why: str) -> None:
     found = read_connect(reply, ["a", "b"])
     assert isinstance(found, HandlerFailed)
     assert why in found.cause
@@ -453,7 +457,7 @@ META = ("X-WebPubSub-Metadata-Trace", " a, b ")
         (answer(204, b"", ("ce-connectionState", "")), HandlerAnswered(state="")),
     ],
 )
-def test_what_a_handler_answers_reaches_the_client(reply: IncomingResponse, answered: HandlerAnswered) -> None:
+def test_what_a_handler_answers_reaches_the_client(reply: HttpResponse, answered: HandlerAnswered) -> None:
     assert read_user_event(reply) == answered
     assert read_notification(reply) == HandlerAnswered()
 
@@ -480,7 +484,7 @@ def test_what_a_handler_answers_reaches_the_client(reply: IncomingResponse, answ
         HandlerUnreachable("late", is_late=True),
     ],
 )
-def test_what_cannot_be_told_is_a_failure(reply: IncomingResponse | HandlerUnreachable) -> None:
+def test_what_cannot_be_told_is_a_failure(reply: HttpResponse | HandlerUnreachable) -> None:
     found = read_user_event(reply)
     assert isinstance(found, HandlerFailed)
     assert "private" not in found.cause
@@ -492,7 +496,7 @@ def test_the_largest_answer_is_taken() -> None:
 
 
 @pytest.mark.parametrize("reply", [answer(199), answer(300), answer(404), answer(500), HandlerUnreachable("x")])
-def test_a_handler_that_was_only_told_may_fail_as_well(reply: IncomingResponse | HandlerUnreachable) -> None:
+def test_a_handler_that_was_only_told_may_fail_as_well(reply: HttpResponse | HandlerUnreachable) -> None:
     assert isinstance(read_notification(reply), HandlerFailed)
 
 
@@ -522,7 +526,7 @@ bodies = st.one_of(
 )
 replies = st.one_of(
     st.builds(
-        IncomingResponse,
+        HttpResponse,
         st.sampled_from([200, 204, 301, 401, 408, 500, 503]) | st.integers(),
         st.lists(st.tuples(names, values), max_size=5).map(tuple),
         bodies,
@@ -535,7 +539,7 @@ replies = st.one_of(
 @given(replies)
 def test_every_reply_has_a_meaning(reply: Reply) -> None:
     connect, user, notification = read_connect(reply, ["a"]), read_user_event(reply), read_notification(reply)
-    is_yes = isinstance(reply, IncomingResponse) and 200 <= reply.status < 300
+    is_yes = isinstance(reply, HttpResponse) and 200 <= reply.status < 300
     assert isinstance(notification, HandlerAnswered) == is_yes
     assert is_yes or not isinstance(connect, Allowed)
     assert is_yes or isinstance(user, HandlerFailed)
@@ -550,7 +554,7 @@ def test_every_reply_has_a_meaning(reply: Reply) -> None:
 
 
 @pytest.mark.parametrize("reply", [answer(408), answer(500), answer(503), answer(599), HandlerUnreachable("refused")])
-def test_what_may_pass_is_tried_again_three_times(reply: IncomingResponse | HandlerUnreachable) -> None:
+def test_what_may_pass_is_tried_again_three_times(reply: HttpResponse | HandlerUnreachable) -> None:
     assert [next_try(attempt, reply, NOW, NOW + 1) for attempt in (1, 2, 3, 4)] == [NOW + 2, NOW + 4, NOW + 6, None]
 
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.pubsub.hub.parts import NOW, Bench, live
 
-from semel.pubsub.events.cloudevents import TOTAL_S, HandlerUnreachable, IncomingResponse, Reply, user_event
+from semel.http import HttpResponse
+from semel.pubsub.events.cloudevents import TOTAL_S, HandlerUnreachable, Reply, user_event
 from semel.pubsub.events.handler_calls import (
     HANDLERS,
     CallHandler,
@@ -41,7 +42,7 @@ def scene() -> Scene:
 
 def test_a_reply_is_handed_on_once(scene: Scene) -> None:
     assert scene.sent() == [CallHandler("token", scene.event, HANDLER, TOTAL_S)]
-    scene.calls.receive_reply(Replied("token", reply := IncomingResponse(204)), NOW)
+    scene.calls.receive_reply(Replied("token", reply := HttpResponse(204)), NOW)
     scene.calls.receive_reply(Replied("token", reply), NOW)
     assert scene.replies == [reply]
 
@@ -63,7 +64,7 @@ def test_nobody_waits_for_a_call_that_was_cancelled(scene: Scene) -> None:
     scene.calls.cancel("token")
     scene.calls.cancel("token")
     assert scene.sent() == [CancelCall("token")]
-    scene.calls.receive_reply(Replied("token", IncomingResponse(204)), NOW)
+    scene.calls.receive_reply(Replied("token", HttpResponse(204)), NOW)
     assert scene.replies == []
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.pubsub.protocol.frame_values import events
 
 from semel.errors import ConfigError
-from semel.pubsub.events.handlers import Auth, EventHandler, Handlers, SystemEvent, check_origin, event_handler
+from semel.pubsub.events.handlers import Auth, EventHandler, Handlers, SystemEvent, _is_origin, event_handler
 
 URL = "https://app.example/hooks/{hub}/{event}"
 hubs = st.from_regex(r"[A-Za-z][A-Za-z0-9_`,.\[\]]{0,127}", fullmatch=True)
@@ -146,9 +146,5 @@ def test_other_mistakes_are_refused_too() -> None:
 
 
 def test_an_origin_is_a_host_and_nothing_else() -> None:
-    assert [check_origin(text) for text in ("Localhost:8080", "pubsub.example", "[::1]:80")] == [
-        "localhost:8080", "pubsub.example", "[::1]:80",
-    ]  # fmt: skip
-    for bad in ("", "http://a", "a/", "a b", "a\r\nX: y", "a:0", "a:99999", "*"):
-        with pytest.raises(ConfigError, match="host"):
-            check_origin(bad)
+    assert all(map(_is_origin, ("Localhost:8080", "pubsub.example", "[::1]:80")))
+    assert not any(map(_is_origin, ("", "http://a", "a/", "a b", "a\r\nX: y", "a:0", "a:99999", "*")))

@@ -5,10 +5,9 @@ from unittest.mock import Mock
 import pytest
 from tests.unit.pubsub.hub.parts import NOW, Bench, live
 
-from semel.pubsub.events.cloudevents import IncomingResponse
-from semel.pubsub.events.handler_calls import HandlerCalls
+from semel.http import HttpResponse
+from semel.pubsub.events.handler_calls import INVOCATIONS_MAX, HandlerCalls, Invocations
 from semel.pubsub.events.handlers import Handlers, event_handler
-from semel.pubsub.events.invocations import INVOCATIONS_MAX, Invocations
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.protocol.messages import CancelInvocation, Invoke, InvokeResponse
@@ -23,7 +22,7 @@ class Scene:
         self.invocations = Invocations(self.bench.context, self.outgoing, commits, self.calls, handlers)
 
     def reply(self, *headers: tuple[str, str]) -> None:
-        self.calls.begin.call_args.args[4](IncomingResponse(204, headers), NOW)
+        self.calls.begin.call_args.args[4](HttpResponse(204, headers), NOW)
 
     def responses(self) -> list[tuple[str, bool]]:
         """The invocation, and whether it failed."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.pubsub.hub.world import HUB, World, text
 
 from semel.errors import StoreBusy
+from semel.http import HttpResponse
 from semel.kernel.effects import Send
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import START, Kind
@@ -17,27 +18,32 @@ from semel.pubsub.events import queue as events_module
 from semel.pubsub.events.cloudevents import (
     EventClient,
     HandlerUnreachable,
-    IncomingResponse,
     NotAllowed,
     PendingEvent,
     Reply,
     encode_event,
     user_event,
 )
-from semel.pubsub.events.handler_calls import HANDLERS, CallHandler, CancelCall, Fetch, Fetched, Replied
+from semel.pubsub.events.handler_calls import (
+    HANDLERS,
+    INVOCATIONS_MAX,
+    CallHandler,
+    CancelCall,
+    Fetch,
+    Fetched,
+    Replied,
+)
 from semel.pubsub.events.handlers import EventHandler, Handlers, event_handler
-from semel.pubsub.events.invocations import INVOCATIONS_MAX
 from semel.pubsub.events.queue import DEAD_KEEP_S, FETCHES_MAX, LEASE_S, SWEEP_S
 from semel.pubsub.hub.calls import CloseConnections, Connection, JoinMembers
 from semel.pubsub.hub.loading import load_hub
 from semel.pubsub.hub.machine import Hub, HubOptions
-from semel.pubsub.hub.record_kinds import RecordKind
+from semel.pubsub.hub.records import RecordKind
 from semel.pubsub.hub.sockets import ClosePeer, SocketClosed
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
     Ack,
     CancelInvocation,
-    CloseCode,
     Data,
     DataType,
     ErrorName,
@@ -48,17 +54,18 @@ from semel.pubsub.protocol.messages import (
     SendToGroup,
     ServerMessage,
 )
+from semel.websocket import CloseCode
 
 ALICE = "alice"
 QUEUE = f"hub/{HUB}/events"
-OK = IncomingResponse(204)
+OK = HttpResponse(204)
 USER_EVENTS = event_handler("https://app.example/{event}", user_events="*")
 ALL = event_handler("https://app.example/{event}", ("connected", "disconnected", "joined", "left"), "*")
 
 
-def said(body: str, content: str = "text/plain", **headers: str) -> IncomingResponse:
+def said(body: str, content: str = "text/plain", **headers: str) -> HttpResponse:
     found = tuple((name.replace("_", "-"), value) for name, value in headers.items())
-    return IncomingResponse(200, (("Content-Type", content), *found), body.encode())
+    return HttpResponse(200, (("Content-Type", content), *found), body.encode())
 
 
 class Scene(World):
@@ -267,7 +274,7 @@ def test_without_a_handler_an_event_is_refused_and_the_connection_stays() -> Non
 
 def test_what_may_pass_is_told_again_with_the_same_id(scene: Scene) -> None:
     scene.event(1)
-    first = scene.reply(IncomingResponse(503))
+    first = scene.reply(HttpResponse(503))
     for wait_s in (1.0, 3.0):
         scene.pass_time(wait_s - 0.1)
         assert scene.calls == []
@@ -278,7 +285,7 @@ def test_what_may_pass_is_told_again_with_the_same_id(scene: Scene) -> None:
     assert acks(scene) == [(1, None)]
 
 
-@pytest.mark.parametrize("reply", [IncomingResponse(400), NotAllowed(), HandlerUnreachable("late", is_late=True)])
+@pytest.mark.parametrize("reply", [HttpResponse(400), NotAllowed(), HandlerUnreachable("late", is_late=True)])
 def test_an_event_that_failed_may_be_tried_again_with_its_ack_id(scene: Scene, reply: Reply) -> None:
     scene.event(1)
     scene.event(1)
@@ -293,7 +300,7 @@ def test_an_event_that_failed_may_be_tried_again_with_its_ack_id(scene: Scene, r
 
 def test_what_nobody_else_knows_of_is_kept_when_it_fails(scene: Scene) -> None:
     scene.event()
-    event = scene.reply(IncomingResponse(400))
+    event = scene.reply(HttpResponse(400))
     assert scene.state_of(event.identity) is WorkState.DEAD
     assert "status 400" in next(note.detail for note in scene.notes if note.topic == "event-failed")
     assert scene.take(ALICE) == []
@@ -308,10 +315,10 @@ def test_a_simple_client_is_closed_when_its_event_fails() -> None:
     scene.reply()
     scene.event(peer="raw", name="message")
     scene.event(peer="raw", name="message", body="never heard")
-    scene.reply(IncomingResponse(500, (), b""))
+    scene.reply(HttpResponse(500, (), b""))
     scene.calls.clear()
     scene.pass_time(1)
-    scene.reply(IncomingResponse(404))
+    scene.reply(HttpResponse(404))
     [shut] = scene.take("raw")
     assert isinstance(shut, ClosePeer)
     assert shut.code == CloseCode.INTERNAL
@@ -373,7 +380,7 @@ def test_a_row_that_cannot_be_read_is_put_aside(scene: Scene) -> None:
 def test_the_state_of_a_connection_goes_with_later_events_and_survives(scene: Scene) -> None:
     scene.event(1)
     scene.event(2)
-    assert scene.reply(IncomingResponse(204, (("ce-connectionState", "s1"),))).client.state == ""
+    assert scene.reply(HttpResponse(204, (("ce-connectionState", "s1"),))).client.state == ""
     assert scene.reply().client.state == "s1"
     scene.restart()
     scene.resume("again", ALICE)
@@ -554,7 +561,7 @@ def test_a_handler_that_is_only_told_holds_nobody_up_for_ever() -> None:
     scene.connect(ALICE)
     scene.take(ALICE)
     scene.event(1)
-    assert scene.reply(IncomingResponse(404)).name == "connected"
+    assert scene.reply(HttpResponse(404)).name == "connected"
     scene.reply()
     assert acks(scene) == [(1, None)]
 
@@ -575,10 +582,10 @@ def test_an_invocation_is_answered_with_what_the_handler_says(scene: Scene) -> N
     scene.send(ALICE, Invoke("i1", "ask", text("q")), Invoke("i2", "ask"))
     assert scene.reply(said("{}", "application/json")).data == text("q")
     assert scene.take(ALICE) == [InvokeResponse("i1", Data(DataType.JSON, b"{}"))]
-    assert scene.reply(IncomingResponse(204, (("ce-connectionState", "s1"),))).data.body == b""
+    assert scene.reply(HttpResponse(204, (("ce-connectionState", "s1"),))).data.body == b""
     assert scene.take(ALICE) == [InvokeResponse("i2")]
     scene.send(ALICE, Invoke("i1", "ask", text("q")))
-    assert scene.reply(IncomingResponse(400)).client.state == "s1"
+    assert scene.reply(HttpResponse(400)).client.state == "s1"
     [failed] = scene.take(ALICE)
     assert isinstance(failed, InvokeResponse)
     assert failed.error is not None
@@ -626,7 +633,7 @@ def test_the_ledger_says_what_became_of_each_event(scene: Scene) -> None:
     scene.event(1)
     scene.reply()
     scene.event(2)
-    scene.reply(IncomingResponse(400))
+    scene.reply(HttpResponse(400))
     found = [(entry.event.kind, entry.event.message) for entry in scene.store.ledger(START) if QUEUE in entry.event.hop]
     assert found == [
         (Kind.ACCEPTED, "alice#1"), (Kind.HANDLED, "alice#1"), (Kind.ACCEPTED, "alice#2"), (Kind.DISCARDED, "alice#2"),
@@ -735,7 +742,7 @@ def test_whatever_happens_each_event_is_answered_once(steps: list[str]) -> None:
                 asked += 1
             case "reply" | "refuse" | "trouble" if scene.calls:
                 name = scene.calls[0].event.id
-                scene.reply({"reply": said(name), "refuse": IncomingResponse(400)}.get(step, IncomingResponse(503)))
+                scene.reply({"reply": said(name), "refuse": HttpResponse(400)}.get(step, HttpResponse(503)))
             case "busy":
                 scene.failing.append(StoreBusy("busy"))
             case "crash":

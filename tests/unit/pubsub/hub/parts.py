@@ -11,7 +11,7 @@ from semel.kernel.ops import Advanced, Append, Conflict, Fresh, Log, Op, Put, Re
 from semel.kernel.position import Position
 from semel.kernel.store import State
 from semel.pubsub.hub.context import HubContext, HubOptions
-from semel.pubsub.hub.records import Terms, message
+from semel.pubsub.hub.records import DeliveryTerms, message
 from semel.pubsub.hub.runs import Run
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_phase import SessionChange
@@ -120,7 +120,7 @@ def live(id: str = "alice", peer: str | None = None, **fields: object) -> Sessio
     return made
 
 
-def append(id: str, target: str = "g/g", terms: Terms | None = None, sender: str = "rest") -> Append:
+def append(id: str, target: str = "g/g", terms: DeliveryTerms | None = None, sender: str = "rest") -> Append:
     if terms is None:
         return Append(STREAM, Envelope(id, sender, data=b"x"), target=target)
     data = Data(DataType.TEXT, b"x")
@@ -128,5 +128,5 @@ def append(id: str, target: str = "g/g", terms: Terms | None = None, sender: str
     return message(STREAM, id, target, data, at=0, sender=sender, user=None, terms=terms, on_fresh=on_fresh)
 
 
-def run(first: int, n: int = 1, target: str = "g/g", terms: Terms | None = None) -> Run:
+def run(first: int, n: int = 1, target: str = "g/g", terms: DeliveryTerms | None = None) -> Run:
     return Run(first, [append(f"m{first + at}", target, terms) for at in range(n)])

@@ -10,8 +10,7 @@ from semel.pubsub.hub.ack_flush import FLUSH_S, AckFlush
 from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_commits import SessionCommits
-from semel.pubsub.hub.session_rows import acks_key, read_acks
-from semel.pubsub.hub.spill_rows import SpillRow
+from semel.pubsub.hub.session_rows import SpillRow, acks_key, read_acks
 
 
 class Flushing:

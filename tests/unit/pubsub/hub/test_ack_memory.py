@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from semel.pubsub.hub.ack_memory import AckMemory
+from semel.pubsub.hub.session import AckMemory
 
 
 def test_what_is_on_its_way_is_known_and_not_taken() -> None:

@@ -14,10 +14,9 @@ from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.delivery import Delivery
 from semel.pubsub.hub.endings import Endings
 from semel.pubsub.hub.group_state import GroupStates
-from semel.pubsub.hub.left_out import UNREADABLE, LeftOut
 from semel.pubsub.hub.node_lease import NodeLease
 from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.roster import Here
+from semel.pubsub.hub.roster import UNREADABLE, Here, UnreadableSessions
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_phase import SessionChange
 from semel.pubsub.hub.sessions import Sessions
@@ -31,7 +30,8 @@ from semel.pubsub.hub.sockets import (
     SocketStalled,
 )
 from semel.pubsub.hub.takeover import TakeOver
-from semel.pubsub.protocol.messages import CloseCode, Ping
+from semel.pubsub.protocol.messages import Ping
+from semel.websocket import CloseCode
 
 OPEN = NewSession("alice", "token", "", None, EVERYTHING)
 
@@ -42,7 +42,7 @@ class Scene:
         self.lease = NodeLease("hub/chat/nodes", "node", is_shared)
         self.outgoing, self.roster, self.endings = Outgoing(self.bench.context), Here(), Endings()
         self.left_out, self.sessions, self.take_over = (
-            LeftOut(self.bench.context), Mock(spec=Sessions), Mock(spec=TakeOver)
+            UnreadableSessions(self.bench.context), Mock(spec=Sessions), Mock(spec=TakeOver)
         )  # fmt: skip
         self.clients, self.closing = Mock(spec=Clients), Mock(spec=Closing)
         self.delivery, self.states = Mock(spec=Delivery), Mock(spec=GroupStates)

@@ -9,13 +9,12 @@ from semel.kernel.envelope import Blob, Envelope
 from semel.kernel.ops import Append
 from semel.pubsub.hub.applier import Applier
 from semel.pubsub.hub.closing import Closing
-from semel.pubsub.hub.current import Current
 from semel.pubsub.hub.delivery import Delivery
 from semel.pubsub.hub.endings import Endings
 from semel.pubsub.hub.group_state import GroupStates
-from semel.pubsub.hub.orders import Orders
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.records import closed, membership, opened
+from semel.pubsub.hub.orders import NodeCommands
+from semel.pubsub.hub.read_barrier import ReadBarrier
+from semel.pubsub.hub.records import RecordKind, closed, membership, opened
 from semel.pubsub.hub.roster import Elsewhere, Here, Roster
 
 
@@ -26,7 +25,7 @@ class Scene:
         self.bench.context.on_restart = (self.restarts.append,)
         self.roster, self.elsewhere = Here(), Roster[Elsewhere]()
         self.delivery, self.closing = Mock(spec=Delivery), Mock(spec=Closing)
-        self.states, self.orders, self.current = Mock(spec=GroupStates), Mock(spec=Orders), Mock(spec=Current)
+        self.states, self.orders, self.current = Mock(spec=GroupStates), Mock(spec=NodeCommands), Mock(spec=ReadBarrier)
         self.applier = Applier(
             self.bench.context, self.roster, self.elsewhere, Endings(), self.current, self.delivery, self.closing,
             self.states, self.orders,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tests.unit.pubsub.hub.parts import session
 
-from semel.pubsub.hub.arrivals import Arrivals
+from semel.pubsub.hub.roster import Arrivals
 
 
 def test_who_waits_for_several_is_called_when_all_are_decided() -> None:

@@ -5,8 +5,8 @@ from tests.unit.pubsub.hub.parts import NOW, run
 
 from semel.kernel.ledger import Kind
 from semel.pubsub.hub.backlog import AckRange, Backlog
-from semel.pubsub.hub.records import Terms
-from semel.pubsub.hub.spill_rows import SpillRow
+from semel.pubsub.hub.records import DeliveryTerms
+from semel.pubsub.hub.session_rows import SpillRow
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_what_was_missed_cannot_stand_after_what_came_in(backlog: Backlog) -> No
 
 
 def test_what_expires_before_it_is_written_is_taken_out(backlog: Backlog) -> None:
-    backlog.push(run(1, terms=Terms(expires=round((NOW - 1) * 1e6))))
+    backlog.push(run(1, terms=DeliveryTerms(expires=round((NOW - 1) * 1e6))))
     backlog.push(run(2))
     assert [each.first for each in backlog.take_expired(NOW)] == [1]
     assert (backlog.count, backlog.has_expiring) == (1, False)
@@ -83,7 +83,7 @@ def test_what_expires_before_it_is_written_is_taken_out(backlog: Backlog) -> Non
 
 def test_what_was_written_is_owed_although_it_expires(backlog: Backlog) -> None:
     backlog.is_open = True
-    backlog.push(run(1, terms=Terms(expires=round((NOW - 1) * 1e6))))
+    backlog.push(run(1, terms=DeliveryTerms(expires=round((NOW - 1) * 1e6))))
     assert backlog.take_expired(NOW) == []
 
 

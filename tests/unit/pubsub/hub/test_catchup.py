@@ -11,21 +11,21 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.position import Position
 from semel.kernel.store import Record
 from semel.pubsub.hub.ack_flush import AckFlush
-from semel.pubsub.hub.behind import Behind
 from semel.pubsub.hub.catchup import LOST, CatchUp
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.delivery import Delivery
+from semel.pubsub.hub.endings import CatchingUp
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_phase import SessionPhase
-from semel.pubsub.hub.spill_rows import Spilled, SpillRow
+from semel.pubsub.hub.session_rows import Spilled, SpillRow
 from semel.pubsub.hub.spills import Spills
 
 
 class Scene:
     def __init__(self) -> None:
-        self.bench, self.roster, self.behind = Bench(), Here(), Behind()
+        self.bench, self.roster, self.behind = Bench(), Here(), CatchingUp()
         self.spills, self.acks, self.closing = Mock(spec=Spills), Mock(spec=AckFlush), Mock(spec=Closing)
         context = self.bench.context
         delivery = Delivery(context, Outgoing(context), self.roster, self.acks, self.closing)

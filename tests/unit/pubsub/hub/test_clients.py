@@ -13,10 +13,9 @@ from semel.pubsub.hub.group_state import GroupStates
 from semel.pubsub.hub.groups import Groups
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.publishing import Publishing
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.session import Session
+from semel.pubsub.hub.records import RecordKind
+from semel.pubsub.hub.session import Session, StagedPublishes
 from semel.pubsub.hub.session_commits import SessionCommits
-from semel.pubsub.hub.staged import StagedPublishes
 from semel.pubsub.hub.streams import Streams
 from semel.pubsub.protocol.messages import (
     Ack,

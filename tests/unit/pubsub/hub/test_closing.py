@@ -9,21 +9,18 @@ from semel.errors import StoreError
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Append, Put
 from semel.pubsub.hub.ack_flush import AckFlush
-from semel.pubsub.hub.arrivals import Arrivals
-from semel.pubsub.hub.behind import Behind
 from semel.pubsub.hub.closing import BEHIND_S, Closing, SessionEvents
 from semel.pubsub.hub.commits import Failure
-from semel.pubsub.hub.endings import Endings
-from semel.pubsub.hub.left_out import LeftOut
+from semel.pubsub.hub.endings import CatchingUp, Endings
 from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.roster import Here
+from semel.pubsub.hub.records import RecordKind
+from semel.pubsub.hub.roster import Arrivals, Here, UnreadableSessions
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_phase import SessionChange, SessionPhase
 from semel.pubsub.hub.session_rows import acks_key, session_key
 from semel.pubsub.hub.sockets import ClosePeer
 from semel.pubsub.hub.streams import Streams
-from semel.pubsub.protocol.messages import CloseCode
+from semel.websocket import CloseCode
 
 RECOVERY_S = 90.0
 
@@ -33,8 +30,8 @@ class Scene:
         self.bench = Bench(recovery_s=RECOVERY_S)
         self.bench.tail.listener = Mock()
         self.outgoing, self.roster = Outgoing(self.bench.context), Here()
-        self.arrivals, self.endings, self.behind = Arrivals(), Endings(), Behind()
-        self.left_out, self.acks = LeftOut(self.bench.context), Mock(spec=AckFlush)
+        self.arrivals, self.endings, self.behind = Arrivals(), Endings(), CatchingUp()
+        self.left_out, self.acks = UnreadableSessions(self.bench.context), Mock(spec=AckFlush)
         streams = Mock(spec=Streams)
         streams.cancel.return_value = []
         self.closing = Closing(

@@ -9,13 +9,13 @@ from semel.pubsub.hub.ack_flush import AckFlush
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.delivery import Delivery
 from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.records import Terms
+from semel.pubsub.hub.records import DeliveryTerms
 from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.runs import Run
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_phase import SessionChange
 from semel.pubsub.hub.sockets import ClosePeer, Write
-from semel.pubsub.protocol.messages import CloseCode
+from semel.websocket import CloseCode
 
 
 class Delivering:
@@ -68,25 +68,25 @@ def test_what_a_session_had_on_another_node_is_not_sent_again(scene: Delivering)
 
 def test_terms_exclude_the_sender_and_those_that_they_name(scene: Delivering) -> None:
     scene.add(*(live(name, groups=["g"]) for name in ("rest", "alice", "bob")))
-    terms = Terms(no_echo=True, excluded=("alice",))
+    terms = DeliveryTerms(no_echo=True, excluded=("alice",))
     found = scene.delivery.due(scene.roster, run(1, terms=terms), NOW)
     assert [each.id for each in found] == ["bob"]
 
 
 def test_what_has_expired_is_for_nobody(scene: Delivering) -> None:
     scene.add(live("alice", groups=["g"]))
-    assert list(scene.delivery.due(scene.roster, run(1, terms=Terms(expires=1)), NOW)) == []
+    assert list(scene.delivery.due(scene.roster, run(1, terms=DeliveryTerms(expires=1)), NOW)) == []
 
 
 def test_a_filter_chooses_receivers(scene: Delivering) -> None:
     scene.add(live("alice", user="ann", groups=["g"]), live("bob", user="ben", groups=["g"]))
-    found = scene.delivery.due(scene.roster, run(1, terms=Terms(filter="userId eq 'ben'")), NOW)
+    found = scene.delivery.due(scene.roster, run(1, terms=DeliveryTerms(filter="userId eq 'ben'")), NOW)
     assert [each.id for each in found] == ["bob"]
 
 
 def test_what_expires_while_it_waits_is_logged_and_not_sent(scene: Delivering) -> None:
     scene.add(alice := live("alice", peer="", groups=["g"]))
-    terms = Terms(expires=round((NOW + 1) * 1e6))
+    terms = DeliveryTerms(expires=round((NOW + 1) * 1e6))
     scene.delivery.fan_out(run(1, terms=terms), NOW)
     alice.attach("socket", in_order=False)
     scene.delivery.catch_up(alice, NOW + 2)

@@ -10,9 +10,8 @@ from semel.kernel.ops import Put, Trim
 from semel.kernel.store import State
 from semel.pubsub.hub.endings import Endings
 from semel.pubsub.hub.floors import Floors, floor_key
-from semel.pubsub.hub.left_out import LeftOut
 from semel.pubsub.hub.node_lease import NodeLease
-from semel.pubsub.hub.roster import Here
+from semel.pubsub.hub.roster import Here, UnreadableSessions
 
 
 class Scene:
@@ -20,7 +19,7 @@ class Scene:
         self.bench = Bench(is_shared=is_shared)
         self.bench.tail.offset = 20
         self.lease = NodeLease("hub/chat/nodes", "node", is_shared)
-        self.roster, self.endings, self.left_out = Here(), Endings(), LeftOut(self.bench.context)
+        self.roster, self.endings, self.left_out = Here(), Endings(), UnreadableSessions(self.bench.context)
         self.floors = Floors(
             self.bench.context, self.lease, self.bench.tail, self.roster, self.endings, self.left_out, 0
         )

@@ -9,7 +9,7 @@ from semel.kernel.ops import Append, Put
 from semel.pubsub.events.queue import Events
 from semel.pubsub.hub.commits import Failure
 from semel.pubsub.hub.groups import Groups
-from semel.pubsub.hub.record_kinds import RecordKind
+from semel.pubsub.hub.records import RecordKind
 from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.session_rows import read_session, session_key
 

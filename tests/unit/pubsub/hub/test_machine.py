@@ -32,15 +32,13 @@ from semel.pubsub.hub.calls import (
     User,
 )
 from semel.pubsub.hub.machine import HubOptions
-from semel.pubsub.hub.memberships import GROUPS_CHARS_MAX
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.records import NO_TERMS, group_target, message
+from semel.pubsub.hub.records import NO_TERMS, RecordKind, group_target, message
+from semel.pubsub.hub.session import GROUPS_CHARS_MAX
 from semel.pubsub.hub.session_rows import AcksRow, acks_key, read_session, session_key
 from semel.pubsub.hub.sockets import ClosePeer, SocketDrained, SocketStalled
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
     Ack,
-    CloseCode,
     Connected,
     Data,
     DataType,
@@ -59,6 +57,7 @@ from semel.pubsub.protocol.messages import (
     StreamEnd,
 )
 from semel.pubsub.protocol.permissions import Permission
+from semel.websocket import CloseCode
 
 ALICE, BOB = "alice", "bob"
 STREAM = f"hub/{HUB}"
@@ -1025,7 +1024,7 @@ def test_the_end_of_a_session_that_the_store_did_not_take_is_written_later(pair:
 
 
 def test_a_connection_is_in_no_more_groups_than_allowed(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.pubsub.hub.memberships.GROUPS_MAX", 2)
+    monkeypatch.setattr("semel.pubsub.hub.session.GROUPS_MAX", 2)
     pair.join(BOB, "second", 40)
     pair.join(BOB, "third", 41)
     [ok, refused] = pair.take(BOB)
@@ -1050,7 +1049,7 @@ def test_the_names_of_a_connections_groups_have_a_limit(pair: World) -> None:
 
 def test_stays_that_are_owed_something_count_as_groups(pair: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who acknowledges nothing and comes and goes would otherwise fill its row."""
-    monkeypatch.setattr("semel.pubsub.hub.memberships.GROUPS_MAX", 10)
+    monkeypatch.setattr("semel.pubsub.hub.session.GROUPS_MAX", 10)
     pair.publish(ALICE, "g", "not acknowledged", 9)
     [message] = [said for said in pair.take(BOB) if isinstance(said, GroupMessage)]
     for number in range(0, 40, 2):

@@ -14,7 +14,8 @@ from semel.pubsub.hub.calls import Connection, Find, Outcome
 from semel.pubsub.hub.floors import floor_key, read_floor
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.sockets import ClosePeer
-from semel.pubsub.protocol.messages import CloseCode, GroupMessage, LeaveGroup
+from semel.pubsub.protocol.messages import GroupMessage, LeaveGroup
+from semel.websocket import CloseCode
 
 
 @pytest.fixture

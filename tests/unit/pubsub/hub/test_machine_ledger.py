@@ -11,12 +11,12 @@ from tests.unit.pubsub.hub.world import HUB, SlowWorld, World, text
 from semel.errors import StoreUnavailable
 from semel.kernel.ledger import START, Kind, hash_id
 from semel.kernel.store import Records, Trimmed
-from semel.pubsub.hub.calls import CloseConnections, Connection
+from semel.pubsub.hub.calls import CloseConnections, Connection, Publish
 from semel.pubsub.hub.machine import HubOptions
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.records import END
+from semel.pubsub.hub.records import END, RecordKind
 from semel.pubsub.hub.session_rows import session_key
-from semel.pubsub.protocol.messages import CloseCode, GroupMessage, LeaveGroup, SendToGroup
+from semel.pubsub.protocol.messages import GroupMessage, JoinGroup, LeaveGroup, SendToGroup, ServerMessage
+from semel.websocket import CloseCode
 
 ALICE, BOB = "alice", "bob"
 SHARED = HubOptions(is_shared=True)
@@ -190,6 +190,28 @@ def test_a_stay_is_remembered_until_the_ledger_has_its_deliveries(world: World) 
     world.ack("again", number)
     world.pass_time(2)
     assert confirmed(world, BOB) == (1, folded("alice#2"), [(number, number)])
+
+
+def test_a_row_that_is_written_while_the_ledger_waits_still_has_the_stay(world: World) -> None:
+    """Bob has left the group and acknowledged all. That is on its way into the ledger when another row of his session
+    is made, and both fail. The next row is stored, and then the node dies: only the stay in it says what was due."""
+    world.publish(ALICE, "g", "m2", 2)
+    world.send(BOB, LeaveGroup("g", 2))
+    world.call(Publish(Connection(BOB), text("m3")))
+    number = max(each.sequence_id or 0 for each in world.take(BOB) if isinstance(each, GroupMessage | ServerMessage))
+    world.ack(BOB, number)
+    world.held = []
+    world.pass_time(2)
+    world.send(BOB, JoinGroup("h", 3))
+    [telling], world.held = world.held, None
+    world.interpreter.failed(telling, AWAY)
+    world.send(BOB, JoinGroup("h", 3))
+    assert confirmed(world, BOB)[0] == 0
+    world.restart()
+    world.resume("again", BOB)
+    world.ack("again", number)
+    world.pass_time(2)
+    assert confirmed(world, BOB)[0] == 2
 
 
 # -- the end of a session: what was due to it and not acknowledged is told, and nothing else was due

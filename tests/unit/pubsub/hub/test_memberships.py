@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.pubsub.hub.parts import EVERYTHING
 
-from semel.pubsub.hub import memberships
-from semel.pubsub.hub.memberships import Memberships
+from semel.pubsub.hub import session
+from semel.pubsub.hub.session import Memberships
 from semel.pubsub.hub.session_rows import SessionRow
 
 
@@ -43,7 +43,7 @@ def test_what_failed_is_not_wanted_any_more(groups: Memberships) -> None:
 
 
 def test_stays_that_have_ended_count_as_groups(groups: Memberships, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memberships, "GROUPS_MAX", 2)
+    monkeypatch.setattr(session, "GROUPS_MAX", 2)
     assert groups.has_room_for(["h"], served=0)
     groups.leave("g", 9, served=0)
     assert not groups.has_room_for(["h", "i"], served=0)

@@ -33,7 +33,6 @@ from semel.pubsub.hub.sockets import ClosePeer
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
     Ack,
-    CloseCode,
     Connected,
     Disconnected,
     ErrorName,
@@ -43,6 +42,7 @@ from semel.pubsub.protocol.messages import (
     SendToGroup,
 )
 from semel.pubsub.protocol.permissions import Permission
+from semel.websocket import CloseCode
 
 
 @pytest.fixture

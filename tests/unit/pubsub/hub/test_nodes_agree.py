@@ -37,18 +37,12 @@ from semel.pubsub.hub.calls import (
     User,
 )
 from semel.pubsub.hub.machine import HubOptions
-from semel.pubsub.hub.record_kinds import RecordKind
+from semel.pubsub.hub.records import RecordKind
 from semel.pubsub.hub.session_rows import read_session, session_key
 from semel.pubsub.protocol.frames import Subprotocol
-from semel.pubsub.protocol.messages import (
-    Ack,
-    CloseCode,
-    ErrorName,
-    GroupStateSnapshot,
-    SetGroupState,
-    SubscribeGroupState,
-)
+from semel.pubsub.protocol.messages import Ack, ErrorName, GroupStateSnapshot, SetGroupState, SubscribeGroupState
 from semel.pubsub.protocol.permissions import Permission
+from semel.websocket import CloseCode
 
 ALICE, USER = "alice", "user of alice"
 SHARED = HubOptions(is_shared=True, lease_s=10.0, trim_s=5.0)

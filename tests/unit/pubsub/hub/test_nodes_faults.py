@@ -26,14 +26,14 @@ from semel.pubsub.hub.calls import (
     Outcome,
 )
 from semel.pubsub.hub.floors import floor_key, read_floor
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.records import ordered
+from semel.pubsub.hub.records import RecordKind, ordered
 from semel.pubsub.hub.session_rows import read_session, session_key
 from semel.pubsub.hub.sockets import ClosePeer
 from semel.pubsub.hub.tail import READ_ROWS, Tail
 from semel.pubsub.protocol.frames import Subprotocol
-from semel.pubsub.protocol.messages import Ack, CloseCode, LeaveGroup, SendToGroup
+from semel.pubsub.protocol.messages import Ack, LeaveGroup, SendToGroup
 from semel.pubsub.protocol.permissions import Permission
+from semel.websocket import CloseCode
 
 
 def floor_of(world: World, node: str) -> int | None:
@@ -112,6 +112,22 @@ def test_one_failed_read_does_not_hold_up_the_sessions_of_a_dead_node(one: World
     assert failed
     assert ALICE in two.hub.roster.sessions
     assert floor_of(two, one.hub.node) is None
+
+
+def test_a_session_that_the_dead_node_had_taken_from_here_is_taken_back(one: World, two: World) -> None:
+    """It was still held for one that is here, and was nobody's from then on."""
+    asked = hold_reads(two)
+    one.resume("there", BOB)
+    one.die()
+    while not any("is dead" in note.detail for note in two.notes):
+        two.pass_time(1)
+    assert BOB in two.hub.roster.sessions, "it has not read of it"
+    answer_reads(two, asked)
+    for _ in range(4):
+        two.pass_time(1)
+    assert floor_of(two, one.hub.node) is None
+    assert BOB in two.hub.roster.sessions
+    assert _row(two, BOB).node == two.hub.node
 
 
 # -- sessions that come
@@ -512,6 +528,30 @@ def test_a_session_that_another_node_took_while_its_end_was_on_its_way_is_closed
         assert ALICE not in world.hub.roster.sessions
         assert ALICE not in world.hub.elsewhere.sessions
     assert two.store.state(session_key(HUB, ALICE)) is None
+
+
+def test_a_session_whose_end_is_on_its_way_is_not_taken_up_again(one: World, two: World) -> None:
+    """It would be here twice, and get everything twice."""
+    one.held = []
+    one.tell("later", CloseConnections(Connection(ALICE)))
+    [end], one.held = one.held, None
+    one.resume("new", ALICE)
+    assert one.take("new") == [ClosePeer(CloseCode.INTERNAL, "the session is about to end")]
+    one.commit(end)
+    assert [answer.outcome for answer in one.take("later")] == [Outcome.DONE]  # type: ignore[union-attr]
+    one.resume("new", ALICE)
+    assert one.take("new") == [ClosePeer(CloseCode.POLICY, "there is no such session any more")]
+    assert one.store.state(session_key(HUB, ALICE)) is None
+
+
+def test_one_whose_end_failed_is_taken_up_again_and_is_here_once(one: World, two: World) -> None:
+    one.held = []
+    one.tell("later", CloseConnections(Connection(ALICE)))
+    [end], one.held = one.held, None
+    one.interpreter.failed(end, AWAY)
+    one.resume("new", ALICE)
+    two.publish(BOB, "g", "hello")
+    assert one.bodies("new") == ["hello"]
 
 
 def records(world: World) -> list[Record]:

@@ -18,7 +18,8 @@ from semel.pubsub.hub.calls import Connection, Find, ListMembers
 from semel.pubsub.hub.machine import HubOptions
 from semel.pubsub.hub.roster import Elsewhere, Roster
 from semel.pubsub.hub.session_rows import session_key
-from semel.pubsub.protocol.messages import CloseCode, LeaveGroup
+from semel.pubsub.protocol.messages import LeaveGroup
+from semel.websocket import CloseCode
 
 ALICE = "alice"
 STREAM = f"hub/{HUB}"

@@ -11,10 +11,9 @@ from semel.pubsub.hub import orders
 from semel.pubsub.hub.answers import DONE, NOT_FOUND
 from semel.pubsub.hub.calls import Answer, CloseConnections, Connection, Everybody, Grant, Group, Outcome
 from semel.pubsub.hub.commands import Commands, Scope
-from semel.pubsub.hub.current import Current
-from semel.pubsub.hub.orders import ANSWER_S, Orders, decode_command, encode_command
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.records import order, ordered, reply
+from semel.pubsub.hub.orders import ANSWER_S, NodeCommands, decode_command, encode_command
+from semel.pubsub.hub.read_barrier import ReadBarrier
+from semel.pubsub.hub.records import RecordKind, order, ordered, reply
 from semel.pubsub.hub.roster import SOMEWHERE, Elsewhere
 from semel.pubsub.protocol.permissions import Permission
 
@@ -25,9 +24,9 @@ class Scene:
     def __init__(self, is_shared: bool = True) -> None:
         self.bench = Bench(is_shared=is_shared)
         self.bench.tail.listener = Mock()
-        self.commands, self.current = Mock(spec=Commands), Mock(spec=Current)
+        self.commands, self.current = Mock(spec=Commands), Mock(spec=ReadBarrier)
         self.current.when.side_effect = lambda then, failed, now: then(now)
-        self.orders = Orders(self.bench.context, self.bench.tail, self.current, self.commands)
+        self.orders = NodeCommands(self.bench.context, self.bench.tail, self.current, self.commands)
         self.answers: list[Answer] = []
 
     def give(self, *elsewhere: Elsewhere, here: Answer = NOT_FOUND) -> None:

@@ -20,8 +20,8 @@ from semel.pubsub.hub.calls import (
     Summarize,
     User,
 )
-from semel.pubsub.hub.overview import _page
 from semel.pubsub.hub.roster import Elsewhere
+from semel.pubsub.hub.service import _page
 from semel.pubsub.protocol.frames import Subprotocol
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from semel.pubsub.hub.pending_reads import PendingReads
+from semel.pubsub.hub.tail import PendingReads
 
 
 def test_who_asks_while_an_answer_is_on_its_way_gets_another_read() -> None:

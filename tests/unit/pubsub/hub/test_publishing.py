@@ -18,8 +18,9 @@ from semel.pubsub.hub.records import MESSAGE_ID
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.streams import Streams
-from semel.pubsub.protocol.messages import Ack, CloseCode, Data, DataType, ErrorName, SendToGroup
+from semel.pubsub.protocol.messages import Ack, Data, DataType, ErrorName, SendToGroup
 from semel.pubsub.protocol.permissions import Permissions
+from semel.websocket import CloseCode
 
 
 def send(ack_id: int | None = 1, group: str = "g", body: bytes = b"x", **fields: object) -> SendToGroup:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.runtime.export.exporter import TYPE_NAMES
+from semel.pubsub.hub.records import RecordKind
+from semel.record_types import type_names
 
 
 def test_numbers_that_are_stored_never_change() -> None:
@@ -19,4 +19,4 @@ def test_numbers_that_are_stored_never_change() -> None:
 
 def test_the_exported_index_calls_them_by_name() -> None:
     names = ["message", "join", "leave", "open", "close", "state", "order", "reply"]
-    assert dict(enumerate(names)) == TYPE_NAMES
+    assert dict(enumerate(names)) == type_names()

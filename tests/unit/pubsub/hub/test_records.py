@@ -12,7 +12,7 @@ from semel.pubsub.hub.records import (
     GROUPS,
     NO_TERMS,
     RELIABLE,
-    Terms,
+    DeliveryTerms,
     digest_of,
     id_identity,
     kind_of,
@@ -30,7 +30,7 @@ TEXT = Data(DataType.TEXT, b"x")
 
 
 def test_terms_survive_the_stream() -> None:
-    terms = Terms(True, ("a", "b"), "userId eq 'x'", 7, {"key": "value"}, StreamPart("s", 3))
+    terms = DeliveryTerms(True, ("a", "b"), "userId eq 'x'", 7, {"key": "value"}, StreamPart("s", 3))
     made = message(
         STREAM, "m", "g/g", TEXT, at=1, sender="alice", user=None, terms=terms, on_fresh=Event(Kind.ACCEPTED, "h")
     )

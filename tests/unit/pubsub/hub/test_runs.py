@@ -10,7 +10,7 @@ from tests.unit.pubsub.hub.world import frames_of, payload_of
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import fold_ids
 from semel.kernel.ops import Append
-from semel.pubsub.hub.records import EVERYBODY, NO_TERMS, Terms, accepted_event, group_target, message
+from semel.pubsub.hub.records import EVERYBODY, NO_TERMS, DeliveryTerms, accepted_event, group_target, message
 from semel.pubsub.hub.runs import Run, runs_of
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import RELIABLE, Subprotocol
@@ -20,7 +20,7 @@ ACCEPTED = accepted_event("h")
 A, B = group_target("a"), group_target("b")
 
 
-def append(id: str, target: str = A, *, data: Data | None = None, terms: Terms = NO_TERMS) -> Append:
+def append(id: str, target: str = A, *, data: Data | None = None, terms: DeliveryTerms = NO_TERMS) -> Append:
     data = data or Data(DataType.TEXT, id.encode())
     return message("hub/h", id, target, data, at=1, sender="alice", user="al", terms=terms, on_fresh=ACCEPTED)
 
@@ -106,7 +106,7 @@ def test_a_record_with_nothing_in_it_is_still_a_message(subprotocol: str) -> Non
 def test_the_end_of_a_stream_has_no_data() -> None:
     part = StreamPart("s", 3, is_end=True)
     end = message(
-        "hub/h", "m", A, None, at=1, sender="alice", user=None, terms=Terms(stream=part), on_fresh=ACCEPTED
+        "hub/h", "m", A, None, at=1, sender="alice", user=None, terms=DeliveryTerms(stream=part), on_fresh=ACCEPTED
     )  # fmt: skip
     [found] = told(Run(1, (end,)))
     assert isinstance(found, GroupMessage)
@@ -119,14 +119,14 @@ def test_runs_end_where_the_target_changes() -> None:
 
 
 def test_with_terms_each_message_stands_alone() -> None:
-    appends = [append("1"), append("2", terms=Terms(no_echo=True)), append("3"), append("4", B), append("5", B)]
+    appends = [append("1"), append("2", terms=DeliveryTerms(no_echo=True)), append("3"), append("4", B), append("5", B)]
     found = list(runs_of(1, appends))
     assert [(run.first, run.count) for run in found] == [(1, 1), (2, 1), (3, 1), (4, 2)]
-    assert found[1].terms == Terms(no_echo=True)
+    assert found[1].terms == DeliveryTerms(no_echo=True)
     assert found[1].source == "alice"
 
 
 def test_what_expires_is_expired_from_then_on() -> None:
-    found = Run(1, (append("m", terms=Terms(expires=2_000_000)),))
+    found = Run(1, (append("m", terms=DeliveryTerms(expires=2_000_000)),))
     assert [found.is_expired(now) for now in (1.9, 2.0, 3.0)] == [False, True, True]
     assert not run(2).is_expired(1e9)

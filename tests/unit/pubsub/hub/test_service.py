@@ -24,8 +24,9 @@ from semel.pubsub.hub.calls import (
 )
 from semel.pubsub.hub.session_rows import SessionRow, read_session, session_key
 from semel.pubsub.hub.sockets import ClosePeer
-from semel.pubsub.protocol.messages import CloseCode, Disconnected
+from semel.pubsub.protocol.messages import Disconnected
 from semel.pubsub.protocol.permissions import GROUPS_MAX, Permission
+from semel.websocket import CloseCode
 
 ALICE, BOB = "alice", "bob"
 AWAY = StoreUnavailable("away")

@@ -7,8 +7,7 @@ from semel.kernel.ops import Advanced
 from semel.kernel.store import State
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_phase import SessionChange, SessionPhase
-from semel.pubsub.hub.session_rows import AcksRow, OwnState, SpilledAcks, read_acks, read_session
-from semel.pubsub.hub.spill_rows import SpillRow
+from semel.pubsub.hub.session_rows import AcksRow, OwnState, SpilledAcks, SpillRow, read_acks, read_session
 from semel.pubsub.protocol.permissions import Permission, Permissions
 
 

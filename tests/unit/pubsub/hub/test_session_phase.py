@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.tools.session_diagram import diagram
 
-from semel.pubsub.hub.session_phase import TRANSITIONS, SessionChange, SessionPhase, after, diagram
+from semel.pubsub.hub.session_phase import TRANSITIONS, SessionChange, SessionPhase, after
 
 
 def test_every_phase_has_an_entry_and_every_change_a_use() -> None:

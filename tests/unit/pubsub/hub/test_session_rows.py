@@ -11,11 +11,11 @@ from semel.pubsub.hub.session_rows import (
     OwnState,
     SessionRow,
     SpilledAcks,
+    SpillRow,
     encode_row,
     read_acks,
     read_session,
 )
-from semel.pubsub.hub.spill_rows import SpillRow
 
 
 def test_rows_come_back_as_they_were_written() -> None:

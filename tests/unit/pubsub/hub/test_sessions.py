@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 from tests.unit.pubsub.hub.parts import EVERYTHING, HUB, NOW, Bench, live, session
 
 from semel.kernel.ops import Append, Put
 from semel.pubsub.events.queue import Events
-from semel.pubsub.hub.arrivals import Arrivals
 from semel.pubsub.hub.catchup import CatchUp
 from semel.pubsub.hub.clients import Clients
 from semel.pubsub.hub.closing import Closing
@@ -15,16 +15,17 @@ from semel.pubsub.hub.delivery import Delivery
 from semel.pubsub.hub.group_state import GroupStates
 from semel.pubsub.hub.node_lease import NodeLease
 from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.record_kinds import RecordKind
-from semel.pubsub.hub.roster import Elsewhere, Here, Roster
+from semel.pubsub.hub.records import RecordKind
+from semel.pubsub.hub.roster import Arrivals, Elsewhere, Here, Roster
 from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.session_phase import SessionPhase
 from semel.pubsub.hub.session_rows import session_key
 from semel.pubsub.hub.sessions import Sessions
-from semel.pubsub.hub.sockets import ClosePeer, NewSession, ResumeSession
+from semel.pubsub.hub.sockets import ClosePeer, NewSession, ResumeSession, WelcomePeer
 from semel.pubsub.hub.streams import Streams
 from semel.pubsub.protocol.frames import Subprotocol
-from semel.pubsub.protocol.messages import CloseCode, Ping
+from semel.pubsub.protocol.messages import Ping
+from semel.websocket import CloseCode
 
 OPEN = NewSession("alice", "token", Subprotocol.JSON_RELIABLE, "ann", EVERYTHING, ("g",))
 
@@ -68,6 +69,14 @@ def test_a_new_session_is_served_when_it_is_durable(scene: Scene) -> None:
     assert (alice.versions.row, alice.versions.row_stored) == (1, 1)
     scene.clients.handle.assert_called_once_with(alice, [Ping()], NOW)
     assert alice.backlog.is_open
+
+
+def test_who_cannot_be_told_connected_is_welcome_when_the_session_is_durable(scene: Scene) -> None:
+    """Otherwise other nodes would not know of a client whose handshake was answered."""
+    scene.sessions.open("socket", msgspec.structs.replace(OPEN, subprotocol=""), NOW)
+    assert scene.bench.sent() == []
+    scene.bench.complete()
+    assert scene.bench.sent() == [("socket", WelcomePeer())]
 
 
 def test_one_that_the_store_does_not_take_is_not_there(scene: Scene) -> None:

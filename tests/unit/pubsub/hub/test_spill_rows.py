@@ -5,8 +5,8 @@ import pytest
 from tests.unit.pubsub.hub.parts import HUB, STREAM, run
 
 from semel.errors import StoreError
-from semel.pubsub.hub import spill_rows
-from semel.pubsub.hub.spill_rows import Spill, SpillRow, deletions, keys_of, messages_of, read_row, write_row
+from semel.pubsub.hub import session_rows
+from semel.pubsub.hub.session_rows import Spill, SpillRow, deletions, keys_of, messages_of, read_row, write_row
 
 
 def test_messages_come_back_as_they_were_spilled() -> None:
@@ -18,7 +18,7 @@ def test_messages_come_back_as_they_were_spilled() -> None:
 
 
 def test_a_large_row_has_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill_rows, "PART_BYTES", 20)
+    monkeypatch.setattr(session_rows, "PART_BYTES", 20)
     row, puts = write_row(HUB, "alice", 5, list(messages_of([run(5, 3)])))
     assert row.parts == len(puts) > 1
     assert sorted(put.key for put in puts) == [put.key for put in puts]

@@ -14,17 +14,15 @@ from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START, Kind
 from semel.kernel.ops import Put, Unit
 from semel.kernel.store import Trimmed
-from semel.pubsub.hub import spill_rows, spills
+from semel.pubsub.hub import session_rows, spills
 from semel.pubsub.hub.calls import CloseConnections, Connection, Find, Outcome, Publish
 from semel.pubsub.hub.calls import Group as ToGroup
 from semel.pubsub.hub.catchup import LOST
-from semel.pubsub.hub.left_out import UNREADABLE
 from semel.pubsub.hub.machine import HubOptions
-from semel.pubsub.hub.session_rows import AcksRow, SpilledAcks, acks_key, read_acks, session_key
+from semel.pubsub.hub.roster import UNREADABLE
+from semel.pubsub.hub.session_rows import AcksRow, SpilledAcks, SpillRow, acks_key, read_acks, session_key
 from semel.pubsub.hub.sockets import ClosePeer
-from semel.pubsub.hub.spill_rows import SpillRow
 from semel.pubsub.protocol.messages import (
-    CloseCode,
     Disconnected,
     GroupMessage,
     SendToGroup,
@@ -33,6 +31,7 @@ from semel.pubsub.protocol.messages import (
     StreamData,
     StreamEnd,
 )
+from semel.websocket import CloseCode
 
 ALICE, BOB = "alice", "bob"
 STREAM = f"hub/{HUB}"
@@ -310,7 +309,7 @@ def test_one_that_has_spilled_all_and_cannot_write_down_what_it_acknowledged_wai
 
 
 def test_a_large_body_goes_with_its_message(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill_rows, "PART_BYTES", 100_000)
+    monkeypatch.setattr(session_rows, "PART_BYTES", 100_000)
     large = "x" * 300_000
     publish(world, "m1", large, "m2")
     found = numbers(world, BOB)
@@ -397,6 +396,25 @@ def test_a_node_that_dies_while_it_spills_loses_nothing_and_doubles_nothing(worl
 
 
 # -- back again
+
+
+def test_what_is_acknowledged_is_in_the_ledger_before_the_stream_is_trimmed_behind_it(world: World) -> None:
+    """Bob acknowledges the first message a moment before the second is too old. The rows of the second let the stream
+    go, so what he has acknowledged has to be written down with them: nobody could tell of it after a crash."""
+    publish(world, "m1", "m2")
+    found = numbers(world, BOB)
+    acknowledge(world)
+    for _ in range(12):
+        world.pass_time(5)
+    world.pass_time(4.5)
+    world.ack(BOB, found["m1"])
+    world.pass_time(0.6)
+    assert rows_of(world) == (SpillRow(found["m2"], found["m2"]),)
+    world.restart()
+    world.resume("again", BOB)
+    world.ack("again", found["m2"])
+    world.pass_time(5)
+    assert sum(count for peer, count in told(world, Kind.CONFIRMED) if peer == BOB) == 2
 
 
 def test_after_a_restart_what_was_spilled_comes_first_and_then_what_is_in_the_stream(world: World) -> None:

@@ -35,7 +35,7 @@ from semel.pubsub.protocol.messages import (
     StreamPart,
 )
 from semel.pubsub.protocol.permissions import Permission
-from semel.pubsub.protocol.wire import frame
+from semel.websocket import frame
 
 ALICE, BOB = "alice", "bob"
 SHARED = HubOptions(is_shared=True)

@@ -9,7 +9,7 @@ from semel.kernel.envelope import Blob, Envelope
 from semel.kernel.ops import Append, Fresh
 from semel.kernel.position import Position
 from semel.kernel.store import Record
-from semel.pubsub.hub.record_kinds import RecordKind
+from semel.pubsub.hub.records import RecordKind
 from semel.pubsub.hub.tail import READ_ROWS, Tail
 
 Told = tuple[int, list[str]]

@@ -9,19 +9,19 @@ from semel.errors import StoreUnavailable
 from semel.kernel.effects import CommitFailed, CommitUnknown, LoadFailed
 from semel.kernel.ops import Put
 from semel.pubsub.hub import takeover
-from semel.pubsub.hub.arrivals import Arrivals
 from semel.pubsub.hub.clients import Clients
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.floors import Floors
 from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.roster import Elsewhere, Here, Roster
+from semel.pubsub.hub.roster import Arrivals, Elsewhere, Here, Roster
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_rows import acks_key, read_session, session_key
 from semel.pubsub.hub.sessions import Sessions
 from semel.pubsub.hub.sockets import ClosePeer, ResumeSession
 from semel.pubsub.hub.spills import Spills
 from semel.pubsub.hub.takeover import TRIES, TakeOver
-from semel.pubsub.protocol.messages import CloseCode, Ping
+from semel.pubsub.protocol.messages import Ping
+from semel.websocket import CloseCode
 
 KEY, ACKS = session_key(HUB, "alice"), acks_key(HUB, "alice")
 

@@ -8,17 +8,17 @@ from tests.unit.pubsub.hub.parts import NOW, Bench
 from semel.pubsub.hub.catchup import CatchUp
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.floors import Floors
-from semel.pubsub.hub.missing import Missing
+from semel.pubsub.hub.lost_sessions import LostSessions
+from semel.pubsub.hub.machine import Upkeep
 from semel.pubsub.hub.node_lease import NodeLease
 from semel.pubsub.hub.spills import Spills
 from semel.pubsub.hub.tail import Tail
-from semel.pubsub.hub.upkeep import Upkeep
 
 
 @pytest.mark.parametrize("has_lease", [False, True])
 def test_all_is_tried_again_and_only_who_has_a_lease_trims(has_lease: bool) -> None:
     tail, floors, closing = Mock(spec=Tail), Mock(spec=Floors), Mock(spec=Closing)
-    spills, missing, catch_up = Mock(spec=Spills), Mock(spec=Missing), Mock(spec=CatchUp)
+    spills, missing, catch_up = Mock(spec=Spills), Mock(spec=LostSessions), Mock(spec=CatchUp)
     lease = NodeLease("hub/chat/nodes", "node", is_shared=True)
     if has_lease:
         lease.hold(1, NOW + 10)

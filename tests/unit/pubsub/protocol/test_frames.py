@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.unit.pubsub.protocol import frame_values
 from tests.unit.pubsub.protocol.frame_values import groups, json_text, texts, uint64s, users
 
-from semel.pubsub.protocol.codecs import codec_for
+from semel.pubsub.protocol.codecs import SimpleCodec, codec_for
 from semel.pubsub.protocol.frames import (
     DEPTH_MAX,
     RELIABLE,
@@ -20,9 +20,8 @@ from semel.pubsub.protocol.frames import (
 )
 from semel.pubsub.protocol.frames_json import JsonCodec
 from semel.pubsub.protocol.frames_protobuf import ProtobufCodec
-from semel.pubsub.protocol.frames_simple import SimpleCodec
-from semel.pubsub.protocol.messages import Ack, CloseCode, Data, DataType, GroupMessage
-from semel.pubsub.protocol.wire import frame
+from semel.pubsub.protocol.messages import Ack, Data, DataType, GroupMessage
+from semel.websocket import CloseCode, frame
 
 
 def test_subprotocols_are_known_by_name_in_any_case() -> None:

@@ -26,7 +26,6 @@ from semel.pubsub.protocol.frames_json import JsonCodec
 from semel.pubsub.protocol.messages import (
     Ack,
     CancelInvocation,
-    CloseCode,
     Connected,
     Data,
     DataType,
@@ -59,6 +58,7 @@ from semel.pubsub.protocol.messages import (
     SubscribeGroupState,
     UnsubscribeGroupState,
 )
+from semel.websocket import CloseCode
 
 codec = JsonCodec()
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from tests.unit.pubsub.protocol.frame_values import responses
 
 from semel.errors import LocalProtocolError
+from semel.pubsub.protocol.codecs import SimpleCodec
 from semel.pubsub.protocol.frames import Frame
-from semel.pubsub.protocol.frames_simple import SimpleCodec
 from semel.pubsub.protocol.messages import Data, DataType, GroupMessage, Response, ServerMessage, StreamPart
 
 encode = SimpleCodec().encode

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.auth.test_tokens import AUDIENCE, KEYS, NOW, ONE, OTHER, TWO
 
-from semel.auth.keys import AccessKeys
+from semel.auth.keys import AccessKeys, new_key
 from semel.errors import AuthError, InputError
-from semel.pubsub.protocol.client_tokens import client_token
-from semel.pubsub.protocol.reconnection_tokens import (
+from semel.pubsub.protocol.client_tokens import (
     NONCE_BYTES,
     RECONNECTION_LIFETIME_S,
     check_reconnection_token,
+    client_token,
     reconnection_token,
 )
 
@@ -63,15 +64,15 @@ def test_a_reconnection_token_lives_for_a_week() -> None:
 
 def test_a_reconnection_token_outlives_the_replacing_of_either_key() -> None:
     for keys in (
-        KEYS.with_new_primary(bytes(32)),
-        KEYS.with_new_secondary(bytes(32)),
-        KEYS.rotated(bytes(32)),
+        replace(KEYS, primary=new_key(bytes(32))),
+        replace(KEYS, secondary=new_key(bytes(32))),
+        AccessKeys(TWO, new_key(bytes(32))),
         AccessKeys(ONE),
         AccessKeys(TWO),
         AccessKeys(TWO, ONE),
     ):
         assert comes_back(keys=keys)
-    assert not comes_back(keys=KEYS.with_new_primary(bytes(32)).with_new_secondary(bytes(range(32))))
+    assert not comes_back(keys=AccessKeys(new_key(bytes(32)), new_key(bytes(range(32)))))
     assert not comes_back(keys=AccessKeys(OTHER))
 
 

@@ -32,7 +32,7 @@ from semel.pubsub.hub.calls import (
     Outcome,
     User,
 )
-from semel.pubsub.hub.records import EVERYBODY, Terms, accepted_event, message
+from semel.pubsub.hub.records import EVERYBODY, DeliveryTerms, accepted_event, message
 from semel.pubsub.protocol.client_tokens import client_token
 from semel.pubsub.protocol.messages import Data, DataType
 from semel.pubsub.rest.admin import Admin, HubRow, HubsAsked, MessagePage, MessagesAsked
@@ -197,9 +197,9 @@ def test_a_position_that_is_none(query: str) -> None:
     assert refused(f"{CHAT}/messages", query)[0] == 400
 
 
-def record(data: Data | None, target: str = "g/news", terms: Terms | None = None) -> Record:
+def record(data: Data | None, target: str = "g/news", terms: DeliveryTerms | None = None) -> Record:
     made = message(
-        "hub/chat", "m1", target, data, at=5, sender="c1", user="ann", terms=terms or Terms(),
+        "hub/chat", "m1", target, data, at=5, sender="c1", user="ann", terms=terms or DeliveryTerms(),
         on_fresh=accepted_event("chat"),
     )  # fmt: skip
     return Record(Position("hub/chat", 2, 7), made.envelope, 1_000, made.kind, target)
@@ -210,7 +210,7 @@ def told(*records: Record, missed: int = 0) -> Any:
 
 
 def test_a_message_is_told_with_all_that_decides_about_it() -> None:
-    terms = Terms(expires=9, metadata={"k": "v"})
+    terms = DeliveryTerms(expires=9, metadata={"k": "v"})
     assert told(record(Data(DataType.JSON, b'{"a": 1}'), terms=terms), missed=3) == {
         "messages": [
             {

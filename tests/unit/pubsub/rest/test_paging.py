@@ -13,7 +13,7 @@ from semel.auth.keys import AccessKeys
 from semel.http import HttpError
 from semel.pubsub.hub.calls import ListMembers
 from semel.pubsub.rest.api import Rest, RestSettings
-from semel.pubsub.rest.paging import page_token, read_token
+from semel.pubsub.rest.routes import page_token, read_token
 
 GROUP = f"{HUB}/groups/room%2F1/connections"
 

@@ -62,6 +62,12 @@ class Line:
         for number in sequence_ids:
             await self.say(GroupMessage(group, data_of(number), sequence_id=number))
 
+    async def answered(self) -> None:
+        """Until all has come that the client had written when it heard this."""
+        async with asyncio.timeout(scaled(WAIT_S)):
+            await (await self._socket.ping())
+        await asyncio.sleep(0)
+
     async def take(self) -> Request:
         """Hear a request and acknowledge it."""
         request = await self.hear()

@@ -36,7 +36,6 @@ from semel.pubsub.client.events import Interrupted, Online, Recovered, SessionLo
 from semel.pubsub.protocol.messages import (
     Ack,
     CancelInvocation,
-    CloseCode,
     ErrorName,
     Fault,
     Invoke,
@@ -51,6 +50,7 @@ from semel.runtime.client import socket as client_socket
 from semel.runtime.client.outbox import StoreOutbox
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import scaled
+from semel.websocket import CloseCode
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -726,7 +726,7 @@ async def test_what_was_kept_offline_is_not_sent_before_it_is_marked(hub: FakeHu
         store.is_slow = True
         hearing = asyncio.create_task(again.hear())
         assert await asyncio.to_thread(store.begun.wait, scaled(WAIT_S))
-        await asyncio.wait([hearing], timeout=0.05)
+        await again.answered()
         assert not hearing.done()
         store.may_end.set()
         assert isinstance(await hearing, SendToGroup)

@@ -16,7 +16,7 @@ from semel.errors import CommitInDoubt, SemelError, StaleFence, StoreError, Stor
 from semel.kernel.ops import Outcome, Unit
 from semel.kernel.position import Position
 from semel.kernel.store import Records, Store
-from semel.pubsub.client.events import Abort, Event, Kept, NotKept, Outbox, OutboxEntry
+from semel.pubsub.client.events import Abort, ClientOutbox, Event, Kept, NotKept, OutboxEntry
 from semel.pubsub.protocol.messages import Data, DataType, SendToGroup
 from semel.runtime.client import outbox as client_outbox
 from semel.runtime.client.outbox import OutboxWriter, StoreOutbox, open_outbox
@@ -204,7 +204,7 @@ TestOutboxModel.settings = settings(max_examples=60, stateful_step_count=20)
 # -- the writer
 
 
-class Scripted(Outbox):
+class Scripted(ClientOutbox):
     """Fails when it is told to. Every write is noted."""
 
     def __init__(self, *errors: Exception | None) -> None:

@@ -18,7 +18,6 @@ from semel.pubsub.client.data import GroupStateChange, data_of
 from semel.pubsub.client.events import Online, SessionLost
 from semel.pubsub.protocol.messages import (
     Ack,
-    CloseCode,
     ErrorName,
     Fault,
     GroupMessage,
@@ -39,8 +38,9 @@ from semel.pubsub.protocol.messages import (
 )
 from semel.runtime.client.inbox import IncomingStream
 from semel.runtime.client.streams import OutgoingStream
-from semel.runtime.client.sync_streams import SyncIncomingStream
+from semel.runtime.client.sync import SyncIncomingStream
 from semel.testing.limits import scaled
+from semel.websocket import CloseCode
 
 pytestmark = pytest.mark.timeout(60)
 

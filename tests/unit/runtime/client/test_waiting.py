@@ -11,9 +11,7 @@ import pytest
 
 from semel.runtime.client.client import WebPubSubClient
 from semel.runtime.client.streams import OutgoingStream
-from semel.runtime.client.sync import SyncWebPubSubClient
-from semel.runtime.client.sync_streams import SyncOutgoingStream
-from semel.runtime.client.waiting import Waiting, looking, waiting
+from semel.runtime.client.sync import SyncOutgoingStream, SyncWebPubSubClient, Waiting, looking, waiting
 
 PAIRS = [
     (WebPubSubClient, SyncWebPubSubClient),

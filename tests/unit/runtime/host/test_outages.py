@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from semel import errors
-from semel.runtime.host.outages import Outages, in_public, is_outage, is_readable
+from semel.runtime.host.outages import Outages, is_outage, is_readable, public_message
 
 
 class Clock:
@@ -31,8 +31,8 @@ def test_one_line_when_it_begins_and_one_when_it_is_over(
     outages: Outages, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
-        outages.met(errors.StoreFull("no space left for x.db", fix="free\nsome"))
-    outages.met(errors.StoreBusy("locked"))
+        outages.record(errors.StoreFull("no space left for x.db", fix="free\nsome"))
+    outages.record(errors.StoreBusy("locked"))
     assert outages.current is not None
     assert outages.current.cause.message == "locked"
     clock.now = 12.34
@@ -43,17 +43,17 @@ def test_one_line_when_it_begins_and_one_when_it_is_over(
         "the store is well again, after 12.3 s",
     ]
     assert outages.count == 1
-    outages.met(errors.StoreBusy("locked"))
+    outages.record(errors.StoreBusy("locked"))
     assert outages.count == 2
 
 
 def test_what_needs_a_restart_takes_the_place_of_what_does_not_and_never_ends(
     outages: Outages, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outages.met(errors.CommitInDoubt("an I/O error inside a commit", marker="io"))
-    outages.met(errors.StoreBroken("an I/O error"))
-    outages.met(errors.StoreGone("gone"))
-    outages.met(errors.StoreFull("full"))
+    outages.record(errors.CommitInDoubt("an I/O error inside a commit", marker="io"))
+    outages.record(errors.StoreBroken("an I/O error"))
+    outages.record(errors.StoreGone("gone"))
+    outages.record(errors.StoreFull("full"))
     outages.committed()
     assert outages.current is not None
     assert outages.current.needs_restart
@@ -65,8 +65,8 @@ def test_a_doubt_that_comes_of_a_broken_store_is_the_same_outage(
 ) -> None:
     doubt = errors.CommitInDoubt("gone, inside a commit", marker="gone")
     doubt.__cause__ = errors.StoreGone("gone")
-    outages.met(doubt)
-    outages.met(doubt.__cause__)
+    outages.record(doubt)
+    outages.record(doubt.__cause__)
     assert caplog.messages == ["the store is in trouble: gone"]
     assert outages.current is not None
     assert outages.current.needs_restart
@@ -84,10 +84,10 @@ def test_a_doubt_that_comes_of_a_broken_store_is_the_same_outage(
 def test_what_was_asked_may_be_at_fault(
     outages: Outages, error: errors.SemelError, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outages.met(error)
+    outages.record(error)
     assert outages.current is None
     assert not caplog.messages
-    outages.met(error, "something cannot be done")
+    outages.record(error, "something cannot be done")
     assert caplog.messages == [f"something cannot be done: {error.message}"]
 
 
@@ -104,7 +104,7 @@ def test_every_trouble_has_words_that_say_what_to_do() -> None:
         errors.CommitInDoubt("at host.example", marker=""),
     ):
         assert is_outage(error)
-        words = in_public(error)
+        words = public_message(error)
         assert ("restart" in words) == isinstance(error, errors.StoreBroken)
         assert ("by itself" in words) != ("restart" in words)
         assert "host.example" not in words

@@ -19,12 +19,14 @@ from semel.kernel.effects import (
     Deliver,
     Delivered,
     DeliverFailed,
+    DeliverLost,
     Effect,
     Event,
     Load,
     Loaded,
     LoadFailed,
     Notify,
+    OwnTransaction,
     PeerConnected,
     PeerDisconnected,
     Read,
@@ -383,7 +385,25 @@ def raises(error: BaseException) -> Callable[[Any], None]:
     ],
 )
 async def test_a_handler_that_fails_is_told_with_a_short_cause(performer: Performer, handler: Any, cause: str) -> None:
-    assert await deliver(performer, handler) == DeliverFailed(3, cause)
+    event = await deliver(performer, handler)
+    assert isinstance(event, DeliverFailed)
+    assert (event.token, event.error) == (3, cause)
+    assert event.types[0].endswith(cause.split(":")[0])
+    assert event.types[-1] == "BaseException"
+
+
+async def test_a_handler_says_what_became_of_its_own_transaction(performer: Performer) -> None:
+    assert await deliver(performer, lambda item: OwnTransaction.FINISHED) == Delivered(3, finished=True)
+    lost = Puppet(begin=[Deliver(row(), token=3)])
+    performer.add(lost, handler=lambda item: OwnTransaction.LOST)
+    assert await lost.hears(DeliverLost) == DeliverLost(3)
+
+
+async def test_a_record_of_a_stream_has_no_end_of_its_own(performer: Performer) -> None:
+    record = Record(Position(STREAM, 1, 1), Envelope(id="a"), 0)
+    puppet = Puppet(begin=[Deliver(record, token=3)])
+    performer.add(puppet, handler=lambda item: OwnTransaction.FINISHED)
+    assert "of a record" in (await puppet.hears(DeliverFailed)).error
 
 
 async def test_a_worker_commits_the_handlers_writes_with_the_end_of_the_row(
@@ -502,7 +522,7 @@ async def test_a_defect_in_one_machine_leaves_the_others_alone(store: ScriptedSt
 async def test_what_comes_of_an_outage_is_no_news(performer: Performer, caplog: pytest.LogCaptureFixture) -> None:
     seat = Seat(Mock())
     seat.machine.name = "hub/chat"
-    performer.outages.met(StoreUnavailable("away"))
+    performer.outages.record(StoreUnavailable("away"))
     performer.notify(seat, Notify("hub-commit", "the store could not take it", is_store=True))
     performer.notify(seat, Notify("backlog", "a client is slow"))
     performer.outages.committed()
@@ -586,6 +606,27 @@ async def test_close_waits_for_handlers_and_their_commits(store: ScriptedStore) 
     assert first.state is WorkState.DONE
     assert second is not None
     assert second.state is WorkState.READY, "nothing new is begun while closing"
+
+
+async def test_close_gives_back_what_was_claimed_and_not_begun(store: ScriptedStore) -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(item: WorkRow | Record) -> list[Op]:
+        started.set()
+        await go_on.wait()
+        return [append(f"effect of {item.envelope.id}")]
+
+    performer = await Performer(store).start()
+    await Committer(performer).commit([Enqueue("inbox/q", id, Envelope(id=id)) for id in ("w1", "w2", "w3")])
+    performer.add(Worker(WorkerConfig("worker", "inbox/q", "inbox/q>handler", ahead=2)), handler=handle)
+    await started.wait()
+    assert [row.state for id in ("w1", "w2", "w3") if (row := store.work("inbox/q", id))] == [WorkState.CLAIMED] * 3
+    closing = asyncio.create_task(performer.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await closing
+    states = [row.state for id in ("w1", "w2", "w3") if (row := store.work("inbox/q", id))]
+    assert (ids(store), states) == (["effect of w1"], [WorkState.DONE, WorkState.READY, WorkState.READY])
 
 
 async def test_close_cancels_handlers_that_do_not_end_and_tells_their_machines(store: ScriptedStore) -> None:

@@ -10,11 +10,9 @@ from semel.pubsub.hub.sockets import SocketClosed
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.handshake import Handshake
-from semel.runtime.host.commit_times import CommitTimes
 from semel.runtime.host.outages import Outages
-from semel.runtime.host.performer import Performer
-from semel.runtime.server.client_sockets import ClientSocket, ClientSockets
-from semel.runtime.server.hub_link import HubLink
+from semel.runtime.host.performer import CommitTimes, Performer
+from semel.runtime.server.client_sockets import ClientSocket, ClientSockets, HubLink
 from semel.runtime.transports.websocket import WebSocketPeer
 from semel.stores.memory import MemoryStore
 

@@ -14,14 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.pubsub.hub.world import World
 
 from semel.kernel.effects import Close, Notify
-from semel.pubsub.hub.counts import HubCounts
-from semel.runtime.host.commit_times import CommitTimes
+from semel.pubsub.hub.context import HubCounts
 from semel.runtime.host.outages import Outages
-from semel.runtime.host.performer import Performer
-from semel.runtime.server.metrics import MACHINE_FAILED, Metrics
+from semel.runtime.host.performer import CommitTimes, Performer
+from semel.runtime.server.operating import MACHINE_FAILED, Metrics
 from semel.runtime.server.part import Part
-from semel.runtime.server.pubsub_metrics import TOPICS, Traffic, hub_metrics
-from semel.runtime.server.store_part import StorePart
+from semel.runtime.server.pubsub import TOPICS, Traffic, hub_metrics
+from semel.runtime.server.server import StorePart
 from semel.stores.memory import MemoryStore
 
 ROOT = Path(__file__).resolve().parents[4]

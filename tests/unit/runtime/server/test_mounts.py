@@ -9,7 +9,7 @@ from semel.auth.keys import DEV_KEY, AccessKeys
 from semel.auth.tokens import service_token
 from semel.errors import ConfigError, InputError
 from semel.http import HttpError, HttpRequest, HttpResponse
-from semel.runtime.server.mounts import Mount, Mounts, Route, Routed
+from semel.runtime.server.part import Mount, Mounts, Route, Routed
 
 KEYS = AccessKeys(DEV_KEY)
 NOW = 1_800_000_000.0

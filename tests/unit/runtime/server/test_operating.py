@@ -29,7 +29,7 @@ from semel.kernel.envelope import Blob, Envelope
 from semel.kernel.ops import Append, Outcome, Put, PutBlob, Trim, Unit
 from semel.kernel.position import Position
 from semel.pubsub.hub.calls import Group, Publish
-from semel.pubsub.hub.record_kinds import RecordKind
+from semel.pubsub.hub.records import RecordKind
 from semel.pubsub.protocol.messages import Data, DataType
 from semel.runtime.host import store_watch
 from semel.runtime.host.performer import Performer
@@ -115,7 +115,7 @@ def append(store: MemoryStore, *bodies: str, target: str = "g/news", kind: Recor
 
 
 async def is_ready_again(server: Server) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         while True:
             if (await ask(server, "/readyz", token=False))[0] == 200:
                 return
@@ -215,16 +215,16 @@ async def test_a_commit_that_takes_too_long_is_trouble_until_it_is_made(
     monkeypatch.setattr(store_watch, "SLOW_S", 0.0)
     gate = threading.Event()
     commit = store.commit
-    monkeypatch.setattr(store, "commit", lambda units: gate.wait(30) and commit(units))
+    monkeypatch.setattr(store, "commit", lambda units: gate.wait(scaled(30)) and commit(units))
     performer = server.store.watch._performer
     performer.submit((Put("x", b"1"),), None, lambda _: None)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         while performer.outages.current is None:
             await asyncio.sleep(0.001)
             server.store.watch.look()
     assert (await ask(server, "/readyz"))[0] == 503
     gate.set()
-    monkeypatch.setattr(store_watch, "SLOW_S", 30.0)
+    monkeypatch.setattr(store_watch, "SLOW_S", scaled(30))
     await is_ready_again(server)
 
 

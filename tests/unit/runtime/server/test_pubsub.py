@@ -15,21 +15,21 @@ from semel.pubsub.hub.floors import floor_key
 from semel.pubsub.hub.machine import Hub
 from semel.pubsub.hub.nodes import announcement_key
 from semel.pubsub.hub.sockets import ALL, HubRestarted
-from semel.pubsub.protocol.messages import CloseCode
 from semel.runtime.host.performer import Performer
-from semel.runtime.server import hub_link
-from semel.runtime.server.hub_link import HubLink
+from semel.runtime.server import client_sockets
+from semel.runtime.server.client_sockets import HubLink
 from semel.runtime.server.part import ServerContext, ServerSettings
 from semel.runtime.server.pubsub import PubSub, PubSubSettings
 from semel.runtime.transports.websocket import WebSocketPeer
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import scaled
+from semel.websocket import CloseCode
 
 SERVER = ServerSettings(AccessKeys(DEV_KEY))
 
 
 async def test_a_call_that_nobody_answers_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_link, "CALL_S", 0.01)
+    monkeypatch.setattr(client_sockets, "CALL_S", 0.01)
     link = HubLink("chat")
     link.bind(Mock())
     answer = await link.call(Find(Group("g")))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.runtime.server.rates import Rate, is_loopback, source_of
+from semel.runtime.server.limits import Rate, is_loopback, source_of
 
 
 def test_what_a_burst_allows_comes_at_once_and_then_one_at_a_time() -> None:

@@ -11,24 +11,22 @@ import pytest
 
 from semel.auth.keys import DEV_KEY, AccessKeys
 from semel.errors import StoreUnavailable
+from semel.http import HttpResponse
 from semel.pubsub.events.abuse import VALID_S, WAIT_S
 from semel.pubsub.events.cloudevents import (
     RESPONSE_BYTES_MAX,
     TOTAL_S,
     EventClient,
     HandlerUnreachable,
-    IncomingResponse,
     NotAllowed,
     disconnected_event,
     user_event,
 )
-from semel.pubsub.events.handler_calls import CallHandler, CancelCall, Fetch, Fetched, Replied
+from semel.pubsub.events.handler_calls import INVOCATIONS_MAX, CallHandler, CancelCall, Fetch, Fetched, Replied
 from semel.pubsub.events.handlers import event_handler
-from semel.pubsub.events.invocations import INVOCATIONS_MAX
 from semel.pubsub.protocol.messages import Data, DataType
 from semel.runtime.server import webhooks as webhooks_module
-from semel.runtime.server.webhook_cookies import CHARS_MAX, COOKIES_MAX, Cookies
-from semel.runtime.server.webhooks import Webhooks
+from semel.runtime.server.webhooks import CHARS_MAX, COOKIES_MAX, Cookies, Webhooks
 from semel.testing.limits import scaled
 
 KEYS = AccessKeys(DEV_KEY)
@@ -108,7 +106,7 @@ async def app() -> AsyncIterator[App]:
 
 
 async def test_who_wants_events_is_asked_once_and_told(app: App) -> None:
-    assert await app.call() == IncomingResponse(204)
+    assert await app.call() == HttpResponse(204)
     await app.call()
     assert app.methods == ["OPTIONS", "POST", "POST"]
     asked, told, _ = app.requests
@@ -141,7 +139,7 @@ async def test_who_does_not_want_events_gets_none_and_is_asked_again_later(app: 
     assert app.methods == ["OPTIONS"]
     app.now += scaled(WAIT_S)
     app.welcome = _welcome
-    assert await app.call() == IncomingResponse(204)
+    assert await app.call() == HttpResponse(204)
 
 
 async def test_who_cannot_be_asked_has_not_said_no(app: App) -> None:
@@ -175,7 +173,7 @@ async def test_events_wait_together_for_one_answer(app: App) -> None:
     calls = [asyncio.create_task(app.call()) for _ in range(3)]
     await asked.wait()
     go_on.set()
-    assert await asyncio.gather(*calls) == [IncomingResponse(204)] * 3
+    assert await asyncio.gather(*calls) == [HttpResponse(204)] * 3
     assert app.methods == ["OPTIONS", "POST", "POST", "POST"]
 
 
@@ -185,7 +183,7 @@ async def test_redirects_and_cookies_lead_nowhere(app: App) -> None:
 
     app.answer = elsewhere
     replies = [await app.call(), await app.call()]
-    assert [reply.status for reply in replies if isinstance(reply, IncomingResponse)] == [307, 307]
+    assert [reply.status for reply in replies if isinstance(reply, HttpResponse)] == [307, 307]
     assert {request.url.host for request in app.requests} == {"app.example"}
     assert all("cookie" not in request.headers for request in app.requests)
     assert app.webhooks.failures == 2
@@ -240,7 +238,7 @@ async def test_no_more_of_a_body_is_read_than_may_be_taken(app: App) -> None:
 
     app.answer = much
     reply = await app.call()
-    assert isinstance(reply, IncomingResponse)
+    assert isinstance(reply, HttpResponse)
     assert len(reply.body) == RESPONSE_BYTES_MAX + 1
     assert sent <= RESPONSE_BYTES_MAX + 2 * 65_536
 
@@ -289,9 +287,9 @@ async def test_one_connection_cannot_take_all_calls_to_a_handler(app: App) -> No
     other = user_event(EventClient("chat", "c2"), "2", 0, "ask", Data(DataType.TEXT, b"hi"))
     for _ in asked:
         await asyncio.sleep(0)  # all of them are on their way
-    assert await app.webhooks.call(other, HANDLER, scaled(WAIT_FOR_S)) == IncomingResponse(204)
+    assert await app.webhooks.call(other, HANDLER, scaled(WAIT_FOR_S)) == HttpResponse(204)
     slow.set()
-    assert await asyncio.gather(*asked) == [IncomingResponse(204)] * INVOCATIONS_MAX
+    assert await asyncio.gather(*asked) == [HttpResponse(204)] * INVOCATIONS_MAX
     assert app.webhooks._rooms[HANDLER.url]._own == {}
 
 
@@ -306,7 +304,7 @@ async def test_a_question_of_a_client_is_asked_again_as_long_as_there_is_time(
 
     app.answer = broken
     monkeypatch.setattr(webhooks_module.asyncio, "sleep", pass_time)
-    assert await app.webhooks.ask(EVENT, HANDLER, 3.0) == IncomingResponse(503)
+    assert await app.webhooks.ask(EVENT, HANDLER, 3.0) == HttpResponse(503)
     assert app.methods.count("POST") == 2
     app.requests.clear()
     await app.webhooks.ask(EVENT, HANDLER, TOTAL_S)
@@ -316,7 +314,7 @@ async def test_a_question_of_a_client_is_asked_again_as_long_as_there_is_time(
 async def test_a_hub_hears_the_reply_unless_it_has_cancelled(app: App) -> None:
     told: asyncio.Queue[Replied | Fetched] = asyncio.Queue()
     app.webhooks.receive(CallHandler("t1", EVENT, HANDLER, 5.0), told.put_nowait)
-    assert await told.get() == Replied("t1", IncomingResponse(204))
+    assert await told.get() == Replied("t1", HttpResponse(204))
     app.webhooks.receive(CallHandler("t2", EVENT, HANDLER, 5.0), told.put_nowait)
     app.webhooks.receive(CancelCall("t2"), told.put_nowait)
     app.webhooks.receive(CancelCall("unknown"), told.put_nowait)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from semel.kernel.ledger import Kind
-from semel.spark.audit.figures import SUMS, LedgerHop, Way, figures, together, ways
+from semel.spark.audit.figures import SUMS, HopReading, LedgerHop, figures, together, ways
 from semel.spark.audit.result import WindowState
 
 
@@ -11,7 +11,7 @@ def hop(name: str, *kinds: Kind, pipeline: str = "p", code: int = 0) -> LedgerHo
     return LedgerHop(pipeline, name, code or hash((pipeline, name)), sum(1 << kind for kind in kinds), 1)
 
 
-def only(name: str, *kinds: Kind, streams: tuple[str, ...] = ()) -> Way:
+def only(name: str, *kinds: Kind, streams: tuple[str, ...] = ()) -> HopReading:
     [way] = ways([hop(name, *kinds)], streams)
     return way
 
@@ -30,7 +30,7 @@ def test_a_hop_has_a_point_at_each_end() -> None:
 
 
 def test_records_stand_for_what_a_silent_stream_sent() -> None:
-    assert only("chat>w", Kind.ACCEPTED, streams=("chat",)) == Way(hop("chat>w", Kind.ACCEPTED), implied=True)
+    assert only("chat>w", Kind.ACCEPTED, streams=("chat",)) == HopReading(hop("chat>w", Kind.ACCEPTED), implied=True)
     assert not only("chat>w", Kind.SENT, Kind.ACCEPTED, streams=("chat",)).implied
 
 
@@ -68,7 +68,7 @@ def test_actions_alone_make_no_hop() -> None:
 )
 def test_a_window_is_open_while_anything_of_it_is_under_way(counts: dict[str, int], state: WindowState) -> None:
     """What waits for its receiver is under way for as long as that takes."""
-    way = Way(hop("chat>spark/p", Kind.ACCEPTED, code=7), implied=True)
+    way = HopReading(hop("chat>spark/p", Kind.ACCEPTED, code=7), implied=True)
     none = {**dict.fromkeys(SUMS, 0), "latencies": 0, "skewed": 0, "skew": None}
     row = {"code": 7, "session_class": "", "window": 0, **none, **counts}
     assert figures(row, {7: way}).state is state

@@ -7,7 +7,7 @@ import pytest
 from semel.cli.audit import parse_time
 from semel.kernel.ledger import Kind
 from semel.spark.audit import notes
-from semel.spark.audit.figures import LedgerHop, Survey, Way
+from semel.spark.audit.figures import HopReading, LedgerHop, Survey
 from semel.spark.audit.findings import Start
 from semel.spark.audit.result import CellFigures, Latency, WindowState
 from semel.spark.audit.sources import Held
@@ -19,32 +19,35 @@ def hop(name: str, *kinds: Kind, pipeline: str = "p") -> LedgerHop:
     return LedgerHop(pipeline, name, 1, sum(1 << kind for kind in kinds), 1)
 
 
-def of(*ways: Way) -> tuple[str, ...]:
+def of(*ways: HopReading) -> tuple[str, ...]:
     return notes.of(ways, Survey())
 
 
 def test_what_nobody_wrote_down_is_told() -> None:
-    unsent, unheard = of(Way(hop("app>hub", Kind.ACCEPTED), unseen=True), Way(hop("hub>far", Kind.SENT)))
+    unsent, unheard = of(HopReading(hop("app>hub", Kind.ACCEPTED), unseen=True), HopReading(hop("hub>far", Kind.SENT)))
     assert unsent == "p: app>hub: nobody wrote down what was sent, so nothing can be said about losses"
     assert unheard == "p: hub>far: nobody wrote down what arrived; is the receiver's ledger among the sources?"
-    assert of(Way(hop("chat>w", Kind.ACCEPTED), implied=True)) == ()
-    [nameless] = of(Way(hop("app>hub", Kind.ACCEPTED, pipeline=""), unseen=True))
+    assert of(HopReading(hop("chat>w", Kind.ACCEPTED), implied=True)) == ()
+    [nameless] = of(HopReading(hop("app>hub", Kind.ACCEPTED, pipeline=""), unseen=True))
     assert nameless.startswith("app>hub: ")
 
 
 @pytest.mark.parametrize("kind", [Kind.HANDLED, Kind.FORWARDED, Kind.MIRRORED])
 def test_who_writes_only_what_it_has_handled_has_written_what_arrived(kind: Kind) -> None:
-    assert of(Way(hop("hub>handler", Kind.SENT, kind), taken=True)) == ()
+    assert of(HopReading(hop("hub>handler", Kind.SENT, kind), taken=True)) == ()
 
 
 def test_pipelines_that_are_behind_for_longer_than_a_message_may_take_are_told() -> None:
-    ways = [Way(hop("chat>spark/p", Kind.ACCEPTED), implied=True, waits_from=time) for time in (None, 5, 6)]
+    ways = [HopReading(hop("chat>spark/p", Kind.ACCEPTED), implied=True, waits_from=time) for time in (None, 5, 6)]
     [note] = notes.waiting(ways, 5)
     assert note.startswith("p: chat>spark/p: the pipeline has yet to take what was written from 1970-01-01 00:00:00")
 
 
 def test_messages_behind_a_gap_are_told_by_hop() -> None:
-    ways = [Way(hop("chat>spark/p", Kind.ACCEPTED), implied=True), Way(hop("room>spark/p", Kind.ACCEPTED))]
+    ways = [
+        HopReading(hop("chat>spark/p", Kind.ACCEPTED), implied=True),
+        HopReading(hop("room>spark/p", Kind.ACCEPTED)),
+    ]
     found = [Held("chat>spark/p", session, 4, 2) for session in ("s", "t")] + [Held("gone>spark/p", "s", 4, 2)]
     assert notes.held(found, ways) == [
         "p: chat>spark/p: 4 messages of 2 sessions waiting behind a gap, such as index 4 of session s;"
@@ -59,8 +62,10 @@ def test_how_to_leave_out_what_was_written_before_a_reader_began() -> None:
 
 
 def test_how_many_ranges_are_about_trimmed_records() -> None:
-    assert notes.trimmed(0) == []
-    assert notes.trimmed(1200)[0].startswith("1,200 ranges of the ledger are about records that were trimmed")
+    assert notes.trimmed({}) == []
+    of_shop, of_chat = notes.trimmed({("shop", "a>b"): 1200, ("chat", "c>d"): 1})[::-1]
+    assert of_shop.startswith("shop: a>b: 1,200 ranges of the ledger about records that were trimmed")
+    assert of_chat.startswith("chat: c>d: 1 range of the ledger about records that were trimmed")
 
 
 def test_what_was_only_counted_and_where_clocks_differ() -> None:

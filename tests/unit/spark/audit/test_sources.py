@@ -16,6 +16,7 @@ from semel.runtime.export.exporter import ID_FILE, Segment, segments
 from semel.spark.audit import sources
 from semel.spark.audit.sources import PipelineProgress
 from semel.spark.landing import SinkState, SourceRange, state_key
+from semel.stores.open import open_store
 
 ONE, TWO, THREE = (Letter(f"m{number}", "s", number) for number in (1, 2, 3))
 
@@ -123,8 +124,14 @@ def test_no_source_at_all_is_refused() -> None:
 def test_a_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         sources.find([f"sqlite:///{tmp_path}/none.db"])
-    with pytest.raises(ConfigError, match="memory"):
+
+
+def test_who_names_a_store_in_memory_is_told_a_url_that_works(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="memory") as caught:
         sources.find(["memory:"])
+    url = caught.value.fix.removeprefix("use ").replace("FILE", f"{tmp_path}/semel.db")
+    open_store(url, node="test").close()
+    assert len(sources.find([url]).live) == 1
 
 
 # -- live stores
