@@ -72,15 +72,15 @@ def database_dies(seed: int) -> dict[str, Any]:
 
 
 def zombie(seed: int) -> dict[str, Any]:
-    """Two workers on one queue; one is stopped beyond its lease, again and again, and goes on with stale beliefs."""
+    """A worker is stopped beyond its lease, again and again, and goes on when another has its row."""
     with _store_url() as url:
         store = open_store(url)
-        with _child("work", url, "steady", "0.01") as steady, _child("work", url, "zombie", "0.1") as other:
-            stale = sum(_stop_until_replaced(store, other, stop) for stop in range(ZOMBIE_STOPS))
+        with _child("work_when_asked", url) as worker:
+            stale = sum(_stop_until_replaced(store, url, worker, stop) for stop in range(ZOMBIE_STOPS))
+            _end_input(worker)
             while _open_rows(store):
                 _wait(store, LEASE_S)
-            _end(other, signal.SIGTERM)
-            _end(steady, signal.SIGTERM)
+            _end(worker, signal.SIGTERM)
         effects = read_ids(store, EFFECTS)
         store.close()
     once = len(effects) == len(set(effects)) == ROWS * ZOMBIE_STOPS
@@ -88,16 +88,21 @@ def zombie(seed: int) -> dict[str, Any]:
     return {"rows": ROWS * ZOMBIE_STOPS, "effects": len(effects), "refused_as_stale": stale, "holds": holds}
 
 
-def _stop_until_replaced(store: Store, worker: Child, stop: int) -> bool:
-    """Stop it while it holds a row, let another take the row over, and hear whether it was refused afterwards."""
+def _stop_until_replaced(store: Store, url: str, worker: Child, stop: int) -> bool:
+    """Stop it while it holds a row, let another take the row over, and hear whether it was refused afterwards.
+
+    The other one is only there while it is stopped: it would leave it no row to hold.
+    """
     ids = [f"row-{stop}-{number}" for number in range(ROWS)]
     store.commit([Unit((Enqueue(QUEUE, id, Envelope(id=id), key=id[-1]),)) for id in ids])
     _, identity, fence = _read_line(worker).split()
     worker.process.send_signal(signal.SIGSTOP)
-    while (row := store.work(QUEUE, identity)) is not None and row.fence == int(fence):
-        _wait(store, LEASE_S / 10)
-    worker.process.send_signal(signal.SIGCONT)
-    return _read_line(worker) == f"stale {identity} {fence}"
+    with _child("work", url, "steady"):
+        while (row := store.work(QUEUE, identity)) is not None and row.fence == int(fence):
+            _wait(store, LEASE_S / 10)
+        worker.process.send_signal(signal.SIGCONT)
+        _write_line(worker)
+        return _read_line(worker) == f"stale {identity} {fence}"
 
 
 def full_disk(seed: int) -> dict[str, Any]:
@@ -153,8 +158,8 @@ def write_until_full(url: str) -> None:
         number += 1
 
 
-def work(url: str, owner: str, seconds: str) -> None:
-    """Claims, says so, works for a while, and finishes with the effect in the same commit. Says when it was refused."""
+def work(url: str, owner: str, before_finish: Callable[[], object] = lambda: None) -> None:
+    """Claims, says so, and finishes with the effect in the same commit. Says when it was refused."""
     store = open_store(url, node=owner)
     while True:
         [claimed] = store.commit([Unit((Claim(QUEUE, owner, lease_s=LEASE_S),))])
@@ -162,7 +167,7 @@ def work(url: str, owner: str, seconds: str) -> None:
         assert isinstance(result, Claimed)
         for row in result.rows:
             print(f"claimed {row.identity} {row.fence}", flush=True)
-            _wait(store, float(seconds))
+            before_finish()
             effect = Append(EFFECTS, Envelope(id=row.identity))
             finish = Finish(QUEUE, row.identity, WorkState.DONE, fence=row.fence)
             [outcome] = store.commit([Unit((finish, effect))])
@@ -170,6 +175,11 @@ def work(url: str, owner: str, seconds: str) -> None:
                 print(f"stale {row.identity} {row.fence}", flush=True)
         if not result.rows:
             _wait(store, LEASE_S / 10)
+
+
+def work_when_asked(url: str) -> None:
+    """Holds each row until a line comes in, or until there will be no more lines."""
+    work(url, "zombie", sys.stdin.readline)
 
 
 # -- the rest
@@ -186,7 +196,9 @@ class Child:
 @contextmanager
 def _child(function: str, *arguments: str) -> Iterator[Child]:
     call = f"from tests.campaigns import chaos; chaos.{function}(*{arguments!r})"
-    process = subprocess.Popen([sys.executable, "-c", call], stdout=subprocess.PIPE, text=True, env=child_environment())
+    process = subprocess.Popen(
+        [sys.executable, "-c", call], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=child_environment()
+    )
     try:
         yield Child(process)
     finally:
@@ -199,6 +211,18 @@ def _read_line(child: Child) -> str:
     line = child.process.stdout.readline().strip()
     child.acked.add(line)
     return line
+
+
+def _write_line(child: Child) -> None:
+    assert child.process.stdin is not None
+    child.process.stdin.write("\n")
+    child.process.stdin.flush()
+
+
+def _end_input(child: Child) -> None:
+    assert child.process.stdin is not None
+    child.process.stdin.close()
+    child.process.stdin = None  # or `communicate` would flush it
 
 
 def _read_twenty(child: Child) -> None:

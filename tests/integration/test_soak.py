@@ -1,5 +1,6 @@
 """Each long campaign at a twentieth of its size. The twentieth of the simulator is tests/sim, that of Spark in
-tests/spark; of a hub, what needs more than a file and half a minute is smaller still, in test_pubsub_campaign."""
+tests/spark; of a hub, what needs more than a file and half a minute is smaller still, in test_pubsub_campaign;
+that of queues beside an open transaction counts pages instead of time, in test_postgres_xmin."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import json
 
 import pytest
 from rich.console import Console
-from tests.campaigns import soak, spark_campaign, xmin_campaign
+from tests.campaigns import soak, spark_campaign
 from tests.campaigns.evidence import write_evidence
 
 SMALLER_ELSEWHERE = {"sim", "spark", "pubsub-nodes", "pubsub-bounded", "failover", "xmin"}
@@ -17,14 +18,6 @@ SMALLER_ELSEWHERE = {"sim", "spark", "pubsub-nodes", "pubsub-bounded", "failover
 @pytest.mark.parametrize("part", sorted(set(soak.PARTS) - SMALLER_ELSEWHERE))
 def test_campaign_holds(part):
     check_twentieth(part)
-
-
-@pytest.mark.connected
-@pytest.mark.slow(20)
-def test_work_queues_hardly_slow_down_while_a_transaction_stays_open():
-    """As many messages as go through in half a minute, with keys and without."""
-    figures = xmin_campaign.xmin(40_000, 1, lambda done, total: None)
-    assert figures["holds"], figures
 
 
 @pytest.mark.parametrize("faults", [spark_campaign.Faults(), spark_campaign.FEW, spark_campaign.FEWER])
