@@ -1,7 +1,7 @@
 """Work queues while somebody's transaction stays open.
 
-How much slower they become is measured by `make soak PART=xmin`. Here the index entries are counted that the server reads,
-dead ones included: it reads the same ones however busy the machine is.
+How much slower they become is measured by `make soak PART=xmin`. Here the index entries are counted that the server
+reads, dead ones included: it reads the same ones however busy the machine is.
 """
 
 from __future__ import annotations
