@@ -413,7 +413,7 @@ def test_a_defect_is_seen_by_who_does_not_say_what_happens_then(interpreter: Int
 
 
 def test_a_machine_that_rests_finishes_but_begins_nothing(driver: ToyDriver, interpreter: Interpreter) -> None:
-    claim = Commit((Claim("q", "w", 10.0),), 1, None)
+    claim = Commit((Claim("q", "w"),), 1, None)
     asked = (claim, Read("hub/x", None, 1), Load("k"), LookForWork("q"), commit(2), Send("peer", "bye"))
     seat = interpreter.add(Script("m", answer=lambda event: asked))
     seat.is_resting = True
