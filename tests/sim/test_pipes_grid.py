@@ -14,7 +14,7 @@ from zlib import crc32
 import pytest
 
 import semel.sim.plants.pipes  # noqa: F401  (adds the plants of pipes to the others)
-from semel.calculus import sigma
+from semel.calculus.figures import sigma
 from semel.pipes.language.notation import parse_path
 from semel.pipes.language.options import ConfirmOn
 from semel.pipes.language.path import Hop, Parallel, Path, Pipe

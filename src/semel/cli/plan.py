@@ -401,7 +401,8 @@ def _late(path: Path) -> tuple[bool, float]:
 
 
 def _figures(planned: Plan, measured: Simulated, sigmas: float) -> Sequence[Compared]:
-    from semel.calculus import MessageCounts, sigma
+    from semel.calculus.figures import sigma
+    from semel.calculus.mode import MessageCounts
 
     counts = MessageCounts(measured.sent, measured.unique, measured.received, measured.sum_of_squares)
     spread = sigma(planned.element, measured.sent)

@@ -2,7 +2,7 @@
 
 It knows nothing of sockets, threads or clocks. A driver does the work that takes time and reports back; the interpreter
 decides what may happen when: which commits share a transaction, that a completion reaches the machine that asked and no
-other, and that nothing a machine asks for is forgotten.
+other, that nothing a machine asks for is forgotten, and that a defect stops one machine and no other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from semel.kernel.effects import (
     WorkFound,
 )
 from semel.kernel.group import CommitGroup, CommitQueue, Completion, GroupLimits
-from semel.kernel.ops import Outcome
+from semel.kernel.ops import Claim, Outcome
 from semel.kernel.position import Position
 from semel.kernel.store import Records, State, Trimmed
 
@@ -51,11 +51,13 @@ from semel.kernel.store import Records, State, Trimmed
 class Seat:
     """A machine at work. Completions belong to the seat: a machine that replaces another hears nothing of its past.
 
-    `asked` holds the reads that are under way, with the number of wakes before each.
+    `asked` holds the reads that are under way, with the number of wakes before each. One that `is_resting` may finish
+    what it has begun, but what it asks for in order to begin more is dropped.
     """
 
     machine: Machine
     alive: bool = True
+    is_resting: bool = False
     timers: dict[str, float] = field(default_factory=dict)
     asked: dict[Read, int] = field(default_factory=dict)
     waiting: list[Read] = field(default_factory=list)
@@ -87,10 +89,23 @@ class Driver(Protocol):
     def closed(self, seat: Seat, effect: Close) -> None: ...
 
 
+OnDefect = Callable[[Seat, Exception], Sequence[Effect]]
+
+
 class Interpreter:
-    def __init__(self, driver: Driver, clock: Callable[[], float], limits: GroupLimits | None = None) -> None:
+    """`on_defect` says what is performed instead when a machine raises. Without it the error goes to the caller: a test
+    or a simulation wants to see it."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        clock: Callable[[], float],
+        limits: GroupLimits | None = None,
+        on_defect: OnDefect | None = None,
+    ) -> None:
         self._driver = driver
         self._clock = clock
+        self._on_defect = on_defect
         self.queue = CommitQueue(limits or GroupLimits())
         self._seats: dict[str, Seat] = {}
         self._events: deque[tuple[Seat, Event]] = deque()
@@ -103,7 +118,7 @@ class Interpreter:
         """Start a machine. One of the same name is replaced; what it asked for no longer reaches anybody."""
         self.remove(machine.name)
         seat = self._seats[machine.name] = Seat(machine)
-        self._perform(seat, machine.start(self._clock()))
+        self._step(seat, machine.start, self._clock())
         self._run()
         return seat
 
@@ -150,7 +165,7 @@ class Interpreter:
                 self._events.append((seat, TimerFired(name)))
             deadline = seat.machine.next_deadline()
             if deadline is not None and deadline <= now and seat.alive:
-                self._perform(seat, seat.machine.on_timer(now))
+                self._step(seat, seat.machine.on_timer, now)
         self._run()
 
     # -- reports of the driver
@@ -227,7 +242,7 @@ class Interpreter:
             while self._events:
                 seat, event = self._events.popleft()
                 if seat.alive:
-                    self._perform(seat, seat.machine.receive(event, self._clock()))
+                    self._step(seat, seat.machine.receive, event, self._clock())
         finally:
             self._running = False
         self._begin_commit()
@@ -236,6 +251,16 @@ class Interpreter:
         group = self.queue.next_group()
         if group is not None:
             self._driver.commit(group)
+
+    def _step(self, seat: Seat, step: Callable[..., Sequence[Effect]], *arguments: object) -> None:
+        """One step of a machine, and what it asks for."""
+        try:
+            effects = step(*arguments)
+        except Exception as error:
+            if self._on_defect is None:
+                raise
+            effects = self._on_defect(seat, error)
+        self._perform(seat, [each for each in effects if not _begins_more(each)] if seat.is_resting else effects)
 
     def _perform(self, seat: Seat, effects: Sequence[Effect]) -> None:
         """What a driver reports meanwhile waits until all of the effects are performed."""
@@ -275,3 +300,9 @@ class Interpreter:
 
     def _completion(self, seat: Seat) -> Callable[[Completion], None]:
         return lambda completion: self._events.append((seat, completion))
+
+
+def _begins_more(effect: Effect) -> bool:
+    if isinstance(effect, Commit):
+        return any(isinstance(op, Claim) for op in effect.ops)
+    return isinstance(effect, Read | Load | LookForWork | Deliver)

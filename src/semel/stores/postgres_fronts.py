@@ -25,7 +25,7 @@ PACE = 50
 
 
 class Front:
-    """Of one index of one queue."""
+    """Where the claims of one index of one queue begin to look."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -67,7 +67,7 @@ class QueueFronts:
 
 
 class Fronts:
-    """Of all queues of a store, as far as this process knows. Forgotten whenever anything goes wrong."""
+    """The fronts of all queues of a store, as far as this process knows. Forgotten whenever anything goes wrong."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

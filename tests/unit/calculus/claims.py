@@ -5,17 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from semel.calculus import (
-    Figures,
-    MessageCounts,
-    Unreachable,
-    checks,
-    leak,
-    span_for_leak,
-    span_of_size,
-    span_of_time,
-)
-from semel.calculus.figures import SLACK
+from semel.calculus import checks
+from semel.calculus.dedup import leak, span_for_leak, span_of_size, span_of_time
+from semel.calculus.figures import SLACK, Figures, Unreachable
+from semel.calculus.mode import MessageCounts
 from semel.kernel.retry import RetryPolicy
 
 # -- what a memory lets through

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from fractions import Fraction
 
-from semel.calculus import Crash, Element, LinkElement, ParallelElement, PipeElement, Series
+from semel.calculus.elements import Crash, Element, LinkElement, ParallelElement, PipeElement, Series
 
 Cases = dict[tuple[int, bool], Fraction]
 

@@ -6,18 +6,18 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from semel.calculus import (
+from semel.calculus.elements import (
     Crash,
     Dedup,
     DurableElement,
     Element,
     LinkElement,
-    MessageCounts,
     MeterElement,
     ParallelElement,
     PipeElement,
     Series,
 )
+from semel.calculus.mode import MessageCounts
 
 Onward = Callable[[], bool]
 ATTEMPTS_MAX = 100_000

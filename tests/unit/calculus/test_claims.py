@@ -12,28 +12,20 @@ import pytest
 from tests.unit.calculus.claims import effective_confirm_loss, horizon_s, outlasts, rule_of_three
 from tests.unit.calculus.simulate import measure
 
-from semel.calculus import (
+from semel.calculus.dedup import leak, monotonic_reliability, strict_reliability
+from semel.calculus.elements import (
     Crash,
     Dedup,
-    DeliveryMode,
     DurableElement,
     Element,
-    Figures,
     LinkElement,
-    MessageCounts,
-    Mode,
     ParallelElement,
     PipeElement,
     Series,
-    copies_without_loss,
-    figures,
-    leak,
-    monotonic_reliability,
-    product_bound,
-    sample_size,
-    strict_reliability,
-    transmissions,
 )
+from semel.calculus.figures import Figures, figures, product_bound, transmissions
+from semel.calculus.mode import DeliveryMode, MessageCounts, Mode, sample_size
+from semel.calculus.timing import copies_without_loss
 from semel.kernel.dedup import IdWindow, MonotonicIndex, Passed, StrictIndex
 from semel.kernel.retry import RetryPolicy
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.calculus.claims import leak_by_size, leak_by_time, leaky_uniqueness
 
-from semel.calculus import (
+from semel.calculus.dedup import (
     leak,
     monotonic_reliability,
     span_for_leak,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.calculus.every_case import cases
 from tests.unit.calculus.simulate import measure
 
-from semel.calculus import (
+from semel.calculus.elements import (
     Crash,
     Dedup,
     DurableElement,
@@ -20,11 +20,8 @@ from semel.calculus import (
     ParallelElement,
     PipeElement,
     Series,
-    distribution,
-    figures,
-    generating,
-    sigma,
 )
+from semel.calculus.figures import distribution, figures, generating, sigma
 from semel.calculus.jet import Jet
 from semel.calculus.values import TwoState, powers
 from semel.errors import ConfigError

@@ -8,23 +8,17 @@ from hypothesis import strategies as st
 from tests.unit.calculus.claims import leak_by_size, leak_by_time
 from tests.unit.calculus.simulate import measure
 
-from semel.calculus import (
+from semel.calculus.elements import (
     Crash,
     Dedup,
     DurableElement,
     Element,
-    Figures,
     LinkElement,
     ParallelElement,
     PipeElement,
     Series,
-    distribution,
-    figures,
-    product_bound,
-    sigma,
-    transmissions,
-    variance,
 )
+from semel.calculus.figures import Figures, distribution, figures, product_bound, sigma, transmissions, variance
 from semel.errors import ConfigError
 
 shares = st.floats(0, 1)

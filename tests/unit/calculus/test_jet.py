@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.calculus import Jet
+from semel.calculus.jet import Jet
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "sum": lambda x: 3 + x + 2.5 + x,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.calculus.claims import rule_of_three
 
-from semel.calculus import DeliveryMode, MessageCounts, Mode, sample_size
+from semel.calculus.mode import DeliveryMode, MessageCounts, Mode, sample_size
 from semel.errors import ConfigError, InputError
 
 

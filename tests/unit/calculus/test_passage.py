@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from semel.calculus import LinkElement, ParallelElement, Passage, PipeElement, Series, figures, transmissions
+from semel.calculus.elements import LinkElement, ParallelElement, Passage, PipeElement, Series
+from semel.calculus.figures import figures, transmissions
 from semel.errors import ConfigError
 
 ONE, TWO = LinkElement(loss=0.1, confirm_loss=0.5), LinkElement(loss=0.2, confirm_loss=0.3)

@@ -17,15 +17,8 @@ from tests.unit.calculus.claims import (
     uniqueness_without_dedup,
 )
 
-from semel.calculus import (
-    Figures,
-    LinkElement,
-    PipeElement,
-    Series,
-    Unreachable,
-    figures,
-    window_for_throughput,
-)
+from semel.calculus.elements import LinkElement, PipeElement, Series
+from semel.calculus.figures import Figures, Unreachable, figures, window_for_throughput
 from semel.errors import ConfigError
 
 below_one = st.floats(0.01, 0.95)

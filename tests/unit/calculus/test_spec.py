@@ -5,7 +5,9 @@ import random
 import pytest
 from tests.unit.calculus.claims import leak_by_time
 
-from semel.calculus import LinkElement, PassOrder, PipeElement, PipeSpec, figures
+from semel.calculus.elements import LinkElement, PipeElement
+from semel.calculus.figures import figures
+from semel.calculus.spec import PassOrder, PipeSpec
 from semel.errors import ConfigError
 
 

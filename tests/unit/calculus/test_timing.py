@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.calculus.claims import effective_confirm_loss, horizon_s, outlasts
 
-from semel.calculus import copies_without_loss, expected_attempts, overlap, time_per_message
+from semel.calculus.timing import copies_without_loss, expected_attempts, overlap, time_per_message
 from semel.errors import ConfigError
 from semel.kernel.retry import RetryPolicy
 

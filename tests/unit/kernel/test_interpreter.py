@@ -18,6 +18,7 @@ from semel.kernel.effects import (
     Load,
     Loaded,
     LoadFailed,
+    LookForWork,
     Notify,
     Read,
     ReadDone,
@@ -31,7 +32,7 @@ from semel.kernel.effects import (
 from semel.kernel.envelope import Envelope
 from semel.kernel.group import CommitGroup, GroupLimits
 from semel.kernel.interpreter import Interpreter, Seat
-from semel.kernel.ops import Advanced, Applied, Outcome, Put, Refused, Stale
+from semel.kernel.ops import Advanced, Applied, Claim, Outcome, Put, Refused, Stale
 from semel.kernel.position import Position
 from semel.kernel.store import Record, Records, State, Trimmed
 
@@ -384,3 +385,38 @@ def test_back_pressure_is_visible(driver: ToyDriver) -> None:
     interpreter.committed(driver.groups[0], applied(driver.groups[0]))
     interpreter.committed(driver.groups[1], applied(driver.groups[1]))
     assert not interpreter.queue.is_full
+
+
+def raising(event: Event) -> Sequence[Effect]:
+    raise ZeroDivisionError("oops")
+
+
+def test_a_defect_stops_one_machine_and_no_other(driver: ToyDriver) -> None:
+    def on_defect(seat: Seat, error: Exception) -> Sequence[Effect]:
+        return Notify("failed", f"{seat.machine.name}: {error}"), Close("reload")
+
+    interpreter = Interpreter(driver, lambda: 100.0, on_defect=on_defect)
+    broken, fine = Script("broken", answer=raising), Script("fine")
+    interpreter.add(broken)
+    interpreter.add(fine)
+    interpreter.wake()
+    interpreter.wake()
+    assert driver.notes == [Notify("failed", "broken: oops")]
+    assert driver.closes == [Close("reload")]
+    assert (len(broken.heard), len(fine.heard), interpreter.seat("broken")) == (1, 2, None)
+
+
+def test_a_defect_is_seen_by_who_does_not_say_what_happens_then(interpreter: Interpreter) -> None:
+    seat = interpreter.add(Script("broken", answer=raising))
+    with pytest.raises(ZeroDivisionError):
+        interpreter.feed(seat, Wake(False))
+
+
+def test_a_machine_that_rests_finishes_but_begins_nothing(driver: ToyDriver, interpreter: Interpreter) -> None:
+    claim = Commit((Claim("q", "w"),), 1, None)
+    asked = (claim, Read("hub/x", None, 1), Load("k"), LookForWork("q"), commit(2), Send("peer", "bye"))
+    seat = interpreter.add(Script("m", answer=lambda event: asked))
+    seat.is_resting = True
+    interpreter.feed(seat, Wake(False))
+    assert [[member.token for member in group.members] for group in driver.groups] == [[2]]
+    assert (driver.reads, driver.loads, driver.sends) == ([], [], [Send("peer", "bye")])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from semel.calculus import figures
+from semel.calculus.figures import figures
 from semel.pipes.language.options import Options
 from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Place, Point, Way
 from semel.pipes.plan.elements import all_options, element

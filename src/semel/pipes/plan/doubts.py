@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from semel import calculus
-from semel.calculus import Figures, figures
+from semel.calculus.elements import Crash, Dedup, PipeElement
+from semel.calculus.figures import Figures, figures
+from semel.calculus.timing import copies_without_loss
 from semel.pipes.language.options import ConfirmOn, DedupBy, Options
 from semel.pipes.language.path import Parallel, Path
 from semel.pipes.plan.elements import Stretch, all_options, durable_points, folded, inner_paths
@@ -161,12 +162,12 @@ def find_advice(found: Sequence[Stretch], alone: Sequence[Figures], end: Figures
         if options is None:
             continue
         if stretch.resends and stretch.rtt_s > options.timeout:
-            times = calculus.copies_without_loss(stretch.rtt_s, options.timeout)
+            times = copies_without_loss(stretch.rtt_s, options.timeout)
             yield (
                 f"{stretch.name}: the timeout of {options.timeout:g} s is below the round trip of {stretch.rtt_s:g} s, "
                 f"so a message is sent {times:g} times even if nothing is lost"
             )
-        confirm_loss = stretch.alone.inner.way_back_loss() if isinstance(stretch.alone, calculus.PipeElement) else 0.0
+        confirm_loss = stretch.alone.inner.way_back_loss() if isinstance(stretch.alone, PipeElement) else 0.0
         if (
             stretch.resends
             and confirm_loss
@@ -197,7 +198,7 @@ def find_advice(found: Sequence[Stretch], alone: Sequence[Figures], end: Figures
 
 
 def _crashes(stretch: Stretch) -> bool:
-    return any(isinstance(each, calculus.Crash) for each in stretch.behind)
+    return any(isinstance(each, Crash) for each in stretch.behind)
 
 
 def _dedup_moved(found: Sequence[Stretch], at: int, end: Figures) -> Iterator[str]:
@@ -206,7 +207,7 @@ def _dedup_moved(found: Sequence[Stretch], at: int, end: Figures) -> Iterator[st
         each
         for place, stretch in enumerate(found)
         for each in (*stretch.elements, *stretch.behind)
-        if not (place == at and isinstance(each, calculus.Dedup))
+        if not (place == at and isinstance(each, Dedup))
     ]
     better = figures(folded(elements)).reliability
     if better > end.reliability + 1e-9:

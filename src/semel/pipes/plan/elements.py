@@ -21,8 +21,18 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from semel import calculus
-from semel.calculus import Crash, Dedup, DurableElement, Element, LinkElement, Passage, Series, overlap
+from semel.calculus.elements import (
+    Crash,
+    Dedup,
+    DurableElement,
+    Element,
+    LinkElement,
+    ParallelElement,
+    Passage,
+    PipeElement,
+    Series,
+)
+from semel.calculus.timing import overlap
 from semel.errors import ConfigError
 from semel.pipes.language.options import ConfirmOn, DedupBy, Options
 from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Place, Point, Way
@@ -52,7 +62,7 @@ class Stretch:
     @property
     def resends(self) -> bool:
         """By its options, or because its sender is durable."""
-        return isinstance(self.alone, calculus.PipeElement)
+        return isinstance(self.alone, PipeElement)
 
     @property
     def options(self) -> Options | None:
@@ -268,7 +278,7 @@ def _of_part(part: Hop | Parallel | Pipe, ends: _Ends, rtt_s: float) -> tuple[tu
     if ends.keeps and by_number:
         behind = (DurableElement(),)
     if isinstance(part, Parallel):
-        return (calculus.ParallelElement(_of_branch(branch, ends) for branch in part.branches),), behind
+        return (ParallelElement(_of_branch(branch, ends) for branch in part.branches),), behind
     sent = _sent(part, ends, rtt_s)
     if part.options.dedup is DedupBy.NONE or (ends.keeps and not by_number):
         return (sent,), behind
@@ -286,9 +296,9 @@ def _of_part(part: Hop | Parallel | Pipe, ends: _Ends, rtt_s: float) -> tuple[tu
     return (folded([sent, *behind, Dedup()]),), ()
 
 
-def _remembering(sent: Element, forgets: float) -> calculus.PipeElement:
+def _remembering(sent: Element, forgets: float) -> PipeElement:
     """With a memory of the numbers of its own hop."""
-    pipe = sent if isinstance(sent, calculus.PipeElement) else calculus.PipeElement(sent, 1)
+    pipe = sent if isinstance(sent, PipeElement) else PipeElement(sent, 1)
     return replace(pipe, dedup=True, forgets=0.0 if pipe.cascade else forgets)
 
 
@@ -311,7 +321,7 @@ def _sent(part: Hop | Pipe, ends: _Ends, rtt_s: float, *, dedup: bool = False) -
         # it has committed what it heard, and died before it said so
         inner = folded([inner, LinkElement(confirm_loss=ends.end.crash)])
     late = options.confirm is not ConfirmOn.RECEIPT
-    return calculus.PipeElement(inner, ends.attempts(options), dedup, late, overlap(rtt_s, options.timeout))
+    return PipeElement(inner, ends.attempts(options), dedup, late, overlap(rtt_s, options.timeout))
 
 
 def _alone(part: Hop | Parallel | Pipe, ends: _Ends, rtt_s: float) -> Element:

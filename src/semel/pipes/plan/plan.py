@@ -10,9 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from semel import calculus
-from semel.calculus import DeliveryMode, Element, Figures, Series, figures
-from semel.calculus.elements import Pair
+from semel.calculus.elements import Dedup, DurableElement, Element, MeterElement, Pair, PipeElement, Series
+from semel.calculus.figures import Figures, figures
+from semel.calculus.jet import Jet
+from semel.calculus.mode import DeliveryMode
+from semel.calculus.timing import time_per_message
 from semel.calculus.values import Value
 from semel.errors import ConfigError
 from semel.pipes.language.notation import format_hop, format_options
@@ -208,7 +210,7 @@ def _hop_plan(
         onward = folded(each for later in rest for each in (*later.elements, *later.behind))
     alone = _alone(stretch, rate)
     sends = _times(entering, alone.attempts if stretch.resends else 1.0)
-    if onward is not None and isinstance(stretch.alone, calculus.PipeElement) and stretch.alone.cascade:
+    if onward is not None and isinstance(stretch.alone, PipeElement) and stretch.alone.cascade:
         sends = _sends_in_cascade(stretch, stretch.alone, before, rest or ())
         alone = _in_cascade(stretch, alone, sends / entering if entering else 1.0)
     inner = tuple(_planned(path, rate) for path in inner_paths(stretch))
@@ -231,28 +233,28 @@ def _hop_plan(
     )
 
 
-def _sends_in_cascade(stretch: Stretch, pipe: calculus.PipeElement, before: Series, rest: Sequence[Stretch]) -> float:
+def _sends_in_cascade(stretch: Stretch, pipe: PipeElement, before: Series, rest: Sequence[Stretch]) -> float:
     """Attempts on this stretch for one message of the path: what lies behind it makes it send again."""
     onward = [*stretch.behind, *(each for later in rest for each in (*later.elements, *later.behind))]
     # a copy that a memory drops is confirmed again: for the confirms, every copy counts
-    u, g = Series(each for each in onward if not isinstance(each, calculus.Dedup)).apply(0.0, 1.0, True)
-    counted = replace(pipe, inner=Series((calculus.MeterElement(calculus.Jet.variable(1.0)), pipe.inner)))
+    u, g = Series(each for each in onward if not isinstance(each, Dedup)).apply(0.0, 1.0, True)
+    counted = replace(pipe, inner=Series((MeterElement(Jet.variable(1.0)), pipe.inner)))
     total = Series([*before.elements, counted]).apply(u, g)[1]
-    return total.first if isinstance(total, calculus.Jet) else 0.0
+    return total.first if isinstance(total, Jet) else 0.0
 
 
 def _in_cascade(stretch: Stretch, alone: Figures, attempts: float) -> Figures:
     assert stretch.options is not None
     time_s = math.inf
     if math.isfinite(attempts):
-        time_s = calculus.time_per_message(max(1.0, attempts), stretch.rtt_s, stretch.options.timeout)
+        time_s = time_per_message(max(1.0, attempts), stretch.rtt_s, stretch.options.timeout)
     return replace(alone, attempts=attempts, time_s=time_s)
 
 
 def _figures(element: Element) -> Figures:
     """The figures of a series whose first pipe may get its confirms late: its overlap says so already."""
     parts = Series((element,)).elements
-    late = parts[0].overlap if parts and isinstance(parts[0], calculus.PipeElement) else 0
+    late = parts[0].overlap if parts and isinstance(parts[0], PipeElement) else 0
     return figures(element, rtt_s=late + 1.0 if late else 0.0)
 
 
@@ -312,7 +314,7 @@ def _alone(stretch: Stretch, rate: float | None) -> Figures:
 def _so_far(before: Series, stretch: Stretch, onward: Series) -> Figures:
     """With what follows at work: under cascade that makes the stretch send again."""
     here = folded([*before.elements, *stretch.elements, *stretch.behind])
-    if not any(isinstance(each, calculus.PipeElement) and each.cascade for each in here.elements):
+    if not any(isinstance(each, PipeElement) and each.cascade for each in here.elements):
         return _figures(here)
     unconfirmed = float(onward.apply(0.0, 1.0, _is_asked(here))[0])
     return _figures(Series([*here.elements, _Rest(unconfirmed)]))
@@ -333,9 +335,9 @@ def _times(one: float, two: float) -> float:
 
 def _is_asked(elements: Series) -> bool:
     for each in reversed(elements.elements):
-        if isinstance(each, calculus.PipeElement):
+        if isinstance(each, PipeElement):
             return each.cascade
-        if isinstance(each, calculus.DurableElement):
+        if isinstance(each, DurableElement):
             return False
     return False
 

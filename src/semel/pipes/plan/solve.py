@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from semel import calculus
-from semel.calculus import Unreachable, figures
+from semel.calculus.dedup import span_for_leak
+from semel.calculus.elements import PipeElement
+from semel.calculus.figures import Unreachable, figures, window_for_throughput
 from semel.errors import ConfigError
 from semel.pipes.language.options import DedupBy, Options, show_option
 from semel.pipes.language.path import Branch, Hop, Parallel, Path, Pipe, Point
@@ -241,10 +242,10 @@ class _Draft:
         """For every sender that resends: for how many of its attempts an id must be kept, the time between two of them,
         and how many other messages are sent in that time (None if not known)."""
         for stretch in stretches(self.path)[1]:
-            if not stretch.resends or not isinstance(stretch.alone, calculus.PipeElement) or stretch.options is None:
+            if not stretch.resends or not isinstance(stretch.alone, PipeElement) or stretch.options is None:
                 continue
             loss, confirm_loss = attempt_losses(stretch.alone)
-            span = calculus.span_for_leak(loss, confirm_loss, leak) if leak > 0 else None
+            span = span_for_leak(loss, confirm_loss, leak) if leak > 0 else None
             most = stretch.options.attempts
             if span is None and most is None:
                 self.why.append(
@@ -269,7 +270,7 @@ class _Draft:
             hop = found.get(_name_at(self.path, address))
             if hop is None or not options_at(self.path, address).resends or len(address) > 1:
                 continue
-            window = calculus.window_for_throughput(wanted, hop.time_s)
+            window = window_for_throughput(wanted, hop.time_s)
             if isinstance(window, Unreachable):
                 self.why.append(f"{hop.name}: {window.why}")
             elif window > options_at(self.path, address).window:
@@ -286,7 +287,7 @@ def element_uniqueness(path: Path) -> float:
     return figures(element(path)).uniqueness
 
 
-def attempt_losses(pipe: calculus.PipeElement) -> tuple[float, float]:
+def attempt_losses(pipe: PipeElement) -> tuple[float, float]:
     """How often nothing of a whole attempt arrives, and how often no confirm comes back although something did."""
     loss = min(1.0, max(0.0, float(pipe.inner.apply(0.0, 0.0)[1])))
     unconfirmed = float(pipe.inner.apply(0.0, 1.0)[0])

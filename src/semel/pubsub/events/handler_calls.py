@@ -28,10 +28,9 @@ from semel.pubsub.events.cloudevents import (
 )
 from semel.pubsub.events.handlers import EventHandler, Handlers
 from semel.pubsub.hub.commits import Failure, hint
-from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.context import HubContext, SessionCommits
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.session import Session
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.protocol.messages import CancelInvocation, Data, DataType, ErrorName, Fault, Invoke, InvokeResponse
 
 HANDLERS = "handlers"

@@ -73,15 +73,13 @@ from semel.pubsub.events.handler_calls import (
     micros,
 )
 from semel.pubsub.events.handlers import Handlers, SystemEvent
-from semel.pubsub.hub.client_acks import ClientAcks
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.commits import Failure, hint, nothing_more
-from semel.pubsub.hub.context import HubContext
-from semel.pubsub.hub.outgoing import Outgoing
+from semel.pubsub.hub.context import HubContext, SessionCommits
+from semel.pubsub.hub.outgoing import ClientAcks, Outgoing
 from semel.pubsub.hub.records import NO_TERMS, DeliveryTerms, chunks_of, connection_target, message
 from semel.pubsub.hub.roster import Elsewhere, Here, Roster
 from semel.pubsub.hub.session import Session
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.tail import Tail
 from semel.pubsub.protocol.messages import ErrorName, Fault, SendEvent
 from semel.websocket import CloseCode

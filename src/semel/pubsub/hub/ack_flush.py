@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 
 from semel.kernel.ops import Log, Op, Result
 from semel.pubsub.hub.commits import Failure
-from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.context import HubContext, SessionCommits
 from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.session import Session
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.session_rows import deletions
 
 FLUSH_S = 1.0

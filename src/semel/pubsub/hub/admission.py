@@ -1,6 +1,7 @@
-"""What the server reports of sockets: they come, send requests, fill up, drain and close.
+"""What the server reports of sockets: they come, fill up, drain and close.
 
-Whoever comes before this node may have sessions waits until it may.
+Whoever comes before this node may have sessions waits until it may, and so does what is asked before a session is open.
+What is asked in an open session does not come here, but to `clients`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from semel.pubsub.hub.node_lease import NodeLease
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.roster import UNREADABLE, Here, UnreadableSessions
 from semel.pubsub.hub.session import Session
-from semel.pubsub.hub.session_phase import SessionPhase
 from semel.pubsub.hub.sessions import Sessions
 from semel.pubsub.hub.sockets import Frames, NewSession, ResumeSession, SocketClosed, SocketDrained, SocketStalled
 from semel.pubsub.hub.takeover import HELD_BYTES_MAX, TakeOver
@@ -32,8 +32,6 @@ EARLY_BYTES_MAX = 4 * 1024 * 1024
 that may be more (`HELD_BYTES_MAX`)."""
 
 SocketEvent = NewSession | ResumeSession | SocketClosed | SocketStalled | SocketDrained
-
-_OPENING = SessionPhase.OPENING
 
 
 class Admission:
@@ -92,26 +90,25 @@ class Admission:
         waiting, self._waiting = self._waiting, {}
         for peer, events in waiting.items():
             for event in events:
-                if isinstance(event, Frames):
-                    self.receive_requests(peer, event.requests, now)
-                else:
+                if not isinstance(event, Frames):
                     self.receive(peer, event, now)
+                elif (session := self._outgoing.open_session(peer)) is not None:
+                    self._clients.handle(session, event.requests, now)
+                else:
+                    self.receive_early(peer, event.requests, now)
 
     # -- what sockets report
 
-    def receive_requests(self, peer: str, requests: Sequence[Request], now: float) -> None:
-        """Nearly all that comes: no step too many here."""
+    def receive_early(self, peer: str, requests: Sequence[Request], now: float) -> None:
+        """A client asks in a session that is not open here."""
         if not self._lease.is_held and self._keep_waiting(peer, Frames(requests)):
             return
         session = self._outgoing.sockets.get(peer)
-        if session is None:
-            # the session is on its way here; or its socket was closed, or opened by the hub that was here before
-            if not self._take_over.hold(peer, requests):
-                self._outgoing.close_peer(peer, CloseCode.GOING_AWAY, "this session is not open")
-        elif session.phase is _OPENING:
+        if session is not None:
             self._hold_early(session, requests, now)
-        else:
-            self._clients.handle(session, requests, now)
+        elif not self._take_over.hold(peer, requests):
+            # it is not on its way here: its socket was closed, or opened by the hub that was here before
+            self._outgoing.close_peer(peer, CloseCode.GOING_AWAY, "this session is not open")
 
     def _hold_early(self, session: Session, requests: Sequence[Request], now: float) -> None:
         early = session.early

@@ -1,11 +1,10 @@
-"""Applies the records of the stream to what this node knows: deliveries, and who is where in which group.
+"""Applies the records of the stream to what this node knows: who is where in which group, and what nodes ask.
 
-Every node applies all records in the same order. Delivery never comes from a publish, but from here.
+Every node applies all records in the same order. Messages with their bodies in the rows, nearly all there are, go to
+`delivery` from the tail itself.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from semel.kernel.ops import Append
 from semel.pubsub.hub.closing import Closing
@@ -17,7 +16,7 @@ from semel.pubsub.hub.orders import NodeCommands
 from semel.pubsub.hub.read_barrier import ReadBarrier
 from semel.pubsub.hub.records import RecordKind, opened_on
 from semel.pubsub.hub.roster import Elsewhere, Here, Roster
-from semel.pubsub.hub.runs import Run, runs_of
+from semel.pubsub.hub.runs import Run
 
 
 class Applier:
@@ -38,14 +37,6 @@ class Applier:
         self._context, self._roster, self._elsewhere, self._endings = context, roster, elsewhere, endings
         self._current, self._delivery, self._closing = current, delivery, closing
         self._group_states, self._orders = group_states, orders
-
-    def on_messages(self, first: int, appends: Sequence[Append], now: float) -> None:
-        """Who gets a message changes only with other records, so receivers are looked up once for all messages to the
-        same target. The batch is divided where this node began: sessions that opened before it had read so far begin
-        there."""
-        before = max(0, self._context.head + 1 - first)
-        for run in (*runs_of(first, appends[:before]), *runs_of(first + before, appends[before:])):
-            self._delivery.fan_out(run, now)
 
     def on_record(self, offset: int, append: Append, body: bytes | None, now: float) -> None:
         kind = append.kind

@@ -27,14 +27,13 @@ from semel.pubsub.hub.calls import (
 )
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.commits import Failure
-from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.context import HubContext, SessionCommits
 from semel.pubsub.hub.endings import Endings
 from semel.pubsub.hub.groups import Groups
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.records import RecordKind
 from semel.pubsub.hub.roster import SOMEWHERE, Arrivals, Elsewhere, Here, M, Roster
 from semel.pubsub.hub.session import TOO_MANY_GROUPS, Session
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.tail import Tail
 from semel.pubsub.protocol.filters import parse
 from semel.pubsub.protocol.messages import Disconnected

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from semel.kernel.ledger import Kind
-from semel.kernel.ops import Log
+from semel.kernel.ops import Append, Log
 from semel.pubsub.hub.ack_flush import AckFlush
 from semel.pubsub.hub.backlog import AckRange
 from semel.pubsub.hub.closing import Closing
@@ -14,7 +14,7 @@ from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.records import NO_TERMS
 from semel.pubsub.hub.roster import Here
-from semel.pubsub.hub.runs import Run
+from semel.pubsub.hub.runs import Run, runs_of
 from semel.pubsub.hub.session import Session
 from semel.pubsub.protocol.filters import parse
 from semel.websocket import CloseCode
@@ -26,6 +26,14 @@ class Delivery:
         self._acks, self._closing = acks, closing
 
     # -- from the stream
+
+    def on_messages(self, first: int, appends: Sequence[Append], now: float) -> None:
+        """Messages come from the tail, never from a publish. Who gets one changes only with other records, so receivers
+        are looked up once for all messages to the same target. The batch is divided where this node began: sessions
+        that opened before it had read so far begin there."""
+        before = max(0, self._context.head + 1 - first)
+        for run in (*runs_of(first, appends[:before]), *runs_of(first + before, appends[before:])):
+            self.fan_out(run, now)
 
     def fan_out(self, run: Run, now: float) -> None:
         """To all whom it is for. There may be thousands of them: what can be done once for all is done once."""

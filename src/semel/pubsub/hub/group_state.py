@@ -21,15 +21,13 @@ import msgspec
 
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Result
-from semel.pubsub.hub.client_acks import ClientAcks, forbidden
 from semel.pubsub.hub.commits import Failure
-from semel.pubsub.hub.context import HubContext
-from semel.pubsub.hub.outgoing import Outgoing
+from semel.pubsub.hub.context import HubContext, SessionCommits
+from semel.pubsub.hub.outgoing import ClientAcks, Outgoing, forbidden
 from semel.pubsub.hub.read_barrier import ReadBarrier
 from semel.pubsub.hub.records import RecordKind, group_target
 from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.session import Session
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.session_rows import OwnState
 from semel.pubsub.protocol.codecs import codec_for
 from semel.pubsub.protocol.messages import (

@@ -4,15 +4,14 @@ The hub only wires its parts together and hands each event to the one that it is
 constructors, never the hub:
 
     in          admission     what sockets report, and who may come in
-                clients       what clients ask; publishing, groups, streams and group_state do it
+                clients       what clients ask, and publishing; groups, streams and group_state do the rest
                 service       what REST and commands ask; commands and orders do it
                 events        what is handed to event handlers, and their answers
-    the store   context       commits and loads, and whose they are
-                session_commits    commits in the name of a session
+    the store   context       commits and loads, and whose they are; commits in the name of a session
     out         tail          the records of the stream, in the order of their offsets
-                applier       what each record changes
                 delivery      messages to the sessions that they are for; ack_flush: what those acknowledge
-                outgoing      what is written to sockets
+                applier       what every other record changes
+                outgoing      what is written to sockets, and the answers to ackIds
     sessions    sessions      how they begin; closing: how they end (arrivals, endings: not in the store yet)
                 catchup       what they have missed; spills: what a silent client is owed leaves the stream
                 unreadable_sessions   those that only a newer Semel can read
@@ -55,11 +54,10 @@ from semel.pubsub.hub.admission import Admission, SocketEvent
 from semel.pubsub.hub.applier import Applier
 from semel.pubsub.hub.calls import Call
 from semel.pubsub.hub.catchup import CatchUp
-from semel.pubsub.hub.client_acks import ClientAcks
-from semel.pubsub.hub.clients import Clients
+from semel.pubsub.hub.clients import Clients, Publishing
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.commands import Commands
-from semel.pubsub.hub.context import HubContext, HubOptions
+from semel.pubsub.hub.context import HubContext, HubOptions, SessionCommits
 from semel.pubsub.hub.delivery import Delivery
 from semel.pubsub.hub.endings import CatchingUp, Endings
 from semel.pubsub.hub.floors import Floors
@@ -70,13 +68,11 @@ from semel.pubsub.hub.lost_sessions import LostSessions
 from semel.pubsub.hub.node_lease import NodeLease
 from semel.pubsub.hub.nodes import Nodes
 from semel.pubsub.hub.orders import NodeCommands
-from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.publishing import Publishing
+from semel.pubsub.hub.outgoing import ClientAcks, Outgoing
 from semel.pubsub.hub.read_barrier import ReadBarrier
 from semel.pubsub.hub.roster import Arrivals, Elsewhere, Here, Roster, UnreadableSessions
 from semel.pubsub.hub.service import Service
 from semel.pubsub.hub.session import Session
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.sessions import Sessions
 from semel.pubsub.hub.sockets import ALL, Frames, HubRestarted
 from semel.pubsub.hub.spills import Spills
@@ -188,11 +184,9 @@ class Hub:
         spills = self.spills = Spills(context, lease, tail, roster, acks)
         catch_up = self._catch_up = CatchUp(context, tail, roster, behind, spills, acks, delivery, closing)
         publishing = self._publishing = Publishing(context, tail, commits, client_acks, streams, closing)
-        groups = Groups(context, tail, commits, events)
+        groups = Groups(context, tail, commits, client_acks, events)
         states = self.group_states = GroupStates(context, outgoing, roster, commits, client_acks, current)
-        clients = Clients(
-            context, outgoing, tail, commits, client_acks, publishing, delivery, groups, streams, states, events
-        )
+        clients = self._clients = Clients(outgoing, client_acks, publishing, delivery, groups, streams, states, events)
         self._sessions = Sessions(
             context, lease, outgoing, tail, roster, elsewhere, arrivals, commits, clients, delivery, catch_up, closing,
             streams, states, events,
@@ -218,7 +212,7 @@ class Hub:
         self._applier = Applier(context, roster, elsewhere, endings, current, delivery, closing, states, orders)
 
         # where two parts call each other, the one that was made first gets the other here
-        tail.listener = self._applier
+        tail.on_messages, tail.listener = delivery.on_messages, self._applier
         commits.on_refused = missing.on_refused
         closing.events, closing.on_missing = events, missing.add
         context.on_restart = (outgoing.close_all, take_over.abandon, orders.abandon, current.abandon)
@@ -249,7 +243,11 @@ class Hub:
             return self._end(now)
         match event:
             case Received(peer=peer, message=Frames(requests=requests)):
-                self._admission.receive_requests(peer, requests, now)
+                session = self.outgoing.open_session(peer)
+                if session is not None:
+                    self._clients.handle(session, requests, now)
+                else:
+                    self._admission.receive_early(peer, requests, now)
             case Received(peer=peer, message=message):
                 self._receive_message(peer, message, now)
             case Committed():

@@ -27,18 +27,8 @@ class Run:
     own."""
 
     __slots__ = (
-        "_appends",
-        "_body",
-        "_fold",
-        "_frames",
-        "count",
-        "expires",
-        "first",
-        "last",
-        "size",
-        "target",
-        "terms",
-    )
+        "_appends", "_body", "_fold", "_frames", "count", "expires", "first", "last", "size", "target", "terms",
+    )  # fmt: skip
 
     def __init__(self, first: int, appends: Sequence[Append], body: bytes | None = None) -> None:
         self.first, self.count = first, len(appends)

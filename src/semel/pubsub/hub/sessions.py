@@ -11,7 +11,7 @@ from semel.pubsub.hub.catchup import CatchUp
 from semel.pubsub.hub.clients import Clients
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.commits import Failure
-from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.context import HubContext, SessionCommits
 from semel.pubsub.hub.delivery import Delivery
 from semel.pubsub.hub.group_state import GroupStates
 from semel.pubsub.hub.node_lease import NodeLease
@@ -19,7 +19,6 @@ from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.records import opened
 from semel.pubsub.hub.roster import Arrivals, Elsewhere, Here, Roster
 from semel.pubsub.hub.session import Session
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.session_phase import SessionChange
 from semel.pubsub.hub.session_rows import AcksRow, SessionRow
 from semel.pubsub.hub.sockets import NewSession, ResumeSession

@@ -19,12 +19,11 @@ from semel.errors import InputError
 from semel.kernel.ops import Append
 from semel.kernel.text import clean_cause
 from semel.pubsub.hub.commits import Failure, hint
-from semel.pubsub.hub.context import HubContext
+from semel.pubsub.hub.context import HubContext, SessionCommits
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.records import DeliveryTerms, group_target, message
 from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.session import Session, StreamChanges
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.session_rows import ClientStream
 from semel.pubsub.hub.tail import Tail
 from semel.pubsub.protocol.messages import (

@@ -64,14 +64,15 @@ AHEAD_MAX = 20_000
 Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
 
 
+OnMessages = Callable[[int, Sequence[Append], float], None]
+"""Gets messages with consecutive offsets, of which it is told the first, and with their bodies in the rows."""
+
+
 class RecordListener(Protocol):
-    """Who applies the records."""
+    """Who applies the records, except for `OnMessages`."""
 
     def on_record(self, offset: int, append: Append, body: bytes | None, now: float) -> None:
         """`body` is a large one; None if there is none, or if it is gone."""
-
-    def on_messages(self, first: int, appends: Sequence[Append], now: float) -> None:
-        """Messages with consecutive offsets from `first` on."""
 
     def on_gap(self, offset: int, is_first: bool) -> None:
         """Records before this one are trimmed and were not applied. `is_first`: nothing was applied before the gap."""
@@ -92,8 +93,10 @@ def _in_a_row(numbered: tuple[int, Record]) -> tuple[bool, int]:
 
 class Tail:
     """`offset` is the last record that was applied; after `_begin` there was no gap. `rows` are read at once. Reads are
-    numbered: `_reads` is the last that has begun. `listener` has to be set before anything is read or committed."""
+    numbered: `_reads` is the last that has begun. `on_messages` and `listener` have to be set before anything is read
+    or committed."""
 
+    on_messages: OnMessages
     listener: RecordListener
 
     def __init__(self, at: Position, ask: Callable[[Read], None], rows: int = READ_ROWS) -> None:
@@ -161,7 +164,7 @@ class Tail:
 
     def _apply_run(self, first: int, appends: Sequence[Append], now: float) -> None:
         self.offset = first + len(appends) - 1
-        self.listener.on_messages(first, appends, now)
+        self.on_messages(first, appends, now)
         if self._at_offset:
             self._call_those_at(first + len(appends) - 1)
         if self._ahead:
@@ -230,7 +233,7 @@ class Tail:
             alike = [record for _, record in found]
             if is_plain:
                 self.offset = alike[-1].position.offset
-                self.listener.on_messages(alike[0].position.offset, list(map(of_record, alike)), now)
+                self.on_messages(alike[0].position.offset, list(map(of_record, alike)), now)
                 self._call_those_at(self.offset)
                 continue
             for record in alike:

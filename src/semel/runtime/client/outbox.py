@@ -185,8 +185,8 @@ def _version(results: tuple[Result, ...]) -> int:
 class OutboxWriter:
     """Does on a thread what a client asks of its outbox. What is asked while it writes goes into the next commit."""
 
-    def __init__(self, outbox: ClientOutbox, tell: Callable[[Event], None]) -> None:
-        self._outbox, self._tell = outbox, tell
+    def __init__(self, outbox: ClientOutbox, report: Callable[[Event], None]) -> None:
+        self._outbox, self._report = outbox, report
         self._put: list[OutboxEntry] = []
         self._sent: dict[str, float] = {}
         self._marked: list[asyncio.Future[None]] = []
@@ -244,7 +244,7 @@ class OutboxWriter:
         for done in marked:
             done.set_result(None)
         if put:
-            self._tell(Kept([entry.id for entry in put]))
+            self._report(Kept([entry.id for entry in put]))
         return True
 
     def _failed(self, put: Sequence[OutboxEntry], had_marks: bool, error: Exception) -> None:
@@ -252,9 +252,9 @@ class OutboxWriter:
         was sent cannot be written down, nothing may go out any more."""
         if not isinstance(error, SemelError):
             log.error("an outbox failed in a way that Semel does not know", exc_info=error)
-            self._tell(Abort(StoreError(f"{type(error).__name__}: {error}", fix="report this")))
+            self._report(Abort(StoreError(f"{type(error).__name__}: {error}", fix="report this")))
             return
         if put and not isinstance(error, CommitInDoubt):
-            self._tell(NotKept([entry.id for entry in put], error))
+            self._report(NotKept([entry.id for entry in put], error))
         if had_marks or isinstance(error, CommitInDoubt | StaleFence):
-            self._tell(Abort(error))
+            self._report(Abort(error))

@@ -153,16 +153,16 @@ class _Close:
 
 
 class Socket:
-    """`tell` hears what happens on it, up to its end. While `may_read` is clear nothing is read."""
+    """`report` is called with what happens on it, up to its end. While `may_read` is clear nothing is read."""
 
     def __init__(
         self,
         number: int,
         dial: Callable[[], Awaitable[ClientConnection]],
-        tell: Callable[[Event], None],
+        report: Callable[[Event], None],
         may_read: asyncio.Event,
     ) -> None:
-        self._number, self._dial, self._tell, self._may_read = number, dial, tell, may_read
+        self._number, self._dial, self._report, self._may_read = number, dial, report, may_read
         self._outgoing: asyncio.Queue[Frame | asyncio.Future[None] | _Close] = asyncio.Queue()
         self._is_open = False
         self.connection: ClientConnection | None = None
@@ -188,12 +188,12 @@ class Socket:
         try:
             self.connection = await self._dial()
         except SemelError as error:
-            self._tell(OpenFailed(self._number, error))
+            self._report(OpenFailed(self._number, error))
             return
         self._is_open = True
         writer = asyncio.get_running_loop().create_task(self._write(self.connection))
         try:
-            self._tell(SocketOpened(self._number, self.connection.subprotocol))
+            self._report(SocketOpened(self._number, self.connection.subprotocol))
             await self._read(self.connection)
         finally:
             writer.cancel()
@@ -203,10 +203,10 @@ class Socket:
         try:
             while True:
                 await self._may_read.wait()
-                self._tell(FrameReceived(self._number, await connection.recv()))
+                self._report(FrameReceived(self._number, await connection.recv()))
         except ConnectionClosed as closed:
             told = closed.rcvd
-            self._tell(Closed(self._number, told.code if told else None, told.reason if told else ""))
+            self._report(Closed(self._number, told.code if told else None, told.reason if told else ""))
 
     async def _write(self, connection: ClientConnection) -> None:
         with suppress(ConnectionClosed):

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from semel.kernel.effects import (
-    Close,
-    Commit,
-    Deliver,
-    Effect,
-    Event,
-    Load,
-    LookForWork,
     Machine,
-    Notify,
     OwnTransaction,
-    Read,
 )
-from semel.kernel.ops import Claim, Op, WorkRow
+from semel.kernel.ops import Op, WorkRow
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Record, Store
 from semel.runtime.transports.base import Transport
@@ -114,56 +105,6 @@ def _listens_to(host: Host) -> list[tuple[int, str | None]]:
         return []
     at = id(host.transport)
     return [(at, None)] if host.peers is None else [(at, peer) for peer in dict.fromkeys(host.peers)]
-
-
-class Guarded:
-    """Keeps one machine's defect from stopping the others: it is reported, and the machine starts again.
-
-    After `rest` the machine may finish what it has begun, but what it asks for in order to begin more is dropped.
-    """
-
-    def __init__(self, machine: Machine) -> None:
-        self.name = machine.name
-        self.machine = machine
-        self._stopped = False
-        self._resting = False
-
-    def start(self, now: float) -> Sequence[Effect]:
-        return self._guard(self.machine.start, now)
-
-    def receive(self, event: Event, now: float) -> Sequence[Effect]:
-        return self._guard(self.machine.receive, event, now)
-
-    def next_deadline(self) -> float | None:
-        return None if self._stopped else self.machine.next_deadline()
-
-    def on_timer(self, now: float) -> Sequence[Effect]:
-        return self._guard(self.machine.on_timer, now)
-
-    @property
-    def wants_rest(self) -> bool:
-        return bool(getattr(self.machine, "wants_rest", False))
-
-    def rest(self) -> None:
-        self._resting = True
-
-    def _guard(self, step: Callable[..., Sequence[Effect]], *arguments: object) -> Sequence[Effect]:
-        try:
-            effects = step(*arguments)
-        except Exception as error:
-            return self._stop(error)
-        return [effect for effect in effects if not _begins_more(effect)] if self._resting else effects
-
-    def _stop(self, error: Exception) -> Sequence[Effect]:
-        self._stopped = True
-        log.exception("machine %s failed", self.name)
-        return Notify("machine-failed", f"{self.name}: {cause_of(error)}"), Close("reload")
-
-
-def _begins_more(effect: Effect) -> bool:
-    if isinstance(effect, Commit):
-        return any(isinstance(op, Claim) for op in effect.ops)
-    return isinstance(effect, Read | Load | LookForWork | Deliver)
 
 
 def cause_of(error: BaseException) -> str:

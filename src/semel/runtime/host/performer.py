@@ -15,7 +15,7 @@ import inspect
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -29,6 +29,7 @@ from semel.kernel.effects import (
     Deliver,
     DeliverFailed,
     Drain,
+    Effect,
     Event,
     Loading,
     Machine,
@@ -48,7 +49,7 @@ from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Enqueue, Finish, Op, WorkRow
 from semel.kernel.retry import type_names
 from semel.kernel.store import Record, Store
-from semel.runtime.host.hosting import Factory, Guarded, Handler, Host, Hosts, cause_of
+from semel.runtime.host.hosting import Factory, Handler, Host, Hosts, cause_of
 from semel.runtime.host.outages import Outages, is_outage
 from semel.runtime.host.threads import Readers, Report, Writer, hand_over, run_in_thread
 from semel.runtime.transports.base import Transport
@@ -101,7 +102,7 @@ class _Interpreter(Interpreter):
     """The kernel's interpreter, except that the performer chooses the moment at which the next group begins."""
 
     def __init__(self, performer: Performer, clock: Callable[[], float], limits: GroupLimits | None) -> None:
-        super().__init__(performer, clock, limits)
+        super().__init__(performer, clock, limits, performer._on_defect)
         self._waiting = performer._commits_wait
 
     def _begin_commit(self) -> None:
@@ -198,11 +199,11 @@ class Performer:
         for transport in self._transports:
             transport.pause()
         for host in self._hosts:
-            guarded = self._guarded(host.name)
-            if guarded is not None:
-                guarded.rest()
-            if guarded is not None and guarded.wants_rest:
-                self.feed(host.name, Drain())
+            seat = self._interpreter.seat(host.name)
+            if seat is not None:
+                seat.is_resting = True
+                if getattr(seat.machine, "wants_rest", False):
+                    self.feed(host.name, Drain())
         try:
             async with asyncio.timeout(timeout_s):
                 await self._end_handlers()
@@ -281,7 +282,7 @@ class Performer:
         self.check_open()
         wants_sent = getattr(machine, "wants_sent", False)
         self._hosts.add(Host(machine.name, factory, handler, transport, peers, inline, wants_sent))
-        self._interpreter.add(Guarded(machine))
+        self._interpreter.add(machine)
         self._touch()
 
     async def host(
@@ -310,12 +311,13 @@ class Performer:
 
     def machine(self, name: str) -> Machine | None:
         """The machine of that name as it stands, to look at; None while it is being reloaded."""
-        guarded = self._guarded(name)
-        return guarded.machine if guarded is not None else None
+        seat = self._interpreter.seat(name)
+        return seat.machine if seat is not None else None
 
-    def _guarded(self, name: str) -> Guarded | None:
-        seat = self._interpreter.seat(name) if self._hosts.get(name) is not None else None
-        return seat.machine if seat is not None and isinstance(seat.machine, Guarded) else None
+    def _on_defect(self, seat: Seat, error: Exception) -> Sequence[Effect]:
+        """It is reported, and the machine starts again. The others go on."""
+        log.exception("machine %s failed", seat.machine.name)
+        return Notify("machine-failed", f"{seat.machine.name}: {cause_of(error)}"), Close("reload")
 
     def feed(self, name: str, event: Event) -> None:
         """Hand an event to a machine by name: an operator's `Resume`, say. Nothing happens if there is none."""
@@ -580,7 +582,7 @@ class Performer:
 
     def _reloaded(self, host: Host, machine: Machine) -> None:
         if not self._closing and self._hosts.get(host.name) is host:
-            self._interpreter.add(Guarded(machine))
+            self._interpreter.add(machine)
             self._touch()
 
     def _reload_failed(self, host: Host, error: SemelError) -> None:

@@ -11,7 +11,7 @@ from semel.pubsub.client.acks import Pending, Requests
 from semel.pubsub.client.inbox import SequenceAcks
 from semel.pubsub.client.states import ClientGroupStates, WatchedGroup
 from semel.pubsub.client.streams import Window
-from semel.pubsub.hub import publishing
+from semel.pubsub.hub import clients
 from semel.pubsub.hub.in_order import InOrder
 from semel.pubsub.protocol.messages import GroupStateItem, SendToGroup
 from semel.sim.plants import registry
@@ -159,9 +159,9 @@ _IDS = "hub-forgets-ids"
 _IDS_TEXT = "a hub does not know the ids of messages that it has taken"
 
 
-@plant(_IDS, _IDS_TEXT, (publishing, "id_identity"))
+@plant(_IDS, _IDS_TEXT, (clients, "id_identity"))
 def _no_identity(right: Callable[..., Any], id: str) -> None: ...
 
 
-@plant(_IDS, _IDS_TEXT, (publishing, "digest_of"))
+@plant(_IDS, _IDS_TEXT, (clients, "digest_of"))
 def _no_digest(right: Callable[..., Any], *content: Any) -> None: ...

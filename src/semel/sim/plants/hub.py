@@ -12,11 +12,11 @@ from semel.pubsub.hub import ack_flush, spills
 from semel.pubsub.hub.ack_flush import AckFlush
 from semel.pubsub.hub.answers import NOT_FOUND
 from semel.pubsub.hub.backlog import Backlog
+from semel.pubsub.hub.clients import Publishing
 from semel.pubsub.hub.commands import Scope, _is_among
 from semel.pubsub.hub.endings import Endings, Then
 from semel.pubsub.hub.floors import Floors
 from semel.pubsub.hub.orders import NodeCommands
-from semel.pubsub.hub.publishing import Publishing
 from semel.pubsub.hub.read_barrier import ReadBarrier
 from semel.pubsub.hub.session import RowVersions, Session
 from semel.pubsub.hub.session_rows import SessionRow, Spilled

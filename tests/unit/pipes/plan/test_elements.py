@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from semel.calculus import Crash, Dedup, DurableElement, LinkElement, PipeElement, Series
+from semel.calculus.elements import Crash, Dedup, DurableElement, LinkElement, PipeElement, Series
 from semel.errors import ConfigError
 from semel.pipes.language.notation import parse_path
 from semel.pipes.plan.elements import Stretch, durable_points, element, folded, pipes_deep, stretches

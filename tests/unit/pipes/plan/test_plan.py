@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from tests.unit.pipes.strategies import paths
 
-from semel.calculus import sigma
+from semel.calculus.figures import sigma
 from semel.errors import ConfigError
 from semel.pipes.language.notation import parse_path
 from semel.pipes.language.path import Path

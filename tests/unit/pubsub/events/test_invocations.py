@@ -8,8 +8,8 @@ from tests.unit.pubsub.hub.parts import NOW, Bench, live
 from semel.http import HttpResponse
 from semel.pubsub.events.handler_calls import INVOCATIONS_MAX, HandlerCalls, Invocations
 from semel.pubsub.events.handlers import Handlers, event_handler
+from semel.pubsub.hub.context import SessionCommits
 from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.protocol.messages import CancelInvocation, Invoke, InvokeResponse
 
 

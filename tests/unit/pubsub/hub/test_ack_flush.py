@@ -7,9 +7,9 @@ from tests.unit.pubsub.hub.parts import HUB, NOW, Bench, live, run
 
 from semel.kernel.ops import Put
 from semel.pubsub.hub.ack_flush import FLUSH_S, AckFlush
+from semel.pubsub.hub.context import SessionCommits
 from semel.pubsub.hub.roster import Here
 from semel.pubsub.hub.session import Session
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.session_rows import SpillRow, acks_key, read_acks
 
 

@@ -54,7 +54,7 @@ class Scene:
     def receive(self, *events: admission.SocketEvent | Frames) -> None:
         for event in events:
             if isinstance(event, Frames):
-                self.admission.receive_requests("socket", event.requests, NOW)
+                self.admission.receive_early("socket", event.requests, NOW)
             else:
                 self.admission.receive("socket", event, NOW)
 
@@ -70,12 +70,6 @@ class Scene:
 @pytest.fixture
 def scene() -> Scene:
     return Scene()
-
-
-def test_requests_go_to_the_session_of_their_socket(scene: Scene) -> None:
-    alice = scene.add(live(peer="socket"))
-    scene.receive(Frames([Ping()]))
-    scene.clients.handle.assert_called_once_with(alice, [Ping()], NOW)
 
 
 def test_requests_of_a_socket_without_a_session_close_it_unless_one_is_on_its_way(scene: Scene) -> None:

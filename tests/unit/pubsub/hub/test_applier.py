@@ -3,7 +3,7 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 import pytest
-from tests.unit.pubsub.hub.parts import NOW, STREAM, Bench, append, live
+from tests.unit.pubsub.hub.parts import NOW, STREAM, Bench, live
 
 from semel.kernel.envelope import Blob, Envelope
 from semel.kernel.ops import Append
@@ -49,17 +49,6 @@ def join(offset: int, kind: RecordKind = RecordKind.JOIN) -> tuple[int, Append]:
 
 def open_on(node: str, offset: int, *groups: str) -> tuple[int, Append]:
     return offset, opened(STREAM, live(groups=groups), node, 0, "o")
-
-
-def test_messages_to_one_target_are_one_run(scene: Scene) -> None:
-    scene.applier.on_messages(1, [append("a"), append("b"), append("c", "g/h")], NOW)
-    assert scene.runs() == [(1, 2), (3, 3)]
-
-
-def test_they_are_divided_where_this_node_began() -> None:
-    scene = Scene(head=2)
-    scene.applier.on_messages(1, [append("a"), append("b"), append("c")], NOW)
-    assert scene.runs() == [(1, 2), (3, 3)]
 
 
 def test_a_large_body_that_is_gone_is_reported(scene: Scene) -> None:

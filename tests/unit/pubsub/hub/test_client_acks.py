@@ -6,8 +6,7 @@ import pytest
 from tests.unit.pubsub.hub.parts import Bench, live
 
 from semel.kernel.effects import CommitFailed
-from semel.pubsub.hub.client_acks import ClientAcks
-from semel.pubsub.hub.outgoing import Outgoing
+from semel.pubsub.hub.outgoing import ClientAcks, Outgoing
 from semel.pubsub.protocol.messages import Ack, ErrorName, Fault
 
 

@@ -6,22 +6,17 @@ import pytest
 from tests.unit.pubsub.hub.parts import NOW, Bench, append, live
 
 from semel.pubsub.events.queue import Events
-from semel.pubsub.hub.client_acks import ClientAcks
-from semel.pubsub.hub.clients import Clients
+from semel.pubsub.hub.clients import Clients, Publishing
 from semel.pubsub.hub.delivery import Delivery
 from semel.pubsub.hub.group_state import GroupStates
 from semel.pubsub.hub.groups import Groups
-from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.publishing import Publishing
+from semel.pubsub.hub.outgoing import ClientAcks, Outgoing
 from semel.pubsub.hub.records import RecordKind
 from semel.pubsub.hub.session import Session, StagedPublishes
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.streams import Streams
 from semel.pubsub.protocol.messages import (
-    Ack,
     Data,
     DataType,
-    ErrorName,
     JoinGroup,
     LeaveGroup,
     Ping,
@@ -30,7 +25,6 @@ from semel.pubsub.protocol.messages import (
     SendToGroup,
     SequenceAck,
 )
-from semel.pubsub.protocol.permissions import Permissions
 
 TEXT = Data(DataType.TEXT, b"x")
 
@@ -39,20 +33,16 @@ class Scene:
     def __init__(self) -> None:
         self.bench, self.alice = Bench(), live(groups=["g"])
         context = self.bench.context
-        self.outgoing, self.commits = Mock(spec=Outgoing), SessionCommits(context, self.bench.tail)
+        self.outgoing = Mock(spec=Outgoing)
         self.publishing, self.delivery, self.groups = Mock(spec=Publishing), Mock(spec=Delivery), Mock(spec=Groups)
         self.events, self.acks = Mock(spec=Events), ClientAcks(context, self.outgoing)
         self.clients = Clients(
-            context, self.outgoing, self.bench.tail, self.commits, self.acks, self.publishing, self.delivery,
-            self.groups, Mock(spec=Streams), Mock(spec=GroupStates), self.events,
+            self.outgoing, self.acks, self.publishing, self.delivery, self.groups, Mock(spec=Streams),
+            Mock(spec=GroupStates), self.events,
         )  # fmt: skip
 
     def handle(self, *requests: object) -> None:
         self.clients.handle(self.alice, requests, NOW)  # type: ignore[arg-type]
-
-    def answers(self) -> list[tuple[int, object]]:
-        sent = [call.args[1] for call in self.outgoing.send.call_args_list]
-        return [(each.ack_id, each.error.name if each.error else None) for each in sent if isinstance(each, Ack)]
 
 
 @pytest.fixture
@@ -90,7 +80,7 @@ def test_what_was_published_before_a_change_is_committed_before_it(scene: Scene)
         order.append("commit")
 
     scene.publishing.commit_staged.side_effect = commit
-    scene.groups.change.side_effect = lambda *change: order.append("change")
+    scene.groups.ask.side_effect = lambda *asked: order.append("change")
     scene.handle(JoinGroup("h", 2))
     assert order == ["commit", "change"]
 
@@ -101,36 +91,11 @@ def test_after_its_socket_was_closed_a_client_is_not_served(scene: Scene) -> Non
     scene.delivery.acknowledge.assert_not_called()
 
 
-def test_a_join_is_not_claimed_before_it_is_decided(scene: Scene) -> None:
-    scene.handle(JoinGroup("h", 2))
-    assert scene.groups.change.call_args.args[:3] == (scene.alice, "h", RecordKind.JOIN)
-    assert scene.alice.acks.waiting == {2: 0}
-    assert 2 not in scene.alice.acks.claimed
-    scene.groups.change.call_args.args[4]([])
-    scene.bench.complete()
-    assert 2 in scene.alice.acks.taken
-
-
-def test_a_join_that_changes_nothing_is_answered_when_its_ack_id_is_durable(scene: Scene) -> None:
-    scene.handle(JoinGroup("g", 2))
-    scene.groups.change.assert_not_called()
-    scene.outgoing.send_acks.assert_not_called()
-    scene.bench.complete()
-    scene.outgoing.send_acks.assert_called_once_with(scene.alice, [2])
-
-
-def test_a_join_that_changes_nothing_and_wants_no_answer_writes_only_what_is_owed(scene: Scene) -> None:
-    scene.handle(JoinGroup("g"))
-    assert scene.bench.commits() == []
-    scene.alice.versions.owes_row = True
-    scene.handle(JoinGroup("g"))
-    assert len(scene.bench.commits()) == 1
-
-
-def test_who_may_not_join_or_leave_is_told(scene: Scene) -> None:
-    scene.alice.permit(Permissions.of_roles(()))
-    scene.handle(JoinGroup("h", 1), LeaveGroup("g", 2))
-    assert scene.answers() == [(1, ErrorName.FORBIDDEN), (2, ErrorName.FORBIDDEN)]
+def test_joins_and_leaves_are_for_the_groups(scene: Scene) -> None:
+    join, leave = JoinGroup("h", 2), LeaveGroup("g", 3)
+    scene.handle(join, leave)
+    asked = [call.args[:3] for call in scene.groups.ask.call_args_list]
+    assert asked == [(scene.alice, join, RecordKind.JOIN), (scene.alice, leave, RecordKind.LEAVE)]
 
 
 def test_an_event_that_was_sent_before_is_not_sent_again(scene: Scene) -> None:

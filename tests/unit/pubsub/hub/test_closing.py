@@ -28,7 +28,7 @@ RECOVERY_S = 90.0
 class Scene:
     def __init__(self) -> None:
         self.bench = Bench(recovery_s=RECOVERY_S)
-        self.bench.tail.listener = Mock()
+        self.bench.tail.on_messages = self.bench.tail.listener = Mock()
         self.outgoing, self.roster = Outgoing(self.bench.context), Here()
         self.arrivals, self.endings, self.behind = Arrivals(), Endings(), CatchingUp()
         self.left_out, self.acks = UnreadableSessions(self.bench.context), Mock(spec=AckFlush)

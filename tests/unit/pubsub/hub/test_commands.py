@@ -12,11 +12,11 @@ from semel.pubsub.hub.answers import DONE, NOT_FOUND
 from semel.pubsub.hub.calls import Answer, CloseConnections, Connection, Everybody, Grant, Group, JoinMembers, Outcome
 from semel.pubsub.hub.closing import Closing
 from semel.pubsub.hub.commands import Command, Commands, Scope, find_durable, scope_at
+from semel.pubsub.hub.context import SessionCommits
 from semel.pubsub.hub.endings import Endings
 from semel.pubsub.hub.groups import Groups
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.roster import SOMEWHERE, Arrivals, Elsewhere, Here, Roster
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.session_phase import SessionChange
 from semel.pubsub.protocol.permissions import Permission, Permissions
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 import pytest
-from tests.unit.pubsub.hub.parts import NOW, Bench, live, run, session
+from tests.unit.pubsub.hub.parts import NOW, Bench, append, live, run, session
 
 from semel.pubsub.hub.ack_flush import AckFlush
 from semel.pubsub.hub.closing import Closing
@@ -47,6 +47,22 @@ def test_one_encoding_goes_to_all_with_the_same_protocol(scene: Delivering) -> N
     scene.delivery.fan_out(run(1, 3), NOW)
     assert scene.written() == [(["socket of alice", "socket of bob"], 3)]
     assert scene.bench.context.counts.deliveries == 6
+
+
+def as_runs(scene: Delivering, *targets: str) -> list[tuple[int, int]]:
+    """The runs that messages to these targets, from offset 1 on, are delivered as."""
+    runs: list[tuple[int, int]] = []
+    scene.delivery.fan_out = lambda run, now: runs.append((run.first, run.last))  # type: ignore[method-assign]
+    scene.delivery.on_messages(1, [append(f"m{at}", target) for at, target in enumerate(targets)], NOW)
+    return runs
+
+
+def test_messages_to_one_target_are_one_run(scene: Delivering) -> None:
+    assert as_runs(scene, "g/g", "g/g", "g/h") == [(1, 2), (3, 3)]
+
+
+def test_they_are_divided_where_this_node_began() -> None:
+    assert as_runs(Delivering(head=2), "g/g", "g/g", "g/g") == [(1, 2), (3, 3)]
 
 
 def test_a_session_without_a_socket_gets_it_later(scene: Delivering) -> None:

@@ -23,7 +23,7 @@ CLOSE = CloseConnections(Everybody(), ("bob",), "enough")
 class Scene:
     def __init__(self, is_shared: bool = True) -> None:
         self.bench = Bench(is_shared=is_shared)
-        self.bench.tail.listener = Mock()
+        self.bench.tail.on_messages = self.bench.tail.listener = Mock()
         self.commands, self.current = Mock(spec=Commands), Mock(spec=ReadBarrier)
         self.current.when.side_effect = lambda then, failed, now: then(now)
         self.orders = NodeCommands(self.bench.context, self.bench.tail, self.current, self.commands)

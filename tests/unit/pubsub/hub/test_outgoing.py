@@ -1,15 +1,28 @@
 from __future__ import annotations
 
+from tests.unit.pubsub.hub.parts import live, session
+
 from semel.kernel.effects import Send
 from semel.kernel.position import Position
 from semel.pubsub.hub.context import HubContext
 from semel.pubsub.hub.outgoing import Outgoing
+from semel.pubsub.hub.session_phase import SessionChange
 from semel.pubsub.hub.sockets import ALL, Write
 
 
 def outgoing() -> tuple[Outgoing, HubContext]:
     context = HubContext("chat", "node", Position("hub/chat", 1, 0), lambda count: bytes(count))
     return Outgoing(context), context
+
+
+def test_a_client_may_ask_once_its_session_is_open() -> None:
+    out, _ = outgoing()
+    opening = out.sockets["b"] = session("bob")
+    opening.change(SessionChange.OPEN)
+    alice = out.sockets["a"] = live("alice", peer="a")
+    assert [out.open_session(peer) for peer in "abc"] == [alice, None, None]
+    opening.change(SessionChange.OPENED)
+    assert out.open_session("b") is opening
 
 
 def test_all_goes_out_once_in_the_order_in_which_it_was_written() -> None:

@@ -9,14 +9,13 @@ from semel.kernel.effects import Committed
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX
 from semel.kernel.ops import Advanced, Append, Duplicate, Fresh, PutBlob, Result
 from semel.kernel.position import Position
-from semel.pubsub.hub.client_acks import ClientAcks
+from semel.pubsub.hub.clients import Publishing
 from semel.pubsub.hub.closing import Closing
+from semel.pubsub.hub.context import SessionCommits
 from semel.pubsub.hub.in_order import REFUSED
-from semel.pubsub.hub.outgoing import Outgoing
-from semel.pubsub.hub.publishing import Publishing
+from semel.pubsub.hub.outgoing import ClientAcks, Outgoing
 from semel.pubsub.hub.records import MESSAGE_ID
 from semel.pubsub.hub.session import Session
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.streams import Streams
 from semel.pubsub.protocol.messages import Ack, Data, DataType, ErrorName, SendToGroup
 from semel.pubsub.protocol.permissions import Permissions
@@ -30,7 +29,7 @@ def send(ack_id: int | None = 1, group: str = "g", body: bytes = b"x", **fields:
 class Scene:
     def __init__(self, alice: Session | None = None) -> None:
         self.bench, self.alice = Bench(), alice or live()
-        self.bench.tail.listener = Mock()
+        self.bench.tail.on_messages = self.bench.tail.listener = Mock()
         self.outgoing, self.closing = Mock(spec=Outgoing), Mock(spec=Closing)
         commits = SessionCommits(self.bench.context, self.bench.tail)
         acks = ClientAcks(self.bench.context, self.outgoing)

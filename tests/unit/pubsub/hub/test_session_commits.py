@@ -7,13 +7,14 @@ from tests.unit.pubsub.hub.parts import HUB, NOW, Bench, append, live
 
 from semel.kernel.effects import CommitUnknown
 from semel.pubsub.hub.commits import Failure
-from semel.pubsub.hub.session_commits import SessionCommits
+from semel.pubsub.hub.context import SessionCommits
 
 
 class Scene:
     def __init__(self) -> None:
         self.bench, self.alice = Bench(), live()
         self.listener = self.bench.tail.listener = Mock()
+        self.bench.tail.on_messages = self.listener.on_messages
         self.commits = SessionCommits(self.bench.context, self.bench.tail)
         self.refused = self.commits.on_refused = Mock()
         self.done: list[str] = []

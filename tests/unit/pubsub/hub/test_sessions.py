@@ -11,13 +11,13 @@ from semel.pubsub.events.queue import Events
 from semel.pubsub.hub.catchup import CatchUp
 from semel.pubsub.hub.clients import Clients
 from semel.pubsub.hub.closing import Closing
+from semel.pubsub.hub.context import SessionCommits
 from semel.pubsub.hub.delivery import Delivery
 from semel.pubsub.hub.group_state import GroupStates
 from semel.pubsub.hub.node_lease import NodeLease
 from semel.pubsub.hub.outgoing import Outgoing
 from semel.pubsub.hub.records import RecordKind
 from semel.pubsub.hub.roster import Arrivals, Elsewhere, Here, Roster
-from semel.pubsub.hub.session_commits import SessionCommits
 from semel.pubsub.hub.session_phase import SessionPhase
 from semel.pubsub.hub.session_rows import session_key
 from semel.pubsub.hub.sessions import Sessions
@@ -33,7 +33,7 @@ OPEN = NewSession("alice", "token", Subprotocol.JSON_RELIABLE, "ann", EVERYTHING
 class Scene:
     def __init__(self) -> None:
         self.bench = Bench(head=5, is_shared=True)
-        self.bench.tail.listener = Mock()
+        self.bench.tail.on_messages = self.bench.tail.listener = Mock()
         context = self.bench.context
         self.lease = NodeLease("hub/chat/nodes", "node", True)
         self.lease.hold(7, NOW + 10)

@@ -25,7 +25,7 @@ class Following:
         self.ends: list[int | None] = []
         self.epoch_changes = 0
         self.tail = Tail(Position("hub/h", 1, 0), self.asked.append)
-        self.tail.listener = self
+        self.tail.on_messages, self.tail.listener = self.on_messages, self
 
     def on_record(self, offset: int, append: Append, body: bytes | None, now: float) -> None:
         self.alone.append(offset)

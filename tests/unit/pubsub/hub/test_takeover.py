@@ -29,7 +29,7 @@ KEY, ACKS = session_key(HUB, "alice"), acks_key(HUB, "alice")
 class Scene:
     def __init__(self) -> None:
         self.bench = Bench(is_shared=True)
-        self.bench.tail.listener = Mock()
+        self.bench.tail.on_messages = self.bench.tail.listener = Mock()
         self.roster, self.elsewhere, self.arrivals = Here(), Roster[Elsewhere](), Arrivals()
         self.floors, self.sessions = Mock(spec=Floors), Mock(spec=Sessions)
         self.closing, self.clients = Mock(spec=Closing), Mock(spec=Clients)

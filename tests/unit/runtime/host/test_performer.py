@@ -44,7 +44,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.group import GroupLimits
 from semel.kernel.interpreter import Seat
 from semel.kernel.ledger import START, Kind
-from semel.kernel.ops import Enqueue, Op, Put, Renew, Unit, WorkRow, WorkState
+from semel.kernel.ops import Claim, Enqueue, Op, Put, Renew, Unit, WorkRow, WorkState
 from semel.kernel.position import Position
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Record, Store
@@ -666,6 +666,21 @@ async def test_close_tells_machines_and_sends_what_they_answer(store: ScriptedSt
 
     assert wire.written == [("peer", "confirm")]
     assert wire.log == ["pause", "close"]
+
+
+async def test_while_it_closes_machines_finish_but_begin_nothing(store: ScriptedStore) -> None:
+    """A worker would claim a row, and a follower read a message, that nobody handles any more."""
+    claim = Commit((Claim("q", "w"),), 7)
+    last = Commit((append("b"),), 8)
+    puppet = Puppet(
+        begin=[Commit((append("a"),), 6)],
+        answer=lambda event: (claim, Load("k"), last) if isinstance(event, Committed) and event.token == 6 else (),
+    )
+    performer = await Performer(store).start()
+    performer.add(puppet)
+    await performer.close()
+    assert [event.token for event in puppet.heard if isinstance(event, Committed)] == [6, 8]
+    assert not [event for event in puppet.heard if isinstance(event, Loaded | LoadFailed)]
 
 
 async def test_close_twice_is_no_harm(store: ScriptedStore) -> None:
