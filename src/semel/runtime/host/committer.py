@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import threading
-import time
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future as ThreadFuture
 from functools import partial
 
-from semel.errors import CommitInDoubt, LocalProtocolError, SemelError, StaleFence, StoreError
+from semel.errors import CommitInDoubt, SemelError, StaleFence, StoreError
 from semel.kernel.effects import CommitFailed, Committed, CommitUnknown
 from semel.kernel.group import Completion
 from semel.kernel.ops import Conflict, Op, Result, Stale
 from semel.runtime.host.performer import Performer, closed_error
-from semel.runtime.host.threads import hand_over
 
-_Future = asyncio.Future[tuple[Result, ...]] | ThreadFuture[tuple[Result, ...]]
+_Future = asyncio.Future[tuple[Result, ...]]
 _Entry = tuple[tuple[Op, ...], str | None, _Future]
-
-
-LOOP_CHECK_S = 1.0
-"""How often a waiting thread looks whether the loop is still there."""
 
 
 class Committer:
@@ -36,7 +27,6 @@ class Committer:
     def __init__(self, performer: Performer) -> None:
         self._performer = performer
         self._held: deque[_Entry] = deque()
-        self._loop_thread = threading.get_ident()
         performer.on_room(self._admit)
         performer.on_end(self._fail_held)
 
@@ -52,37 +42,11 @@ class Committer:
         self._take(tuple(ops), chain, future)
         return await future
 
-    def commit_sync(
-        self, ops: Iterable[Op], chain: str | None = None, timeout_s: float = math.inf
-    ) -> tuple[Result, ...]:
-        """The same for threads. Raises TimeoutError when the time is up; the commit may still happen."""
-        self._performer.check_open()
-        if threading.get_ident() == self._loop_thread:
-            raise LocalProtocolError("commit_sync would block the loop that it waits for", fix="await commit() here")
-        future: ThreadFuture[tuple[Result, ...]] = ThreadFuture()
-        hand_over(self._performer.loop, self._take_from_thread, tuple(ops), chain, future)
-        until = time.monotonic() + timeout_s
-        while True:
-            try:
-                return future.result(min(LOOP_CHECK_S, max(0.0, until - time.monotonic())))
-            except TimeoutError:
-                if self._performer.loop.is_closed():
-                    raise closed_error() from None
-                if time.monotonic() >= until:
-                    raise
-
     def _take(self, ops: tuple[Op, ...], chain: str | None, future: _Future) -> None:
         if self._held or self._performer.is_full:
             self._held.append((ops, chain, future))
         else:
             self._submit(ops, chain, future)
-
-    def _take_from_thread(self, ops: tuple[Op, ...], chain: str | None, future: _Future) -> None:
-        try:
-            self._performer.check_open()
-            self._take(ops, chain, future)
-        except SemelError as error:
-            future.set_exception(error)
 
     def _submit(self, ops: tuple[Op, ...], chain: str | None, future: _Future) -> None:
         if chain is None:

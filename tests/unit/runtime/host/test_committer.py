@@ -1,17 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from semel.errors import (
     CommitInDoubt,
     InputError,
-    LocalProtocolError,
     StaleFence,
     StoreError,
     StoreFull,
@@ -323,44 +319,6 @@ async def test_a_producer_that_is_cancelled_does_not_disturb_the_others(
     assert sorted(ids(store)) == ["gone", "stays"]
 
 
-async def test_threads_commit_too_and_share_transactions(store: ScriptedStore, committer: Committer) -> None:
-    barrier = threading.Barrier(32)
-
-    def produce(number: int) -> bool:
-        barrier.wait()
-        return all(isinstance(committer.commit_sync([append(f"{number}-{at}")])[0], Fresh) for at in range(20))
-
-    loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(32) as pool:
-        done = await asyncio.gather(*(loop.run_in_executor(pool, produce, number) for number in range(32)))
-
-    assert all(done)
-    assert len(ids(store)) == 640
-    assert len(store.groups) < 640
-
-
-async def test_a_thread_hears_of_a_refusal(committer: Committer) -> None:
-    await committer.commit([Put("key", b"1", expected=0)])
-
-    with pytest.raises(StaleFence):
-        await asyncio.to_thread(committer.commit_sync, [Put("key", b"2", expected=0)])
-
-
-async def test_a_thread_may_give_up_waiting(store: ScriptedStore, committer: Committer) -> None:
-    store.gate.clear()
-    with pytest.raises(TimeoutError):
-        await asyncio.to_thread(committer.commit_sync, [append("a")], None, 0.05)
-    store.gate.set()
-    await committer.commit([append("b")])
-
-    assert ids(store) == ["a", "b"]
-
-
-async def test_the_sync_face_refuses_to_block_the_loop(committer: Committer) -> None:
-    with pytest.raises(LocalProtocolError, match="block the loop"):
-        committer.commit_sync([append("a")])
-
-
 async def test_close_finishes_what_was_taken(store: ScriptedStore) -> None:
     performer = await Performer(store, limits=GroupLimits(rows=10, waiting_rows=20)).start()
     committer = Committer(performer)
@@ -382,8 +340,6 @@ async def test_a_closed_performer_takes_nothing(store: ScriptedStore) -> None:
 
     with pytest.raises(StoreUnavailable, match="closed"):
         await committer.commit([append("a")])
-    with pytest.raises(StoreUnavailable, match="closed"):
-        await asyncio.to_thread(committer.commit_sync, [append("b")])
     assert ids(store) == []
 
 
@@ -404,17 +360,7 @@ async def test_close_does_not_wait_for_ever_for_a_store_that_hangs(store: Script
     store.gate.set()
 
 
-def then(call: Callable[..., None], after: Callable[[], None]) -> Callable[..., None]:
-    def both(*arguments: Any) -> None:
-        call(*arguments)
-        after()
-
-    return both
-
-
-async def test_producers_that_are_held_back_hear_when_closing_gives_up(
-    store: ScriptedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_producers_that_are_held_back_hear_when_closing_gives_up(store: ScriptedStore) -> None:
     performer = await Performer(store, limits=GroupLimits(rows=1, waiting_rows=1)).start()
     committer = Committer(performer)
     store.gate.clear()
@@ -422,16 +368,13 @@ async def test_producers_that_are_held_back_hear_when_closing_gives_up(
     await reached(store)
     tasks += [asyncio.create_task(committer.commit([append(f"m{number}")])) for number in range(3)]
     tasks.append(asyncio.create_task(committer.commit([append("chained")], chain="c")))
-    handed_over = asyncio.Event()
-    monkeypatch.setattr(committer, "_take_from_thread", then(committer._take_from_thread, handed_over.set))
-    thread = asyncio.create_task(asyncio.to_thread(committer.commit_sync, [append("thread")]))
-    await handed_over.wait()
-    assert len(committer._held) == 4
+    await asyncio.sleep(0)
+    assert len(committer._held) == 3
     await performer.close(timeout_s=0.05)
 
     async with asyncio.timeout(scaled(30)):
-        results = await asyncio.gather(*tasks, thread, return_exceptions=True)
-    assert [type(result) for result in results] == [CommitInDoubt] + [StoreUnavailable] * 5
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result) for result in results] == [CommitInDoubt] + [StoreUnavailable] * 4
     store.gate.set()
 
 
