@@ -28,6 +28,7 @@ from semel.kernel.store import Tx
 from semel.stores.open import open_store
 
 if TYPE_CHECKING:
+    from semel.inbox.breaker import BreakerOptions
     from semel.inbox.failure import on, retry
     from semel.kernel.retry import RetryPolicy
     from semel.kernel.work import Worker, WorkerConfig
@@ -48,6 +49,7 @@ __all__ = [
     "App",
     "Append",
     "Attempts",
+    "BreakerOptions",
     "Claim",
     "ClientOptions",
     "Committer",
@@ -84,6 +86,7 @@ __all__ = [
 # asyncio and the machines are loaded when they are asked for: a command line starts without them
 _LATER = {
     "App": "semel.runtime.inbox.app",
+    "BreakerOptions": "semel.inbox.breaker",
     "ClientOptions": "semel.pubsub.client.events",
     "Committer": "semel.runtime.host.committer",
     "Performer": "semel.runtime.host.performer",

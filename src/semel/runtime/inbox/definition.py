@@ -8,9 +8,10 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Unpack
 
 import msgspec
@@ -24,11 +25,13 @@ from semel.inbox.messages import Attributes, envelope_of, type_name
 from semel.inbox.outbox import outbox_queue, parse_destination
 from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind, message_event
-from semel.kernel.ops import KEEP_S, Applied, Duplicate, Enqueue, Fresh, Op, Remember, Result
+from semel.kernel.ops import KEEP_S, Applied, Duplicate, Enqueue, Fresh, Op, Put, Remember, Result
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Store
 from semel.runtime.host.lease_holder import commit_unit
+from semel.runtime.host.performer import steady_clock
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler, key_of
+from semel.runtime.inbox.gate import EndpointGate
 from semel.runtime.inbox.handling import HandlerContext
 from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
 from semel.runtime.inbox.providers import Provider, given_provider, own_providers
@@ -87,6 +90,8 @@ class Application:
         self.routes: dict[str, str] = {}
         self.senders: dict[str, Sender] = {}
         self.periodic: list[Periodic] = []
+        self.clock = steady_clock()
+        self._gates: dict[str, EndpointGate] = {}
         self.url = store if isinstance(store, str) else store.url
         self._node = node
         self._store: Store | None = None if isinstance(store, str) else store
@@ -166,6 +171,25 @@ class Application:
         """What nobody can read will not be readable the next time, whatever a rule for all errors says."""
         own = (UNREADABLE, *handler.errors) if handler is not None else (UNREADABLE,)
         return FailureRules(own, endpoint.errors, self.rules, failed_head=endpoint.options.failed_head)
+
+    def gate(self, endpoint: str) -> EndpointGate:
+        """What the endpoint may take in this process."""
+        with self._opening:
+            if endpoint not in self._gates:
+                told = partial(self._tell_breaker, endpoint)
+                self._gates[endpoint] = EndpointGate(endpoint, self.endpoints[endpoint].options.breaker, told)
+            return self._gates[endpoint]
+
+    def _tell_breaker(self, endpoint: str, until: float | None) -> None:
+        """For `semel inbox status`, as well as it goes: whoever reports it waits for nothing."""
+        value = None if until is None else str(round(until * 1_000_000)).encode()
+        threading.Thread(
+            target=self._put_breaker, args=(breaker_key(self.name, endpoint), value), name="semel-breaker", daemon=True
+        ).start()
+
+    def _put_breaker(self, key: str, value: bytes | None) -> None:
+        with suppress(StoreError):
+            commit_unit(self.store, (Put(key, value),))
 
     @property
     def context(self) -> HandlerContext:
@@ -385,6 +409,11 @@ def _verdict(result: Result) -> Verdict:
 def _first(result: Result) -> First:
     assert isinstance(result, Fresh | Duplicate), "an identity is new or it is not"
     return First(True) if isinstance(result, Fresh) else First(False, result.result or b"")
+
+
+def breaker_key(app: str, endpoint: str) -> str:
+    """Under which the store has until when a breaker is open."""
+    return f"inbox/breaker/{app}/{endpoint}"
 
 
 def now_us() -> int:

@@ -12,7 +12,7 @@ from semel.kernel.envelope import rfc3339
 from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Attempts, Finish, Log, Op, Put, Refused, WorkRow, WorkState
 from semel.runtime.host.lease_holder import commit_unit
-from semel.runtime.inbox.definition import Application
+from semel.runtime.inbox.definition import Application, breaker_key, now_us
 from semel.stores.queries import load_migrations
 
 LETTERS = (WorkState.DEAD, WorkState.PARKED)
@@ -41,6 +41,8 @@ class QueueStatus:
     queue: str
     paused: bool
     counts: dict[str, int]
+    breaker: str = ""
+    """Until when the breaker of a process is open."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,13 +50,21 @@ class QueueStatus:
 
 def queue_status(app: Application) -> list[QueueStatus]:
     """One line for each endpoint, and one for the outbox."""
-    paused = paused_endpoints(app)
-    rows = [(each.options.queue, name in paused) for name, each in app.endpoints.items()]
+    paused, now = paused_endpoints(app), now_us()
+    rows = [(each.options.queue, name in paused, open_until(app, name, now)) for name, each in app.endpoints.items()]
     found = []
-    for queue, is_paused in [*rows, (outbox_queue(app.name), False)]:
+    for queue, is_paused, breaker in [*rows, (outbox_queue(app.name), False, "")]:
         counts = app.store.work_counts(queue).get(queue, {})
-        found.append(QueueStatus(queue, is_paused, {state.name.lower(): count for state, count in counts.items()}))
+        by_name = {state.name.lower(): count for state, count in counts.items()}
+        found.append(QueueStatus(queue, is_paused, by_name, breaker))
     return found
+
+
+def open_until(app: Application, endpoint: str, now: int) -> str:
+    """What the process whose breaker opened last has left; one that died says it no longer than it was to last."""
+    state = app.store.state(breaker_key(app.name, endpoint))
+    until = int(state.value) if state is not None and state.value else 0
+    return rfc3339(until) if until > now else ""
 
 
 # -- pausing

@@ -31,6 +31,7 @@ from semel.runtime.host.performer import Performer
 from semel.runtime.host.sweeper import Sweeper
 from semel.runtime.inbox.definition import Application, Periodic, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
+from semel.runtime.inbox.gate import ticket_of
 from semel.runtime.inbox.handling import Answer, HandlerRun
 from semel.runtime.inbox.operating import LETTERS, paused_endpoints
 from semel.runtime.inbox.policies import EndpointPolicy
@@ -61,7 +62,7 @@ class InboxService:
         _ = self.app.handlers  # refuses here, before anything runs
         threads = sum(each.options.parallel for each in self.app.endpoints.values()) or 1
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix=f"semel-inbox-{self.app.name}")
-        self.performer = Performer(self.app.store)
+        self.performer = Performer(self.app.store, clock=self.app.clock)
         await self.performer.start()
         self.committer = Committer(self.performer)
         for endpoint in self.app.endpoints.values():
@@ -111,6 +112,7 @@ class InboxService:
                 {name: self.app.rules_for(endpoint, each) for name, each in self.app.handlers[options.name].items()},
                 self.app.rules_for(endpoint, None),
             ),
+            gate=self.app.gate(options.name),
         )
         self._workers[options.name] = name
         self.performer.add(Worker(config), handler=_RowHandler(self, endpoint).deliver)
@@ -188,9 +190,17 @@ class _RowHandler:
         app = self.service.app
         who = app.identity_of(self.endpoint.name, row.envelope)
         run = HandlerRun(app.context, handler, row.envelope, who, self._mark(row))
-        if handler.signature.is_async:
-            return await run.on_loop()
-        return await self.service.performer.loop.run_in_executor(self.service.threads, run.in_thread)
+        gate = app.gate(self.endpoint.name)
+        try:
+            if handler.signature.is_async:
+                answer = await run.on_loop()
+            else:
+                answer = await self.service.performer.loop.run_in_executor(self.service.threads, run.in_thread)
+        except Exception as error:
+            gate.failed(ticket_of(row), error, app.clock())
+            raise
+        gate.succeeded(ticket_of(row), app.clock())
+        return answer
 
     def _mark(self, row: WorkRow) -> tuple[Op, ...]:
         options = self.endpoint.options
@@ -253,8 +263,8 @@ async def _drain(app: Application, timeout_s: float) -> int:
 
 def has_due_work(app: Application) -> bool:
     """Whether a message can be handled, is being handled or is to be tried again. One that was sent for later is not
-    due, and neither is one behind a dead letter of its key or at an endpoint that is paused."""
-    paused = paused_endpoints(app)
+    due, and neither is one behind a dead letter of its key or at an endpoint that is paused or has an open breaker."""
+    paused = paused_endpoints(app) | {name for name in app.endpoints if app.gate(name).is_shut(app.clock())}
     endpoints = [each for each in app.endpoints.values() if each.options.mode is EndpointMode.DURABLE]
     queues = [outbox_queue(app.name), *(each.options.queue for each in endpoints if each.name not in paused)]
     before = app.store.work_counts()
