@@ -16,6 +16,7 @@ Nothing is opened when an application is defined: its database is opened with th
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from semel.errors import InputError
@@ -23,7 +24,8 @@ from semel.inbox.endpoint import EndpointMode
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
 from semel.runtime.inbox import operating, service
-from semel.runtime.inbox.definition import Application
+from semel.runtime.inbox.buffered import buffer_of, deliver_buffered
+from semel.runtime.inbox.definition import Application, Verdict
 from semel.runtime.inbox.inline import InlineDelivery
 from semel.runtime.inbox.operating import DeadLetter
 from semel.stores.open import open_store
@@ -33,13 +35,23 @@ class App(Application):
     """An application that can be run and looked after."""
 
     async def deliver(self, endpoint: str, envelope: Envelope, threads: Executor | None = None) -> DeliveryEnd:
-        """Handle one delivery of a transport at an inline endpoint, and say what becomes of it: an ack, or not."""
+        """Take one delivery of a transport, and say what becomes of it: an ack, or not. An inline endpoint handles it
+        first; a buffered one waits until it has room for it in memory."""
         found = self.check_endpoint(endpoint)
-        if found.options.mode is not EndpointMode.INLINE:
-            raise InputError(
-                f"endpoint {endpoint!r} is {found.options.mode}", fix="let a durable endpoint store it: receive()"
-            )
+        if found.options.mode is EndpointMode.DURABLE:
+            raise InputError(f"endpoint {endpoint!r} is durable", fix="let a durable endpoint store it: receive()")
+        if found.options.mode is EndpointMode.BUFFERED:
+            return await deliver_buffered(self, found, envelope)
         return await InlineDelivery(self, found, envelope, threads).handle()
+
+    def receive(self, endpoint: str, envelopes: Sequence[Envelope]) -> list[Verdict]:
+        """As at every endpoint: at a buffered one they are in memory, or refused while it is full, all or none."""
+        found = self.check_endpoint(endpoint)
+        if found.options.mode is not EndpointMode.BUFFERED:
+            return super().receive(endpoint, envelopes)
+        _ = self.handlers
+        buffer_of(self, found).put_now(envelopes)
+        return [Verdict.BUFFERED] * len(envelopes)
 
     # -- for operators
 

@@ -47,10 +47,12 @@ SWEEP_ROWS = 200
 
 
 class Verdict(StrEnum):
-    """What became of a message that was received. Either way it is stored, and may be acknowledged."""
+    """What became of a message that was received. It may be acknowledged: it is stored, or its endpoint is one that
+    keeps messages in memory."""
 
     STORED = "stored"
     DUPLICATE = "duplicate"
+    BUFFERED = "buffered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class Application:
         self.senders: dict[str, Sender] = {}
         self.periodic: list[Periodic] = []
         self.clock = steady_clock()
+        self.buffers: dict[str, Any] = {}
         self._gates: dict[str, EndpointGate] = {}
         self.url = store if isinstance(store, str) else store.url
         self._node = node
@@ -110,11 +113,6 @@ class Application:
         """Where messages come in. For the options see `EndpointOptions`."""
         if name in self.endpoints:
             raise ConfigError(f"there are two endpoints {name!r}", fix="add the handlers of both to one of them")
-        if options.get("mode") == EndpointMode.BUFFERED:
-            raise ConfigError(
-                f"endpoint {name!r} is buffered, and nobody serves such endpoints yet",
-                fix="make it durable, or inline if its transport delivers again",
-            )
         options.setdefault("keep_s", self.keep_s)
         self.endpoints[name] = InboxEndpoint(EndpointOptions(name, **options), tuple(errors))
         self._handlers = None
@@ -287,7 +285,7 @@ class Application:
         return self.endpoints[endpoint]
 
     def _durable(self, endpoint: str) -> InboxEndpoint:
-        """Only a durable endpoint has a worker: what is stored elsewhere would never be handled."""
+        """What is sent to an endpoint is stored; the others take what a transport delivers."""
         found = self.check_endpoint(endpoint)
         if found.options.mode is not EndpointMode.DURABLE:
             raise InputError(

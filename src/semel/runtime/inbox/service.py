@@ -18,17 +18,19 @@ from types import TracebackType
 from typing import Any, Self
 
 from semel.errors import MessageRefused, StoreError
-from semel.inbox.endpoint import EndpointMode, EndpointOptions, OnCrash, Style
+from semel.inbox.endpoint import EndpointMode, OnCrash, Style
 from semel.inbox.outbox import OutboxCalls, outbox_hop, outbox_queue
+from semel.inbox.reservation import DIED, is_reservation
 from semel.kernel.effects import OwnTransaction, Pause, Resume
 from semel.kernel.ledger import Kind, message_event
-from semel.kernel.ops import Finish, Log, Op, WorkRow, WorkState
+from semel.kernel.ops import Attempts, Finish, Log, Op, WorkRow, WorkState
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.work import Worker, WorkerConfig
 from semel.runtime.host.committer import Committer
 from semel.runtime.host.loop import run as run_loop
 from semel.runtime.host.performer import Performer
 from semel.runtime.host.sweeper import Sweeper
+from semel.runtime.inbox.buffered import BufferRunner
 from semel.runtime.inbox.definition import Application, Periodic, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
 from semel.runtime.inbox.gate import ticket_of
@@ -54,9 +56,10 @@ class InboxService:
     def __init__(self, app: Application, *, name: str = "") -> None:
         self.app = app
         self.name = name or f"{app.name}@{socket.gethostname()}:{os.getpid()}"
-        self.handled = 0
+        self._rows_handled = 0
         self._workers: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._runners: list[BufferRunner] = []
 
     async def __aenter__(self) -> Self:
         _ = self.app.handlers  # refuses here, before anything runs
@@ -66,8 +69,10 @@ class InboxService:
         await self.performer.start()
         self.committer = Committer(self.performer)
         for endpoint in self.app.endpoints.values():
-            if endpoint.options.mode is EndpointMode.DURABLE:
-                self._add_worker(endpoint)
+            # what is replayed or scheduled is a row at every endpoint
+            self._add_worker(endpoint)
+            if endpoint.options.mode is EndpointMode.BUFFERED:
+                self._runners.append(BufferRunner(self.app, endpoint, self.threads))
         paused = await asyncio.to_thread(paused_endpoints, self.app)
         for name in paused:
             self._feed(name, Pause())
@@ -76,16 +81,23 @@ class InboxService:
         self._begin(
             sweeper.run(), self._watch_pauses(paused), *(self._send_periodic(each) for each in self.app.periodic)
         )
+        for runner in self._runners:
+            runner.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await asyncio.gather(*(each.close() for each in self._runners))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.performer.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def handled(self) -> int:
+        return self._rows_handled + sum(each.handled for each in self._runners)
 
     def _begin(self, *jobs: Any) -> None:
         self._tasks += [asyncio.get_running_loop().create_task(job) for job in jobs]
@@ -174,7 +186,9 @@ class _RowHandler:
         assert isinstance(row, WorkRow), "an endpoint is a queue of work"
         app, options = self.service.app, self.endpoint.options
         handler = app.handlers[options.name].get(row.envelope.type)
-        if is_expired(options, row, now_us()):
+        if is_reservation(row.envelope):
+            return await self._put_aside(row)
+        if self.endpoint.is_expired(row.envelope, now_us()):
             return await self._end(row, WorkState.DONE, Kind.EXPIRED, "it came too late")
         if handler is None:
             raise MessageRefused(
@@ -183,7 +197,7 @@ class _RowHandler:
             )
         if handler.style is Style.RESERVED and is_taken_over(row) and options.on_crash is not OnCrash.RETRY:
             return await self._ambiguous(row)
-        self.service.handled += 1
+        self.service._rows_handled += 1
         return await self._run(handler, row)
 
     async def _run(self, handler: ReadyHandler, row: WorkRow) -> Answer:
@@ -207,6 +221,15 @@ class _RowHandler:
         done = Finish(row.queue, row.identity, WorkState.DONE, fence=row.fence, keep_s=options.keep_s)
         return done, Log(message_event(Kind.HANDLED, options.hop, "", row.envelope, attempt=row.attempts))
 
+    async def _put_aside(self, row: WorkRow) -> Answer:
+        """A place that an inline delivery keeps: without its body nobody can handle it but the next delivery."""
+        cause = DIED if row.taken_over else row.cause
+        aside = Finish(
+            row.queue, row.identity, WorkState.DEFERRED, fence=row.fence, cause=cause, attempts=Attempts.RELEASE
+        )
+        await self.service.committer.commit([aside])
+        return OwnTransaction.FINISHED
+
     async def _ambiguous(self, row: WorkRow) -> Answer:
         """Whoever had it died, and its effect may have happened."""
         cause = "its worker died while it had this message: its effect may have happened"
@@ -225,11 +248,6 @@ class _RowHandler:
 def is_taken_over(row: WorkRow) -> bool:
     """Whether whoever had it before never said what became of it."""
     return row.taken_over
-
-
-def is_expired(options: EndpointOptions, row: WorkRow, now: int) -> bool:
-    time = row.envelope.time
-    return options.expire_s is not None and time is not None and now > time + options.expire_s * 1_000_000
 
 
 # -- ways to run it
@@ -258,6 +276,8 @@ async def _drain(app: Application, timeout_s: float) -> int:
     async with InboxService(app) as service, asyncio.timeout(timeout_s):
         while await asyncio.to_thread(has_due_work, app):  # noqa: ASYNC110 - other processes may work at it too
             await asyncio.sleep(DRAIN_LOOK_S)
+    for buffer in app.buffers.values():
+        buffer.open()  # the process goes on, and may drain again
     return service.handled
 
 
@@ -265,8 +285,10 @@ def has_due_work(app: Application) -> bool:
     """Whether a message can be handled, is being handled or is to be tried again. One that was sent for later is not
     due, and neither is one behind a dead letter of its key or at an endpoint that is paused or has an open breaker."""
     paused = paused_endpoints(app) | {name for name in app.endpoints if app.gate(name).is_shut(app.clock())}
-    endpoints = [each for each in app.endpoints.values() if each.options.mode is EndpointMode.DURABLE]
-    queues = [outbox_queue(app.name), *(each.options.queue for each in endpoints if each.name not in paused)]
+    open_endpoints = [each for each in app.endpoints.values() if each.name not in paused]
+    if any(app.buffers.get(each.name) for each in open_endpoints):
+        return True
+    queues = [outbox_queue(app.name), *(each.options.queue for each in open_endpoints)]
     before = app.store.work_counts()
     if any(app.store.due(queue) or _has_open_rows(app, queue) for queue in queues):
         return True
@@ -278,7 +300,7 @@ def _has_open_rows(app: Application, queue: str) -> bool:
     """The store's own look may miss what has just come, so the rows are asked as well."""
     now, blocked = now_us(), {row.key for row in app.store.work_rows(queue, LETTERS)} - {None}
     rows = app.store.work_rows(queue, (WorkState.CLAIMED, WorkState.READY, WorkState.SCHEDULED))
-    return any(_is_due(row, now) and row.key not in blocked for row in rows)
+    return any(_is_due(row, now) and row.key not in blocked and not is_reservation(row.envelope) for row in rows)
 
 
 def _is_due(row: WorkRow, now: int) -> bool:
