@@ -26,6 +26,7 @@ from semel.kernel.ops import (
 from semel.kernel.position import Position
 from semel.kernel.store import Tx
 from semel.stores.open import open_store
+from semel.version import __version__
 
 if TYPE_CHECKING:
     from semel.inbox.breaker import BreakerOptions
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from semel.runtime.inbox.app import App
     from semel.runtime.inbox.outbox import Outbox
     from semel.runtime.pipes.node import PipeNode
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Advance",

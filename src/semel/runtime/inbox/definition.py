@@ -12,10 +12,12 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Any, Unpack
 
 import msgspec
 
+from semel.auth.keys import parse_connection_string
 from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy, StoreError
 from semel.inbox.cron import Schedule
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy
@@ -36,6 +38,7 @@ from semel.runtime.inbox.handling import HandlerContext
 from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
 from semel.runtime.inbox.providers import Provider, given_provider, own_providers
 from semel.runtime.inbox.relay import Sender
+from semel.runtime.inbox.settings import needed_store, read_settings
 from semel.runtime.transactions import bind
 from semel.stores.open import open_store
 
@@ -70,28 +73,36 @@ class Application:
     """What an application is made of: endpoints with their handlers, rules, routes, and the store it is kept in.
 
     `identity` says what makes two messages the same: "id", whichever endpoint they come to, or "id+endpoint". `keep_s`
-    is how long a handled message is remembered. `styles` is for handlers at buffered and inline endpoints.
+    is how long a handled message is remembered. `styles` is for handlers at buffered and inline endpoints. `hub` is the
+    connection string of the server whose hubs are sent to. What is left out comes from [inbox] of semel.toml, or of the
+    file `config`.
     """
 
     def __init__(
         self,
-        store: str | Store,
+        store: str | Store | None = None,
         *,
         name: str = "app",
         identity: str = "id",
-        keep_s: float = KEEP_S,
+        keep_s: float | None = None,
         styles: StylePolicy | None = None,
         node: str = "local",
+        hub: str | None = None,
+        config: str | Path | None = None,
     ) -> None:
+        self.settings = read_settings(config)
+        store = store if store is not None else needed_store(self.settings)
+        hub = hub if hub is not None else self.settings.hub
         self.name = name
         self.mode = _mode(identity)
-        self.keep_s = keep_s
+        self.keep_s = keep_s or self.settings.keep_s or KEEP_S
         self.styles = styles or StylePolicy()
         self.endpoints: dict[str, InboxEndpoint] = {}
         self.rules: tuple[FailureRule, ...] = ()
         self.routes: dict[str, str] = {}
         self.senders: dict[str, Sender] = {}
         self.periodic: list[Periodic] = []
+        self.hub = parse_connection_string(hub) if hub is not None else None
         self.clock = steady_clock()
         self.buffers: dict[str, Any] = {}
         self._gates: dict[str, EndpointGate] = {}
@@ -110,10 +121,10 @@ class Application:
     # -- what the application is made of
 
     def endpoint(self, name: str, *, errors: Iterable[FailureRule] = (), **options: Any) -> InboxEndpoint:
-        """Where messages come in. For the options see `EndpointOptions`."""
+        """Where messages come in. For the options see `EndpointOptions`; [[inbox.endpoint]] of semel.toml wins."""
         if name in self.endpoints:
             raise ConfigError(f"there are two endpoints {name!r}", fix="add the handlers of both to one of them")
-        options.setdefault("keep_s", self.keep_s)
+        options = {"keep_s": self.keep_s, **options, **self.settings.endpoints.get(name, {})}
         self.endpoints[name] = InboxEndpoint(EndpointOptions(name, **options), tuple(errors))
         self._handlers = None
         return self.endpoints[name]
@@ -191,7 +202,7 @@ class Application:
 
     @property
     def context(self) -> HandlerContext:
-        return HandlerContext(self.name, self.store, self.routes, now_us, mint)
+        return HandlerContext(self.name, self.store, self.routes, now_us, mint, self.endpoints)
 
     def close(self) -> None:
         """Close what this application has opened."""

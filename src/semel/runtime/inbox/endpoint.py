@@ -68,6 +68,10 @@ class InboxEndpoint:
         """How many handlers were added: who has looked at them looks again when there are more."""
         return len(self._registered)
 
+    @property
+    def functions(self) -> list[Callable[..., Any]]:
+        return [each.function for each in self._registered]
+
     def on(
         self,
         message: Any = None,

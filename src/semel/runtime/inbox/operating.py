@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semel.errors import InputError, StoreBusy
-from semel.inbox.outbox import outbox_queue
+from semel.inbox.outbox import outbox_hop, outbox_queue
 from semel.kernel.envelope import rfc3339
 from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Attempts, Finish, Log, Op, Put, Refused, WorkRow, WorkState
@@ -90,8 +90,23 @@ def _paused_key(app: Application, endpoint: str) -> str:
 # -- dead letters
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    queue: str
+    hop: str
+    keep_s: float
+
+
+def _place(app: Application, name: str) -> _Place:
+    """An endpoint, or the outbox, which is named as `semel inbox status` shows it."""
+    if name == outbox_queue(app.name) and name not in app.endpoints:
+        return _Place(name, outbox_hop(app.name), app.keep_s)
+    options = app.check_endpoint(name).options
+    return _Place(options.queue, options.hop, options.keep_s)
+
+
 def dead_letters(app: Application, endpoint: str) -> list[DeadLetter]:
-    queue = app.check_endpoint(endpoint).options.queue
+    queue = _place(app, endpoint).queue
     return [letter_of(row) for row in app.store.work_rows(queue, LETTERS, limit=LETTERS_MAX)]
 
 
@@ -123,13 +138,13 @@ def replay(app: Application, endpoint: str, identity: str) -> None:
 def discard(app: Application, endpoint: str, identity: str) -> None:
     """The identity is remembered as long as that of any handled message."""
     row = _letter(app, endpoint, identity)
-    keep_s = app.check_endpoint(endpoint).options.keep_s
+    keep_s = _place(app, endpoint).keep_s
     # a dead letter has ended; it is discarded after it was taken up again
     _move(app, row, endpoint, Finish(row.queue, row.identity, WorkState.DONE, keep_s=keep_s), Kind.DISCARDED)
 
 
 def _move(app: Application, row: WorkRow, endpoint: str, finish: Finish, kind: Kind) -> None:
-    hop = app.check_endpoint(endpoint).options.hop
+    hop = _place(app, endpoint).hop
     kinds: Sequence[Kind] = (kind,)
     if kind is Kind.DISCARDED and row.state is WorkState.DEAD:
         kinds = (Kind.REPLAYED, Kind.DISCARDED)
@@ -139,7 +154,7 @@ def _move(app: Application, row: WorkRow, endpoint: str, finish: Finish, kind: K
 
 
 def _letter(app: Application, endpoint: str, identity: str) -> WorkRow:
-    queue = app.check_endpoint(endpoint).options.queue
+    queue = _place(app, endpoint).queue
     row = app.store.work(queue, identity)
     if row is None or row.state not in LETTERS:
         state = "is not known" if row is None else f"is {row.state.name.lower()}"

@@ -14,6 +14,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -37,7 +38,8 @@ from semel.runtime.inbox.gate import ticket_of
 from semel.runtime.inbox.handling import Answer, HandlerRun
 from semel.runtime.inbox.operating import LETTERS, paused_endpoints
 from semel.runtime.inbox.policies import EndpointPolicy
-from semel.runtime.inbox.relay import Relay
+from semel.runtime.inbox.relay import Relay, RelayPolicy
+from semel.runtime.inbox.senders import AskedToWait, HttpSenders
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,8 @@ class InboxService:
 
     async def __aenter__(self) -> Self:
         _ = self.app.handlers  # refuses here, before anything runs
+        for name in self.app.settings.endpoints.keys() - self.app.endpoints.keys():
+            log.warning("%s sets up endpoint %r, which %s has not", self.app.settings.where, name, self.app.name)
         threads = sum(each.options.parallel for each in self.app.endpoints.values()) or 1
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix=f"semel-inbox-{self.app.name}")
         self.performer = Performer(self.app.store, clock=self.app.clock)
@@ -76,6 +80,7 @@ class InboxService:
         paused = await asyncio.to_thread(paused_endpoints, self.app)
         for name in paused:
             self._feed(name, Pause())
+        self._http = HttpSenders(self.app.hub)
         self._add_relay()
         sweeper = Sweeper(self.app.store, failed=lambda error, what: self.performer.outages.record(error))
         self._begin(
@@ -93,6 +98,7 @@ class InboxService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.performer.close()
+        await self._http.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -130,7 +136,8 @@ class InboxService:
         self.performer.add(Worker(config), handler=_RowHandler(self, endpoint).deliver)
 
     def _add_relay(self) -> None:
-        relay = Relay(outbox_hop(self.app.name), self.app.enqueue, self.app.senders)
+        # what the application brings comes before what comes with Semel
+        relay = Relay(outbox_hop(self.app.name), self.app.enqueue, {**self._http.by_kind, **self.app.senders})
         config = WorkerConfig(
             f"{self.name}/outbox",
             outbox_queue(self.app.name),
@@ -138,11 +145,27 @@ class InboxService:
             parallel=RELAY_PARALLEL,
             lease_s=RELAY_LEASE_S,
             idle_s=IDLE_S,
-            retry=RELAY_RETRY,
+            policy=RelayPolicy(RELAY_RETRY),
             keep_s=self.app.keep_s,
             dead_keep_s=None,
         )
-        self.performer.add(Worker(config), handler=relay.deliver)
+        self.performer.add(Worker(config), handler=partial(self._relay, relay))
+
+    async def _relay(self, relay: Relay, row: Any) -> Answer:
+        try:
+            return await relay.deliver(row)
+        except AskedToWait as asked:
+            return await self._postpone(row, asked)
+
+    async def _postpone(self, row: WorkRow, asked: AskedToWait) -> Answer:
+        """The other side says when it may be sent again."""
+        again = Finish(
+            row.queue, row.identity, WorkState.SCHEDULED, fence=row.fence, delay_s=asked.wait_s, cause=asked.message
+        )
+        hop = outbox_hop(self.app.name)
+        event = message_event(Kind.FAILED, hop, "", row.envelope, attempt=row.attempts, cause=asked.message)
+        await self.committer.commit([again, Log(event)])
+        return OwnTransaction.FINISHED
 
     # -- what operators and schedules ask for
 
