@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.interop.served import Served
+from tests.interop.served import KEY, Served
 
 from semel import App, Outbox
 from semel.testing.limits import scaled
@@ -20,7 +20,8 @@ class Order:
 
 
 def test_a_hub_gets_what_a_handler_publishes_and_a_url_that_refuses_it_is_told(served: Served, tmp_path: Path) -> None:
-    app = App(f"sqlite:///{tmp_path}/shop.db", name="shop", hub=served.connection_string)
+    hub = f"Endpoint={served.endpoint};AccessKey={KEY};Version=1.0;"
+    app = App(f"sqlite:///{tmp_path}/shop.db", name="shop", hub=hub)
 
     @app.endpoint("orders").on(Order)
     def handle(order: Order, outbox: Outbox) -> None:

@@ -154,8 +154,13 @@ def _wake(waiters: list[Waiter]) -> None:
     """All of them look again: one that has gone away takes nobody's turn."""
     for loop, future in waiters:
         with suppress(RuntimeError):  # its loop has ended
-            loop.call_soon_threadsafe(lambda future=future: None if future.done() else future.set_result(None))
+            loop.call_soon_threadsafe(_resolve, future)
     waiters.clear()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def buffer_of(app: Application, endpoint: InboxEndpoint) -> Buffer:

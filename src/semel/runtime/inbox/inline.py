@@ -144,10 +144,10 @@ class InlineDelivery:
             case Exit.SCHEDULE:
                 assert isinstance(decision, Again), "only what is tried again is scheduled"
                 return await self._keep(WorkState.SCHEDULED, cause, row, decision.at - self.app.clock())
-            case Exit.DISCARD if row is None:
-                return await self._remember_end(handler, exit, Kind.DISCARDED, cause)
-            case Exit.DISCARD:
+            case Exit.DISCARD if row is not None:
                 await self._commit(self._done(row, Kind.DISCARDED, cause))
+            case Exit.DISCARD:
+                await self._remember_end(handler, exit, Kind.DISCARDED, cause)
             case _ if row is not None:
                 await self._reserving.release(row, cause)
         return exit

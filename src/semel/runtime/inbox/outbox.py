@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Unpack
@@ -29,7 +29,7 @@ class Outbox:
         routes: Mapping[str, str],
         now: Callable[[], int],
         mint: Callable[[], str],
-        endpoints: Container[str] = (),
+        endpoints: Collection[str] = (),
     ) -> None:
         """`endpoints` are those of the application; empty where it has none to its knowledge."""
         self._endpoints = endpoints
