@@ -40,7 +40,6 @@ from semel.kernel.effects import (
     Wake,
     WorkFound,
 )
-from semel.kernel.gate import Gate
 from semel.kernel.lease import renew_at
 from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import (
@@ -72,6 +71,7 @@ from semel.kernel.retry import (
 )
 from semel.kernel.store import Record
 from semel.kernel.text import clean_cause
+from semel.kernel.work_gate import WorkGate
 
 CLAIM_AGAIN_S = 1.0
 RENEW_AGAIN = 1 / 10
@@ -106,7 +106,7 @@ class WorkerConfig:
     keep_s: float = KEEP_S
     dead_keep_s: float | None = KEEP_S
     policy: FailurePolicy | None = None
-    gate: Gate | None = None
+    gate: WorkGate | None = None
 
     def __post_init__(self) -> None:
         if self.parallel < 1 or self.ahead < 0:

@@ -37,7 +37,7 @@ class EndpointGate:
         self._turns: dict[Hashable, int] = {}
         self._lock = threading.Lock()
 
-    # -- as a worker asks for it (kernel.gate.Gate)
+    # -- as a worker asks for it (kernel.work_gate.WorkGate)
 
     def room(self, now: float, asked: int) -> int:
         with self._lock:

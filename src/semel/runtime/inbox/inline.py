@@ -34,7 +34,7 @@ from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.inbox.definition import Application, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
 from semel.runtime.inbox.handling import HandlerRun
-from semel.runtime.inbox.reserving import Kept, Reserving
+from semel.runtime.inbox.reserving import KeptMessage, Reserving
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +233,7 @@ class InlineDelivery:
 
     async def _keep(self, to: WorkState, cause: str, row: WorkRow | None, wait_s: float = 0.0) -> Exit:
         """Stored with its body; then it may be acknowledged."""
-        kept = Kept(self.app, self.endpoint, self.envelope, self._commit)
+        kept = KeptMessage(self.app, self.endpoint, self.envelope, self._commit)
         await kept.store(to, cause, row, wait_s)
         return {WorkState.DEAD: Exit.DEAD_LETTER, WorkState.PARKED: Exit.PARK}.get(to, Exit.SCHEDULE)
 

@@ -103,7 +103,7 @@ class Reserving:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptMessage:
     """A message that is stored with its body, because nobody would deliver it again in time."""
 
     app: Application

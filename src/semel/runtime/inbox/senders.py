@@ -59,11 +59,12 @@ class HttpPost(Protocol):
     def __call__(self, url: str, body: bytes, headers: Mapping[str, str]) -> Awaitable[PostAnswer]: ...
 
 
-class AskedToWait(PeerUnavailable):
+class AskedToWait(Exception):
     """It may be sent again, but not before so many seconds."""
 
     def __init__(self, message: str, wait_s: float) -> None:
-        super().__init__(message, fix="it will be sent again")
+        super().__init__(message)
+        self.message = message
         self.wait_s = wait_s
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from semel.kernel.ops import WorkRow
 
 
-class Gate(Protocol):
+class WorkGate(Protocol):
     """Whatever it says, what is stored stays stored: rows that may not be taken are left for anybody to claim."""
 
     def room(self, now: float, asked: int) -> int:
