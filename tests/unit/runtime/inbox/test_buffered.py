@@ -137,7 +137,8 @@ async def test_a_full_buffer_lets_nothing_in_until_it_is_down_to_its_low_mark() 
     with pytest.raises(LimitExceeded, match="3 messages"):
         buffer.put_now([order("e")])
     for left in (2, 1):
-        await asyncio.sleep(0)
+        with pytest.raises(LimitExceeded):
+            buffer.put_now([order("e")])
         assert not waiting.done()
         buffer.end(await buffer.take())
         assert len(buffer) == left
