@@ -26,8 +26,10 @@ from semel.kernel.ops import (
 from semel.kernel.position import Position
 from semel.kernel.store import Tx
 from semel.stores.open import open_store
+from semel.version import __version__
 
 if TYPE_CHECKING:
+    from semel.inbox.breaker import BreakerOptions
     from semel.inbox.failure import on, retry
     from semel.kernel.retry import RetryPolicy
     from semel.kernel.work import Worker, WorkerConfig
@@ -41,13 +43,12 @@ if TYPE_CHECKING:
     from semel.runtime.inbox.outbox import Outbox
     from semel.runtime.pipes.node import PipeNode
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Advance",
     "App",
     "Append",
     "Attempts",
+    "BreakerOptions",
     "Claim",
     "ClientOptions",
     "Committer",
@@ -84,6 +85,7 @@ __all__ = [
 # asyncio and the machines are loaded when they are asked for: a command line starts without them
 _LATER = {
     "App": "semel.runtime.inbox.app",
+    "BreakerOptions": "semel.inbox.breaker",
     "ClientOptions": "semel.pubsub.client.events",
     "Committer": "semel.runtime.host.committer",
     "Performer": "semel.runtime.host.performer",

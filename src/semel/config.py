@@ -32,13 +32,13 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
-from semel import __version__
 from semel.errors import ConfigError, InputError, SemelError
+from semel.version import __version__
 
 FILE = "semel.toml"
 ENV_PREFIX = "SEMEL_"
 DEFAULT_URL = "sqlite:///semel.db"
-LATER_SECTIONS = frozenset({"inbox", "ebxml", "geo", "pipe", "telemetry"})
+LATER_SECTIONS = frozenset({"ebxml", "geo", "pipe", "telemetry"})
 """Sections that belong to parts of Semel which are not in this version."""
 
 
@@ -306,6 +306,95 @@ class PubSubSection(_Section):
     hub: tuple[HubSection, ...] = Field(default=(), description="tables [[pubsub.hub]], one for each hub")
 
 
+class BreakerSection(_Section):
+    """The circuit breaker of an endpoint."""
+
+    window_s: float = Field(default=600.0, gt=0.0, description="seconds over which failures are counted: more than 0")
+    minimum: int = Field(default=10, ge=1, description="messages that must have ended before it opens: 1 or more")
+    share: float = Field(default=0.15, gt=0.0, le=1.0, description="the share that must have failed: above 0, up to 1")
+    pause_s: float = Field(default=300.0, gt=0.0, description="seconds for which it stays open: more than 0")
+
+
+class EndpointSection(_Section):
+    """[[inbox.endpoint]]: options of one endpoint, over what the application says in its code."""
+
+    name: str = Field(min_length=1, description="the name of an endpoint, as in app.endpoint(name)")
+    mode: Literal["durable", "buffered", "inline"] | None = Field(
+        default=None, description="'durable', 'buffered' or 'inline': when a message is acknowledged"
+    )
+    style: Literal["eager", "optimistic", "reserved", "none"] | None = Field(
+        default=None, description="'eager', 'optimistic', 'reserved' or 'none': when the mark is written"
+    )
+    on_crash: Literal["retry", "drop", "park"] | None = Field(
+        default=None, description="'retry', 'drop' or 'park': what a crash of a reserved handler means"
+    )
+    failed_head: Literal["blocks", "passes"] | None = Field(
+        default=None, description="'blocks' or 'passes': what a dead letter does to its key"
+    )
+    parallel: int | None = Field(default=None, ge=1, description="messages that are handled at a time: 1 or more")
+    buffer_high: int | None = Field(default=None, ge=1, description="messages in memory that shut the door: 1 or more")
+    buffer_low: int | None = Field(default=None, ge=1, description="messages in memory that open it again: 1 or more")
+    lease_s: float | None = Field(
+        default=None, gt=0.0, description="seconds after which a dead process is replaced: more than 0"
+    )
+    keep_s: float | None = Field(
+        default=None, gt=0.0, description="seconds for which a handled message is remembered: more than 0"
+    )
+    expire_s: float | None = Field(
+        default=None, gt=0.0, description="seconds after which a message is not handled any more: more than 0"
+    )
+    breaker: BreakerSection | None = Field(
+        default=None, description="a table of window_s, minimum, share and pause_s: the circuit breaker"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        from semel.inbox.endpoint import EndpointOptions
+
+        try:
+            EndpointOptions(self.name, **self.options)
+        except (ConfigError, InputError) as error:
+            raise _as_custom_error(error) from None
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is said, as keyword arguments of an endpoint."""
+        from semel.inbox.breaker import BreakerOptions
+
+        said = self.model_dump(exclude={"name", "breaker"}, exclude_none=True)
+        return said if self.breaker is None else {**said, "breaker": BreakerOptions(**self.breaker.model_dump())}
+
+
+class InboxSection(_Section):
+    """[inbox]: the database of an application's handlers, and what is special about its endpoints."""
+
+    store: str | None = Field(
+        default=None, min_length=1, description="the URL of the application's own database, such as sqlite:///shop.db"
+    )
+    hub: str | None = Field(
+        default=None, repr=False, description="the connection string of the server whose hubs are sent to"
+    )
+    keep_s: float | None = Field(
+        default=None, gt=0.0, description="seconds for which a handled message is remembered: more than 0"
+    )
+    endpoint: tuple[EndpointSection, ...] = Field(
+        default=(), description="tables [[inbox.endpoint]], one for each endpoint"
+    )
+
+    @field_validator("hub")
+    @classmethod
+    def _check_hub(cls, hub: str | None) -> str | None:
+        from semel.auth.keys import parse_connection_string
+
+        try:
+            if hub is not None:
+                parse_connection_string(hub)
+        except ConfigError as error:
+            raise _as_custom_error(error) from None
+        return hub
+
+
 _SECTIONS: dict[str, type[BaseModel]] = {
     "store": StoreSection,
     "ledger": LedgerSection,
@@ -314,10 +403,11 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "server": ServerSection,
     "auth": AuthSection,
     "pubsub": PubSubSection,
+    "inbox": InboxSection,
 }
 _LISTS = frozenset({"pipeline"})
 """Sections that may be there many times. The environment has no way to say which one is meant, so it sets none."""
-_INNER_LISTS = frozenset({("pubsub", "hub"), ("pubsub", "hub", "handler")})
+_INNER_LISTS = frozenset({("pubsub", "hub"), ("pubsub", "hub", "handler"), ("inbox", "endpoint")})
 """Tables within a section that may be there many times."""
 
 _Path: TypeAlias = tuple[str | int, ...]
@@ -335,6 +425,7 @@ class _Settings(BaseSettings):
     server: ServerSection = ServerSection()
     auth: AuthSection = AuthSection()
     pubsub: PubSubSection = PubSubSection()
+    inbox: InboxSection = InboxSection()
 
     @classmethod
     def settings_customise_sources(
@@ -361,6 +452,7 @@ class Config:
     server: ServerSection = field(default_factory=ServerSection)
     auth: AuthSection = field(default_factory=AuthSection)
     pubsub: PubSubSection = field(default_factory=PubSubSection)
+    inbox: InboxSection = field(default_factory=InboxSection)
 
     def resolve_store(self, given: str | None = None) -> tuple[str, str]:
         """The URL of the store and where it comes from: the command line, else the configuration, else the default."""
@@ -410,12 +502,29 @@ def _checked(data: dict[str, Any], file: Path | None, text: str) -> Config:
     # a pipeline's name is the name of its lease, its checkpoint and its stream
     problems = _names_taken("pipeline", [each.name for each in settings.pipeline], ("pipeline",), file, text)
     problems += _names_taken("hub", [each.name for each in settings.pubsub.hub], ("pubsub", "hub"), file, text)
+    problems += _names_taken(
+        "endpoint", [each.name for each in settings.inbox.endpoint], ("inbox", "endpoint"), file, text
+    )
+    problems += _shared_file(settings, file, text)
     if problems:
         raise _config_error(problems)
     return Config(
         settings.store, settings.ledger, file, settings.spark, settings.pipeline, settings.server, settings.auth,
-        settings.pubsub,
+        settings.pubsub, settings.inbox,
     )  # fmt: skip
+
+
+def _shared_file(settings: _Settings, file: Path | None, text: str) -> list[tuple[str, str]]:
+    """Handlers write in transactions of their own length. On SQLite, where one at a time writes, they would hold up
+    every publish of a server on the same file."""
+    own, server = settings.inbox.store, settings.store.url or DEFAULT_URL
+    if own is None or not (own.startswith("sqlite:") and server.startswith("sqlite:")):
+        return []
+    paths = [Path(url.removeprefix("sqlite:///").partition("?")[0]).resolve() for url in (own, server)]
+    if paths[0] != paths[1]:
+        return []
+    where = _where(("inbox", "store"), file, text)
+    return [(f"{where}: {own} is the file of [store], which is the server's", "give the inbox a file of its own")]
 
 
 def _not_json() -> ConfigError:
@@ -424,6 +533,7 @@ def _not_json() -> ConfigError:
         ("spark", "settings"): '{"name": "value"}',
         ("server", "endpoints"): '["https://events.example.com"]',
         ("pubsub", "hub"): '[{"name": "chat"}]',
+        ("inbox", "endpoint"): '[{"name": "orders"}]',
     }
     named = [(name, shape) for loc, shape in shapes.items() if (name := _env_name(loc)) is not None]
     name, shape = next(each for each in named if not _is_json(os.environ[each[0]]))

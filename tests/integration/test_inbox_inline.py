@@ -13,6 +13,7 @@ from tests.integration.inbox_shop import Order, Shop, write
 from semel import on
 from semel.errors import ConfigError, InputError, StoreBusy, StoreUnavailable
 from semel.inbox.messages import envelope_of
+from semel.inbox.reservation import reservation_of
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Claim, Enqueue, Unit, WorkState
@@ -158,7 +159,7 @@ def test_a_duplicate_of_what_is_being_handled_is_given_back(shop: Shop) -> None:
 def test_an_expired_claim_means_what_the_endpoint_says(shop: Shop, on_crash: str, calls_wanted: list[str]) -> None:
     calls: list[str] = []
     handler(shop, "reserved", calls, on_crash=on_crash)
-    died = Enqueue("inbox/sms", "a", Envelope("a", type="Order"), scope="inbox/shop/id")
+    died = Enqueue("inbox/sms", "a", reservation_of(order("a")), scope="inbox/shop/id")
     shop.app.store.commit([Unit((died, Claim("inbox/sms", "a process that died", lease_s=0.0, identity="a")))])
     end = deliver(shop, "a")
     assert calls == calls_wanted
@@ -232,5 +233,148 @@ def test_nothing_is_stored_where_nobody_would_handle_it(shop: Shop) -> None:
         shop.send("a", to="sms")
     with pytest.raises(InputError, match="inline"):
         shop.app.receive("sms", [order("a")])
-    with pytest.raises(ConfigError, match="buffered"):
-        shop.app.endpoint("later", mode="buffered")
+
+
+# -- what is kept with its body goes on like a row of a durable endpoint
+
+
+def failing(shop: Shop, style: str, runs: list[str], rule: Any, **options: Any) -> list[bool]:
+    """A handler that fails until it is mended: `mended.append(True)`."""
+    mended: list[bool] = []
+    shop.app.endpoint("sms", mode="inline", errors=[rule], **options)
+
+    def run(order: Order) -> None:
+        runs.append(order.id)
+        if not mended:
+            raise ValueError("not yet")
+
+    if style in ("reserved", "none"):
+        shop.on("sms", idempotency=style)(run)
+    else:
+
+        @shop.on("sms", idempotency=style)
+        def text(order: Order, db: Any) -> None:
+            write(db, order.id)
+            run(order)
+
+    return mended
+
+
+@pytest.mark.parametrize("style", [*STYLES, "none"])
+def test_a_replayed_dead_letter_is_handled_once_without_the_transport(shop: Shop, style: str) -> None:
+    runs: list[str] = []
+    mended = failing(shop, style, runs, on(ValueError).dead_letter())
+    assert deliver(shop, "a") is ACK
+    assert shop.drain() == 0, "a dead letter waits for a person"
+    [letter] = shop.app.dead_letters("sms")
+    assert (letter.state, "ada" in letter.body) == ("dead", True)
+    mended.append(True)
+    shop.app.replay("sms", "a")
+    if style != "none":
+        assert deliver(shop, "a") is ACK, "it is stored: what the transport has of it is a duplicate"
+    assert shop.drain() == 1
+    assert shop.state("a", "sms") is WorkState.DONE
+    if style != "none":
+        assert deliver(shop, "a") is ACK
+    # only the optimistic one runs for duplicates, and is rolled back
+    assert len(runs) == (4 if style == "optimistic" else 2)
+    if style in ("eager", "optimistic"):
+        assert shop.effects() == ["a"]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_replay_and_a_redelivery_at_the_same_time_have_one_effect(shop: Shop, style: str) -> None:
+    """The transport brings it while the runner has it."""
+    runs: list[str] = []
+    ends: list[DeliveryEnd] = []
+    shop.app.endpoint("sms", mode="inline", errors=[on(ValueError).dead_letter()])
+
+    async def run(order: Order) -> None:
+        runs.append(order.id)
+        if len(runs) == 1:
+            raise ValueError("not yet")
+        if len(runs) == 2:
+            ends.append(await shop.app.deliver("sms", envelope_of(order, order.id)))
+
+    if style == "reserved":
+        shop.on("sms", idempotency=style)(run)
+    else:
+
+        @shop.on("sms", idempotency=style)
+        async def text(order: Order, db: Any) -> None:
+            await run(order)
+            await asyncio.to_thread(write, db, order.id)
+
+    assert deliver(shop, "a") is ACK
+    shop.app.replay("sms", "a")
+    assert shop.drain() == 1
+    assert shop.state("a", "sms") is WorkState.DONE
+    assert set(ends) <= {ACK, GIVE_BACK}
+    if style == "reserved":
+        assert runs == ["a", "a"]
+    else:
+        assert shop.effects() == ["a"]
+
+
+def test_a_parked_message_has_the_body_of_the_redelivery_and_waits_for_a_person(shop: Shop) -> None:
+    calls: list[str] = []
+    handler(shop, "reserved", calls, on_crash="park")
+    died = Enqueue("inbox/sms", "a", reservation_of(order("a")), scope="inbox/shop/id")
+    shop.app.store.commit([Unit((died, Claim("inbox/sms", "a process that died", lease_s=0.0, identity="a")))])
+    assert [deliver(shop, "a"), deliver(shop, "a"), deliver(shop, "a")] == [ACK] * 3
+    [letter] = shop.app.dead_letters("sms")
+    assert (letter.state, "ada" in letter.body, calls) == ("parked", True, [])
+    assert "may have happened" in letter.cause
+    shop.app.replay("sms", "a")
+    assert shop.drain() == 1
+    assert (calls, shop.state("a", "sms")) == (["a"], WorkState.DONE)
+
+
+@pytest.mark.parametrize(("on_crash", "calls_wanted"), [("retry", ["a"]), ("drop", []), ("park", [])])
+def test_a_runner_never_handles_a_reservation_and_forgets_no_crash(
+    shop: Shop, on_crash: str, calls_wanted: list[str]
+) -> None:
+    calls: list[str] = []
+    handler(shop, "reserved", calls, on_crash=on_crash, errors=[on(Exception).dead_letter()])
+    died = Enqueue("inbox/sms", "a", reservation_of(order("a")), scope="inbox/shop/id")
+    shop.app.store.commit([Unit((died, Claim("inbox/sms", "a process that died", lease_s=0.0, identity="a")))])
+    assert shop.drain() == 0
+    assert (calls, shop.state("a", "sms"), shop.app.dead_letters("sms")) == ([], WorkState.DEFERRED, [])
+    assert deliver(shop, "a") is ACK
+    assert calls == calls_wanted
+
+
+def test_a_reserved_message_that_failed_is_not_in_doubt(shop: Shop) -> None:
+    """It was given back, so the next delivery runs it, whatever a crash would mean."""
+    runs: list[str] = []
+    mended = failing(shop, "reserved", runs, on(ValueError).requeue(5), on_crash="park")
+    assert deliver(shop, "a") is GIVE_BACK
+    assert shop.drain() == 0
+    mended.append(True)
+    assert deliver(shop, "a") is ACK
+    assert (runs, shop.state("a", "sms")) == (["a", "a"], WorkState.DONE)
+
+
+@pytest.mark.parametrize("style", [*STYLES, "none"])
+def test_a_scheduled_retry_is_stored_before_it_is_acknowledged(shop: Shop, style: str) -> None:
+    runs: list[str] = []
+    mended = failing(shop, style, runs, on(ValueError).schedule([0.01]).dead_letter())
+    assert deliver(shop, "a") is ACK
+    assert b"ada" in shop.row("a", "sms").envelope.data
+    mended.append(True)
+    wait_until(lambda: shop.drain() == 1, "its time")
+    assert (len(runs), shop.state("a", "sms")) == (2, WorkState.DONE)
+
+
+def test_a_discarded_message_is_remembered(shop: Shop) -> None:
+    runs: list[str] = []
+    failing(shop, "eager", runs, on(ValueError).discard())
+    assert [deliver(shop, "a"), deliver(shop, "a")] == [ACK, ACK]
+    assert (runs, shop.state("a", "sms")) == (["a"], WorkState.DONE)
+
+
+def test_a_pause_gives_deliveries_back(shop: Shop) -> None:
+    runs: list[str] = []
+    failing(shop, "eager", runs, on(ValueError).pause(60).then("discard"))
+    assert [deliver(shop, "a"), deliver(shop, "b")] == [ACK, GIVE_BACK]
+    assert runs == ["a"]

@@ -213,10 +213,11 @@ def status(context: typer.Context, name: AppArgument) -> CommandResult:
 
     with opened(name) as found:
         rows = queue_status(found)
-    view = Table("queue", "paused", "ready", "scheduled", "claimed", "parked", "dead")
+    view = Table("queue", "paused", "breaker", "ready", "scheduled", "claimed", "parked", "dead")
     for row in rows:
         counts = [f"{row.counts.get(state, 0):,}" for state in ("ready", "scheduled", "claimed", "parked", "dead")]
-        view.add_row(row.queue, "yes" if row.paused else "", *counts)
+        breaker = f"open until {row.breaker}" if row.breaker else ""
+        view.add_row(row.queue, "yes" if row.paused else "", breaker, *counts)
     return CommandResult({"queues": [row.as_dict() for row in rows]}, [view])
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from semel.errors import ConfigError
+from semel.inbox.breaker import BreakerOptions
 from semel.inbox.identity import inbox_hop, inbox_queue
 from semel.kernel.ops import KEEP_S
 
@@ -115,7 +116,8 @@ class StylePolicy:
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
     """`buffer_high` messages in memory stop the listener, `buffer_low` let it go on. `expire_s` after the time of a
-    message it is not handled any more. `parallel` messages are with handlers at a time."""
+    message it is not handled any more. `parallel` messages are with handlers at a time. With a `breaker` nothing is
+    taken for a while when too much fails."""
 
     name: str
     mode: EndpointMode = EndpointMode.DURABLE
@@ -128,6 +130,7 @@ class EndpointOptions:
     lease_s: float = 30.0
     keep_s: float = KEEP_S
     expire_s: float | None = None
+    breaker: BreakerOptions | None = None
 
     def __post_init__(self) -> None:
         inbox_queue(self.name)  # a name that no queue can have is refused here
@@ -169,6 +172,11 @@ class EndpointOptions:
         _check(self.keep_s > 0, f"keep_s is {self.keep_s}", "use seconds above 0: an identity is kept for a time")
         expire_s = self.expire_s
         _check(expire_s is None or expire_s > 0, f"expire_s is {expire_s}", "use seconds above 0, or leave it out")
+        _check(
+            self.breaker is None or isinstance(self.breaker, BreakerOptions),
+            f"the breaker of endpoint {self.name!r} is {self.breaker!r}",
+            "give breaker=BreakerOptions(...), or leave it out",
+        )
 
 
 def _check(holds: bool, problem: str, fix: str) -> None:

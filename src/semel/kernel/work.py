@@ -71,6 +71,7 @@ from semel.kernel.retry import (
 )
 from semel.kernel.store import Record
 from semel.kernel.text import clean_cause
+from semel.kernel.work_gate import WorkGate
 
 CLAIM_AGAIN_S = 1.0
 RENEW_AGAIN = 1 / 10
@@ -88,7 +89,8 @@ class WorkerConfig:
     look for more.
 
     `policy` decides by what went wrong; without one `retry` decides alike for all failures. What is done is remembered
-    for `keep_s`, what is dead stays for `dead_keep_s`: None is until somebody replays or discards it.
+    for `keep_s`, what is dead stays for `dead_keep_s`: None is until somebody replays or discards it. A `gate` may let
+    it take less than there is room for, or nothing.
     """
 
     name: str
@@ -104,6 +106,7 @@ class WorkerConfig:
     keep_s: float = KEEP_S
     dead_keep_s: float | None = KEEP_S
     policy: FailurePolicy | None = None
+    gate: WorkGate | None = None
 
     def __post_init__(self) -> None:
         if self.parallel < 1 or self.ahead < 0:
@@ -159,6 +162,7 @@ class Worker:
         self._is_dry = False
         self._paused_until: float | None = None
         self._resting = False
+        self._behind_gate: dict[int, WorkRow] = {}
 
     @property
     def is_paused(self) -> bool:
@@ -264,8 +268,12 @@ class Worker:
         if not self._may_claim():
             return []
         self._look_at, self._woken = None, False
+        room = self._room() if self.config.gate is None else self.config.gate.room(now, self._room())
+        if room == 0:
+            self._look_at = self.config.gate.next_deadline(now) if self.config.gate is not None else None
+            return []
         self._claiming = self._next_token()
-        self._asked_at, self._asked_for = now, self._room()
+        self._asked_at, self._asked_for = now, room
         claim = Claim(self.config.queue, self.name, limit=self._asked_for, lease_s=self.config.lease_s)
         return [Commit((claim,), self._claiming, chain=None)]
 
@@ -299,14 +307,30 @@ class Worker:
         """One whose lease has run out, because nothing could be renewed, is no longer worth beginning."""
         effects: list[Effect] = []
         while self._waiting and len(self._with_app) < self.config.parallel:
+            if self._is_shut(now):
+                return [*effects, *self._release_waiting()]
             token = self._waiting.popleft()
             held = self._held.get(token)
             if held is not None and now >= held.until:
                 del self._held[token]
             elif held is not None:
                 self._with_app.add(token)
+                self._pass_gate(token, held.row, now)
                 effects.append(Deliver(held.row, token, held.row.attempts))
         return effects
+
+    def _is_shut(self, now: float) -> bool:
+        return self.config.gate is not None and self.config.gate.room(now, 1) == 0
+
+    def _pass_gate(self, token: int, row: WorkRow, now: float) -> None:
+        if self.config.gate is not None:
+            self._behind_gate[token] = row
+            self.config.gate.taken(row, now)
+
+    def _leave_gate(self, token: int) -> None:
+        row = self._behind_gate.pop(token, None)
+        if row is not None and self.config.gate is not None:
+            self.config.gate.returned(row)
 
     def _go_on(self, now: float) -> list[Effect]:
         """There is room for more."""
@@ -316,6 +340,7 @@ class Worker:
 
     def _answered(self, event: Delivered | DeliverFailed | DeliverLost, now: float) -> list[Effect]:
         self._with_app.discard(event.token)
+        self._leave_gate(event.token)
         if event.token not in self._held:
             # lost meanwhile; at least there is room now
             return self._go_on(now)

@@ -62,8 +62,8 @@ def test_a_message_is_sent_once(shop: Semel) -> None:
         {"id": "order-7", "verdict": "duplicate"},
     ]
     assert shop("status", "shop:app").result["queues"] == [
-        {"queue": "inbox/orders", "paused": False, "counts": {"ready": 1}},
-        {"queue": "outbox/shop", "paused": False, "counts": {}},
+        {"queue": "inbox/orders", "paused": False, "counts": {"ready": 1}, "breaker": ""},
+        {"queue": "outbox/shop", "paused": False, "counts": {}, "breaker": ""},
     ]
 
 

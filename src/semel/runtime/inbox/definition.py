@@ -8,13 +8,16 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from pathlib import Path
 from typing import Any, Unpack
 
 import msgspec
 
+from semel.auth.keys import parse_connection_string
 from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy, StoreError
 from semel.inbox.cron import Schedule
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy
@@ -24,15 +27,18 @@ from semel.inbox.messages import Attributes, envelope_of, type_name
 from semel.inbox.outbox import outbox_queue, parse_destination
 from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind, message_event
-from semel.kernel.ops import KEEP_S, Applied, Duplicate, Enqueue, Fresh, Op, Remember, Result
+from semel.kernel.ops import KEEP_S, Applied, Duplicate, Enqueue, Fresh, Op, Put, Remember, Result
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Store
 from semel.runtime.host.lease_holder import commit_unit
+from semel.runtime.host.performer import steady_clock
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler, key_of
+from semel.runtime.inbox.gate import EndpointGate
 from semel.runtime.inbox.handling import HandlerContext
 from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
 from semel.runtime.inbox.providers import Provider, given_provider, own_providers
 from semel.runtime.inbox.relay import Sender
+from semel.runtime.inbox.settings import needed_store, read_settings
 from semel.runtime.transactions import bind
 from semel.stores.open import open_store
 
@@ -44,10 +50,12 @@ SWEEP_ROWS = 200
 
 
 class Verdict(StrEnum):
-    """What became of a message that was received. Either way it is stored, and may be acknowledged."""
+    """What became of a message that was received. It may be acknowledged: it is stored, or its endpoint is one that
+    keeps messages in memory."""
 
     STORED = "stored"
     DUPLICATE = "duplicate"
+    BUFFERED = "buffered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +73,39 @@ class Application:
     """What an application is made of: endpoints with their handlers, rules, routes, and the store it is kept in.
 
     `identity` says what makes two messages the same: "id", whichever endpoint they come to, or "id+endpoint". `keep_s`
-    is how long a handled message is remembered. `styles` is for handlers at buffered and inline endpoints.
+    is how long a handled message is remembered. `styles` is for handlers at buffered and inline endpoints. `hub` is the
+    connection string of the server whose hubs are sent to. What is left out comes from [inbox] of semel.toml, or of the
+    file `config`.
     """
 
     def __init__(
         self,
-        store: str | Store,
+        store: str | Store | None = None,
         *,
         name: str = "app",
         identity: str = "id",
-        keep_s: float = KEEP_S,
+        keep_s: float | None = None,
         styles: StylePolicy | None = None,
         node: str = "local",
+        hub: str | None = None,
+        config: str | Path | None = None,
     ) -> None:
+        self.settings = read_settings(config)
+        store = store if store is not None else needed_store(self.settings)
+        hub = hub if hub is not None else self.settings.hub
         self.name = name
         self.mode = _mode(identity)
-        self.keep_s = keep_s
+        self.keep_s = keep_s or self.settings.keep_s or KEEP_S
         self.styles = styles or StylePolicy()
         self.endpoints: dict[str, InboxEndpoint] = {}
         self.rules: tuple[FailureRule, ...] = ()
         self.routes: dict[str, str] = {}
         self.senders: dict[str, Sender] = {}
         self.periodic: list[Periodic] = []
+        self.hub = parse_connection_string(hub) if hub is not None else None
+        self.clock = steady_clock()
+        self.buffers: dict[str, Any] = {}
+        self._gates: dict[str, EndpointGate] = {}
         self.url = store if isinstance(store, str) else store.url
         self._node = node
         self._store: Store | None = None if isinstance(store, str) else store
@@ -102,15 +121,10 @@ class Application:
     # -- what the application is made of
 
     def endpoint(self, name: str, *, errors: Iterable[FailureRule] = (), **options: Any) -> InboxEndpoint:
-        """Where messages come in. For the options see `EndpointOptions`."""
+        """Where messages come in. For the options see `EndpointOptions`; [[inbox.endpoint]] of semel.toml wins."""
         if name in self.endpoints:
             raise ConfigError(f"there are two endpoints {name!r}", fix="add the handlers of both to one of them")
-        if options.get("mode") == EndpointMode.BUFFERED:
-            raise ConfigError(
-                f"endpoint {name!r} is buffered, and nobody serves such endpoints yet",
-                fix="make it durable, or inline if its transport delivers again",
-            )
-        options.setdefault("keep_s", self.keep_s)
+        options = {"keep_s": self.keep_s, **options, **self.settings.endpoints.get(name, {})}
         self.endpoints[name] = InboxEndpoint(EndpointOptions(name, **options), tuple(errors))
         self._handlers = None
         return self.endpoints[name]
@@ -167,9 +181,28 @@ class Application:
         own = (UNREADABLE, *handler.errors) if handler is not None else (UNREADABLE,)
         return FailureRules(own, endpoint.errors, self.rules, failed_head=endpoint.options.failed_head)
 
+    def gate(self, endpoint: str) -> EndpointGate:
+        """What the endpoint may take in this process."""
+        with self._opening:
+            if endpoint not in self._gates:
+                told = partial(self._tell_breaker, endpoint)
+                self._gates[endpoint] = EndpointGate(endpoint, self.endpoints[endpoint].options.breaker, told)
+            return self._gates[endpoint]
+
+    def _tell_breaker(self, endpoint: str, until: float | None) -> None:
+        """For `semel inbox status`, as well as it goes: whoever reports it waits for nothing."""
+        value = None if until is None else str(round(until * 1_000_000)).encode()
+        threading.Thread(
+            target=self._put_breaker, args=(breaker_key(self.name, endpoint), value), name="semel-breaker", daemon=True
+        ).start()
+
+    def _put_breaker(self, key: str, value: bytes | None) -> None:
+        with suppress(StoreError):
+            commit_unit(self.store, (Put(key, value),))
+
     @property
     def context(self) -> HandlerContext:
-        return HandlerContext(self.name, self.store, self.routes, now_us, mint)
+        return HandlerContext(self.name, self.store, self.routes, now_us, mint, self.endpoints)
 
     def close(self) -> None:
         """Close what this application has opened."""
@@ -263,7 +296,7 @@ class Application:
         return self.endpoints[endpoint]
 
     def _durable(self, endpoint: str) -> InboxEndpoint:
-        """Only a durable endpoint has a worker: what is stored elsewhere would never be handled."""
+        """What is sent to an endpoint is stored; the others take what a transport delivers."""
         found = self.check_endpoint(endpoint)
         if found.options.mode is not EndpointMode.DURABLE:
             raise InputError(
@@ -385,6 +418,11 @@ def _verdict(result: Result) -> Verdict:
 def _first(result: Result) -> First:
     assert isinstance(result, Fresh | Duplicate), "an identity is new or it is not"
     return First(True) if isinstance(result, Fresh) else First(False, result.result or b"")
+
+
+def breaker_key(app: str, endpoint: str) -> str:
+    """Under which the store has until when a breaker is open."""
+    return f"inbox/breaker/{app}/{endpoint}"
 
 
 def now_us() -> int:

@@ -10,7 +10,7 @@ Nothing here decides what follows a failure: an exception goes to the worker, wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -41,9 +41,10 @@ class HandlerContext:
     routes: Mapping[str, str]
     now: Callable[[], int]
     mint: Callable[[], str]
+    endpoints: Collection[str] = ()
 
     def outbox(self, handler: str, handled: Identity | None) -> Outbox:
-        return Outbox(OutboxCalls(self.app, handler, handled), self.routes, self.now, self.mint)
+        return Outbox(OutboxCalls(self.app, handler, handled), self.routes, self.now, self.mint, self.endpoints)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Inline endpoints: the handler runs first, then the transport hears what to do with its delivery.
+"""One delivery at an inline or buffered endpoint: the handler runs in this process, with the body that has come.
 
     style        a duplicate                                       a crash in the middle
     eager        never reaches the handler                         rolls back: the broker delivers again
@@ -7,7 +7,9 @@
     none         runs again                                        may have had its effect
 
 Whoever is told to give a delivery back must not acknowledge it: somebody else is handling the message at this moment,
-or the store could not be asked.
+the endpoint takes nothing just now, or the store could not be asked. What is scheduled, parked or dead is stored with
+its body first, and is from then on a row like those of a durable endpoint: what the transport still delivers of it is a
+duplicate.
 """
 
 from __future__ import annotations
@@ -16,101 +18,153 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from semel.errors import CommitInDoubt, DuplicateMessage, MessageRefused, StaleFence, StoreBusy, StoreError
-from semel.inbox.endpoint import EndpointMode, OnCrash, Style
+from semel.inbox.endpoint import OnCrash, Style
 from semel.inbox.identity import Identity
-from semel.inbox.settle import DeliveryEnd, Exit, exit_of, settle
+from semel.inbox.reservation import DIED, is_ambiguous
+from semel.inbox.settle import DeliveryEnd, Exit, RowFate, Settlement, exit_of, settle
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Kind, message_event
-from semel.kernel.ops import (
-    Applied,
-    Claim,
-    Claimed,
-    Duplicate,
-    Enqueue,
-    Finish,
-    Log,
-    Op,
-    Remember,
-    Result,
-    WorkRow,
-    WorkState,
-)
-from semel.kernel.retry import Again, Decision, Failure, type_names
+from semel.kernel.ops import Applied, Finish, Log, Op, Remember, Result, WorkRow, WorkState
+from semel.kernel.retry import Again, Decision, Failure, PauseThen, type_names
 from semel.runtime.host.hosting import cause_of
 from semel.runtime.host.lease_holder import commit_unit
-from semel.runtime.inbox.definition import Application
+from semel.runtime.inbox.definition import Application, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
 from semel.runtime.inbox.handling import HandlerRun
+from semel.runtime.inbox.reserving import KeptMessage, Reserving
 
 log = logging.getLogger(__name__)
+
+NOT_NOW = Settlement(DeliveryEnd.GIVE_BACK, RowFate.NO_ROW, again=True)
+"""The endpoint is paused, or its breaker is open: nothing has begun."""
+
+
+@dataclass(slots=True)
+class Tries:
+    """How often a handler has had a message, for one that is tried again from memory."""
+
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class InlineDelivery:
-    """One delivery at an inline endpoint. Blocking handlers run on `threads`; None is the loop's own."""
+    """One delivery. Blocking handlers run on `threads`; None is the loop's own."""
 
     app: Application
     endpoint: InboxEndpoint
     envelope: Envelope
     threads: Executor | None = None
+    tries: Tries = field(default_factory=Tries)
 
     async def handle(self) -> DeliveryEnd:
         """Run the handler and say what becomes of the delivery."""
-        handler = self.app.handlers[self.endpoint.name].get(self.envelope.type)
-        if handler is None:
-            error = MessageRefused(
-                f"no handler at {self.endpoint.name!r} knows messages of type {self.envelope.type!r}",
-                fix="add a handler for it, then replay the dead letter",
-            )
-            return await self._end_dead(Style.NONE, error)
-        return await self._attempts(handler)
+        return (await self.settle()).delivery
 
-    async def _attempts(self, handler: ReadyHandler) -> DeliveryEnd:
+    async def settle(self) -> Settlement:
+        gate, ticket = self.app.gate(self.endpoint.name), object()
+        if not gate.enter(ticket, self.app.clock()):
+            return NOT_NOW
+        try:
+            handler = self.app.handlers[self.endpoint.name].get(self.envelope.type)
+            style = handler.style if handler is not None else Style.NONE
+            return self._settled(style, await self._exit(handler, ticket))
+        finally:
+            gate.leave(ticket)
+
+    def _settled(self, style: Style, exit: Exit) -> Settlement:
+        return settle(self.endpoint.options.mode, style, exit)
+
+    async def _exit(self, handler: ReadyHandler | None, ticket: object) -> Exit:
+        """Whatever the store does here, the delivery has an end."""
+        try:
+            if self.endpoint.is_expired(self.envelope, now_us()):
+                return await self._remember_end(handler, Exit.EXPIRED, Kind.EXPIRED)
+            if handler is None:
+                error = MessageRefused(
+                    f"no handler at {self.endpoint.name!r} knows messages of type {self.envelope.type!r}",
+                    fix="add a handler for it, then replay the dead letter",
+                )
+                return await self._keep(WorkState.DEAD, cause_of(error), None)
+            if handler.style is not Style.RESERVED:
+                return await self._attempts(handler, ticket, None)
+            return await self._reserved(handler, ticket)
+        except (StaleFence, StoreBusy):
+            return Exit.DUPLICATE_OPEN
+        except CommitInDoubt:
+            return Exit.IN_DOUBT
+        except StoreError:
+            log.warning("the store did not take %s", self.envelope.id, exc_info=True)
+            return Exit.STORE_DOWN
+
+    async def _reserved(self, handler: ReadyHandler, ticket: object) -> Exit:
+        """A committed claim, which stays over all attempts, the effect, the mark."""
+        row = await self._reserving.claim()
+        if isinstance(row, Exit):
+            return row
+        if is_ambiguous(row) and self.endpoint.options.on_crash is not OnCrash.RETRY:
+            return await self._ambiguous(row)
+        async with self._reserving.renewed(row):
+            return await self._attempts(handler, ticket, row)
+
+    async def _attempts(self, handler: ReadyHandler, ticket: object, row: WorkRow | None) -> Exit:
         """Retries happen here: the broker waits meanwhile."""
-        rules, attempt = self.app.rules_for(self.endpoint, handler), 1
-        loop = asyncio.get_running_loop()
+        rules, gate = self.app.rules_for(self.endpoint, handler), self.app.gate(self.endpoint.name)
         while True:
+            self.tries.count += 1
             try:
-                return self._settled(handler.style, await self._once(handler))
-            except StoreBusy:
-                return self._settled(handler.style, Exit.DUPLICATE_OPEN)
-            except CommitInDoubt:
-                return self._settled(handler.style, Exit.IN_DOUBT)
+                exit = await self._once(handler, row)
+                gate.succeeded(ticket, self.app.clock())
+                return exit
             except StoreError:
-                log.warning("the store did not take %s", self.envelope.id, exc_info=True)
-                return self._settled(handler.style, Exit.STORE_DOWN)
+                self.tries.count -= 1  # it says nothing about the handler
+                raise
             except Exception as error:
                 log.warning("the handler of %s failed", self.endpoint.name, exc_info=True)
+                now = self.app.clock()
+                gate.failed(ticket, error, now)
                 failure = Failure(cause_of(error), type_names(type(error)))
-                decision = rules.decide(failure, attempt, loop.time(), 0.0)
+                decision = rules.decide(failure, self.tries.count, now, 0.0)
+                if isinstance(decision, PauseThen):
+                    gate.pause(now + decision.for_s)
+                    decision = decision.then
                 if not isinstance(decision, Again) or decision.passes:
-                    return await self._give_up(handler.style, decision, error)
-                await asyncio.sleep(decision.at - loop.time())
-                attempt += 1
+                    return await self._give_up(handler, decision, failure.text, row)
+                await asyncio.sleep(max(0.0, decision.at - now))
 
-    async def _give_up(self, style: Style, decision: Decision, error: Exception) -> DeliveryEnd:
-        if exit_of(decision) in (Exit.DEAD_LETTER, Exit.PARK):
-            return await self._end_dead(style, error)
-        return self._settled(style, exit_of(decision))
-
-    def _settled(self, style: Style, exit: Exit) -> DeliveryEnd:
-        return settle(EndpointMode.INLINE, style, exit).delivery
+    async def _give_up(self, handler: ReadyHandler, decision: Decision, cause: str, row: WorkRow | None) -> Exit:
+        exit = exit_of(decision)
+        match exit:
+            case Exit.DEAD_LETTER:
+                return await self._keep(WorkState.DEAD, cause, row)
+            case Exit.PARK:
+                return await self._keep(WorkState.PARKED, cause, row)
+            case Exit.SCHEDULE:
+                assert isinstance(decision, Again), "only what is tried again is scheduled"
+                return await self._keep(WorkState.SCHEDULED, cause, row, decision.at - self.app.clock())
+            case Exit.DISCARD if row is not None:
+                await self._commit(self._done(row, Kind.DISCARDED, cause))
+            case Exit.DISCARD:
+                await self._remember_end(handler, exit, Kind.DISCARDED, cause)
+            case _ if row is not None:
+                await self._reserving.release(row, cause)
+        return exit
 
     # -- one attempt
 
-    async def _once(self, handler: ReadyHandler) -> Exit:
+    async def _once(self, handler: ReadyHandler, row: WorkRow | None) -> Exit:
         who = self.app.identity_of(self.endpoint.name, self.envelope)
         try:
             match handler.style:
                 case Style.EAGER:
-                    await self._run(handler, who, before=(self._remember(who),))
+                    await self._run(handler, who, before=(self._remember(who, Kind.HANDLED),))
                 case Style.OPTIMISTIC:
-                    await self._run(handler, who, mark=(self._remember(who),))
+                    await self._run(handler, who, mark=(self._remember(who, Kind.HANDLED),))
                 case Style.RESERVED:
-                    return await self._reserved(handler, who)
+                    assert row is not None, "a reserved handler runs under a claim"
+                    await self._mark(row, await self._run(handler, who))
                 case Style.NONE:
                     await self._commit(await self._run(handler, who))
         except DuplicateMessage:
@@ -128,7 +182,9 @@ class InlineDelivery:
             answer = await asyncio.get_running_loop().run_in_executor(self.threads, run.in_thread)
         return answer if isinstance(answer, tuple) else ()
 
-    def _remember(self, who: Identity) -> Remember:
+    # -- what is written about it
+
+    def _remember(self, who: Identity, kind: Kind, cause: str | None = None) -> Remember:
         hop, options = self.endpoint.options.hop, self.endpoint.options
         return Remember(
             who.queue,
@@ -137,83 +193,53 @@ class InlineDelivery:
             keep_s=options.keep_s,
             on_fresh=(
                 message_event(Kind.ACCEPTED, hop, "", self.envelope),
-                message_event(Kind.HANDLED, hop, "", self.envelope),
+                message_event(kind, hop, "", self.envelope, cause=cause),
             ),
             on_duplicate=message_event(Kind.DUPLICATE, hop, "", self.envelope),
         )
 
-    # -- reserved: a committed claim, the effect, the mark
-
-    async def _reserved(self, handler: ReadyHandler, who: Identity) -> Exit:
-        row, first = await self._claim(who)
-        if row is None:
-            return Exit.DUPLICATE_HANDLED if _is_handled(first) else Exit.DUPLICATE_OPEN
-        if row.taken_over and self.endpoint.options.on_crash is not OnCrash.RETRY:
-            return await self._ambiguous(row)
-        try:
-            ops = await self._run(handler, who)
-        except BaseException:
-            await self._commit((Finish(row.queue, row.identity, WorkState.READY, fence=row.fence),))
-            raise
-        await self._mark(row, ops)
-        return Exit.OK
-
-    async def _claim(self, who: Identity) -> tuple[WorkRow | None, Result]:
-        """The row has no body: the broker has it, and delivers it again if we die."""
-        options = self.endpoint.options
-        bare = Envelope(self.envelope.id, source=self.envelope.source, type=self.envelope.type)
-        enqueue = Enqueue(
-            who.queue,
-            who.identity,
-            bare,
-            scope=who.scope if who.scope != who.queue else None,
-            on_fresh=message_event(Kind.ACCEPTED, options.hop, "", self.envelope),
-            on_duplicate=message_event(Kind.DUPLICATE, options.hop, "", self.envelope),
-        )
-        claim = Claim(who.queue, self.app.name, lease_s=options.lease_s, identity=who.identity)
-        first, claimed = await self._commit((enqueue, claim))
-        assert isinstance(claimed, Claimed), "a claim answers with rows"
-        return (claimed.rows[0] if claimed.rows else None), first
+    async def _remember_end(
+        self, handler: ReadyHandler | None, exit: Exit, kind: Kind, cause: str | None = None
+    ) -> Exit:
+        """It ends without its effect, and is not handled when it comes again. Where nothing is checked nothing is
+        remembered."""
+        if handler is not None and handler.style is not Style.NONE:
+            who = self.app.identity_of(self.endpoint.name, self.envelope)
+            await self._commit((self._remember(who, kind, cause),))
+        return exit
 
     async def _mark(self, row: WorkRow, ops: tuple[Op, ...]) -> None:
         """The effect has happened: a mark that cannot be written now fails nothing and is written later."""
+        done = (*self._done(row, Kind.HANDLED), *ops)
         try:
-            await self._commit((*self._done(row, Kind.HANDLED), *ops))
+            await self._commit(done)
         except StaleFence:
             log.warning("%s was handled for longer than its lease", row.identity)
         except StoreError:
             log.warning("the mark of %s will be written later", row.identity)
-            self.app.mark_later((*self._done(row, Kind.HANDLED), *ops))
+            self.app.mark_later(done)
+
+    def _done(self, row: WorkRow, kind: Kind, cause: str | None = None) -> tuple[Op, ...]:
+        options = self.endpoint.options
+        done = Finish(row.queue, row.identity, WorkState.DONE, fence=row.fence, keep_s=options.keep_s, cause=cause)
+        return done, Log(message_event(kind, options.hop, "", self.envelope, attempt=row.attempts, cause=cause))
 
     async def _ambiguous(self, row: WorkRow) -> Exit:
         """Whoever had it died, and its effect may have happened."""
-        if self.endpoint.options.on_crash is OnCrash.DROP:
-            await self._commit(self._done(row, Kind.DISCARDED))
-            return Exit.DISCARD
-        event = message_event(Kind.SUSPENDED, self.endpoint.options.hop, "", self.envelope)
-        await self._commit((Finish(row.queue, row.identity, WorkState.PARKED, fence=row.fence), Log(event)))
-        return Exit.PARK
+        if self.endpoint.options.on_crash is OnCrash.PARK:
+            return await self._keep(WorkState.PARKED, DIED, row)
+        await self._commit(self._done(row, Kind.DISCARDED, DIED))
+        return Exit.DISCARD
 
-    def _done(self, row: WorkRow, kind: Kind) -> tuple[Op, ...]:
-        options = self.endpoint.options
-        done = Finish(row.queue, row.identity, WorkState.DONE, fence=row.fence, keep_s=options.keep_s)
-        return done, Log(message_event(kind, options.hop, "", self.envelope, attempt=row.attempts))
+    async def _keep(self, to: WorkState, cause: str, row: WorkRow | None, wait_s: float = 0.0) -> Exit:
+        """Stored with its body; then it may be acknowledged."""
+        kept = KeptMessage(self.app, self.endpoint, self.envelope, self._commit)
+        await kept.store(to, cause, row, wait_s)
+        return {WorkState.DEAD: Exit.DEAD_LETTER, WorkState.PARKED: Exit.PARK}.get(to, Exit.SCHEDULE)
 
-    # -- dead letters
-
-    async def _end_dead(self, style: Style, error: Exception) -> DeliveryEnd:
-        """Kept with its body first; then it may be acknowledged."""
-        options = self.endpoint.options
-        enqueue = self.app.enqueue(options.name, self.envelope)
-        cause = cause_of(error)
-        dead = Finish(enqueue.queue, enqueue.identity, WorkState.DEAD, keep_s=None, cause=cause)
-        event = message_event(Kind.DEAD_LETTERED, options.hop, "", self.envelope, cause=cause)
-        try:
-            await self._commit((enqueue,))
-            await self._commit((dead, Log(event)))
-        except StoreError:
-            return self._settled(style, Exit.STORE_DOWN)
-        return self._settled(style, Exit.DEAD_LETTER)
+    @property
+    def _reserving(self) -> Reserving:
+        return Reserving(self.app, self.endpoint, self.envelope, self._commit)
 
     async def _commit(self, ops: Sequence[Op]) -> tuple[Result, ...]:
         if not ops:
@@ -222,7 +248,3 @@ class InlineDelivery:
         if not isinstance(outcome, Applied):
             raise StaleFence("another process has the message", fix="give the delivery back")
         return outcome.results
-
-
-def _is_handled(first: Result) -> bool:
-    return isinstance(first, Duplicate) and first.state is WorkState.DONE

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from semel.errors import InputError, StoreBusy
-from semel.inbox.outbox import outbox_queue
+from semel.inbox.outbox import outbox_hop, outbox_queue
 from semel.kernel.envelope import rfc3339
 from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Attempts, Finish, Log, Op, Put, Refused, WorkRow, WorkState
 from semel.runtime.host.lease_holder import commit_unit
-from semel.runtime.inbox.definition import Application
+from semel.runtime.inbox.definition import Application, breaker_key, now_us
 from semel.stores.queries import load_migrations
 
 LETTERS = (WorkState.DEAD, WorkState.PARKED)
@@ -41,6 +41,8 @@ class QueueStatus:
     queue: str
     paused: bool
     counts: dict[str, int]
+    breaker: str = ""
+    """Until when the breaker of a process is open."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,13 +50,21 @@ class QueueStatus:
 
 def queue_status(app: Application) -> list[QueueStatus]:
     """One line for each endpoint, and one for the outbox."""
-    paused = paused_endpoints(app)
-    rows = [(each.options.queue, name in paused) for name, each in app.endpoints.items()]
+    paused, now = paused_endpoints(app), now_us()
+    rows = [(each.options.queue, name in paused, open_until(app, name, now)) for name, each in app.endpoints.items()]
     found = []
-    for queue, is_paused in [*rows, (outbox_queue(app.name), False)]:
+    for queue, is_paused, breaker in [*rows, (outbox_queue(app.name), False, "")]:
         counts = app.store.work_counts(queue).get(queue, {})
-        found.append(QueueStatus(queue, is_paused, {state.name.lower(): count for state, count in counts.items()}))
+        by_name = {state.name.lower(): count for state, count in counts.items()}
+        found.append(QueueStatus(queue, is_paused, by_name, breaker))
     return found
+
+
+def open_until(app: Application, endpoint: str, now: int) -> str:
+    """What the process whose breaker opened last has left; one that died says it no longer than it was to last."""
+    state = app.store.state(breaker_key(app.name, endpoint))
+    until = int(state.value) if state is not None and state.value else 0
+    return rfc3339(until) if until > now else ""
 
 
 # -- pausing
@@ -80,8 +90,23 @@ def _paused_key(app: Application, endpoint: str) -> str:
 # -- dead letters
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    queue: str
+    hop: str
+    keep_s: float
+
+
+def _place(app: Application, name: str) -> _Place:
+    """An endpoint, or the outbox, which is named as `semel inbox status` shows it."""
+    if name == outbox_queue(app.name) and name not in app.endpoints:
+        return _Place(name, outbox_hop(app.name), app.keep_s)
+    options = app.check_endpoint(name).options
+    return _Place(options.queue, options.hop, options.keep_s)
+
+
 def dead_letters(app: Application, endpoint: str) -> list[DeadLetter]:
-    queue = app.check_endpoint(endpoint).options.queue
+    queue = _place(app, endpoint).queue
     return [letter_of(row) for row in app.store.work_rows(queue, LETTERS, limit=LETTERS_MAX)]
 
 
@@ -113,13 +138,13 @@ def replay(app: Application, endpoint: str, identity: str) -> None:
 def discard(app: Application, endpoint: str, identity: str) -> None:
     """The identity is remembered as long as that of any handled message."""
     row = _letter(app, endpoint, identity)
-    keep_s = app.check_endpoint(endpoint).options.keep_s
+    keep_s = _place(app, endpoint).keep_s
     # a dead letter has ended; it is discarded after it was taken up again
     _move(app, row, endpoint, Finish(row.queue, row.identity, WorkState.DONE, keep_s=keep_s), Kind.DISCARDED)
 
 
 def _move(app: Application, row: WorkRow, endpoint: str, finish: Finish, kind: Kind) -> None:
-    hop = app.check_endpoint(endpoint).options.hop
+    hop = _place(app, endpoint).hop
     kinds: Sequence[Kind] = (kind,)
     if kind is Kind.DISCARDED and row.state is WorkState.DEAD:
         kinds = (Kind.REPLAYED, Kind.DISCARDED)
@@ -129,7 +154,7 @@ def _move(app: Application, row: WorkRow, endpoint: str, finish: Finish, kind: K
 
 
 def _letter(app: Application, endpoint: str, identity: str) -> WorkRow:
-    queue = app.check_endpoint(endpoint).options.queue
+    queue = _place(app, endpoint).queue
     row = app.store.work(queue, identity)
     if row is None or row.state not in LETTERS:
         state = "is not known" if row is None else f"is {row.state.name.lower()}"

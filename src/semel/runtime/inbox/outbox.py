@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Unpack
 
 from semel.errors import InputError, StaleFence
 from semel.inbox.messages import Attributes, type_name
-from semel.inbox.outbox import Destination, OutboxCalls
+from semel.inbox.outbox import Destination, DestinationKind, OutboxCalls, parse_destination
 from semel.kernel.ops import Op, Result
 from semel.kernel.store import AsyncTx, Tx
 
@@ -23,7 +23,16 @@ class Outbox:
     A handler gets one by asking for it. A caller gets one for its own transaction: `with app.outbox(connection) as o:`.
     """
 
-    def __init__(self, calls: OutboxCalls, routes: Mapping[str, str], now: Callable[[], int], mint: Callable[[], str]):
+    def __init__(
+        self,
+        calls: OutboxCalls,
+        routes: Mapping[str, str],
+        now: Callable[[], int],
+        mint: Callable[[], str],
+        endpoints: Collection[str] = (),
+    ) -> None:
+        """`endpoints` are those of the application; empty where it has none to its knowledge."""
+        self._endpoints = endpoints
         self._calls = calls
         self._routes = routes
         self._now = now
@@ -70,7 +79,18 @@ class Outbox:
     def _id(self, id: str | None) -> str | None:
         return self._mint() if id is None and self._calls.handled is None else id
 
-    def _to(self, message: object, to: Destination | str | None) -> Destination | str:
+    def _to(self, message: object, to: Destination | str | None) -> Destination:
+        found = self._routed(message, to)
+        destination = found if isinstance(found, Destination) else parse_destination(found)
+        is_known = not self._endpoints or destination.name in self._endpoints
+        if destination.kind is DestinationKind.ENDPOINT and not is_known:
+            raise InputError(
+                f"there is no endpoint {destination.name!r} in this application",
+                fix=f"make it: app.endpoint({destination.name!r}), or publish to one that there is",
+            )
+        return destination
+
+    def _routed(self, message: object, to: Destination | str | None) -> Destination | str:
         if to is not None:
             return to
         name = getattr(message, "type", None) if type(message).__name__ == "Envelope" else type_name(type(message))

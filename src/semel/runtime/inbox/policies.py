@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from semel.inbox.failure import FailureRules
+from semel.inbox.reservation import is_reservation
 from semel.kernel.ops import WorkRow
 from semel.kernel.retry import Decision, Failure
 
@@ -18,6 +19,8 @@ class EndpointPolicy:
     other: FailureRules
 
     def last_attempt(self, row: WorkRow) -> int | None:
+        if is_reservation(row.envelope):
+            return None  # it is only put aside: without its body it must not become a dead letter
         return self._rules(row).attempts_max
 
     def decide(self, failure: Failure, row: WorkRow, attempt: int, now: float, chance: float) -> Decision:

@@ -7,29 +7,38 @@ it is at least once under the same id, and the other side's memory of ids makes 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from semel.errors import ConfigError, PeerUnavailable, RemoteProtocolError
+from semel.errors import ConfigError, InputError, RemoteProtocolError
 from semel.inbox.outbox import DESTINATION_HEADER, Destination, DestinationKind, destination_of
-from semel.kernel.envelope import Envelope, to_json
+from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Append, Op, WorkRow
+from semel.kernel.retry import Decision, Enough, Failure, RetryPolicy, error_name
 
-CLOUDEVENT = "application/cloudevents+json"
-POST_S = 30.0
-RETRYABLE = frozenset({408, 425, 429})
-
-
-class HttpPost(Protocol):
-    """Makes one POST: the URL, the body and the headers; answers the status."""
-
-    def __call__(self, url: str, body: bytes, headers: Mapping[str, str]) -> Awaitable[int]: ...
-
+HOPELESS = frozenset({error_name(RemoteProtocolError), error_name(InputError)})
 
 Sender = Callable[[Destination, Envelope], Awaitable[None]]
 """Hands a message to somebody outside and returns when they have it. Raises when they may not have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPolicy:
+    """What is in the outbox was promised: it is sent until somebody has it. Only what the other side will never take,
+    or what names nobody, is a dead letter at once: it keeps its key, so that nothing overtakes it."""
+
+    retry: RetryPolicy
+
+    def last_attempt(self, row: WorkRow) -> int | None:
+        return None
+
+    def decide(self, failure: Failure, row: WorkRow, attempt: int, now: float, chance: float) -> Decision:
+        if not HOPELESS.isdisjoint(failure.types):
+            return Enough("dead_letter", holds=True)
+        return self.retry.decide(attempt, now, chance)
 
 
 class Relay:
@@ -72,21 +81,3 @@ class Relay:
 def without_destination(envelope: Envelope) -> Envelope:
     headers = {name: value for name, value in envelope.headers.items() if name != DESTINATION_HEADER}
     return msgspec.structs.replace(envelope, headers=headers)
-
-
-def url_sender(post: HttpPost) -> Sender:
-    """A CloudEvent by POST. The id is an idempotency key as well, for receivers that know one."""
-
-    async def send(destination: Destination, envelope: Envelope) -> None:
-        headers = {"Content-Type": CLOUDEVENT, "Idempotency-Key": envelope.id}
-        check_status(destination.name, await post(destination.name, to_json(envelope), headers))
-
-    return send
-
-
-def check_status(where: str, status: int) -> None:
-    if 200 <= status < 300:
-        return
-    if status >= 500 or status in RETRYABLE:
-        raise PeerUnavailable(f"{where} answered {status}", fix="it will be sent again")
-    raise RemoteProtocolError(f"{where} answered {status}", fix="correct the address or what the receiver accepts")

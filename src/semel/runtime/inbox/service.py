@@ -14,27 +14,32 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from semel.errors import MessageRefused, StoreError
-from semel.inbox.endpoint import EndpointMode, EndpointOptions, OnCrash, Style
+from semel.inbox.endpoint import EndpointMode, OnCrash, Style
 from semel.inbox.outbox import OutboxCalls, outbox_hop, outbox_queue
+from semel.inbox.reservation import DIED, is_reservation
 from semel.kernel.effects import OwnTransaction, Pause, Resume
 from semel.kernel.ledger import Kind, message_event
-from semel.kernel.ops import Finish, Log, Op, WorkRow, WorkState
+from semel.kernel.ops import Attempts, Finish, Log, Op, WorkRow, WorkState
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.work import Worker, WorkerConfig
 from semel.runtime.host.committer import Committer
 from semel.runtime.host.loop import run as run_loop
 from semel.runtime.host.performer import Performer
 from semel.runtime.host.sweeper import Sweeper
+from semel.runtime.inbox.buffered import BufferRunner
 from semel.runtime.inbox.definition import Application, Periodic, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
+from semel.runtime.inbox.gate import ticket_of
 from semel.runtime.inbox.handling import Answer, HandlerRun
 from semel.runtime.inbox.operating import LETTERS, paused_endpoints
 from semel.runtime.inbox.policies import EndpointPolicy
-from semel.runtime.inbox.relay import Relay
+from semel.runtime.inbox.relay import Relay, RelayPolicy
+from semel.runtime.inbox.senders import AskedToWait, HttpSenders
 
 log = logging.getLogger(__name__)
 
@@ -53,38 +58,52 @@ class InboxService:
     def __init__(self, app: Application, *, name: str = "") -> None:
         self.app = app
         self.name = name or f"{app.name}@{socket.gethostname()}:{os.getpid()}"
-        self.handled = 0
+        self._rows_handled = 0
         self._workers: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._runners: list[BufferRunner] = []
 
     async def __aenter__(self) -> Self:
         _ = self.app.handlers  # refuses here, before anything runs
+        for name in self.app.settings.endpoints.keys() - self.app.endpoints.keys():
+            log.warning("%s sets up endpoint %r, which %s has not", self.app.settings.where, name, self.app.name)
         threads = sum(each.options.parallel for each in self.app.endpoints.values()) or 1
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix=f"semel-inbox-{self.app.name}")
-        self.performer = Performer(self.app.store)
+        self.performer = Performer(self.app.store, clock=self.app.clock)
         await self.performer.start()
         self.committer = Committer(self.performer)
         for endpoint in self.app.endpoints.values():
-            if endpoint.options.mode is EndpointMode.DURABLE:
-                self._add_worker(endpoint)
+            # what is replayed or scheduled is a row at every endpoint
+            self._add_worker(endpoint)
+            if endpoint.options.mode is EndpointMode.BUFFERED:
+                self._runners.append(BufferRunner(self.app, endpoint, self.threads))
         paused = await asyncio.to_thread(paused_endpoints, self.app)
         for name in paused:
             self._feed(name, Pause())
+        self._http = HttpSenders(self.app.hub)
         self._add_relay()
         sweeper = Sweeper(self.app.store, failed=lambda error, what: self.performer.outages.record(error))
         self._begin(
             sweeper.run(), self._watch_pauses(paused), *(self._send_periodic(each) for each in self.app.periodic)
         )
+        for runner in self._runners:
+            runner.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await asyncio.gather(*(each.close() for each in self._runners))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.performer.close()
+        await self._http.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def handled(self) -> int:
+        return self._rows_handled + sum(each.handled for each in self._runners)
 
     def _begin(self, *jobs: Any) -> None:
         self._tasks += [asyncio.get_running_loop().create_task(job) for job in jobs]
@@ -111,12 +130,14 @@ class InboxService:
                 {name: self.app.rules_for(endpoint, each) for name, each in self.app.handlers[options.name].items()},
                 self.app.rules_for(endpoint, None),
             ),
+            gate=self.app.gate(options.name),
         )
         self._workers[options.name] = name
         self.performer.add(Worker(config), handler=_RowHandler(self, endpoint).deliver)
 
     def _add_relay(self) -> None:
-        relay = Relay(outbox_hop(self.app.name), self.app.enqueue, self.app.senders)
+        # what the application brings comes before what comes with Semel
+        relay = Relay(outbox_hop(self.app.name), self.app.enqueue, {**self._http.by_kind, **self.app.senders})
         config = WorkerConfig(
             f"{self.name}/outbox",
             outbox_queue(self.app.name),
@@ -124,11 +145,27 @@ class InboxService:
             parallel=RELAY_PARALLEL,
             lease_s=RELAY_LEASE_S,
             idle_s=IDLE_S,
-            retry=RELAY_RETRY,
+            policy=RelayPolicy(RELAY_RETRY),
             keep_s=self.app.keep_s,
             dead_keep_s=None,
         )
-        self.performer.add(Worker(config), handler=relay.deliver)
+        self.performer.add(Worker(config), handler=partial(self._relay, relay))
+
+    async def _relay(self, relay: Relay, row: Any) -> Answer:
+        try:
+            return await relay.deliver(row)
+        except AskedToWait as asked:
+            return await self._postpone(row, asked)
+
+    async def _postpone(self, row: WorkRow, asked: AskedToWait) -> Answer:
+        """The other side says when it may be sent again."""
+        again = Finish(
+            row.queue, row.identity, WorkState.SCHEDULED, fence=row.fence, delay_s=asked.wait_s, cause=asked.message
+        )
+        hop = outbox_hop(self.app.name)
+        event = message_event(Kind.FAILED, hop, "", row.envelope, attempt=row.attempts, cause=asked.message)
+        await self.committer.commit([again, Log(event)])
+        return OwnTransaction.FINISHED
 
     # -- what operators and schedules ask for
 
@@ -172,7 +209,9 @@ class _RowHandler:
         assert isinstance(row, WorkRow), "an endpoint is a queue of work"
         app, options = self.service.app, self.endpoint.options
         handler = app.handlers[options.name].get(row.envelope.type)
-        if is_expired(options, row, now_us()):
+        if is_reservation(row.envelope):
+            return await self._put_aside(row)
+        if self.endpoint.is_expired(row.envelope, now_us()):
             return await self._end(row, WorkState.DONE, Kind.EXPIRED, "it came too late")
         if handler is None:
             raise MessageRefused(
@@ -181,21 +220,38 @@ class _RowHandler:
             )
         if handler.style is Style.RESERVED and is_taken_over(row) and options.on_crash is not OnCrash.RETRY:
             return await self._ambiguous(row)
-        self.service.handled += 1
+        self.service._rows_handled += 1
         return await self._run(handler, row)
 
     async def _run(self, handler: ReadyHandler, row: WorkRow) -> Answer:
         app = self.service.app
         who = app.identity_of(self.endpoint.name, row.envelope)
         run = HandlerRun(app.context, handler, row.envelope, who, self._mark(row))
-        if handler.signature.is_async:
-            return await run.on_loop()
-        return await self.service.performer.loop.run_in_executor(self.service.threads, run.in_thread)
+        gate = app.gate(self.endpoint.name)
+        try:
+            if handler.signature.is_async:
+                answer = await run.on_loop()
+            else:
+                answer = await self.service.performer.loop.run_in_executor(self.service.threads, run.in_thread)
+        except Exception as error:
+            gate.failed(ticket_of(row), error, app.clock())
+            raise
+        gate.succeeded(ticket_of(row), app.clock())
+        return answer
 
     def _mark(self, row: WorkRow) -> tuple[Op, ...]:
         options = self.endpoint.options
         done = Finish(row.queue, row.identity, WorkState.DONE, fence=row.fence, keep_s=options.keep_s)
         return done, Log(message_event(Kind.HANDLED, options.hop, "", row.envelope, attempt=row.attempts))
+
+    async def _put_aside(self, row: WorkRow) -> Answer:
+        """A place that an inline delivery keeps: without its body nobody can handle it but the next delivery."""
+        cause = DIED if row.taken_over else row.cause
+        aside = Finish(
+            row.queue, row.identity, WorkState.DEFERRED, fence=row.fence, cause=cause, attempts=Attempts.RELEASE
+        )
+        await self.service.committer.commit([aside])
+        return OwnTransaction.FINISHED
 
     async def _ambiguous(self, row: WorkRow) -> Answer:
         """Whoever had it died, and its effect may have happened."""
@@ -215,11 +271,6 @@ class _RowHandler:
 def is_taken_over(row: WorkRow) -> bool:
     """Whether whoever had it before never said what became of it."""
     return row.taken_over
-
-
-def is_expired(options: EndpointOptions, row: WorkRow, now: int) -> bool:
-    time = row.envelope.time
-    return options.expire_s is not None and time is not None and now > time + options.expire_s * 1_000_000
 
 
 # -- ways to run it
@@ -248,15 +299,19 @@ async def _drain(app: Application, timeout_s: float) -> int:
     async with InboxService(app) as service, asyncio.timeout(timeout_s):
         while await asyncio.to_thread(has_due_work, app):  # noqa: ASYNC110 - other processes may work at it too
             await asyncio.sleep(DRAIN_LOOK_S)
+    for buffer in app.buffers.values():
+        buffer.open()  # the process goes on, and may drain again
     return service.handled
 
 
 def has_due_work(app: Application) -> bool:
     """Whether a message can be handled, is being handled or is to be tried again. One that was sent for later is not
-    due, and neither is one behind a dead letter of its key or at an endpoint that is paused."""
-    paused = paused_endpoints(app)
-    endpoints = [each for each in app.endpoints.values() if each.options.mode is EndpointMode.DURABLE]
-    queues = [outbox_queue(app.name), *(each.options.queue for each in endpoints if each.name not in paused)]
+    due, and neither is one behind a dead letter of its key or at an endpoint that is paused or has an open breaker."""
+    paused = paused_endpoints(app) | {name for name in app.endpoints if app.gate(name).is_shut(app.clock())}
+    open_endpoints = [each for each in app.endpoints.values() if each.name not in paused]
+    if any(app.buffers.get(each.name) for each in open_endpoints):
+        return True
+    queues = [outbox_queue(app.name), *(each.options.queue for each in open_endpoints)]
     before = app.store.work_counts()
     if any(app.store.due(queue) or _has_open_rows(app, queue) for queue in queues):
         return True
@@ -268,7 +323,7 @@ def _has_open_rows(app: Application, queue: str) -> bool:
     """The store's own look may miss what has just come, so the rows are asked as well."""
     now, blocked = now_us(), {row.key for row in app.store.work_rows(queue, LETTERS)} - {None}
     rows = app.store.work_rows(queue, (WorkState.CLAIMED, WorkState.READY, WorkState.SCHEDULED))
-    return any(_is_due(row, now) and row.key not in blocked for row in rows)
+    return any(_is_due(row, now) and row.key not in blocked and not is_reservation(row.envelope) for row in rows)
 
 
 def _is_due(row: WorkRow, now: int) -> bool:

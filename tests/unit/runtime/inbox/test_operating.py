@@ -71,8 +71,8 @@ def test_what_is_discarded_was_taken_up_again_first(app: App) -> None:
 def test_the_status_has_a_line_for_each_queue(app: App) -> None:
     set_paused(app, "orders", True)
     assert [each.as_dict() for each in queue_status(app)] == [
-        {"queue": "inbox/orders", "paused": True, "counts": {"dead": 1}},
-        {"queue": "outbox/shop", "paused": False, "counts": {}},
+        {"queue": "inbox/orders", "paused": True, "counts": {"dead": 1}, "breaker": ""},
+        {"queue": "outbox/shop", "paused": False, "counts": {}, "breaker": ""},
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from semel.inbox.failure import FailureRules, on
+from semel.inbox.reservation import reservation_of
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import WorkRow, WorkState
 from semel.kernel.retry import Enough, Failure, Requeue
@@ -25,3 +26,10 @@ def test_the_rules_are_those_of_the_type() -> None:
 
 def test_the_last_attempt_is_that_of_the_longest_rule() -> None:
     assert (POLICY.last_attempt(row("Order")), POLICY.last_attempt(row("Unheard"))) == (8, 3)
+
+
+def test_a_reservation_has_no_last_attempt() -> None:
+    """It would become a dead letter without a body."""
+    bare = reservation_of(Envelope("a", type="Order", data=b"body"))
+    held = WorkRow("inbox/orders", "a", None, 1, WorkState.CLAIMED, 0, 99, 1, "me", bare)
+    assert POLICY.last_attempt(held) is None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
-from semel.errors import ConfigError, PeerUnavailable, RemoteProtocolError
+from semel.errors import ConfigError, InputError, PeerUnavailable, RemoteProtocolError
 from semel.inbox.outbox import DESTINATION_HEADER, Destination, OutboxCalls
-from semel.kernel.envelope import Envelope, from_json
+from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Enqueue, Op, WorkRow, WorkState
-from semel.runtime.inbox.relay import Relay, Sender, url_sender
+from semel.kernel.retry import Again, Enough, Failure, RetryPolicy, type_names
+from semel.runtime.inbox.relay import Relay, RelayPolicy, Sender
 
 
 def row(to: str) -> WorkRow:
@@ -54,21 +53,11 @@ async def test_others_get_it_from_their_sender(to: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error"),
-    [(200, None), (204, None), (400, RemoteProtocolError), (301, RemoteProtocolError), (429, PeerUnavailable),
-     (408, PeerUnavailable), (503, PeerUnavailable)],
-)  # fmt: skip
-async def test_the_answer_to_a_post(status: int, error: type[Exception] | None) -> None:
-    posted: list[tuple[str, str, str]] = []
-
-    async def post(url: str, body: bytes, headers: Mapping[str, str]) -> int:
-        posted.append((url, from_json(body).id, headers["Idempotency-Key"]))
-        return status
-
-    deliver = relay(url=url_sender(post)).deliver(row("https://a/b"))
-    if error is None:
-        assert await deliver == ()
-    else:
-        with pytest.raises(error, match=str(status)):
-            await deliver
-    assert posted == [("https://a/b", "m", "m")]
+    ("error", "is_hopeless"),
+    [(RemoteProtocolError, True), (InputError, True), (PeerUnavailable, False), (ConfigError, False), (OSError, False)],
+)
+def test_only_what_nobody_will_ever_take_is_a_dead_letter(error: type[Exception], is_hopeless: bool) -> None:
+    policy = RelayPolicy(RetryPolicy(interval_s=1.0))
+    decision = policy.decide(Failure("x", type_names(error)), row("https://a/b"), 1000, 5.0, 0.0)
+    assert decision == (Enough("dead_letter", holds=True) if is_hopeless else Again(6.0))
+    assert policy.last_attempt(row("https://a/b")) is None

@@ -1,0 +1,27 @@
+"""Rows that only keep a place: the transport has the body and delivers it again.
+
+A reserved handler at an inline or buffered endpoint commits such a row before its effect. Nobody can handle it without
+the body, so no worker may hand it to a handler: one that finds it after its lease puts it aside (DEFERRED), where only
+the next delivery takes it up, by its identity. `DIED` as its cause says that its effect may have happened.
+"""
+
+from __future__ import annotations
+
+from semel.kernel.envelope import Envelope
+from semel.kernel.ops import WorkRow
+
+RESERVED_HEADER = "semel-reserved"
+DIED = "its process died while it had this message: its effect may have happened"
+
+
+def reservation_of(envelope: Envelope) -> Envelope:
+    return Envelope(envelope.id, source=envelope.source, type=envelope.type, headers={RESERVED_HEADER: "1"})
+
+
+def is_reservation(envelope: Envelope) -> bool:
+    return RESERVED_HEADER in envelope.headers and not envelope.data and envelope.blob is None
+
+
+def is_ambiguous(row: WorkRow) -> bool:
+    """Whether somebody had it before and never said what became of it."""
+    return row.taken_over or row.cause == DIED

@@ -1,0 +1,55 @@
+"""What `[inbox]` of semel.toml, or the environment, says about an application.
+
+store, hub, keep_s       what the code says wins: `App(store)`; the file completes it
+[[inbox.endpoint]]       the file wins over the code: who runs an application sets it up for the place it runs in
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from semel.errors import ConfigError
+
+_FILE = "semel.toml"
+_VARIABLES = "SEMEL_INBOX__"
+
+
+@dataclass(frozen=True, slots=True)
+class InboxSettings:
+    """`endpoints` has the options of each endpoint that is named. `where` is the file, for messages."""
+
+    store: str | None = None
+    hub: str | None = field(default=None, repr=False)
+    keep_s: float | None = None
+    endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
+    where: str = _FILE
+
+
+def read_settings(config: str | Path | None = None) -> InboxSettings:
+    """From that file, else from semel.toml in the folder where the program runs, if there is one."""
+    has_variables = any(name.upper().startswith(_VARIABLES) for name in os.environ)
+    if config is None and not has_variables and not Path(_FILE).is_file():
+        return InboxSettings()  # without the time that it takes to load what reads it
+    from semel.config import load_config
+
+    found = load_config(Path(config) if config is not None else None)
+    section = found.inbox
+    return InboxSettings(
+        section.store,
+        section.hub,
+        section.keep_s,
+        {each.name: each.options for each in section.endpoint},
+        str(found.file or "the environment"),
+    )
+
+
+def needed_store(settings: InboxSettings) -> str:
+    if settings.store is None:
+        raise ConfigError(
+            "the application has no store",
+            fix='say it in the code, App("sqlite:///shop.db"), or as store in [inbox] of semel.toml',
+        )
+    return settings.store
