@@ -25,6 +25,7 @@ from semel.kernel.effects import (
     Delivered,
     DeliverFailed,
     DeliverLost,
+    DeliverUntouched,
     Drain,
     Effect,
     Event,
@@ -164,6 +165,11 @@ class Worker:
     def is_paused(self) -> bool:
         return self._paused_until is not None
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether the application may begin with what it was given; else it gives it back untouched."""
+        return self._paused_until is None and not self._resting
+
     def start(self, now: float) -> Sequence[Effect]:
         return self._claim(now)
 
@@ -179,7 +185,7 @@ class Worker:
                 return self._renew_again(token, now)
             case CommitFailed(token=token) | CommitUnknown(token=token):
                 return self._failed(token, now)
-            case Delivered() | DeliverFailed() | DeliverLost():
+            case Delivered() | DeliverFailed() | DeliverLost() | DeliverUntouched():
                 return self._answered(event, now)
             case Wake(is_own=is_own):
                 return self._wake(is_own, now)
@@ -314,7 +320,7 @@ class Worker:
 
     # -- what the application answers
 
-    def _answered(self, event: Delivered | DeliverFailed | DeliverLost, now: float) -> list[Effect]:
+    def _answered(self, event: Delivered | DeliverFailed | DeliverLost | DeliverUntouched, now: float) -> list[Effect]:
         self._with_app.discard(event.token)
         if event.token not in self._held:
             # lost meanwhile; at least there is room now
@@ -330,6 +336,8 @@ class Worker:
                 return [*self._try_again(token, failure, now), *self._hand_out(now)]
             case DeliverLost(token=token):
                 return [*self._lose(token), *self._go_on(now)]
+            case DeliverUntouched(token=token):
+                return [self._release(self._held.pop(token).row), *self._hand_out(now)]
 
     def _try_again(self, token: int, failure: Failure, now: float) -> list[Effect]:
         held = self._held.get(token)

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any, Self
 
 from semel.errors import MessageRefused, StoreError
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, OnCrash, Style
+from semel.inbox.identity import Identity
 from semel.inbox.outbox import OutboxCalls, outbox_hop, outbox_queue
 from semel.kernel.effects import OwnTransaction, Pause, Resume
 from semel.kernel.ledger import Kind, message_event
@@ -31,10 +33,12 @@ from semel.runtime.host.performer import Performer
 from semel.runtime.host.sweeper import Sweeper
 from semel.runtime.inbox.definition import Application, Periodic, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
-from semel.runtime.inbox.handling import Answer, HandlerRun
+from semel.runtime.inbox.handling import Answer, HandlerContext, HandlerRun
+from semel.runtime.inbox.lanes import RUN_AHEAD, Ended, LaneRunner, Lanes
 from semel.runtime.inbox.operating import LETTERS, paused_endpoints
 from semel.runtime.inbox.policies import EndpointPolicy
 from semel.runtime.inbox.relay import Relay
+from semel.runtime.inbox.shared_commit import run_alone, run_together
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +57,15 @@ class InboxService:
     def __init__(self, app: Application, *, name: str = "") -> None:
         self.app = app
         self.name = name or f"{app.name}@{socket.gethostname()}:{os.getpid()}"
-        self.handled = 0
+        self._handled = 0
+        self._lanes: list[Lanes] = []
         self._workers: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def handled(self) -> int:
+        """How many messages were given to handlers."""
+        return self._handled + sum(lanes.handled for lanes in self._lanes)
 
     async def __aenter__(self) -> Self:
         _ = self.app.handlers  # refuses here, before anything runs
@@ -84,6 +94,8 @@ class InboxService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.performer.close()
+        for lanes in self._lanes:
+            lanes.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self, *jobs: Any) -> None:
@@ -94,16 +106,18 @@ class InboxService:
     def _add_worker(self, endpoint: InboxEndpoint) -> None:
         options = endpoint.options
         name = f"{self.name}/{options.name}"
-        ahead = options.buffer_low if options.parallel == 1 else options.parallel
-        capacity = options.parallel + min(ahead, options.buffer_high)
+        begun = options.parallel * options.share_commit
+        ahead = options.buffer_low if begun == 1 else max(begun, RUN_AHEAD)
+        capacity = begun + min(ahead, options.buffer_high)
+        in_lanes = all(not each.signature.is_async for each in self.app.handlers[options.name].values())
         config = WorkerConfig(
             name,
             options.queue,
             options.hop,
-            parallel=options.parallel,
+            parallel=(parallel := min(capacity, begun + RUN_AHEAD) if in_lanes else options.parallel),
             lease_s=options.lease_s,
             idle_s=IDLE_S,
-            ahead=capacity - options.parallel,
+            ahead=capacity - parallel,
             batch=max(1, capacity // 2),
             keep_s=options.keep_s,
             dead_keep_s=None,
@@ -113,7 +127,15 @@ class InboxService:
             ),
         )
         self._workers[options.name] = name
-        self.performer.add(Worker(config), handler=_RowHandler(self, endpoint).deliver)
+        worker, rows = Worker(config), _RowHandler(self, endpoint, self.app.context)
+        if not in_lanes:
+            self.performer.add(worker, handler=rows.deliver)
+            return
+        runner = LaneRunner(
+            options.name, rows.in_lane, rows.deliver, lambda: worker.may_begin, options.lease_s, options.share_commit
+        )
+        self._lanes.append(Lanes(self.performer, runner, options.parallel))
+        self.performer.add(worker, taker=self._lanes[-1].take)
 
     def _add_relay(self) -> None:
         relay = Relay(outbox_hop(self.app.name), self.app.enqueue, self.app.senders)
@@ -167,6 +189,31 @@ class _RowHandler:
 
     service: InboxService
     endpoint: InboxEndpoint
+    context: HandlerContext
+
+    def in_lane(self, rows: Sequence[WorkRow]) -> Sequence[Ended]:
+        """On a thread. What needs no handler, or a decision before it, is left to the loop."""
+        handlers = self.service.app.handlers[self.endpoint.name]
+        ready = [handlers.get(row.envelope.type) for row in rows]
+        runs = [
+            HandlerRun(self.context, handler, row.envelope, self._identity(row), self._mark(row))
+            if handler is not None and not self._needs_decision(handler, row)
+            else None
+            for handler, row in zip(ready, rows, strict=True)
+        ]
+        providers = {run.handler.provider for run in runs if run is not None}
+        if len(providers) == 1:
+            ends = iter(run_together([run for run in runs if run is not None]))
+        else:
+            ends = iter([run_alone(run) for run in runs if run is not None])
+        return [
+            Ended(None) if run is None else with_key(next(ends), row.key) for run, row in zip(runs, rows, strict=True)
+        ]
+
+    def _needs_decision(self, handler: ReadyHandler, row: WorkRow) -> bool:
+        options = self.endpoint.options
+        is_late = options.expire_s is not None and is_expired(options, row, now_us())
+        return is_late or (handler.style is Style.RESERVED and is_taken_over(row))
 
     async def deliver(self, row: Any) -> Answer:
         assert isinstance(row, WorkRow), "an endpoint is a queue of work"
@@ -181,16 +228,17 @@ class _RowHandler:
             )
         if handler.style is Style.RESERVED and is_taken_over(row) and options.on_crash is not OnCrash.RETRY:
             return await self._ambiguous(row)
-        self.service.handled += 1
+        self.service._handled += 1
         return await self._run(handler, row)
 
     async def _run(self, handler: ReadyHandler, row: WorkRow) -> Answer:
-        app = self.service.app
-        who = app.identity_of(self.endpoint.name, row.envelope)
-        run = HandlerRun(app.context, handler, row.envelope, who, self._mark(row))
+        run = HandlerRun(self.context, handler, row.envelope, self._identity(row), self._mark(row))
         if handler.signature.is_async:
             return await run.on_loop()
         return await self.service.performer.loop.run_in_executor(self.service.threads, run.in_thread)
+
+    def _identity(self, row: WorkRow) -> Identity:
+        return self.service.app.identity_of(self.endpoint.name, row.envelope)
 
     def _mark(self, row: WorkRow) -> tuple[Op, ...]:
         options = self.endpoint.options
@@ -210,6 +258,11 @@ class _RowHandler:
         event = message_event(kind, options.hop, "", row.envelope, attempt=row.attempts, cause=cause)
         await self.service.committer.commit([finish, Log(event)])
         return OwnTransaction.FINISHED
+
+
+def with_key(ended: Ended, key: str | None) -> Ended:
+    """The next message of the key may be handled now, by whoever hears of it first."""
+    return ended if key is None or ended.answer is not OwnTransaction.FINISHED else Ended(ended.answer, has_news=True)
 
 
 def is_taken_over(row: WorkRow) -> bool:
