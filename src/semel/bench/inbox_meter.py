@@ -33,6 +33,15 @@ class Took:
     def processor_s(self) -> float:
         return self.client_s + (self.server_s or 0.0)
 
+    def and_then(self, other: Took) -> Took:
+        """Of messages that did one after the other."""
+        server = None if self.server_s is None or other.server_s is None else self.server_s + other.server_s
+        return Took(self.messages, self.wall_s + other.wall_s, self.client_s + other.client_s, server)
+
+    def of(self, messages: int) -> Took:
+        """The same time for another number of them."""
+        return Took(messages, self.wall_s, self.client_s, self.server_s)
+
 
 class Meter:
     """Counts messages from any thread. The first ones are not measured: code and connections are warm then."""
@@ -57,7 +66,8 @@ class Meter:
                 self.done.set()
 
     def took(self) -> Took:
-        assert self._begin is not None and self._end is not None, "all messages were counted"
+        assert self._begin is not None, "the first messages were counted"
+        assert self._end is not None, "all messages were counted"
         wall, client, server = (
             None if end is None or begin is None else end - begin
             for begin, end in zip(self._begin, self._end, strict=True)

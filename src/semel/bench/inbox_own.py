@@ -1,8 +1,8 @@
 """Two sides of `semel bench inbox`: Semel, and the same statements by hand.
 
-By hand means: the same tables, the same durability, the same number of round trips and of connections, claims in batches
-of the same size and one statement for mark and ledger. It checks nothing: no fence is compared with what was claimed, no
-order of keys is kept, nobody asks whether the commit is durable, and nothing is renewed, retried or given back.
+By hand means: the same tables, the same durability, the same number of round trips and of connections, claims in
+batches of the same size and one statement for mark and ledger. It checks nothing: no order of keys is kept, nobody asks
+whether the commit is durable, and nothing is renewed, retried or given back.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sqlite3
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -25,6 +26,7 @@ import psycopg
 
 from semel.bench.inbox_meter import Meter, Took, answer
 from semel.inbox.identity import inbox_hop, inbox_queue
+from semel.inbox.messages import envelope_of
 from semel.kernel.envelope import mint_id
 from semel.kernel.ledger import Kind
 from semel.runtime.host.loop import run as run_loop
@@ -36,6 +38,7 @@ from semel.stores.sqlite import SqliteStore
 ENDPOINT = "orders"
 QUEUE, HOP = inbox_queue(ENDPOINT), inbox_hop(ENDPOINT)
 SCOPE = "inbox/app/id"
+KEEP_US = 604_800_000_000
 EFFECT = "CREATE TABLE IF NOT EXISTS effect (id text PRIMARY KEY, amount integer)"
 FILL = 500
 
@@ -49,12 +52,12 @@ class Placed:
     note: str
 
 
-def new_id() -> str:
-    return mint_id(time.time(), os.urandom(10))
+def new_id(ids: str) -> str:
+    return mint_id(time.time(), os.urandom(10)) if ids == "ordered" else str(uuid.uuid4())
 
 
-def messages(count: int, body_bytes: int) -> list[Placed]:
-    return [Placed(new_id(), number, "x" * body_bytes) for number in range(count)]
+def placed(count: int, body_bytes: int, ids: str = "ordered") -> list[Placed]:
+    return [Placed(new_id(ids), number, "x" * body_bytes) for number in range(count)]
 
 
 # -- Semel
@@ -68,7 +71,10 @@ class SemelSide:
         _make_effect(url)
 
     def __call__(self, what: str, asked: Mapping[str, Any]) -> Took:
-        return self._store(asked["messages"]) if what == "store" else self._handle(**asked)
+        does: dict[str, Callable[..., Took]] = {
+            "store": self._store, "handle": self._handle, "both": self._both, "sweep": self._sweep, "fill": self._fill,
+        }  # fmt: skip
+        return does[what](**asked)
 
     def _app(self, workers: int, share: int) -> App:
         app = App(self._url, name="app")
@@ -84,44 +90,70 @@ class SemelSide:
         db.execute("INSERT INTO effect VALUES (?, ?)", (placed.id, placed.amount))
         self._meter.hit()
 
-    def _store(self, count: int) -> Took:
-        app = self._app(1, 1)
-        try:
-            meter = Meter(count, self._postmaster)
-            for each in messages(count, self._body_bytes):
+    def _store(self, messages: int, ids: str = "ordered") -> Took:
+        """What was only to be stored must not be handled in the next round."""
+        took = self._stored(messages, ids)
+        _run(self._url, "DELETE FROM semel_work WHERE state = 0")
+        return took
+
+    def _stored(self, messages: int, ids: str) -> Took:
+        with closing(self._app(1, 1)) as app:
+            meter = Meter(messages, self._postmaster)
+            for each in placed(messages, self._body_bytes, ids):
                 app.send(each, to=ENDPOINT, id=each.id)
                 meter.hit()
-            self._drop(app)
-        finally:
-            app.close()
         return meter.took()
 
-    def _drop(self, app: App) -> None:
-        """What was only to be stored must not be handled in the next round."""
-        _run(self._url, "DELETE FROM semel_work WHERE state = 0")
-
     def _handle(self, messages: int, workers: int, share: int = 1) -> Took:
-        app = self._app(workers, share)
-        try:
-            placed = globals()["messages"](messages, self._body_bytes)
+        with closing(self._app(workers, share)) as app:
+            envelopes = [envelope_of(each, each.id) for each in placed(messages, self._body_bytes)]
             for at in range(0, messages, FILL):
-                ops = [app.enqueue(ENDPOINT, _envelope(each)) for each in placed[at : at + FILL]]
-                app._commit(ops)
+                app.receive(ENDPOINT, envelopes[at : at + FILL])
             self._meter = Meter(messages, self._postmaster)
             run_loop(self._serve(app))
-        finally:
-            app.close()
         return self._meter.took()
+
+    def _both(self, messages: int, workers: int, ids: str) -> Took:
+        """Stored one by one, then handled: what a message costs in all."""
+        stored = self._stored(messages, ids)
+        with closing(self._app(workers, 1)) as app:
+            self._meter = Meter(messages, self._postmaster)
+            run_loop(self._serve(app))
+        return stored.and_then(self._meter.took())
+
+    def _sweep(self, messages: int, workers: int) -> Took:
+        """What is done is moved, all of it."""
+        self._handle(messages, workers)
+        with closing(open_store(self._url)) as store:
+            begin = Meter(1, self._postmaster, warm=0)
+            rows = 0
+            while (swept := store.sweep(time.time_ns() // 1000)).work + swept.moved:
+                rows += swept.work + swept.moved
+            begin.hit()
+        return begin.took().of(max(1, rows))
+
+    def _fill(self, messages: int, ids: str) -> Took:
+        """Identities as a sweep leaves them, made by the server itself."""
+        meter = Meter(1, self._postmaster, warm=0)
+        _run(self._url, f"INSERT INTO semel_name (name) VALUES ('{SCOPE}'), ('{QUEUE}') ON CONFLICT DO NOTHING")
+        identity = "lpad(to_hex(1700000000000 + n), 12, '0') || substr(md5(n::text), 1, 20)"
+        if ids == "random":
+            identity = "md5(n::text)"
+        _run(
+            self._url,
+            f"""INSERT INTO semel_identity (seq, keep_until, scope, queue, identity)
+            SELECT -n, {time.time_ns() // 1000 + KEEP_US}, s.id, q.id,
+                regexp_replace({identity}, '(.{{8}})(.{{4}})(.{{4}})(.{{4}})(.*)', '\\1-\\2-\\3-\\4-\\5')
+            FROM generate_series(1, {messages}) n, semel_name s, semel_name q
+            WHERE s.name = '{SCOPE}' AND q.name = '{QUEUE}'""",
+        )
+        _run(self._url, "ANALYZE semel_identity")
+        meter.hit()
+        return meter.took().of(messages)
 
     async def _serve(self, app: App) -> None:
         async with InboxService(app):
             await asyncio.to_thread(self._meter.done.wait)
-
-
-def _envelope(placed: Placed) -> Any:
-    from semel.inbox.messages import envelope_of
-
-    return envelope_of(placed, placed.id)
 
 
 def _postgres_handler(meter: Callable[[], Meter]) -> Callable[..., None]:
@@ -178,7 +210,7 @@ class RawSide:
 
     def _rows(self, count: int) -> list[tuple[Any, ...]]:
         rows = []
-        for each in messages(count, self._body_bytes):
+        for each in placed(count, self._body_bytes):
             self._seq += 1
             body = json.dumps({"id": each.id, "amount": each.amount, "note": each.note}).encode()
             rows.append((self._seq, each.id, body, len(body)))
@@ -238,7 +270,8 @@ class PostgresHand:
         VALUES (%s, '{QUEUE}', '{SCOPE}', %s, 0, true, 0, %s, '', 'Placed', %s, %s)
         ON CONFLICT DO NOTHING RETURNING id
     ) INSERT INTO semel_ledger (xid, at, node, pipeline, hop, kind, message, session, peer, n, attempt)
-      SELECT pg_current_xact_id()::text::bigint, 0, 'local', '', '{HOP}', {int(Kind.ACCEPTED)}, id, id, '', 1, 1 FROM added"""
+      SELECT pg_current_xact_id()::text::bigint, 0, 'local', '', '{HOP}', {int(Kind.ACCEPTED)}, id, id, '', 1, 1
+      FROM added"""
     CLAIM = f"""WITH due AS (
         SELECT seq FROM semel_work WHERE queue = '{QUEUE}' AND key IS NULL AND state <= 2 AND state = 0
         ORDER BY due, seq LIMIT %s FOR UPDATE SKIP LOCKED
@@ -272,10 +305,10 @@ class PostgresHand:
         return rows
 
     def handle(self, rows: Sequence[tuple[Any, ...]], meter: Meter) -> None:
-        keep = time.time_ns() // 1000 + 604_800_000_000
+        keep = time.time_ns() // 1000 + KEEP_US
         for _, _, body, _ in rows:
-            placed = json.loads(body)
-            self._db.execute("INSERT INTO effect VALUES (%s, %s)", (placed["id"], placed["amount"]))
+            message = json.loads(body)
+            self._db.execute("INSERT INTO effect VALUES (%s, %s)", (message["id"], message["amount"]))
         if len(rows) == 1:
             [(identity, fence, _, attempts)] = rows
             self._db.execute(self.MARK, (keep, identity, fence, attempts), prepare=True)
@@ -290,8 +323,9 @@ class PostgresHand:
 
 
 class SqliteHand:
-    STORE = f"""INSERT INTO semel_work (seq, queue, scope, identity, state, holds, due, id, source, type, data, size)
-        VALUES (?, '{QUEUE}', '{SCOPE}', ?, 0, 1, 0, ?, '', 'Placed', ?, ?) ON CONFLICT DO NOTHING"""
+    STORE = f"""INSERT INTO semel_work (
+            seq, queue, scope, identity, state, holds, due, id, source, type, data, size, attempts, fence, owner
+        ) VALUES (?, '{QUEUE}', '{SCOPE}', ?, 0, 1, 0, ?, '', 'Placed', ?, ?, 0, 0, '') ON CONFLICT DO NOTHING"""
     LEDGER = f"""INSERT INTO semel_ledger (at, node, pipeline, hop, kind, message, session, peer, n, attempt)
         VALUES (0, 'local', '', '{HOP}', ?1, ?2, ?2, '', 1, ?3)"""
     CLAIM = f"""UPDATE semel_work SET state = 2, fence = fence + 1, attempts = attempts + 1, owner = 'hand',
@@ -321,13 +355,13 @@ class SqliteHand:
         return rows
 
     def handle(self, rows: Sequence[tuple[Any, ...]], meter: Meter) -> None:
-        keep = time.time_ns() // 1000 + 604_800_000_000
+        keep = time.time_ns() // 1000 + KEEP_US
         self._db.execute("BEGIN IMMEDIATE")
         for identity, fence, body, attempts in rows:
-            placed = json.loads(body)
-            self._db.execute("INSERT INTO effect VALUES (?, ?)", (placed["id"], placed["amount"]))
+            message = json.loads(body)
+            self._db.execute("INSERT INTO effect VALUES (?, ?)", (message["id"], message["amount"]))
             self._db.execute(self.MARK, (keep, identity, fence))
-            self._db.execute(self.LEDGER, (int(Kind.HANDLED), placed["id"], attempts))
+            self._db.execute(self.LEDGER, (int(Kind.HANDLED), message["id"], attempts))
         self._db.execute("COMMIT")
         meter.hit(len(rows))
 

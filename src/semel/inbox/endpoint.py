@@ -25,7 +25,6 @@ from semel.errors import ConfigError
 from semel.inbox.identity import inbox_hop, inbox_queue
 from semel.kernel.ops import KEEP_S
 
-
 SHARE_MAX = 50
 """PostgreSQL keeps up to 64 savepoints of a transaction where others can see them cheaply."""
 

@@ -258,7 +258,8 @@ class Worker:
 
     def _room(self) -> int:
         """Rows that we have lost may still be with the application, and count until it returns."""
-        return self.config.capacity - len(self._held) - len(self._with_app - self._held.keys())
+        held = self._held
+        return self.config.capacity - len(held) - sum(token not in held for token in self._with_app)
 
     def _may_claim(self) -> bool:
         if self._claiming is not None or self._paused_until is not None or self._resting:
@@ -327,7 +328,10 @@ class Worker:
             return self._go_on(now)
         match event:
             case Delivered(token=token, finished=True):
-                del self._held[token]
+                row = self._held.pop(token).row
+                if self._is_dry and self._held and row.key is None:
+                    # the queue was empty, and this has made nothing claimable: others call us, and we look in a while
+                    return self._hand_out(now)
                 return self._go_on(now)
             case Delivered(token=token, ops=ops):
                 return [*self._finish(token, WorkState.DONE, Kind.HANDLED, ops=ops), *self._hand_out(now)]

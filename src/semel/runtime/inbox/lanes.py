@@ -1,9 +1,9 @@
 """Threads that run the handlers of one endpoint, one message after the other.
 
-To hand a single message from the loop to a thread and its end back again takes more of the processor than to handle it.
-So the loop hands over more than the threads can begin at once, and hears of ends in groups: at once when the threads are
-about to run out of messages, else a few milliseconds later. What no thread has begun when the endpoint is paused or the
-process closes is given back.
+To hand a single message from the loop to a thread and its end back again takes more of the processor than to handle
+it. So the loop hands over more than the threads can begin at once, and hears of ends in groups: at once when the
+threads are about to run out of messages, else a few milliseconds later. What no thread has begun when the endpoint is
+paused or the process closes is given back.
 """
 
 from __future__ import annotations

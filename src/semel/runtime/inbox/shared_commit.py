@@ -53,24 +53,12 @@ class _SqliteSavepoints:
         self._connection.execute(f"ROLLBACK TO {POINT}")
 
 
-class _PsycopgSavepoints:
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    def begin(self) -> None:
-        """psycopg begins with the first statement."""
-
-    def set(self) -> None:
-        self._connection.execute(f"SAVEPOINT {POINT}", prepare=False)
-
-    def go_back(self) -> None:
-        self._connection.execute(f"ROLLBACK TO SAVEPOINT {POINT}", prepare=False)
-
-
 def savepoints_of(store: Store, connection: Any) -> Savepoints:
     if isinstance(store, SqliteStore):
         return _SqliteSavepoints(store, connection)
-    return _PsycopgSavepoints(connection)
+    from semel.runtime.inbox.psycopg_savepoints import PsycopgSavepoints  # where SQLite is all there is, it is not
+
+    return PsycopgSavepoints(connection)
 
 
 def run_together(runs: Sequence[HandlerRun]) -> list[Ended]:
