@@ -31,6 +31,7 @@ def bench_group() -> None:
       semel bench store
       semel bench store --engine postgres --json
       semel bench turns
+      semel bench inbox
       semel bench pipes
       semel bench pubsub
       semel bench spark
@@ -107,6 +108,51 @@ def turns(
     options = TurnsBenchOptions(parse_scales(handlers, "--handlers"), hold_ms, seconds, _checked_folder(folder))
     result = run(options, terminal.live)
     return _judged(result, [table(result)], "commits wait longer than promised on this machine, at this moment")
+
+
+@app.command("inbox")
+@bundled
+def inbox(
+    context: typer.Context,
+    parts: Annotated[str, option("--parts", "postgres, sqlite, sweep, identities.", "LIST")] = "postgres,sqlite,sweep",
+    messages: Annotated[int, option("--messages", "Of each measurement.", "N", min=50, max=1_000_000)] = 2000,
+    rounds: Annotated[int, option("--rounds", "In turns, the median counts.", "N", min=1, max=100)] = 5,
+    workers: Annotated[str, option("--workers", "How many handle at a time.", "LIST")] = "1,4,16",
+    body_bytes: Annotated[int, option("--body-bytes", "Bytes in each body.", "N", min=0, max=60_000)] = 200,
+    identities: Annotated[
+        int | None, option("--identities", "Measure with so many remembered.", "N", min=1000, max=100_000_000)
+    ] = None,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Measure other packages as well.")] = True,
+    url: Annotated[str | None, option("--url", "A PostgreSQL server to use.", "URL")] = None,
+    quick: Annotated[bool, option("--quick", "Small sizes, to see that it works; judges nothing.")] = False,
+    folder: FolderOption = None,
+) -> CommandResult:
+    """Messages stored and handled per second in a database, beside the same statements by hand and beside peers.
+
+    By the clock and by the processor, of the process and of the server. Exit code 1 when Semel is below 0.6 of raw SQL
+    at one commit for each message, below 0.5 with 20 handlers to a commit, or below three times the best peer that
+    guarantees as much. With --identities: more than 10 % slower for ids in the order of time, 50 % for random ones.
+
+    \b
+    Examples:
+      semel bench inbox
+      semel bench inbox --no-peers --workers 1,4 --json
+      semel bench inbox --parts sqlite --quick
+      semel bench inbox --identities 2000000
+    """
+    _check_installed("bench", *_POSTGRES[: 1 if url else 2])
+    from semel.bench.inbox import PARTS, InboxBenchOptions, run, tables
+
+    terminal: Terminal = context.obj
+    asked = parse_parts(f"{parts},identities" if identities else parts, PARTS)
+    options = InboxBenchOptions(
+        asked, rounds, messages, parse_scales(workers, "--workers"), body_bytes, identities or 2_000_000, peers, url,
+        _checked_folder(folder),
+    )  # fmt: skip
+    result = run(options.quick() if quick else options, terminal.live)
+    return _judged(
+        result, tables(result), "the inbox is slower than promised on this machine, at this moment", is_judged=not quick
+    )
 
 
 @app.command("pipes")

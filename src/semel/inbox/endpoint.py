@@ -26,6 +26,9 @@ from semel.inbox.breaker import BreakerOptions
 from semel.inbox.identity import inbox_hop, inbox_queue
 from semel.kernel.ops import KEEP_S
 
+SHARE_MAX = 50
+"""PostgreSQL keeps up to 64 savepoints of a transaction where others can see them cheaply."""
+
 
 class EndpointMode(StrEnum):
     DURABLE = "durable"
@@ -116,8 +119,8 @@ class StylePolicy:
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
     """`buffer_high` messages in memory stop the listener, `buffer_low` let it go on. `expire_s` after the time of a
-    message it is not handled any more. `parallel` messages are with handlers at a time. With a `breaker` nothing is
-    taken for a while when too much fails."""
+    message it is not handled any more. `parallel` messages are with handlers at a time. Up to `share_commit` handlers
+    run one after the other in one transaction. With a `breaker` nothing is taken for a while when too much fails."""
 
     name: str
     mode: EndpointMode = EndpointMode.DURABLE
@@ -131,6 +134,7 @@ class EndpointOptions:
     keep_s: float = KEEP_S
     expire_s: float | None = None
     breaker: BreakerOptions | None = None
+    share_commit: int = 1
 
     def __post_init__(self) -> None:
         inbox_queue(self.name)  # a name that no queue can have is refused here
@@ -170,6 +174,16 @@ class EndpointOptions:
         )
         _check(self.lease_s > 0, f"lease_s is {self.lease_s}", "use seconds above 0")
         _check(self.keep_s > 0, f"keep_s is {self.keep_s}", "use seconds above 0: an identity is kept for a time")
+        _check(
+            1 <= self.share_commit <= SHARE_MAX,
+            f"share_commit is {self.share_commit}",
+            f"use 1 to {SHARE_MAX}: so many handlers run in one transaction",
+        )
+        _check(
+            self.share_commit == 1 or self.mode is EndpointMode.DURABLE,
+            f"endpoint {self.name!r} is {self.mode} and has share_commit",
+            "make it durable, or leave share_commit out: only stored messages can share a commit",
+        )
         expire_s = self.expire_s
         _check(expire_s is None or expire_s > 0, f"expire_s is {expire_s}", "use seconds above 0, or leave it out")
         _check(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from hashlib import sha256
 
 import msgspec
@@ -47,10 +48,12 @@ class Identity:
     identity: str
 
 
+@cache
 def inbox_queue(endpoint: str) -> str:
     return stream_name("inbox", endpoint)
 
 
+@cache
 def inbox_hop(endpoint: str) -> str:
     """The hop under which the ledger reports what an endpoint does."""
     return f"{inbox_queue(endpoint)}>handler"
@@ -69,8 +72,13 @@ def identify_id(app: str, endpoint: str, id: str, mode: IdentityMode) -> Identit
 def _identity(app: str, endpoint: str, text: str, mode: IdentityMode) -> Identity:
     queue = inbox_queue(endpoint)
     # an application may be called like an endpoint of another: the third part keeps their scopes apart
-    scope = stream_name("inbox", app, "id") if mode is IdentityMode.ID else queue
+    scope = _app_scope(app) if mode is IdentityMode.ID else queue
     return Identity(scope, queue, text)
+
+
+@cache
+def _app_scope(app: str) -> str:
+    return stream_name("inbox", app, "id")
 
 
 def identity_text(envelope: Envelope) -> str:

@@ -131,10 +131,11 @@ Effect = (
 
 class OwnTransaction(Enum):
     """What the application's code answers instead of ops when it ends work rows in transactions of its own: FINISHED,
-    or LOST when that transaction met a fence that is no longer the row's."""
+    or LOST when that transaction met a fence that is no longer the row's. UNTOUCHED: nobody has begun with it."""
 
     FINISHED = "finished"
     LOST = "lost"
+    UNTOUCHED = "untouched"
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
@@ -264,10 +265,18 @@ class DeliverLost(msgspec.Struct, frozen=True):
     token: int
 
 
-def delivered(token: int, answer: tuple[Op, ...] | OwnTransaction) -> Delivered | DeliverLost:
+class DeliverUntouched(msgspec.Struct, frozen=True):
+    """The application has not begun with the work row and will not: it is to be given back."""
+
+    token: int
+
+
+def delivered(token: int, answer: tuple[Op, ...] | OwnTransaction) -> Delivered | DeliverLost | DeliverUntouched:
     """The event for what the application's code returned."""
     if answer is OwnTransaction.LOST:
         return DeliverLost(token)
+    if answer is OwnTransaction.UNTOUCHED:
+        return DeliverUntouched(token)
     return Delivered(token, finished=True) if isinstance(answer, OwnTransaction) else Delivered(token, answer)
 
 
@@ -314,6 +323,7 @@ Event = (
     | Delivered
     | DeliverFailed
     | DeliverLost
+    | DeliverUntouched
     | Wake
     | Pause
     | Resume

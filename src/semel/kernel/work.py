@@ -25,6 +25,7 @@ from semel.kernel.effects import (
     Delivered,
     DeliverFailed,
     DeliverLost,
+    DeliverUntouched,
     Drain,
     Effect,
     Event,
@@ -168,6 +169,11 @@ class Worker:
     def is_paused(self) -> bool:
         return self._paused_until is not None
 
+    @property
+    def may_begin(self) -> bool:
+        """Whether the application may begin with what it was given; else it gives it back untouched."""
+        return self._paused_until is None and not self._resting
+
     def start(self, now: float) -> Sequence[Effect]:
         return self._claim(now)
 
@@ -183,7 +189,7 @@ class Worker:
                 return self._renew_again(token, now)
             case CommitFailed(token=token) | CommitUnknown(token=token):
                 return self._failed(token, now)
-            case Delivered() | DeliverFailed() | DeliverLost():
+            case Delivered() | DeliverFailed() | DeliverLost() | DeliverUntouched():
                 return self._answered(event, now)
             case Wake(is_own=is_own):
                 return self._wake(is_own, now)
@@ -256,7 +262,8 @@ class Worker:
 
     def _room(self) -> int:
         """Rows that we have lost may still be with the application, and count until it returns."""
-        return self.config.capacity - len(self._held) - len(self._with_app - self._held.keys())
+        held = self._held
+        return self.config.capacity - len(held) - sum(token not in held for token in self._with_app)
 
     def _may_claim(self) -> bool:
         if self._claiming is not None or self._paused_until is not None or self._resting:
@@ -338,7 +345,7 @@ class Worker:
 
     # -- what the application answers
 
-    def _answered(self, event: Delivered | DeliverFailed | DeliverLost, now: float) -> list[Effect]:
+    def _answered(self, event: Delivered | DeliverFailed | DeliverLost | DeliverUntouched, now: float) -> list[Effect]:
         self._with_app.discard(event.token)
         self._leave_gate(event.token)
         if event.token not in self._held:
@@ -346,7 +353,10 @@ class Worker:
             return self._go_on(now)
         match event:
             case Delivered(token=token, finished=True):
-                del self._held[token]
+                row = self._held.pop(token).row
+                if self._is_dry and self._held and row.key is None:
+                    # the queue was empty, and this has made nothing claimable: others call us, and we look in a while
+                    return self._hand_out(now)
                 return self._go_on(now)
             case Delivered(token=token, ops=ops):
                 return [*self._finish(token, WorkState.DONE, Kind.HANDLED, ops=ops), *self._hand_out(now)]
@@ -355,6 +365,8 @@ class Worker:
                 return [*self._try_again(token, failure, now), *self._hand_out(now)]
             case DeliverLost(token=token):
                 return [*self._lose(token), *self._go_on(now)]
+            case DeliverUntouched(token=token):
+                return [self._release(self._held.pop(token).row), *self._hand_out(now)]
 
     def _try_again(self, token: int, failure: Failure, now: float) -> list[Effect]:
         held = self._held.get(token)

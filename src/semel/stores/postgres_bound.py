@@ -420,11 +420,14 @@ class _Call:
 BoundSteps = Generator[BoundQuery, Sequence[Row], tuple[Result, ...]]
 
 
-def bound_steps(ops: Sequence[Op], store_id: str, node: str, *, wait: bool = True) -> BoundSteps:
+def bound_steps(
+    ops: Sequence[Op], store_id: str, node: str, *, wait: bool = True, plain: bool | None = None
+) -> BoundSteps:
     """Asks for queries until the call is done; the server's errors are thrown in. A row that another transaction
-    committed at this moment shows only in the next view: then it is asked for again."""
+    committed at this moment shows only in the next view: then it is asked for again. `plain` is what `is_plain` has
+    said already."""
     check_units([check_bound(ops)])
-    if not is_plain(ops):
+    if not (is_plain(ops) if plain is None else plain):
         raise LocalProtocolError(
             "one statement can finish with a fence, log, remember, and enqueue without replace, guard and blob",
             fix="bind a psycopg.Connection for the rest, and let it wait",

@@ -54,10 +54,11 @@ class PostgresTx:
 
     def apply(self, ops: Sequence[Op], *, wait: bool = True) -> tuple[Result, ...]:
         check_open(self._connection)
-        if wait and not is_plain(ops):
+        plain = is_plain(ops)
+        if wait and not plain:
             return self._apply_generally(check_bound(ops))
         try:
-            return run_steps(bound_steps(ops, self._store_id, self._node, wait=wait), self._ask)
+            return run_steps(bound_steps(ops, self._store_id, self._node, wait=wait, plain=plain), self._ask)
         except WrongIsolation:
             if not wait:
                 raise

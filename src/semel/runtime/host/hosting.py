@@ -28,6 +28,9 @@ Handler = Callable[[WorkRow | Record], Handled | Awaitable[Handled]]
 What it returns is committed together with the fact that it ran; an exception means that it did not. One that ends its
 work row in a transaction of its own says with `OwnTransaction` how that went."""
 
+Taker = Callable[[Deliver, Callable[[Event], None]], None]
+"""Takes deliveries on the loop in place of a handler, and tells of each, on the loop, what became of it."""
+
 RELOAD_RETRY = RetryPolicy(interval_s=0.05, factor=2.0, interval_max_s=1.0)
 """Everybody who uses the machine waits meanwhile: that a database is back is noticed at once, however long it took."""
 
@@ -52,6 +55,7 @@ class Host:
     peers: Collection[str] | None = None
     inline: bool = False
     wants_sent: bool = False
+    taker: Taker | None = None
     reloads: int = 0
     reloaded_at: float = 0.0
 

@@ -15,7 +15,7 @@ import inspect
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -49,7 +49,7 @@ from semel.kernel.interpreter import Interpreter, Seat
 from semel.kernel.ops import Append, Enqueue, Finish, Op, WorkRow
 from semel.kernel.retry import type_names
 from semel.kernel.store import Record, Store
-from semel.runtime.host.hosting import Factory, Handler, Host, Hosts, cause_of
+from semel.runtime.host.hosting import Factory, Handler, Host, Hosts, Taker, cause_of
 from semel.runtime.host.outages import Outages, is_outage
 from semel.runtime.host.threads import Readers, Report, Writer, hand_over, run_in_thread
 from semel.runtime.transports.base import Transport
@@ -269,19 +269,21 @@ class Performer:
         factory: Factory | None = None,
         handler: Handler | None = None,
         inline: bool = False,
+        taker: Taker | None = None,
         transport: Transport | None = None,
         peers: Collection[str] | None = None,
     ) -> None:
         """Start a machine. With a `factory` it starts again from the store when it asks to be reloaded.
 
-        An `inline` handler is called on the loop itself: for functions that are quick and wait for nothing.
+        An `inline` handler is called on the loop itself: for functions that are quick and wait for nothing. A `taker`
+        has its own way to run what is delivered, see `take_part`.
 
         It sends through `transport` and hears what `peers` say there (None: all of them). Two senders that share a
         transport need their own peers, or one would take the other's confirms for its own.
         """
         self.check_open()
         wants_sent = getattr(machine, "wants_sent", False)
-        self._hosts.add(Host(machine.name, factory, handler, transport, peers, inline, wants_sent))
+        self._hosts.add(Host(machine.name, factory, handler, transport, peers, inline, wants_sent, taker))
         self._interpreter.add(machine)
         self._touch()
 
@@ -504,12 +506,25 @@ class Performer:
 
     def deliver(self, seat: Seat, effect: Deliver) -> None:
         host = self._hosts.get(seat.machine.name)
+        if host is not None and host.taker is not None:
+            host.taker(effect, partial(self._interpreter.feed, seat))
+            return
         if host is not None and host.inline:
             self._interpreter.feed(seat, self._handle_inline(host, effect))
             return
         task = self.loop.create_task(self._handle(seat, effect))
         self._handlers.add(task)
         task.add_done_callback(self._handlers.discard)
+
+    def take_part(self, job: Coroutine[Any, Any, None]) -> None:
+        """Closing waits for this as for a handler, and cancels it when the time is up."""
+        task = self.loop.create_task(job)
+        self._handlers.add(task)
+        task.add_done_callback(self._handlers.discard)
+
+    def told(self) -> None:
+        """A taker has told machines something."""
+        self._touch()
 
     @staticmethod
     def _handle_inline(host: Host, effect: Deliver) -> Event:
@@ -518,7 +533,7 @@ class Performer:
             return delivered(effect.token, _checked_answer(host.name, effect.item, host.handler(effect.item)))
         except Exception as error:
             log.warning("the handler of %s failed", host.name, exc_info=True)
-            return _failure(effect, error)
+            return failure_event(effect.token, error)
 
     async def _handle(self, seat: Seat, effect: Deliver) -> None:
         event: Event = DeliverFailed(effect.token, "cancelled: the process is shutting down")
@@ -526,7 +541,7 @@ class Performer:
             event = delivered(effect.token, await self._call_handler(seat.machine.name, effect.item))
         except (Exception, SystemExit) as error:
             log.warning("the handler of %s failed", seat.machine.name, exc_info=True)
-            event = _failure(effect, error)
+            event = failure_event(effect.token, error)
         finally:
             self._interpreter.feed(seat, event)
             self._touch()
@@ -647,8 +662,8 @@ def _is_news(group: CommitGroup) -> bool:
     return any(isinstance(op, _NEWS) for member in group.members for op in member.unit.ops)
 
 
-def _failure(effect: Deliver, error: BaseException) -> DeliverFailed:
-    return DeliverFailed(effect.token, cause_of(error), type_names(type(error)))
+def failure_event(token: int, error: BaseException) -> DeliverFailed:
+    return DeliverFailed(token, cause_of(error), type_names(type(error)))
 
 
 def _checked_answer(name: str, item: WorkRow | Record, result: Any) -> tuple[Op, ...] | OwnTransaction:

@@ -13,6 +13,7 @@ from semel.inbox.messages import MessageTypes, decode
 from semel.kernel.envelope import Envelope
 from semel.runtime.inbox.injection import Signature, read_signature
 from semel.runtime.inbox.providers import Provider
+from semel.runtime.transactions.base import family_of_type
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -126,7 +127,9 @@ class InboxEndpoint:
         provider = _provider_of(signature, providers)
         facts = HandlerFacts(signature.name, provider is not None, each.outside, each.style)
         style = style_for(self.options, facts, policy, has_store=has_store)
-        return ReadyHandler(types.add(kind, named), kind, signature, style, provider, each.key, each.errors)
+        handler = ReadyHandler(types.add(kind, named), kind, signature, style, provider, each.key, each.errors)
+        check_shareable(self.options, handler)
+        return handler
 
 
 def _style(text: str) -> Style:
@@ -155,6 +158,23 @@ def _provider_of(signature: Signature, providers: Mapping[type, Provider]) -> Pr
             fix="make it `async def`, or ask for the connection that is not async",
         )
     return provider
+
+
+def check_shareable(options: EndpointOptions, handler: ReadyHandler) -> None:
+    """Refuse at start what cannot share a commit."""
+    if options.share_commit == 1:
+        return
+    who = f"handler {handler.signature.name} at endpoint {options.name!r}"
+    leave_out = "leave share_commit out, or move the handler to an endpoint without it"
+    if handler.style is Style.RESERVED or handler.provider is None:
+        raise ConfigError(f"{who} has effects that no transaction takes back, and cannot share a commit", fix=leave_out)
+    if handler.signature.is_async:
+        raise ConfigError(f"{who} is a coroutine function, and cannot share a commit", fix=f"use `def`, or {leave_out}")
+    if family_of_type(handler.provider.kind) not in ("psycopg", "sqlite3"):
+        kind = handler.provider.kind.__qualname__
+        raise ConfigError(
+            f"{who} asks for {kind}, and only connections of sqlite3 and psycopg can be shared", fix=leave_out
+        )
 
 
 def key_of(handler: ReadyHandler, envelope: Envelope) -> str | None:

@@ -62,21 +62,33 @@ class HandlerRun:
 
     def in_thread(self) -> Answer:
         """For a handler that is a plain function."""
+        answer, _ = self.ended_in_thread()
+        if answer is OwnTransaction.FINISHED:
+            self.context.store.wake()
+        return answer
+
+    def ended_in_thread(self) -> tuple[Answer, bool]:
+        """The same for callers who wake others themselves; also says whether something was sent or cancelled."""
         outbox = self._outbox()
         given = self._given(outbox)
         if self.handler.provider is None:
             self._call(given)
             self._cancel(outbox)
-            return outbox.ops
+            return outbox.ops, bool(outbox.cancels)
         try:
             with self._begin() as transaction:
                 self._apply_first(transaction)
                 self._call({**given, Wanted.TRANSACTION: transaction})
                 self._apply(outbox, transaction)
         except StaleFence:
-            return OwnTransaction.LOST
-        self.context.store.wake()
-        return OwnTransaction.FINISHED
+            return OwnTransaction.LOST, False
+        return OwnTransaction.FINISHED, outbox.is_used
+
+    def begun_in(self, transaction: Any) -> Outbox:
+        """Run in a transaction that others share; what it sends is written with theirs."""
+        outbox = self._outbox()
+        self._call({**self._given(outbox), Wanted.TRANSACTION: transaction})
+        return outbox
 
     async def on_loop(self) -> Answer:
         """For a handler that is a coroutine function. A connection that blocks is opened and committed on a thread."""

@@ -117,6 +117,10 @@ class Outbox:
         return tuple(self._calls.enqueues)
 
     @property
+    def is_used(self) -> bool:
+        return bool(self._calls.enqueues or self._calls.cancels)
+
+    @property
     def cancels(self) -> tuple[Op, ...]:
         return tuple(self._calls.cancels)
 

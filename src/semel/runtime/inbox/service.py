@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any, Self
 
 from semel.errors import MessageRefused, StoreError
 from semel.inbox.endpoint import EndpointMode, OnCrash, Style
+from semel.inbox.identity import Identity
 from semel.inbox.outbox import OutboxCalls, outbox_hop, outbox_queue
 from semel.inbox.reservation import DIED, is_reservation
 from semel.kernel.effects import OwnTransaction, Pause, Resume
@@ -35,11 +37,13 @@ from semel.runtime.inbox.buffered import BufferRunner
 from semel.runtime.inbox.definition import Application, Periodic, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
 from semel.runtime.inbox.gate import ticket_of
-from semel.runtime.inbox.handling import Answer, HandlerRun
+from semel.runtime.inbox.handling import Answer, HandlerContext, HandlerRun
+from semel.runtime.inbox.lanes import RUN_AHEAD, Ended, LaneRunner, Lanes
 from semel.runtime.inbox.operating import LETTERS, paused_endpoints
 from semel.runtime.inbox.policies import EndpointPolicy
 from semel.runtime.inbox.relay import Relay, RelayPolicy
 from semel.runtime.inbox.senders import AskedToWait, HttpSenders
+from semel.runtime.inbox.shared_commit import run_alone, run_together
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +63,7 @@ class InboxService:
         self.app = app
         self.name = name or f"{app.name}@{socket.gethostname()}:{os.getpid()}"
         self._rows_handled = 0
+        self._lanes: list[Lanes] = []
         self._workers: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._runners: list[BufferRunner] = []
@@ -99,11 +104,14 @@ class InboxService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.performer.close()
         await self._http.close()
+        for lanes in self._lanes:
+            lanes.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     @property
     def handled(self) -> int:
-        return self._rows_handled + sum(each.handled for each in self._runners)
+        """How many messages were given to handlers."""
+        return self._rows_handled + sum(each.handled for each in (*self._runners, *self._lanes))
 
     def _begin(self, *jobs: Any) -> None:
         self._tasks += [asyncio.get_running_loop().create_task(job) for job in jobs]
@@ -113,16 +121,18 @@ class InboxService:
     def _add_worker(self, endpoint: InboxEndpoint) -> None:
         options = endpoint.options
         name = f"{self.name}/{options.name}"
-        ahead = options.buffer_low if options.parallel == 1 else options.parallel
-        capacity = options.parallel + min(ahead, options.buffer_high)
+        begun = options.parallel * options.share_commit
+        ahead = options.buffer_low if begun == 1 else max(begun, RUN_AHEAD)
+        capacity = begun + min(ahead, options.buffer_high)
+        in_lanes = all(not each.signature.is_async for each in self.app.handlers[options.name].values())
         config = WorkerConfig(
             name,
             options.queue,
             options.hop,
-            parallel=options.parallel,
+            parallel=(parallel := min(capacity, begun + RUN_AHEAD) if in_lanes else options.parallel),
             lease_s=options.lease_s,
             idle_s=IDLE_S,
-            ahead=capacity - options.parallel,
+            ahead=capacity - parallel,
             batch=max(1, capacity // 2),
             keep_s=options.keep_s,
             dead_keep_s=None,
@@ -133,7 +143,18 @@ class InboxService:
             gate=self.app.gate(options.name),
         )
         self._workers[options.name] = name
-        self.performer.add(Worker(config), handler=_RowHandler(self, endpoint).deliver)
+        worker, rows = Worker(config), _RowHandler(self, endpoint, self.app.context)
+        if not in_lanes:
+            self.performer.add(worker, handler=rows.deliver)
+            return
+        gate, clock = self.app.gate(options.name), self.app.clock
+
+        def may_begin() -> bool:
+            return worker.may_begin and not gate.is_shut(clock())
+
+        runner = LaneRunner(options.name, rows.in_lane, rows.deliver, may_begin, options.lease_s, options.share_commit)
+        self._lanes.append(Lanes(self.performer, runner, options.parallel))
+        self.performer.add(worker, taker=self._lanes[-1].take)
 
     def _add_relay(self) -> None:
         # what the application brings comes before what comes with Semel
@@ -204,6 +225,40 @@ class _RowHandler:
 
     service: InboxService
     endpoint: InboxEndpoint
+    context: HandlerContext
+
+    def in_lane(self, rows: Sequence[WorkRow]) -> Sequence[Ended]:
+        """On a thread. What needs no handler, or a decision before it, is left to the loop."""
+        handlers = self.service.app.handlers[self.endpoint.name]
+        ready = [handlers.get(row.envelope.type) for row in rows]
+        runs = [
+            HandlerRun(self.context, handler, row.envelope, self._identity(row), self._mark(row))
+            if handler is not None and not self._needs_decision(handler, row)
+            else None
+            for handler, row in zip(ready, rows, strict=True)
+        ]
+        providers = {run.handler.provider for run in runs if run is not None}
+        if len(providers) == 1:
+            ends = iter(run_together([run for run in runs if run is not None]))
+        else:
+            ends = iter([run_alone(run) for run in runs if run is not None])
+        ended = [
+            Ended(None) if run is None else with_key(next(ends), row.key) for run, row in zip(runs, rows, strict=True)
+        ]
+        self._tell_gate(rows, ended)
+        return ended
+
+    def _tell_gate(self, rows: Sequence[WorkRow], ended: Sequence[Ended]) -> None:
+        gate, now = self.service.app.gate(self.endpoint.name), self.service.app.clock()
+        for row, each in zip(rows, ended, strict=True):
+            if isinstance(each.answer, BaseException):
+                gate.failed(ticket_of(row), each.answer, now)
+            elif each.answer is not None:
+                gate.succeeded(ticket_of(row), now)
+
+    def _needs_decision(self, handler: ReadyHandler, row: WorkRow) -> bool:
+        is_late = self.endpoint.options.expire_s is not None and self.endpoint.is_expired(row.envelope, now_us())
+        return is_late or is_reservation(row.envelope) or (handler.style is Style.RESERVED and is_taken_over(row))
 
     async def deliver(self, row: Any) -> Answer:
         assert isinstance(row, WorkRow), "an endpoint is a queue of work"
@@ -224,9 +279,8 @@ class _RowHandler:
         return await self._run(handler, row)
 
     async def _run(self, handler: ReadyHandler, row: WorkRow) -> Answer:
+        run = HandlerRun(self.context, handler, row.envelope, self._identity(row), self._mark(row))
         app = self.service.app
-        who = app.identity_of(self.endpoint.name, row.envelope)
-        run = HandlerRun(app.context, handler, row.envelope, who, self._mark(row))
         gate = app.gate(self.endpoint.name)
         try:
             if handler.signature.is_async:
@@ -238,6 +292,9 @@ class _RowHandler:
             raise
         gate.succeeded(ticket_of(row), app.clock())
         return answer
+
+    def _identity(self, row: WorkRow) -> Identity:
+        return self.service.app.identity_of(self.endpoint.name, row.envelope)
 
     def _mark(self, row: WorkRow) -> tuple[Op, ...]:
         options = self.endpoint.options
@@ -266,6 +323,11 @@ class _RowHandler:
         event = message_event(kind, options.hop, "", row.envelope, attempt=row.attempts, cause=cause)
         await self.service.committer.commit([finish, Log(event)])
         return OwnTransaction.FINISHED
+
+
+def with_key(ended: Ended, key: str | None) -> Ended:
+    """The next message of the key may be handled now, by whoever hears of it first."""
+    return ended if key is None or ended.answer is not OwnTransaction.FINISHED else Ended(ended.answer, has_news=True)
 
 
 def is_taken_over(row: WorkRow) -> bool:

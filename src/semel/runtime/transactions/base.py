@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -42,7 +43,12 @@ def bind(store: Store, connection: Any) -> Tx | AsyncTx:
 
 def family_of(connection: Any) -> str | None:
     """By the package in which its class, or one that it is derived from, is defined."""
-    packages = [each.__module__.partition(".")[0] for each in type(connection).__mro__]
+    return family_of_type(type(connection))
+
+
+@cache
+def family_of_type(kind: type) -> str | None:
+    packages = [each.__module__.partition(".")[0] for each in kind.__mro__]
     return next((package for package in packages if package in FAMILIES or package in OTHERS), None)
 
 

@@ -1,0 +1,212 @@
+"""Threads that run the handlers of one endpoint, one message after the other.
+
+To hand a single message from the loop to a thread and its end back again takes more of the processor than to handle
+it. So the loop hands over more than the threads can begin at once, and hears of ends in groups: at once when the
+threads are about to run out of messages, else a few milliseconds later. What no thread has begun when the endpoint is
+paused or the process closes is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from semel.kernel.effects import Deliver, DeliverFailed, Event, OwnTransaction, delivered
+from semel.kernel.ops import WorkRow
+from semel.runtime.host.performer import Performer, failure_event
+from semel.runtime.inbox.handling import Answer
+
+log = logging.getLogger(__name__)
+
+RUN_AHEAD = 32
+"""So many more messages than threads are handed over."""
+COLLECT_S = 0.005
+WAKE_EVERY_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of a message: its handler's answer or exception; None leaves it to `aside`. `has_news`: others may
+    find something to do now."""
+
+    answer: Answer | BaseException | None
+    has_news: bool = False
+
+
+UNTOUCHED = Ended(OwnTransaction.UNTOUCHED)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    row: WorkRow
+    token: int
+    tell: Callable[[Event], None]
+    given_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRunner:
+    """What the lanes of an endpoint run: `together` gets one message, or up to `share` of them; `aside` is a coroutine
+    for those that need the loop. `may_begin` is asked before each."""
+
+    name: str
+    together: Callable[[Sequence[WorkRow]], Sequence[Ended]]
+    aside: Callable[[WorkRow], Coroutine[Any, Any, Answer]]
+    may_begin: Callable[[], bool]
+    lease_s: float
+    share: int = 1
+
+
+class Lanes:
+    """`take` is a taker for `Performer.add`."""
+
+    def __init__(self, performer: Performer, runner: LaneRunner, threads: int) -> None:
+        self._performer = performer
+        self._runner = runner
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._given: dict[int, _Job] = {}
+        self._ends: deque[tuple[_Job, Ended]] = deque()
+        self._is_collecting = False
+        self._low = RUN_AHEAD // 4
+        self._idle = asyncio.Event()
+        self._wake_due = False
+        self._woken_at = 0.0
+        self.handled = 0
+        self._threads = [
+            threading.Thread(target=self._work, name=f"semel-inbox-{runner.name}-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Threads end after what they have begun."""
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    # -- on the loop
+
+    def take(self, effect: Deliver, tell: Callable[[Event], None]) -> None:
+        assert isinstance(effect.item, WorkRow), "an endpoint is a queue of work"
+        job = _Job(effect.item, effect.token, tell, time.monotonic())
+        if not self._given:
+            self._idle.clear()
+            self._performer.take_part(self._stay())
+        self._given[job.token] = job
+        self._jobs.put(job)
+
+    async def _stay(self) -> None:
+        try:
+            await self._idle.wait()
+        except asyncio.CancelledError:
+            for job in self._forget_all():
+                job.tell(DeliverFailed(job.token, "cancelled: the process is shutting down"))
+            raise
+
+    def _forget_all(self) -> list[_Job]:
+        jobs = list(self._given.values())
+        self._given.clear()
+        return jobs
+
+    def _collect(self) -> None:
+        """Again after a while, as long as there is something to hear."""
+        has_news, heard = False, 0
+        self._is_collecting = False
+        while self._ends:
+            job, ended = self._ends.popleft()
+            if self._given.pop(job.token, None) is not None:
+                heard += 1
+                has_news = has_news or ended.has_news
+                self._tell(job, ended)
+        if has_news:
+            self._wake_soon()
+        if not self._given:
+            self._idle.set()
+        elif heard and not self._is_collecting:
+            self._is_collecting = True
+            self._performer.loop.call_later(COLLECT_S, self._collect)
+        self._performer.told()
+
+    def _tell(self, job: _Job, ended: Ended) -> None:
+        if ended.answer is None:
+            self._performer.take_part(self._put_aside(job))
+            return
+        if ended.answer is not OwnTransaction.UNTOUCHED:
+            self.handled += 1
+        job.tell(self._event(job, ended.answer))
+
+    async def _put_aside(self, job: _Job) -> None:
+        event: Event = DeliverFailed(job.token, "cancelled: the process is shutting down")
+        try:
+            event = delivered(job.token, await self._runner.aside(job.row))
+        except Exception as error:
+            event = self._event(job, error)
+        finally:
+            job.tell(event)
+            self._performer.told()
+
+    def _event(self, job: _Job, answer: Answer | BaseException) -> Event:
+        if not isinstance(answer, BaseException):
+            return delivered(job.token, answer)
+        log.warning("a handler of %s failed", self._runner.name, exc_info=answer)
+        return failure_event(job.token, answer)
+
+    def _wake_soon(self) -> None:
+        """Others hear of many commits at once: each word to them is a round trip of its own."""
+        if not self._wake_due:
+            self._wake_due = True
+            wait_s = self._woken_at + WAKE_EVERY_S - time.monotonic()
+            self._performer.loop.call_later(max(0.0, wait_s), self._wake)
+
+    def _wake(self) -> None:
+        self._wake_due, self._woken_at = False, time.monotonic()
+        self._performer.loop.run_in_executor(None, self._performer.store.wake)
+
+    # -- on the threads
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            jobs, goes_on = self._more(job)
+            for each, ended in zip(jobs, self._run(jobs), strict=True):
+                self._ends.append((each, ended))
+            if not self._is_collecting or self._jobs.qsize() <= self._low:
+                self._signal()
+            if not goes_on:
+                return
+
+    def _more(self, first: _Job) -> tuple[list[_Job], bool]:
+        """What can share its commit, of what is there."""
+        jobs = [first]
+        while len(jobs) < self._runner.share:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                break
+            if job is None:
+                return jobs, False
+            jobs.append(job)
+        return jobs, True
+
+    def _run(self, jobs: Sequence[_Job]) -> Sequence[Ended]:
+        """One whose lease may be about to end is not worth beginning."""
+        oldest = time.monotonic() - self._runner.lease_s / 2
+        if not self._runner.may_begin() or any(job.given_at < oldest for job in jobs):
+            return [UNTOUCHED] * len(jobs)
+        try:
+            return self._runner.together([job.row for job in jobs])
+        except (Exception, SystemExit) as error:
+            return [Ended(error)] * len(jobs)
+
+    def _signal(self) -> None:
+        self._is_collecting = True
+        try:
+            self._performer.loop.call_soon_threadsafe(self._collect)
+        except RuntimeError:
+            return  # the loop is closed: what was committed is committed, and the rest comes back with its lease

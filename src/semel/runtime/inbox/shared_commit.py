@@ -1,0 +1,119 @@
+"""Handlers that share a commit: one after the other in one transaction, each behind a savepoint.
+
+    a handler fails                 its writes are rolled back to its savepoint; the others are committed
+    anything else goes wrong        all is rolled back, and each runs again in a transaction of its own
+
+"Anything else" is a connection that is lost, a fence that is stale, a commit that fails or is in doubt. In doubt it may
+have happened: then each one's fence is used up, its second run is rolled back and says LOST, and nothing happens twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from semel.errors import StaleFence
+from semel.kernel.effects import OwnTransaction
+from semel.kernel.store import Store
+from semel.runtime.inbox.handling import HandlerRun
+from semel.runtime.inbox.lanes import Ended
+from semel.runtime.inbox.outbox import Outbox
+from semel.runtime.transactions import bind
+from semel.stores.sqlite import SqliteStore
+from semel.stores.sqlite_session import session_of
+
+log = logging.getLogger(__name__)
+
+POINT = "semel_shared"
+
+
+class Savepoints(Protocol):
+    """One name is used again and again: the last one of a name is the one that is meant."""
+
+    def begin(self) -> None: ...
+
+    def set(self) -> None: ...
+
+    def go_back(self) -> None: ...
+
+
+class _SqliteSavepoints:
+    def __init__(self, store: SqliteStore, connection: Any) -> None:
+        self._store, self._connection = store, connection
+
+    def begin(self) -> None:
+        """A savepoint outside a transaction would be one of its own, and commit at its release."""
+        self._store.begin_users(session_of(self._connection))
+
+    def set(self) -> None:
+        self._connection.execute(f"SAVEPOINT {POINT}")
+
+    def go_back(self) -> None:
+        self._connection.execute(f"ROLLBACK TO {POINT}")
+
+
+def savepoints_of(store: Store, connection: Any) -> Savepoints:
+    if isinstance(store, SqliteStore):
+        return _SqliteSavepoints(store, connection)
+    from semel.runtime.inbox.psycopg_savepoints import PsycopgSavepoints  # where SQLite is all there is, it is not
+
+    return PsycopgSavepoints(connection)
+
+
+def run_together(runs: Sequence[HandlerRun]) -> list[Ended]:
+    """Several handlers of one provider in one transaction, or in one each if that fails."""
+    if len(runs) > 1:
+        try:
+            return _run_shared(runs)
+        except StaleFence:
+            pass  # one of them is no longer ours, and its own run will say which
+        except Exception:
+            log.info("%d handlers could not share a commit; each runs by itself", len(runs), exc_info=True)
+    return [run_alone(run) for run in runs]
+
+
+def run_alone(run: HandlerRun) -> Ended:
+    try:
+        answer, is_used = run.ended_in_thread()
+    except (Exception, SystemExit) as error:
+        return Ended(error)
+    return Ended(answer, has_news=is_used)
+
+
+def _run_shared(runs: Sequence[HandlerRun]) -> list[Ended]:
+    provider, store = runs[0].handler.provider, runs[0].context.store
+    assert provider is not None, "handlers that share a commit have a transaction"
+    begin: Callable[[], Any] = provider.begin
+    with begin() as transaction:
+        points = savepoints_of(store, transaction)
+        points.begin()
+        ends = [_run_behind(points, run, transaction) for run in runs]
+        good = [(run, outbox) for run, outbox in zip(runs, ends, strict=True) if isinstance(outbox, Outbox)]
+        _apply_all(store, transaction, good)
+    return [
+        Ended(OwnTransaction.FINISHED, has_news=end.is_used) if isinstance(end, Outbox) else Ended(end) for end in ends
+    ]
+
+
+def _run_behind(points: Savepoints, run: HandlerRun, transaction: Any) -> Outbox | BaseException:
+    points.set()
+    try:
+        return run.begun_in(transaction)
+    except (Exception, SystemExit) as error:
+        points.go_back()
+        return error
+
+
+def _apply_all(store: Store, transaction: Any, good: Sequence[tuple[HandlerRun, Outbox]]) -> None:
+    """The marks of all and what they send: one call, as few statements as it takes."""
+    if not good:
+        return
+    tx: Any = bind(store, transaction)
+    for _, outbox in good:
+        for cancel in outbox.cancels:
+            try:
+                tx.apply([cancel])
+            except StaleFence:
+                continue  # too late: it was sent
+    tx.apply([op for run, outbox in good for op in (*run.mark, *outbox.ops)])
