@@ -6,10 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from semel.kernel.effects import (
-    Machine,
-    OwnTransaction,
-)
+from semel.kernel.effects import Deliver, Event, Machine, OwnTransaction
 from semel.kernel.ops import Op, WorkRow
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Record, Store

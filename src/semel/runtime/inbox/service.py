@@ -111,7 +111,9 @@ class InboxService:
     @property
     def handled(self) -> int:
         """How many messages were given to handlers."""
-        return self._rows_handled + sum(each.handled for each in (*self._runners, *self._lanes))
+        return (
+            self._rows_handled + sum(each.handled for each in self._runners) + sum(each.handled for each in self._lanes)
+        )
 
     def _begin(self, *jobs: Any) -> None:
         self._tasks += [asyncio.get_running_loop().create_task(job) for job in jobs]
