@@ -16,8 +16,8 @@ from semel.inbox.messages import envelope_of
 from semel.inbox.reservation import reservation_of
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
-from semel.kernel.ops import Claim, Enqueue, Unit, WorkState
-from semel.runtime.inbox import definition, inline
+from semel.kernel.ops import Claim, Enqueue, Finish, Unit, WorkState
+from semel.runtime.inbox import definition, inline, reserving
 from semel.testing.limits import wait_until
 
 pytestmark = pytest.mark.connected
@@ -378,3 +378,27 @@ def test_a_pause_gives_deliveries_back(shop: Shop) -> None:
     failing(shop, "eager", runs, on(ValueError).pause(60).then("discard"))
     assert [deliver(shop, "a"), deliver(shop, "b")] == [ACK, GIVE_BACK]
     assert runs == ["a"]
+
+
+@pytest.mark.parametrize("style", [*STYLES, "none"])
+def test_a_dead_letter_that_was_stored_and_not_yet_put_aside_is_not_lost(
+    shop: Shop, style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process loses the store, or its life, between the two commits."""
+    runs: list[str] = []
+    failing(shop, style, runs, on(ValueError).dead_letter())
+    commit, away = inline.commit_unit, [True]
+
+    def lose_the_end(store: Any, ops: Any) -> Any:
+        if away and any(isinstance(op, Finish) and op.to is WorkState.DEAD for op in ops):
+            away.clear()
+            raise StoreUnavailable("the store is away", fix="wait")
+        return commit(store, ops)
+
+    monkeypatch.setattr(inline, "commit_unit", lose_the_end)
+    monkeypatch.setattr(reserving, "SETTLE_S", 0.01)
+    assert deliver(shop, "a") is GIVE_BACK
+    assert b"ada" in shop.row("a", "sms").envelope.data
+    wait_until(lambda: shop.drain() == 1, "its turn")
+    [letter] = shop.app.dead_letters("sms")
+    assert (letter.state, "ada" in letter.body, len(runs)) == ("dead", True, 2)

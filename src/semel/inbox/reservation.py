@@ -7,6 +7,8 @@ the next delivery takes it up, by its identity. `DIED` as its cause says that it
 
 from __future__ import annotations
 
+import msgspec
+
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import WorkRow
 
@@ -20,6 +22,14 @@ def reservation_of(envelope: Envelope) -> Envelope:
 
 def is_reservation(envelope: Envelope) -> bool:
     return RESERVED_HEADER in envelope.headers and not envelope.data and envelope.blob is None
+
+
+def as_message(envelope: Envelope) -> Envelope:
+    """A message that comes in is no reservation, whatever its sender wrote into its headers."""
+    if RESERVED_HEADER not in envelope.headers:
+        return envelope
+    headers = {name: value for name, value in envelope.headers.items() if name != RESERVED_HEADER}
+    return msgspec.structs.replace(envelope, headers=headers)
 
 
 def is_ambiguous(row: WorkRow) -> bool:

@@ -25,6 +25,7 @@ from semel.inbox.failure import FailureRule, FailureRules, on
 from semel.inbox.identity import Identity, IdentityMode, identify, identify_id, inbox_hop
 from semel.inbox.messages import Attributes, envelope_of, type_name
 from semel.inbox.outbox import outbox_queue, parse_destination
+from semel.inbox.reservation import as_message
 from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind, message_event
 from semel.kernel.ops import KEEP_S, Applied, Duplicate, Enqueue, Fresh, Op, Put, Remember, Result
@@ -261,7 +262,7 @@ class Application:
 
     def enqueue(self, endpoint: str, envelope: Envelope, *, key: str | None = None, due: int | None = None) -> Enqueue:
         """The write that stores a message at an endpoint, if it is new."""
-        options = self.check_endpoint(endpoint).options
+        options, envelope = self.check_endpoint(endpoint).options, as_message(envelope)
         if options.expire_s is not None and envelope.time is None:
             envelope = msgspec.structs.replace(envelope, time=due if due is not None else now_us())
         who = self.identity_of(endpoint, envelope)

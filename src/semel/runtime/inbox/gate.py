@@ -1,4 +1,4 @@
-"""What an endpoint of this process may take: nothing while its circuit breaker is open or a rule has paused it.
+"""What an endpoint of this process may take: nothing while its circuit breaker is open or somebody has paused it.
 
 A breaker counts in this process alone: another process has its own, and finds out by itself. What says nothing about
 whether handlers work is not counted: a message that cannot be read, a duplicate, a store that is away.
@@ -34,6 +34,7 @@ class EndpointGate:
         self._breaker = Breaker(options) if options is not None else None
         self._told = told
         self._paused_until = 0.0
+        self._is_held = False
         self._turns: dict[Hashable, int] = {}
         self._lock = threading.Lock()
 
@@ -103,15 +104,22 @@ class EndpointGate:
         with self._lock:
             self._paused_until = max(self._paused_until, until)
 
+    def hold(self, is_held: bool) -> None:
+        """An operator has paused the endpoint, or lets it go on."""
+        with self._lock:
+            self._is_held = is_held
+
     def is_shut(self, now: float) -> bool:
         """Whether nothing at all is taken: a breaker that tries one message is not shut."""
         with self._lock:
-            return now < self._paused_until or (
-                self._breaker is not None and self._breaker.state(now) is BreakerState.OPEN
+            return (
+                self._is_held
+                or now < self._paused_until
+                or (self._breaker is not None and self._breaker.state(now) is BreakerState.OPEN)
             )
 
     def _room(self, now: float, asked: int) -> int:
-        if now < self._paused_until:
+        if self._is_held or now < self._paused_until:
             return 0
         return asked if self._breaker is None else self._breaker.room(now, asked)
 

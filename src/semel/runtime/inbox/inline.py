@@ -133,6 +133,8 @@ class InlineDelivery:
                 if not isinstance(decision, Again) or decision.passes:
                     return await self._give_up(handler, decision, failure.text, row)
                 await asyncio.sleep(max(0.0, decision.at - now))
+                # each attempt counts; one that was begun is finished, also when the breaker has opened by it
+                gate.enter(ticket, self.app.clock())
 
     async def _give_up(self, handler: ReadyHandler, decision: Decision, cause: str, row: WorkRow | None) -> Exit:
         exit = exit_of(decision)

@@ -73,7 +73,8 @@ class Relay:
         if sender is None:
             raise ConfigError(
                 f"nobody sends to {name}: {destination}",
-                fix=f"add it before the application is served: app.sender({name!r}, send)",
+                fix=f"add it before the application is served: app.sender({name!r}, send)"
+                + (", or say where the hubs are: App(hub=...), SEMEL_INBOX__HUB" if name == "hub" else ""),
             )
         return sender
 

@@ -99,6 +99,8 @@ class InboxService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.gather(*(each.close() for each in self._runners))
+        for name in self._workers:
+            self.app.gate(name).hold(False)  # nobody would hear any more that it goes on
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -206,6 +208,7 @@ class InboxService:
 
     def _feed(self, endpoint: str, event: Pause | Resume) -> None:
         if endpoint in self._workers:
+            self.app.gate(endpoint).hold(isinstance(event, Pause))
             self.performer.feed(self._workers[endpoint], event)
 
     async def _send_periodic(self, periodic: Periodic) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 
@@ -10,9 +11,14 @@ import pytest
 from semel import App, on
 from semel.errors import ConfigError, MessageRefused, StoreUnavailable
 from semel.inbox.breaker import BreakerOptions
+from semel.inbox.messages import envelope_of
+from semel.inbox.reservation import RESERVED_HEADER
+from semel.inbox.settle import DeliveryEnd
+from semel.kernel.envelope import Envelope
 from semel.kernel.ops import WorkState
 from semel.runtime.inbox.gate import EndpointGate
-from semel.runtime.inbox.operating import queue_status
+from semel.runtime.inbox.operating import queue_status, set_paused
+from semel.runtime.inbox.service import InboxService
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import wait_until
 
@@ -109,3 +115,48 @@ def test_a_durable_endpoint_leaves_what_is_stored_while_its_breaker_is_open() ->
 def test_a_breaker_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="BreakerOptions"):
         App(MemoryStore()).endpoint("orders", breaker=True)
+
+
+def test_a_message_that_calls_itself_a_reservation_is_handled_all_the_same() -> None:
+    app, runs = App(MemoryStore(), name="shop"), []
+
+    @app.endpoint("orders").on("note")
+    def handle(body: bytes) -> None:
+        runs.append(body)
+
+    app.receive("orders", [Envelope("a", type="note", headers={RESERVED_HEADER: "1"})])
+    assert app.drain() == 1
+    assert runs == [b""]
+
+
+async def test_what_an_operator_pauses_takes_no_deliveries_where_the_application_runs() -> None:
+    app, runs = App(MemoryStore(), name="shop"), []
+
+    @app.endpoint("sms", mode="inline").on(Order)
+    async def handle(order: Order) -> None:
+        runs.append(order.id)
+
+    set_paused(app, "sms", True)
+    message = envelope_of(Order("a"), "a")
+    async with InboxService(app):
+        assert await app.deliver("sms", message) is DeliveryEnd.GIVE_BACK
+        set_paused(app, "sms", False)
+        await asyncio.to_thread(wait_until, lambda: not app.gate("sms").is_shut(app.clock()), "the end of the pause")
+        assert await app.deliver("sms", message) is DeliveryEnd.ACK
+        set_paused(app, "sms", True)
+        await asyncio.to_thread(wait_until, lambda: app.gate("sms").is_shut(app.clock()), "the pause")
+    assert not app.gate("sms").is_shut(app.clock()), "who runs nothing hears of no end"
+    assert runs == ["a"]
+
+
+async def test_each_attempt_of_an_inline_delivery_counts_and_an_open_breaker_gives_deliveries_back() -> None:
+    app, runs = App(MemoryStore(), name="shop"), []
+    three = BreakerOptions(window_s=100.0, minimum=3, share=1.0, pause_s=3600.0)
+
+    @app.endpoint("sms", mode="inline", breaker=three, errors=[on(ConnectionError).retry([0, 0]).discard()]).on(Order)
+    async def handle(order: Order) -> None:
+        runs.append(order.id)
+        raise BROKEN
+
+    ends = [await app.deliver("sms", envelope_of(Order(id), id)) for id in "ab"]
+    assert (ends, runs) == ([DeliveryEnd.ACK, DeliveryEnd.GIVE_BACK], ["a"] * 3)
