@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from semel.inbox.failure import FailureRules
+from semel.inbox.rows import is_bare
 from semel.kernel.ops import WorkRow
 from semel.kernel.retry import Decision, Failure
 
@@ -18,7 +19,8 @@ class EndpointPolicy:
     other: FailureRules
 
     def last_attempt(self, row: WorkRow) -> int | None:
-        return self._rules(row).attempts_max
+        # without its body it would be a letter without a text: the next delivery, which has it, decides
+        return None if is_bare(row.envelope) else self._rules(row).attempts_max
 
     def decide(self, failure: Failure, row: WorkRow, attempt: int, now: float, chance: float) -> Decision:
         return self._rules(row).decide(failure, attempt, now, chance)

@@ -18,11 +18,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from semel.errors import MessageRefused, StoreError
-from semel.inbox.endpoint import EndpointMode, EndpointOptions, OnCrash, Style
+from semel.inbox.endpoint import EndpointMode
 from semel.inbox.outbox import OutboxCalls, outbox_hop, outbox_queue
+from semel.inbox.rows import RowEnd, done_row, end_row, row_end
 from semel.kernel.effects import OwnTransaction, Pause, Resume
-from semel.kernel.ledger import Kind, message_event
-from semel.kernel.ops import Finish, Log, Op, WorkRow, WorkState
+from semel.kernel.ops import WorkRow, WorkState
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.work import Worker, WorkerConfig
 from semel.runtime.host.committer import Committer
@@ -65,7 +65,8 @@ class InboxService:
         await self.performer.start()
         self.committer = Committer(self.performer)
         for endpoint in self.app.endpoints.values():
-            if endpoint.options.mode is EndpointMode.DURABLE:
+            # at an inline one it handles what was kept with its body: scheduled, or a letter that was replayed
+            if endpoint.options.mode in (EndpointMode.DURABLE, EndpointMode.INLINE):
                 self._add_worker(endpoint)
         paused = await asyncio.to_thread(paused_endpoints, self.app)
         for name in paused:
@@ -170,56 +171,39 @@ class _RowHandler:
 
     async def deliver(self, row: Any) -> Answer:
         assert isinstance(row, WorkRow), "an endpoint is a queue of work"
-        app, options = self.service.app, self.endpoint.options
-        handler = app.handlers[options.name].get(row.envelope.type)
-        if is_expired(options, row, now_us()):
-            return await self._end(row, WorkState.DONE, Kind.EXPIRED, "it came too late")
+        handler = self.service.app.handlers[self.endpoint.name].get(row.envelope.type)
+        try:
+            return await self._decide(handler, row)
+        except StoreError:
+            # whether it was committed, and what happened outside, nobody knows: the claim runs out, on_crash decides
+            log.warning("the store did not take the end of %s", row.identity, exc_info=True)
+            return OwnTransaction.LOST
+
+    async def _decide(self, handler: ReadyHandler | None, row: WorkRow) -> Answer:
+        options = self.endpoint.options
+        if (end := row_end(options, handler.style if handler is not None else None, row, now_us())) is not None:
+            return await self._end(row, end)
         if handler is None:
             raise MessageRefused(
                 f"no handler at {options.name!r} knows messages of type {row.envelope.type!r}",
                 fix="add a handler for it, then replay the dead letter",
             )
-        if handler.style is Style.RESERVED and is_taken_over(row) and options.on_crash is not OnCrash.RETRY:
-            return await self._ambiguous(row)
         self.service.handled += 1
         return await self._run(handler, row)
 
     async def _run(self, handler: ReadyHandler, row: WorkRow) -> Answer:
         app = self.service.app
         who = app.identity_of(self.endpoint.name, row.envelope)
-        run = HandlerRun(app.context, handler, row.envelope, who, self._mark(row))
+        mark = done_row(self.endpoint.options, row, row.envelope)
+        run = HandlerRun(app.context, handler, row.envelope, who, mark)
         if handler.signature.is_async:
             return await run.on_loop()
         return await self.service.performer.loop.run_in_executor(self.service.threads, run.in_thread)
 
-    def _mark(self, row: WorkRow) -> tuple[Op, ...]:
-        options = self.endpoint.options
-        done = Finish(row.queue, row.identity, WorkState.DONE, fence=row.fence, keep_s=options.keep_s)
-        return done, Log(message_event(Kind.HANDLED, options.hop, "", row.envelope, attempt=row.attempts))
-
-    async def _ambiguous(self, row: WorkRow) -> Answer:
-        """Whoever had it died, and its effect may have happened."""
-        cause = "its worker died while it had this message: its effect may have happened"
-        if self.endpoint.options.on_crash is OnCrash.DROP:
-            return await self._end(row, WorkState.DONE, Kind.DISCARDED, cause)
-        return await self._end(row, WorkState.PARKED, Kind.SUSPENDED, cause)
-
-    async def _end(self, row: WorkRow, to: WorkState, kind: Kind, cause: str) -> Answer:
-        options = self.endpoint.options
-        finish = Finish(row.queue, row.identity, to, fence=row.fence, keep_s=options.keep_s, cause=cause)
-        event = message_event(kind, options.hop, "", row.envelope, attempt=row.attempts, cause=cause)
-        await self.service.committer.commit([finish, Log(event)])
+    async def _end(self, row: WorkRow, end: RowEnd) -> Answer:
+        ops = end_row(self.endpoint.options, row, row.envelope, end.to, end.kind, cause=end.cause)
+        await self.service.committer.commit(list(ops))
         return OwnTransaction.FINISHED
-
-
-def is_taken_over(row: WorkRow) -> bool:
-    """Whether whoever had it before never said what became of it."""
-    return row.taken_over
-
-
-def is_expired(options: EndpointOptions, row: WorkRow, now: int) -> bool:
-    time = row.envelope.time
-    return options.expire_s is not None and time is not None and now > time + options.expire_s * 1_000_000
 
 
 # -- ways to run it
