@@ -14,6 +14,7 @@ from collections import Counter
 
 from semel.inbox.endpoint import FailedHead, OnCrash, Style
 from semel.inbox.outbox import outbox_hop, outbox_queue
+from semel.inbox.rows import is_bare
 from semel.kernel.ledger import START, Event, Kind, balance
 from semel.kernel.ops import OPEN_STATES, WorkRow, WorkState
 from semel.kernel.store import Record, Records
@@ -103,6 +104,18 @@ class InboxChecker:
         for message, count in ends.items():
             if count > 1:
                 self._world.violated(f"{name}: the ledger has {message} handled {count} times")
+        self._check_parked(name, [event for event in events if event.hop == endpoint.hop])
+
+    def _check_parked(self, name: str, events: list[Event]) -> None:
+        """What was put aside for a human waits for one."""
+        parked: set[str | None] = set()
+        for event in events:
+            if event.kind is Kind.SUSPENDED:
+                parked.add(event.message)
+            elif event.kind is Kind.RESUMED:
+                parked.discard(event.message)
+            elif event.kind is Kind.HANDLED and event.message in parked:
+                self._world.violated(f"{name}: {event.message} was put aside and handled without anybody asking")
 
     # -- what goes out
 
@@ -138,6 +151,8 @@ class InboxChecker:
                 happened = message.id in effects[plan.name]
             if not happened and not excuse and not self._is_unmarked(plan, message):
                 self._world.violated(f"{plan.name}: {message.id} was accepted and is lost")
+            if not happened and excuse == "deferred":
+                self._world.violated(f"{plan.name}: {message.id} was acked, and is only reserved")
             if happened and excuse and not plan.outside:
                 self._world.violated(f"{plan.name}: {message.id} took effect and yet is {excuse}")
 
@@ -152,6 +167,8 @@ class InboxChecker:
         if row is not None and row.state in (WorkState.DEAD, WorkState.PARKED, WorkState.DEFERRED):
             if row.state is not WorkState.DEFERRED and not row.envelope.data:
                 self._world.violated(f"{endpoint}: the letter of {id} has no body")
+            if row.state is WorkState.DEFERRED and not is_bare(row.envelope):
+                self._world.violated(f"{endpoint}: {id} is stored where no worker looks for it")
             return row.state.name.lower()
         kinds = {event.kind for event in events if event.hop == options.hop and event.message == id}
         return next((kind.name.lower() for kind in (Kind.DISCARDED, Kind.EXPIRED) if kind in kinds), "")

@@ -141,7 +141,7 @@ class SimulatedApp(App):
         if id in self._outside.due and self._database.micros() < self._outside.due[id]:
             self._world.violated(f"{id} was handled before its time")
         if self._world.strikes("handler.failed", self._world.weather.handlers.fails):
-            raise Unluckier("no") if self._world.random.random() < 0.1 else Unlucky("not now")
+            raise Unluckier("no") if self._world.random.random() < 0.2 else Unlucky("not now")
 
     def _publish(self, plan: EndpointPlan, message: Order, outbox: Outbox) -> None:
         """One to another system, one for later at an endpoint of the same store."""

@@ -99,7 +99,7 @@ def draw_inbox_weather(random: Random) -> InboxWeather:
         ),
         handlers=HandlerWeather(
             lease_s=random.uniform(1.0, 3.0),
-            fails=_sometimes(random, 0.1, 0.5),
+            fails=_sometimes(random, 0.2, 0.9, share=0.7),
             slow=_sometimes(random, 0.05, 0.4),
             poison=random.choice((0, 0, 0, 1)),
             parallel=random.choice((1, 2, 4)),
