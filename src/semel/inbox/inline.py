@@ -27,7 +27,7 @@ from semel.errors import CommitInDoubt, DuplicateMessage, MessageRefused, StaleF
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, OnCrash, Style
 from semel.inbox.failure import FailureRules
 from semel.inbox.identity import Identity
-from semel.inbox.rows import AMBIGUOUS, RESERVED_HEADER, done_row, end_row, is_ambiguous
+from semel.inbox.rows import AMBIGUOUS, RESERVED_HEADER, done_row, end_row, is_ambiguous, is_bare
 from semel.inbox.settle import DeliveryEnd, Exit, exit_of, settle
 from semel.kernel.effects import OwnTransaction
 from semel.kernel.envelope import Envelope
@@ -284,8 +284,10 @@ class InlineSteps:
         if exit is Exit.DISCARD:
             yield CommitOps(end_row(self.options, row, self.envelope, WorkState.DONE, Kind.DISCARDED, cause=cause))
         elif exit is Exit.REQUEUE:
-            # only its identity finds it: the body is with the broker, which delivers it again
-            yield CommitOps(end_row(self.options, row, self.envelope, WorkState.DEFERRED, Kind.FAILED, cause=cause))
+            # only its identity finds it while the body is with the broker, which delivers it again; one that was kept
+            # with its body may have been acked before, and a worker goes on with it
+            to = WorkState.DEFERRED if is_bare(row.envelope) else WorkState.READY
+            yield CommitOps(end_row(self.options, row, self.envelope, to, Kind.FAILED, cause=cause))
         else:
             kept = yield from self._take_body(row)
             if kept is None:

@@ -135,7 +135,7 @@ def _endpoints(random: Random) -> tuple[EndpointPlan, ...]:
         ),
         EndpointPlan(
             "parcels", EndpointMode.DURABLE, Style.OPTIMISTIC, ways=_ways(random), end=_end(random),
-            expire_s=random.choice((None, 5.0)),
+            expire_s=random.choice((None, 5.0)), failed_head=random.choice(tuple(FailedHead)),
         ),
         EndpointPlan("later", EndpointMode.DURABLE, Style.OPTIMISTIC),
         EndpointPlan(
