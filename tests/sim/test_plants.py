@@ -64,6 +64,9 @@ FIRST = {
     "client-repeats-after-loss": 50,
     "client-end-overtakes": 190,
     "hub-forgets-ids": 50,
+    "inbox-dead-letters-swept": 100,
+    "inbox-parked-runs-again": 60,
+    "inbox-head-never-blocks": 50,
 }
 """Some are seldom met: from which seed on a test looks for them."""
 
