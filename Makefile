@@ -1,7 +1,7 @@
 # Every command of the project. `make` alone lists them.
 
 SEEDS ?= 10000
-WORLDS ?= kernel pipes hub client
+WORLDS ?= kernel pipes hub client inbox
 WORKERS ?= 2
 PYTEST_ARGS ?=
 SIM_ARGS ?=

@@ -92,7 +92,7 @@ def test_every_promise_holds(first: int) -> None:
         assert report.holds, str(report)
 
 
-OTHER_WORLDS = {"pipes": 100, "hub": 300, "client": 300}
+OTHER_WORLDS = {"pipes": 100, "hub": 300, "client": 300, "inbox": 100}
 CHUNKS = [(world, first) for world, seeds in OTHER_WORLDS.items() for first in range(0, seeds, CHUNK)]
 
 

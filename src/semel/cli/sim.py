@@ -26,6 +26,7 @@ class WorldName(StrEnum):
     PIPES = "pipes"
     HUB = "hub"
     CLIENT = "client"
+    INBOX = "inbox"
 
 
 @bundled
@@ -35,8 +36,8 @@ def sim(
         WorldName | None,
         option(
             "--world",
-            "What to run: the machines of the kernel, paths of pipes, several nodes of a hub, or clients with a "
-            "hub. Default: kernel, or where the plant shows.",
+            "What to run: the machines of the kernel, paths of pipes, several nodes of a hub, clients with a hub, "
+            "or an inbox with its broker. Default: kernel, or where the plant shows.",
         ),
     ] = None,
     seeds: Annotated[int | None, option("--seeds", f"How many seeds to run. Default: {SEEDS}.", "N", min=1)] = None,

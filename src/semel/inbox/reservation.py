@@ -33,5 +33,6 @@ def as_message(envelope: Envelope) -> Envelope:
 
 
 def is_ambiguous(row: WorkRow) -> bool:
-    """Whether somebody had it before and never said what became of it."""
-    return row.taken_over or row.cause == DIED
+    """Whether somebody had it before and never said what became of it. A reservation that was put aside remembers it;
+    one with its body that a human has let go again is handled."""
+    return row.taken_over or (row.cause == DIED and is_reservation(row.envelope))

@@ -98,6 +98,7 @@ WORLDS = {
     "pipes": "semel.sim.pipes.scenario:PipesScenario",
     "hub": "semel.sim.hub.scenario:HubScenario",
     "client": "semel.sim.client.scenario:ClientScenario",
+    "inbox": "semel.sim.inbox.scenario:InboxScenario",
 }
 """Where each one is. Only the one that is asked for is imported."""
 

@@ -59,11 +59,6 @@ class InboxEndpoint:
     def name(self) -> str:
         return self.options.name
 
-    def is_expired(self, envelope: Envelope, now: int) -> bool:
-        """Whether it comes too late to be handled."""
-        expire_s, time = self.options.expire_s, envelope.time
-        return expire_s is not None and time is not None and now > time + expire_s * 1_000_000
-
     @property
     def registered(self) -> int:
         """How many handlers were added: who has looked at them looks again when there are more."""

@@ -1,40 +1,31 @@
-"""One delivery at an inline or buffered endpoint: the handler runs in this process, with the body that has come.
+"""Takes the steps of one delivery at an inline or buffered endpoint: commits, runs of the handler, waits.
 
-    style        a duplicate                                       a crash in the middle
-    eager        never reaches the handler                         rolls back: the broker delivers again
-    optimistic   runs, and is rolled back                          rolls back
-    reserved     never reaches the handler                         leaves a claim: `on_crash` says what it means
-    none         runs again                                        may have had its effect
-
-Whoever is told to give a delivery back must not acknowledge it: somebody else is handling the message at this moment,
-the endpoint takes nothing just now, or the store could not be asked. What is scheduled, parked or dead is stored with
-its body first, and is from then on a row like those of a durable endpoint: what the transport still delivers of it is a
-duplicate.
+`inbox/inline.py` decides what comes next. The handler runs in this process, with the body that has come.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from semel.errors import CommitInDoubt, DuplicateMessage, MessageRefused, StaleFence, StoreBusy, StoreError
-from semel.inbox.endpoint import OnCrash, Style
-from semel.inbox.identity import Identity
-from semel.inbox.reservation import DIED, is_ambiguous
-from semel.inbox.settle import DeliveryEnd, Exit, RowFate, Settlement, exit_of, settle
+from semel.errors import StaleFence, StoreError
+from semel.inbox.inline import CommitOps, InlineSteps, MarkLater, PauseEndpoint, RunHandler, Step, StoreBody, WaitFor
+from semel.inbox.settle import DeliveryEnd, RowFate, Settlement
 from semel.kernel.envelope import Envelope
-from semel.kernel.ledger import Kind, message_event
-from semel.kernel.ops import Applied, Finish, Log, Op, Remember, Result, WorkRow, WorkState
-from semel.kernel.retry import Again, Decision, Failure, PauseThen, type_names
+from semel.kernel.lease import RENEW_AT
+from semel.kernel.ops import Applied, Op, Renew, Result, WorkRow
+from semel.kernel.retry import Failure, type_names
 from semel.runtime.host.hosting import cause_of
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.inbox.definition import Application, now_us
-from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
-from semel.runtime.inbox.handling import HandlerRun
-from semel.runtime.inbox.reserving import KeptMessage, Reserving
+from semel.runtime.inbox.endpoint import InboxEndpoint
+from semel.runtime.inbox.handling import Answer, HandlerRun
+from semel.stores.points import reach
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +38,29 @@ class Tries:
     """How often a handler has had a message, for one that is tried again from memory."""
 
     count: int = 0
+
+
+def inline_steps(
+    app: Application, endpoint: InboxEndpoint, envelope: Envelope, now: int, tries: int = 0
+) -> InlineSteps:
+    """Everything that is decided about one delivery. `now` is in microseconds."""
+    handler = app.handlers[endpoint.name].get(envelope.type)
+    return InlineSteps(
+        endpoint.options,
+        handler.style if handler is not None else None,
+        app.rules_for(endpoint, handler),
+        app.identity_of(endpoint.name, envelope),
+        envelope,
+        app.enqueue(endpoint.name, envelope),
+        app.name,
+        failure_of,
+        endpoint.options.is_expired(envelope.time, now),
+        tries,
+    )
+
+
+def failure_of(error: Exception) -> Failure:
+    return Failure(cause_of(error), type_names(type(error)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,184 +82,108 @@ class InlineDelivery:
         if not gate.enter(ticket, self.app.clock()):
             return NOT_NOW
         try:
-            handler = self.app.handlers[self.endpoint.name].get(self.envelope.type)
-            style = handler.style if handler is not None else Style.NONE
-            return self._settled(style, await self._exit(handler, ticket))
+            settled = await self._steps(ticket)
         finally:
             gate.leave(ticket)
+        reach("inbox.settled")
+        return settled
 
-    def _settled(self, style: Style, exit: Exit) -> Settlement:
-        return settle(self.endpoint.options.mode, style, exit)
-
-    async def _exit(self, handler: ReadyHandler | None, ticket: object) -> Exit:
-        """Whatever the store does here, the delivery has an end."""
-        try:
-            if self.endpoint.is_expired(self.envelope, now_us()):
-                return await self._remember_end(handler, Exit.EXPIRED, Kind.EXPIRED)
-            if handler is None:
-                error = MessageRefused(
-                    f"no handler at {self.endpoint.name!r} knows messages of type {self.envelope.type!r}",
-                    fix="add a handler for it, then replay the dead letter",
-                )
-                return await self._keep(WorkState.DEAD, cause_of(error), None)
-            if handler.style is not Style.RESERVED:
-                return await self._attempts(handler, ticket, None)
-            return await self._reserved(handler, ticket)
-        except (StaleFence, StoreBusy):
-            return Exit.DUPLICATE_OPEN
-        except CommitInDoubt:
-            return Exit.IN_DOUBT
-        except StoreError:
-            log.warning("the store did not take %s", self.envelope.id, exc_info=True)
-            return Exit.STORE_DOWN
-
-    async def _reserved(self, handler: ReadyHandler, ticket: object) -> Exit:
-        """A committed claim, which stays over all attempts, the effect, the mark."""
-        row = await self._reserving.claim()
-        if isinstance(row, Exit):
-            return row
-        if is_ambiguous(row) and self.endpoint.options.on_crash is not OnCrash.RETRY:
-            return await self._ambiguous(row)
-        async with self._reserving.renewed(row):
-            return await self._attempts(handler, ticket, row)
-
-    async def _attempts(self, handler: ReadyHandler, ticket: object, row: WorkRow | None) -> Exit:
-        """Retries happen here: the broker waits meanwhile."""
-        rules, gate = self.app.rules_for(self.endpoint, handler), self.app.gate(self.endpoint.name)
+    async def _steps(self, ticket: Hashable) -> Settlement:
+        steps = inline_steps(self.app, self.endpoint, self.envelope, now_us(), self.tries.count).run()
+        answer: Any = None
+        error: Exception | None = None
         while True:
-            self.tries.count += 1
             try:
-                exit = await self._once(handler, row)
-                gate.succeeded(ticket, self.app.clock())
-                return exit
-            except StoreError:
-                self.tries.count -= 1  # it says nothing about the handler
-                raise
-            except Exception as error:
-                log.warning("the handler of %s failed", self.endpoint.name, exc_info=True)
-                now = self.app.clock()
-                gate.failed(ticket, error, now)
-                failure = Failure(cause_of(error), type_names(type(error)))
-                decision = rules.decide(failure, self.tries.count, now, 0.0)
-                if isinstance(decision, PauseThen):
-                    gate.pause(now + decision.for_s)
-                    decision = decision.then
-                if not isinstance(decision, Again) or decision.passes:
-                    return await self._give_up(handler, decision, failure.text, row)
-                await asyncio.sleep(max(0.0, decision.at - now))
+                step = steps.throw(error) if error is not None else steps.send(answer)
+            except StopIteration as end:
+                settled: Settlement = end.value
+                return settled
+            answer, error = None, None
+            try:
+                answer = await self._take(step, ticket)
+            except Exception as raised:
+                self._warn(step, raised)
+                error = raised
+
+    async def _take(self, step: Step, ticket: Hashable) -> Any:
+        match step:
+            case CommitOps(ops=ops):
+                return await self._commit(ops)
+            case RunHandler():
+                return await self._run_counted(step, ticket)
+            case StoreBody(after_s=after_s):
+                due = None if after_s is None else now_us() + round(after_s * 1_000_000)
+                [first] = await self._commit((self.app.enqueue(self.endpoint.name, self.envelope, due=due),))
+                reach("letter.stored")
+                return first
+            case WaitFor(seconds=seconds):
+                await asyncio.sleep(seconds)
                 # each attempt counts; one that was begun is finished, also when the breaker has opened by it
-                gate.enter(ticket, self.app.clock())
+                self.app.gate(self.endpoint.name).enter(ticket, self.app.clock())
+            case PauseEndpoint(seconds=seconds):
+                self.app.gate(self.endpoint.name).pause(self.app.clock() + seconds)
+            case MarkLater(ops=ops):
+                log.warning("the mark of %s will be written later", self.envelope.id)
+                self.app.mark_later(ops)
 
-    async def _give_up(self, handler: ReadyHandler, decision: Decision, cause: str, row: WorkRow | None) -> Exit:
-        exit = exit_of(decision)
-        match exit:
-            case Exit.DEAD_LETTER:
-                return await self._keep(WorkState.DEAD, cause, row)
-            case Exit.PARK:
-                return await self._keep(WorkState.PARKED, cause, row)
-            case Exit.SCHEDULE:
-                assert isinstance(decision, Again), "only what is tried again is scheduled"
-                return await self._keep(WorkState.SCHEDULED, cause, row, decision.at - self.app.clock())
-            case Exit.DISCARD if row is not None:
-                await self._commit(self._done(row, Kind.DISCARDED, cause))
-            case Exit.DISCARD:
-                await self._remember_end(handler, exit, Kind.DISCARDED, cause)
-            case _ if row is not None:
-                await self._reserving.release(row, cause)
-        return exit
+    def _warn(self, step: Step, error: Exception) -> None:
+        if isinstance(error, StoreError):
+            log.warning("the store did not take %s: %s", self.envelope.id, error)
+        elif isinstance(step, RunHandler):
+            log.warning("the handler of %s failed", self.endpoint.name, exc_info=error)
 
-    # -- one attempt
+    # -- the handler
 
-    async def _once(self, handler: ReadyHandler, row: WorkRow | None) -> Exit:
+    async def _run_counted(self, step: RunHandler, ticket: Hashable) -> Answer:
+        """A store that is away says nothing about the handler: the attempt does not count."""
+        gate = self.app.gate(self.endpoint.name)
+        self.tries.count += 1
+        try:
+            async with self._renewed(step.claim):
+                answer = await self._run(step)
+        except Exception as error:
+            if isinstance(error, StoreError):
+                self.tries.count -= 1
+            gate.failed(ticket, error, self.app.clock())
+            raise
+        gate.succeeded(ticket, self.app.clock())
+        return answer
+
+    async def _run(self, step: RunHandler) -> Answer:
+        if step.claim is not None:
+            reach("inbox.reserved")
+        handler = self.app.handlers[self.endpoint.name][self.envelope.type]
         who = self.app.identity_of(self.endpoint.name, self.envelope)
-        try:
-            match handler.style:
-                case Style.EAGER:
-                    await self._run(handler, who, before=(self._remember(who, Kind.HANDLED),))
-                case Style.OPTIMISTIC:
-                    await self._run(handler, who, mark=(self._remember(who, Kind.HANDLED),))
-                case Style.RESERVED:
-                    assert row is not None, "a reserved handler runs under a claim"
-                    await self._mark(row, await self._run(handler, who))
-                case Style.NONE:
-                    await self._commit(await self._run(handler, who))
-        except DuplicateMessage:
-            return Exit.DUPLICATE_HANDLED
-        return Exit.OK
-
-    async def _run(
-        self, handler: ReadyHandler, who: Identity, *, mark: tuple[Op, ...] = (), before: tuple[Op, ...] = ()
-    ) -> tuple[Op, ...]:
-        """What is left to be committed: nothing, where the handler had a transaction."""
-        run = HandlerRun(self.app.context, handler, self.envelope, who, mark, before)
+        run = HandlerRun(self.app.context, handler, self.envelope, who, step.mark, step.before)
         if handler.signature.is_async:
-            answer = await run.on_loop()
-        else:
-            answer = await asyncio.get_running_loop().run_in_executor(self.threads, run.in_thread)
-        return answer if isinstance(answer, tuple) else ()
+            return await run.on_loop()
+        return await asyncio.get_running_loop().run_in_executor(self.threads, run.in_thread)
 
-    # -- what is written about it
-
-    def _remember(self, who: Identity, kind: Kind, cause: str | None = None) -> Remember:
-        hop, options = self.endpoint.options.hop, self.endpoint.options
-        return Remember(
-            who.queue,
-            who.identity,
-            scope=who.scope if who.scope != who.queue else None,
-            keep_s=options.keep_s,
-            on_fresh=(
-                message_event(Kind.ACCEPTED, hop, "", self.envelope),
-                message_event(kind, hop, "", self.envelope, cause=cause),
-            ),
-            on_duplicate=message_event(Kind.DUPLICATE, hop, "", self.envelope),
-        )
-
-    async def _remember_end(
-        self, handler: ReadyHandler | None, exit: Exit, kind: Kind, cause: str | None = None
-    ) -> Exit:
-        """It ends without its effect, and is not handled when it comes again. Where nothing is checked nothing is
-        remembered."""
-        if handler is not None and handler.style is not Style.NONE:
-            who = self.app.identity_of(self.endpoint.name, self.envelope)
-            await self._commit((self._remember(who, kind, cause),))
-        return exit
-
-    async def _mark(self, row: WorkRow, ops: tuple[Op, ...]) -> None:
-        """The effect has happened: a mark that cannot be written now fails nothing and is written later."""
-        done = (*self._done(row, Kind.HANDLED), *ops)
+    @asynccontextmanager
+    async def _renewed(self, claim: WorkRow | None) -> AsyncIterator[None]:
+        """However long the handler takes, nobody takes it for dead while this process lives."""
+        if claim is None:
+            yield
+            return
+        task = asyncio.create_task(self._renew(claim))
         try:
-            await self._commit(done)
-        except StaleFence:
-            log.warning("%s was handled for longer than its lease", row.identity)
-        except StoreError:
-            log.warning("the mark of %s will be written later", row.identity)
-            self.app.mark_later(done)
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
-    def _done(self, row: WorkRow, kind: Kind, cause: str | None = None) -> tuple[Op, ...]:
-        options = self.endpoint.options
-        done = Finish(row.queue, row.identity, WorkState.DONE, fence=row.fence, keep_s=options.keep_s, cause=cause)
-        return done, Log(message_event(kind, options.hop, "", self.envelope, attempt=row.attempts, cause=cause))
-
-    async def _ambiguous(self, row: WorkRow) -> Exit:
-        """Whoever had it died, and its effect may have happened."""
-        if self.endpoint.options.on_crash is OnCrash.PARK:
-            return await self._keep(WorkState.PARKED, DIED, row)
-        await self._commit(self._done(row, Kind.DISCARDED, DIED))
-        return Exit.DISCARD
-
-    async def _keep(self, to: WorkState, cause: str, row: WorkRow | None, wait_s: float = 0.0) -> Exit:
-        """Stored with its body; then it may be acknowledged."""
-        kept = KeptMessage(self.app, self.endpoint, self.envelope, self._commit)
-        await kept.store(to, cause, row, wait_s)
-        return {WorkState.DEAD: Exit.DEAD_LETTER, WorkState.PARKED: Exit.PARK}.get(to, Exit.SCHEDULE)
-
-    @property
-    def _reserving(self) -> Reserving:
-        return Reserving(self.app, self.endpoint, self.envelope, self._commit)
+    async def _renew(self, claim: WorkRow) -> None:
+        lease_s = self.endpoint.options.lease_s
+        while True:
+            await asyncio.sleep(lease_s * RENEW_AT)
+            try:
+                await self._commit((Renew(claim.queue, claim.identity, claim.fence, lease_s),))
+            except StaleFence:
+                return
+            except StoreError:
+                continue
 
     async def _commit(self, ops: Sequence[Op]) -> tuple[Result, ...]:
-        if not ops:
-            return ()
         outcome = await asyncio.to_thread(commit_unit, self.app.store, tuple(ops))
         if not isinstance(outcome, Applied):
             raise StaleFence("another process has the message", fix="give the delivery back")

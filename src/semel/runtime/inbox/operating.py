@@ -132,7 +132,8 @@ def replay(app: Application, endpoint: str, identity: str) -> None:
     """Its attempts are counted from the beginning. It takes a turn of its own among its key."""
     row = _letter(app, endpoint, identity)
     finish = Finish(row.queue, row.identity, WorkState.READY, attempts=Attempts.RESET)
-    _move(app, row, endpoint, finish, Kind.REPLAYED)
+    # what was put aside has not ended: counted as replayed, it would be there twice
+    _move(app, row, endpoint, finish, Kind.RESUMED if row.state is WorkState.PARKED else Kind.REPLAYED)
 
 
 def discard(app: Application, endpoint: str, identity: str) -> None:

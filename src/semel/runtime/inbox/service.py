@@ -1,4 +1,7 @@
-"""Runs an application in this process: a worker for each durable endpoint, the relay of its outbox, and the sweeper.
+"""Runs an application in this process: a worker for each endpoint, the relay of its outbox, and the sweeper.
+
+An inline or buffered endpoint has a worker for what it had to keep: replayed dead letters, what is to be tried later,
+and what a relay has put there.
 
 Any number of processes may run the same application. They share the work through claims in the store, and what one of
 them held when it died is claimed by another after the lease: there is no leader.
@@ -11,22 +14,19 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from semel.errors import MessageRefused, StoreError
-from semel.inbox.endpoint import EndpointMode, OnCrash, Style
-from semel.inbox.identity import Identity
+from semel.errors import StoreError
+from semel.inbox.endpoint import EndpointMode, EndpointOptions, OnCrash
 from semel.inbox.outbox import OutboxCalls, outbox_hop, outbox_queue
-from semel.inbox.reservation import DIED, is_reservation
+from semel.inbox.reservation import is_reservation
 from semel.kernel.effects import OwnTransaction, Pause, Resume
 from semel.kernel.ledger import Kind, message_event
-from semel.kernel.ops import Attempts, Finish, Log, Op, WorkRow, WorkState
+from semel.kernel.ops import Finish, Log, WorkRow, WorkState
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.work import Worker, WorkerConfig
 from semel.runtime.host.committer import Committer
@@ -35,15 +35,14 @@ from semel.runtime.host.performer import Performer
 from semel.runtime.host.sweeper import Sweeper
 from semel.runtime.inbox.buffered import BufferRunner
 from semel.runtime.inbox.definition import Application, Periodic, now_us
-from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
-from semel.runtime.inbox.gate import ticket_of
-from semel.runtime.inbox.handling import Answer, HandlerContext, HandlerRun
-from semel.runtime.inbox.lanes import RUN_AHEAD, Ended, LaneRunner, Lanes
+from semel.runtime.inbox.endpoint import InboxEndpoint
+from semel.runtime.inbox.handling import Answer
+from semel.runtime.inbox.lanes import RUN_AHEAD, LaneRunner, Lanes
 from semel.runtime.inbox.operating import LETTERS, paused_endpoints
 from semel.runtime.inbox.policies import EndpointPolicy
 from semel.runtime.inbox.relay import Relay, RelayPolicy
+from semel.runtime.inbox.row_handler import RowHandler
 from semel.runtime.inbox.senders import AskedToWait, HttpSenders
-from semel.runtime.inbox.shared_commit import run_alone, run_together
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ class InboxService:
     def __init__(self, app: Application, *, name: str = "") -> None:
         self.app = app
         self.name = name or f"{app.name}@{socket.gethostname()}:{os.getpid()}"
-        self._rows_handled = 0
+        self._rows: list[RowHandler] = []
         self._lanes: list[Lanes] = []
         self._workers: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -113,9 +112,8 @@ class InboxService:
     @property
     def handled(self) -> int:
         """How many messages were given to handlers."""
-        return (
-            self._rows_handled + sum(each.handled for each in self._runners) + sum(each.handled for each in self._lanes)
-        )
+        counters: list[RowHandler | Lanes | BufferRunner] = [*self._rows, *self._lanes, *self._runners]
+        return sum(each.handled for each in counters)
 
     def _begin(self, *jobs: Any) -> None:
         self._tasks += [asyncio.get_running_loop().create_task(job) for job in jobs]
@@ -126,14 +124,14 @@ class InboxService:
         options = endpoint.options
         name = f"{self.name}/{options.name}"
         begun = options.parallel * options.share_commit
-        ahead = options.buffer_low if begun == 1 else max(begun, RUN_AHEAD)
-        capacity = begun + min(ahead, options.buffer_high)
         in_lanes = all(not each.signature.is_async for each in self.app.handlers[options.name].values())
+        capacity = begun + _ahead(options, begun)
+        parallel = min(capacity, begun + RUN_AHEAD) if in_lanes else options.parallel
         config = WorkerConfig(
             name,
             options.queue,
             options.hop,
-            parallel=(parallel := min(capacity, begun + RUN_AHEAD) if in_lanes else options.parallel),
+            parallel=parallel,
             lease_s=options.lease_s,
             idle_s=IDLE_S,
             ahead=capacity - parallel,
@@ -147,7 +145,9 @@ class InboxService:
             gate=self.app.gate(options.name),
         )
         self._workers[options.name] = name
-        worker, rows = Worker(config), _RowHandler(self, endpoint, self.app.context)
+        worker = Worker(config)
+        rows = RowHandler(self.app, endpoint, self.app.context, self.committer, self.threads)
+        self._rows.append(rows)
         if not in_lanes:
             self.performer.add(worker, handler=rows.deliver)
             return
@@ -224,120 +224,12 @@ class InboxService:
             await asyncio.sleep(max(1.0, (due - now_us()) / 1_000_000))
 
 
-@dataclass(frozen=True, slots=True)
-class _RowHandler:
-    """Takes the rows of one endpoint."""
-
-    service: InboxService
-    endpoint: InboxEndpoint
-    context: HandlerContext
-
-    def in_lane(self, rows: Sequence[WorkRow]) -> Sequence[Ended]:
-        """On a thread. What needs no handler, or a decision before it, is left to the loop."""
-        handlers = self.service.app.handlers[self.endpoint.name]
-        ready = [handlers.get(row.envelope.type) for row in rows]
-        runs = [
-            HandlerRun(self.context, handler, row.envelope, self._identity(row), self._mark(row))
-            if handler is not None and not self._needs_decision(handler, row)
-            else None
-            for handler, row in zip(ready, rows, strict=True)
-        ]
-        providers = {run.handler.provider for run in runs if run is not None}
-        if len(providers) == 1:
-            ends = iter(run_together([run for run in runs if run is not None]))
-        else:
-            ends = iter([run_alone(run) for run in runs if run is not None])
-        ended = [
-            Ended(None) if run is None else with_key(next(ends), row.key) for run, row in zip(runs, rows, strict=True)
-        ]
-        self._tell_gate(rows, ended)
-        return ended
-
-    def _tell_gate(self, rows: Sequence[WorkRow], ended: Sequence[Ended]) -> None:
-        gate, now = self.service.app.gate(self.endpoint.name), self.service.app.clock()
-        for row, each in zip(rows, ended, strict=True):
-            if isinstance(each.answer, BaseException):
-                gate.failed(ticket_of(row), each.answer, now)
-            elif each.answer is not None:
-                gate.succeeded(ticket_of(row), now)
-
-    def _needs_decision(self, handler: ReadyHandler, row: WorkRow) -> bool:
-        is_late = self.endpoint.options.expire_s is not None and self.endpoint.is_expired(row.envelope, now_us())
-        return is_late or is_reservation(row.envelope) or (handler.style is Style.RESERVED and is_taken_over(row))
-
-    async def deliver(self, row: Any) -> Answer:
-        assert isinstance(row, WorkRow), "an endpoint is a queue of work"
-        app, options = self.service.app, self.endpoint.options
-        handler = app.handlers[options.name].get(row.envelope.type)
-        if is_reservation(row.envelope):
-            return await self._put_aside(row)
-        if self.endpoint.is_expired(row.envelope, now_us()):
-            return await self._end(row, WorkState.DONE, Kind.EXPIRED, "it came too late")
-        if handler is None:
-            raise MessageRefused(
-                f"no handler at {options.name!r} knows messages of type {row.envelope.type!r}",
-                fix="add a handler for it, then replay the dead letter",
-            )
-        if handler.style is Style.RESERVED and is_taken_over(row) and options.on_crash is not OnCrash.RETRY:
-            return await self._ambiguous(row)
-        self.service._rows_handled += 1
-        return await self._run(handler, row)
-
-    async def _run(self, handler: ReadyHandler, row: WorkRow) -> Answer:
-        run = HandlerRun(self.context, handler, row.envelope, self._identity(row), self._mark(row))
-        app = self.service.app
-        gate = app.gate(self.endpoint.name)
-        try:
-            if handler.signature.is_async:
-                answer = await run.on_loop()
-            else:
-                answer = await self.service.performer.loop.run_in_executor(self.service.threads, run.in_thread)
-        except Exception as error:
-            gate.failed(ticket_of(row), error, app.clock())
-            raise
-        gate.succeeded(ticket_of(row), app.clock())
-        return answer
-
-    def _identity(self, row: WorkRow) -> Identity:
-        return self.service.app.identity_of(self.endpoint.name, row.envelope)
-
-    def _mark(self, row: WorkRow) -> tuple[Op, ...]:
-        options = self.endpoint.options
-        done = Finish(row.queue, row.identity, WorkState.DONE, fence=row.fence, keep_s=options.keep_s)
-        return done, Log(message_event(Kind.HANDLED, options.hop, "", row.envelope, attempt=row.attempts))
-
-    async def _put_aside(self, row: WorkRow) -> Answer:
-        """A place that an inline delivery keeps: without its body nobody can handle it but the next delivery."""
-        cause = DIED if row.taken_over else row.cause
-        aside = Finish(
-            row.queue, row.identity, WorkState.DEFERRED, fence=row.fence, cause=cause, attempts=Attempts.RELEASE
-        )
-        await self.service.committer.commit([aside])
-        return OwnTransaction.FINISHED
-
-    async def _ambiguous(self, row: WorkRow) -> Answer:
-        """Whoever had it died, and its effect may have happened."""
-        cause = "its worker died while it had this message: its effect may have happened"
-        if self.endpoint.options.on_crash is OnCrash.DROP:
-            return await self._end(row, WorkState.DONE, Kind.DISCARDED, cause)
-        return await self._end(row, WorkState.PARKED, Kind.SUSPENDED, cause)
-
-    async def _end(self, row: WorkRow, to: WorkState, kind: Kind, cause: str) -> Answer:
-        options = self.endpoint.options
-        finish = Finish(row.queue, row.identity, to, fence=row.fence, keep_s=options.keep_s, cause=cause)
-        event = message_event(kind, options.hop, "", row.envelope, attempt=row.attempts, cause=cause)
-        await self.service.committer.commit([finish, Log(event)])
-        return OwnTransaction.FINISHED
-
-
-def with_key(ended: Ended, key: str | None) -> Ended:
-    """The next message of the key may be handled now, by whoever hears of it first."""
-    return ended if key is None or ended.answer is not OwnTransaction.FINISHED else Ended(ended.answer, has_news=True)
-
-
-def is_taken_over(row: WorkRow) -> bool:
-    """Whether whoever had it before never said what became of it."""
-    return row.taken_over
+def _ahead(options: EndpointOptions, begun: int) -> int:
+    """How many may wait in memory. Where a claim that ran out is not simply tried again, none: one that nobody has
+    begun would count as one whose effect may have happened."""
+    if options.on_crash is not OnCrash.RETRY:
+        return 0
+    return min(options.buffer_low if begun == 1 else max(begun, RUN_AHEAD), options.buffer_high)
 
 
 # -- ways to run it
@@ -390,7 +282,12 @@ def _has_open_rows(app: Application, queue: str) -> bool:
     """The store's own look may miss what has just come, so the rows are asked as well."""
     now, blocked = now_us(), {row.key for row in app.store.work_rows(queue, LETTERS)} - {None}
     rows = app.store.work_rows(queue, (WorkState.CLAIMED, WorkState.READY, WorkState.SCHEDULED))
-    return any(_is_due(row, now) and row.key not in blocked and not is_reservation(row.envelope) for row in rows)
+    return any(_is_due(row, now) and row.key not in blocked and not _is_delivered(app, row) for row in rows)
+
+
+def _is_delivered(app: Application, row: WorkRow) -> bool:
+    """Whether a transport's delivery has it: only workers have longer names than the application."""
+    return is_reservation(row.envelope) and row.state is WorkState.CLAIMED and row.owner == app.name
 
 
 def _is_due(row: WorkRow, now: int) -> bool:

@@ -127,7 +127,7 @@ class Database:
     def _open_again(self) -> None:
         if not self.up:
             self.open()
-            self._wake_nodes()
+            self.wake()
 
     def _forget_lost(self) -> None:
         self._landed = {marker: landed for marker, landed in self._landed.items() if landed[0] <= len(self.disk)}
@@ -138,7 +138,7 @@ class Database:
         self._forget_lost()
         self.open()
         self.store.raise_epoch("restored from a backup")
-        self._wake_nodes()
+        self.wake()
 
     # -- commits
 
@@ -154,7 +154,7 @@ class Database:
     def commit_alone(self, unit: Unit) -> Outcome:
         """A transaction of somebody who is not a machine: at once, and nobody but him hears of it."""
         [outcome] = self.store.commit([unit])
-        self._wake_nodes()
+        self.wake()
         return outcome
 
     def _fate(self) -> str:
@@ -204,7 +204,7 @@ class Database:
             self._cut_power()
             return
         if is_news(request.group.units, outcomes):
-            self._wake_nodes()
+            self.wake()
         if fate == "doubt-landed":
             self._leave_in_doubt(request)
         elif not request.answered:
@@ -225,7 +225,7 @@ class Database:
             isinstance(op, Append | Enqueue) and op.envelope.subject == self.role for unit in units for op in unit.ops
         )
 
-    def _wake_nodes(self) -> None:
+    def wake(self) -> None:
         """Somebody committed, or the store is back and nobody knows what was committed meanwhile."""
         for node in self.nodes:
             node.wake_soon()

@@ -8,7 +8,7 @@ Each is caught by one of the worlds (`semel sim --plant NAME`), but for those th
 and too rare to be met by chance: the contract suite catches them.
 """
 
-from semel.sim.plants import client, hub, kernel, pipes  # noqa: F401  (each adds its own to PLANTS)
+from semel.sim.plants import client, hub, inbox, kernel, pipes  # noqa: F401  (each adds its own to PLANTS)
 from semel.sim.plants.registry import PLANTS, Plant, find, planted
 
 __all__ = ["PLANTS", "Plant", "find", "planted"]

@@ -11,7 +11,7 @@ from semel.errors import ConfigError
 
 Patch = tuple[Any, str, Any]
 """Where, which name, and what to put there."""
-CaughtBy = Literal["kernel", "pipes", "hub", "client", "contract"]
+CaughtBy = Literal["kernel", "pipes", "hub", "client", "inbox", "contract"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,236 @@
+"""A process that runs the application: a worker for each endpoint, the relay, and the deliveries it has in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from semel.errors import CommitInDoubt, MessageRefused, SemelError, StaleFence, StoreError, StoreUnavailable
+from semel.inbox.inline import CommitOps, MarkLater, RunHandler, Step, Steps, StoreBody, WaitFor
+from semel.inbox.outbox import outbox_hop, outbox_queue
+from semel.inbox.rows import done_row, leaves_doubt, row_end
+from semel.inbox.settle import ARRIVALS, DeliveryEnd, Exit
+from semel.kernel.effects import Deliver, DeliverFailed, Event, OwnTransaction, delivered
+from semel.kernel.envelope import Envelope
+from semel.kernel.interpreter import Seat
+from semel.kernel.ops import Applied, Op, Result, Unit, WorkRow
+from semel.kernel.retry import RetryPolicy, type_names
+from semel.kernel.work import Worker, WorkerConfig
+from semel.runtime.host.hosting import cause_of
+from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
+from semel.runtime.inbox.handling import Answer, HandlerRun
+from semel.runtime.inbox.inline import inline_steps
+from semel.runtime.inbox.policies import EndpointPolicy
+from semel.runtime.inbox.relay import Relay
+from semel.sim.inbox.shop import APP, KEEP_S, Outside, ProcessDies, SimulatedApp
+from semel.sim.inbox.weather import InboxWorld
+from semel.sim.kernel.database import Database
+from semel.sim.kernel.node import Node
+from semel.sim.kernel.weather import KernelWorld
+from semel.sim.world import Drift
+
+Settle = Callable[[DeliveryEnd], None]
+MARK_AGAIN_S = 0.3
+IDLE_S = 0.5
+RELAY = "outbox"
+RELAY_RETRY = RetryPolicy(interval_s=0.2, factor=2.0, interval_max_s=2.0)
+
+
+class AppProcess(Node):
+    """Its machines are workers, and what its doors have in hand is lost with it."""
+
+    def __init__(self, world: InboxWorld, name: str, database: Database, drift: Drift, outside: Outside) -> None:
+        self._inbox = world
+        self._micros_drift = drift
+        self.app = SimulatedApp(world, database, outside, self._micros)
+        self._relay = Relay(outbox_hop(APP), self.app.enqueue, self.app.senders)
+        # the kernel's nodes and databases ask a world for its stores and nodes only, and this one has them
+        super().__init__(cast(KernelWorld, world), name, database, drift)
+        for endpoint in self.app.endpoints.values():
+            self._add_worker(endpoint)
+        config = WorkerConfig(
+            f"{name}/{RELAY}", outbox_queue(APP), outbox_hop(APP), parallel=4, lease_s=world.weather.handlers.lease_s,
+            idle_s=IDLE_S, retry=RELAY_RETRY, keep_s=KEEP_S, dead_keep_s=None,
+        )  # fmt: skip
+        self.add(config.name, lambda _: Worker(config))
+
+    def _micros(self) -> int:
+        return int(self._micros_drift.local(self._inbox.now) * 1_000_000)
+
+    def _add_worker(self, endpoint: InboxEndpoint) -> None:
+        options, handlers = endpoint.options, self._inbox.weather.handlers
+        by_type = {name: self.app.rules_for(endpoint, each) for name, each in self.app.handlers[options.name].items()}
+        config = WorkerConfig(
+            f"{self.name}/{options.name}", options.queue, options.hop, parallel=options.parallel,
+            lease_s=options.lease_s, idle_s=IDLE_S, ahead=handlers.ahead, batch=1, keep_s=options.keep_s,
+            dead_keep_s=None, policy=EndpointPolicy(by_type, self.app.rules_for(endpoint, None)),
+        )  # fmt: skip
+        self.add(config.name, lambda _: Worker(config))
+
+    # -- rows
+
+    def deliver(self, seat: Seat, effect: Deliver) -> None:
+        slow = self._inbox.strikes("handler.slow", self._inbox.weather.handlers.slow)
+        delay_s = self._inbox.between((0.5, 4.0) if slow else (0.001, 0.05))
+        self._later(delay_s, "handler", self._handle_row, seat, effect)
+        self._pause_at_work()
+
+    def _pause_at_work(self) -> None:
+        if self._inbox.strikes("node.pause-at-work", self._inbox.weather.nodes.pause_at_work):
+            self.pause(self._inbox.between((0.5, 2.0)) * self._inbox.weather.handlers.lease_s)
+
+    def _handle_row(self, seat: Seat, effect: Deliver) -> None:
+        assert isinstance(effect.item, WorkRow), "there are only workers here"
+        name = seat.machine.name.rpartition("/")[2]
+        try:
+            answer = self._send(effect.item) if name == RELAY else self._run_row(name, effect.item)
+            event: Event = delivered(effect.token, answer)
+        except ProcessDies:
+            self.crash()
+            return
+        except Exception as error:
+            event = DeliverFailed(effect.token, cause_of(error), type_names(type(error)))
+        # whoever dies here has done it, and nobody has heard
+        self._later(self._inbox.between((0.0, 0.05)), "handled", self._handled, seat, event)
+
+    def _run_row(self, name: str, row: WorkRow) -> Answer:
+        endpoint = self.app.endpoints[name]
+        handler = self.app.handlers[name].get(row.envelope.type)
+        end = row_end(endpoint.options, handler.style if handler is not None else None, row, self._micros())
+        if end is not None:
+            return self._end(end.ops(endpoint.options, row))
+        if handler is None:
+            raise MessageRefused("no handler knows it", fix="add one")
+        try:
+            return self._run(endpoint, handler, row.envelope, done_row(endpoint.options, row, row.envelope))
+        except StoreError as error:
+            self._inbox.see("handler.store-trouble")
+            if not leaves_doubt(handler.style, error):
+                raise
+            return OwnTransaction.LOST
+
+    def _end(self, ops: tuple[Op, ...]) -> Answer:
+        try:
+            self._commit_now(ops)
+        except StoreError:
+            return OwnTransaction.LOST
+        return OwnTransaction.FINISHED
+
+    def _run(
+        self,
+        endpoint: InboxEndpoint,
+        handler: ReadyHandler,
+        envelope: Envelope,
+        mark: tuple[Op, ...],
+        before: tuple[Op, ...] = (),
+    ) -> Answer:
+        who = self.app.identity_of(endpoint.name, envelope)
+        answer = HandlerRun(self.app.context, handler, envelope, who, mark, before).in_thread()
+        if answer is OwnTransaction.FINISHED:
+            self.database.wake()
+        return answer
+
+    def _send(self, row: WorkRow) -> tuple[Op, ...]:
+        """The relay waits for nothing here: its coroutine ends at once."""
+        try:
+            self._relay.deliver(row).send(None)
+        except StopIteration as end:
+            ops: tuple[Op, ...] = end.value
+            return ops
+        raise AssertionError("the simulated senders do not wait")
+
+    def _commit_now(self, ops: Sequence[Op]) -> tuple[Result, ...]:
+        """A commit of somebody who waits for it: it happens, it does not, or nobody can say."""
+        stores = self._inbox.weather.stores
+        if not self.database.up or self._inbox.strikes("direct.unavailable", stores.unavailable):
+            raise StoreUnavailable("the store is away", fix="wait")
+        if self._inbox.strikes("direct.doubt-lost", stores.doubt / 2):
+            raise CommitInDoubt("the connection broke", marker="?")
+        outcome = self.database.commit_alone(Unit(tuple(ops)))
+        if self._inbox.strikes("direct.doubt-landed", stores.doubt / 2):
+            raise CommitInDoubt("the connection broke", marker="?")
+        if not isinstance(outcome, Applied):
+            self._inbox.see("direct.stale")
+            raise StaleFence("another has it", fix="let it go")
+        return outcome.results
+
+    # -- the doors
+
+    def receive(self, endpoint: str, envelopes: Sequence[Envelope], settle: Sequence[Settle]) -> None:
+        """At a durable endpoint: one commit for all, then each is acknowledged."""
+        self.run(self._receive, endpoint, envelopes, settle)
+
+    def _receive(self, endpoint: str, envelopes: Sequence[Envelope], settle: Sequence[Settle]) -> None:
+        try:
+            self._commit_now([self.app.enqueue(endpoint, envelope) for envelope in envelopes])
+            exit = Exit.STORED
+        except CommitInDoubt:
+            exit = Exit.IN_DOUBT
+        except SemelError:
+            exit = Exit.STORE_DOWN
+        end = ARRIVALS[exit].delivery
+        for each in settle:
+            self._later(self._inbox.between((0.0, 0.05)), "answers the broker", each, end)
+
+    def begin_inline(self, endpoint: str, envelope: Envelope, settle: Settle) -> None:
+        self.run(self._begin_inline, endpoint, envelope, settle)
+
+    def _begin_inline(self, name: str, envelope: Envelope, settle: Settle) -> None:
+        steps = inline_steps(self.app, self.app.endpoints[name], envelope, self._micros()).run()
+        self._step(steps, _Inline(name, envelope, settle), None, None)
+        self._pause_at_work()
+
+    def _step(self, steps: Steps, of: _Inline, answer: Any, error: Exception | None) -> None:
+        try:
+            step = steps.throw(error) if error is not None else steps.send(answer)
+        except StopIteration as end:
+            of.settle(end.value.delivery)
+            return
+        delay_s = step.seconds if isinstance(step, WaitFor) else self._inbox.between((0.001, 0.02))
+        if isinstance(step, RunHandler) and self._inbox.strikes("handler.slow", self._inbox.weather.handlers.slow):
+            delay_s = self._inbox.between((0.5, 4.0))
+        self._later(delay_s, f"inline {type(step).__name__}", self._take, steps, of, step)
+
+    def _take(self, steps: Steps, of: _Inline, step: Step) -> None:
+        answer, failed = None, None
+        try:
+            answer = self._answer(of, step)
+        except ProcessDies:
+            self.crash()
+            return
+        except Exception as error:
+            failed = error
+        self._later(self._inbox.between((0.0, 0.02)), "inline goes on", self._step, steps, of, answer, failed)
+
+    def _answer(self, of: _Inline, step: Step) -> Any:
+        match step:
+            case CommitOps(ops=ops):
+                return self._commit_now(ops)
+            case RunHandler(before=before, mark=mark):
+                handler = self.app.handlers[of.endpoint][of.envelope.type]
+                return self._run(self.app.endpoints[of.endpoint], handler, of.envelope, mark, before)
+            case StoreBody(after_s=after_s):
+                due = None if after_s is None else self._micros() + round(after_s * 1_000_000)
+                return self._commit_now((self.app.enqueue(of.endpoint, of.envelope, due=due),))[0]
+            case MarkLater(ops=ops):
+                self._inbox.see("mark.later")
+                self._later(MARK_AGAIN_S, "mark", self._mark_again, ops)
+        return None
+
+    def _mark_again(self, ops: tuple[Op, ...]) -> None:
+        try:
+            self._commit_now(ops)
+        except StaleFence:
+            return
+        except StoreError:
+            self._later(MARK_AGAIN_S, "mark", self._mark_again, ops)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inline:
+    """A delivery that is in hand."""
+
+    endpoint: str
+    envelope: Envelope
+    settle: Settle
