@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 IDLE_S = 0.2
 PAUSES_S = 1.0
 DRAIN_LOOK_S = 0.02
+WITH_WORKERS = (EndpointMode.DURABLE, EndpointMode.INLINE)
+"""At an inline endpoint a worker handles what was kept with its body: scheduled, or a letter that was replayed."""
 RELAY_PARALLEL = 16
 RELAY_LEASE_S = 10.0
 RELAY_RETRY = RetryPolicy(interval_s=0.5, factor=2.0, interval_max_s=60.0)
@@ -65,8 +67,7 @@ class InboxService:
         await self.performer.start()
         self.committer = Committer(self.performer)
         for endpoint in self.app.endpoints.values():
-            # at an inline one it handles what was kept with its body: scheduled, or a letter that was replayed
-            if endpoint.options.mode in (EndpointMode.DURABLE, EndpointMode.INLINE):
+            if endpoint.options.mode in WITH_WORKERS:
                 self._add_worker(endpoint)
         paused = await asyncio.to_thread(paused_endpoints, self.app)
         for name in paused:
@@ -239,7 +240,7 @@ def has_due_work(app: Application) -> bool:
     """Whether a message can be handled, is being handled or is to be tried again. One that was sent for later is not
     due, and neither is one behind a dead letter of its key or at an endpoint that is paused."""
     paused = paused_endpoints(app)
-    endpoints = [each for each in app.endpoints.values() if each.options.mode is EndpointMode.DURABLE]
+    endpoints = [each for each in app.endpoints.values() if each.options.mode in WITH_WORKERS]
     queues = [outbox_queue(app.name), *(each.options.queue for each in endpoints if each.name not in paused)]
     before = app.store.work_counts()
     if any(app.store.due(queue) or _has_open_rows(app, queue) for queue in queues):

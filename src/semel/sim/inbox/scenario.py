@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from semel.errors import SemelError
@@ -57,7 +58,7 @@ class InboxScenario:
             process.start()
             world.repeat_until_clear(weather.nodes.crash_every_s, f"{process.name} crash", process.crash)
             world.repeat_until_clear(
-                weather.nodes.pause_every_s, f"{process.name} pause", lambda process=process: self._pause(process)
+                weather.nodes.pause_every_s, f"{process.name} pause", partial(self._pause, process)
             )
         world.repeat_until_clear(weather.stores.outage_every_s, "S crash", self._database.crash)
         world.repeat_until_clear(weather.sweep_every_s, "sweep", self._sweep)
@@ -69,7 +70,7 @@ class InboxScenario:
 
     def _sweep(self) -> None:
         if self._database.up:
-            self.world.see("retention.swept", self._database.store.sweep(self._database.micros(), limit=1000).total)
+            self.world.see("retention.swept", self._database.store.sweep(self._database.micros(), limit=1000).moved)
 
     def _plan_traffic(self) -> None:
         """Each endpoint gets messages of its own; with identities by endpoint some ids come to two of them."""

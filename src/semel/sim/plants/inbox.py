@@ -14,7 +14,7 @@ import semel.inbox.rows
 from semel.errors import DuplicateMessage, PeerUnavailable, StoreError
 from semel.inbox.inline import InlineSteps
 from semel.inbox.outbox import OutboxCalls
-from semel.inbox.settle import DeliveryEnd, Exit
+from semel.inbox.settle import DeliveryEnd, Exit, exit_of
 from semel.kernel.effects import Effect, OwnTransaction
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Claim, Duplicate, Enqueue, Finish, Op, Remember, Unit, WorkRow, WorkState
@@ -115,7 +115,7 @@ def _acked_before_kept(
     right: Callable[..., Any], steps: InlineSteps, decision: Decision, cause: str
 ) -> Generator[Any, Any, Exit]:
     yield from ()
-    return semel.inbox.inline.exit_of(decision)
+    return exit_of(decision)
 
 
 @plant(
@@ -127,7 +127,7 @@ def _acked_before_kept(
 def _discard_leaves_row(
     right: Callable[..., Any], steps: InlineSteps, row: WorkRow, decision: Decision, cause: str
 ) -> Generator[Any, Any, Exit]:
-    if (exit := semel.inbox.inline.exit_of(decision)) is Exit.DISCARD:
+    if (exit := exit_of(decision)) is Exit.DISCARD:
         return exit
     answer: Exit = yield from right(steps, row, decision, cause)
     return answer
