@@ -98,7 +98,8 @@ Steps = Generator[Step, Any, DeliveryEnd]
 @dataclass(frozen=True, slots=True)
 class InlineSteps:
     """`style` and `rules` are those of its handler; None if no handler knows the type. `enqueue` is the write that
-    would store the message with its body. `cause_of` is one line about an exception."""
+    would store the message with its body. `failure_of` says what an exception is to the
+    rules."""
 
     options: EndpointOptions
     style: Style | None
