@@ -135,6 +135,64 @@ def test_one_that_cannot_succeed_is_kept_as_a_dead_letter_before_it_is_acknowled
     assert "ada" in letter.body
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_what_is_scheduled_is_stored_with_its_body_and_a_worker_goes_on_with_it(shop: Shop, style: str) -> None:
+    calls: list[str] = []
+    shop.app.endpoint("sms", mode="inline", errors=[on(ValueError).schedule([0, 0]).dead_letter()])
+
+    def text(order: Order) -> None:
+        calls.append(order.customer)
+        if len(calls) < 2:
+            raise ValueError("not yet")
+
+    if style == "reserved":
+        shop.on("sms", idempotency=style)(text)
+    else:
+
+        @shop.on("sms", idempotency=style)
+        def text_in_transaction(order: Order, db: Any) -> None:
+            text(order)
+
+    assert deliver(shop, "a") is ACK
+    kept = shop.row("a", "sms")
+    # what is scheduled for now is due at once
+    assert kept.state in (WorkState.SCHEDULED, WorkState.READY)
+    assert b"ada" in kept.envelope.data
+    assert shop.app.drain() == 1
+    assert (calls, shop.state("a", "sms")) == (["ada", "ada"], WorkState.DONE)
+    assert deliver(shop, "a") is ACK
+
+
+@pytest.mark.parametrize("end", ["dead_letter", "park"])
+def test_a_reserved_message_that_is_given_up_is_kept_with_its_body_and_can_be_replayed(shop: Shop, end: str) -> None:
+    calls: list[str] = []
+    shop.app.endpoint("sms", mode="inline", errors=[on(ValueError).then(end)])
+
+    @shop.on("sms", idempotency="reserved")
+    def text(order: Order) -> None:
+        calls.append(order.customer)
+        if len(calls) < 2:
+            raise ValueError("not today")
+
+    assert [deliver(shop, "a"), deliver(shop, "a")] == [ACK, ACK]
+    [letter] = shop.app.dead_letters("sms")
+    assert ("ada" in letter.body, letter.cause, calls) == (True, "ValueError: not today", ["ada"])
+    shop.app.replay("sms", "a")
+    assert shop.app.drain() == 1
+    assert (calls, shop.state("a", "sms")) == (["ada", "ada"], WorkState.DONE)
+
+
+def test_a_reserved_message_that_is_discarded_leaves_no_open_row(shop: Shop) -> None:
+    shop.app.endpoint("sms", mode="inline", errors=[on(ValueError).discard()])
+
+    @shop.on("sms", idempotency="reserved")
+    def text(order: Order) -> None:
+        raise ValueError("nobody needs it")
+
+    assert deliver(shop, "a") is ACK
+    assert shop.state("a", "sms") is WorkState.DONE
+
+
 def test_a_message_of_an_unknown_type_is_a_dead_letter(shop: Shop) -> None:
     handler(shop, "eager", [])
     odd = Envelope("odd", type="odd", data=b"{}")

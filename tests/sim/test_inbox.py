@@ -35,6 +35,7 @@ AT_LEAST = {
     "mark.later": 2,
     "operator.replay": 10,
     "operator.discard": 2,
+    "retention.swept": 500,
     "remote.away": 30,
     "remote.unheard": 30,
     "remote.duplicate": 30,

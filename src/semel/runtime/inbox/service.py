@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 IDLE_S = 0.2
 PAUSES_S = 1.0
 DRAIN_LOOK_S = 0.02
+"""At an inline endpoint a worker handles what was kept with its body: scheduled, or a letter that was replayed."""
 RELAY_PARALLEL = 16
 RELAY_LEASE_S = 10.0
 RELAY_RETRY = RetryPolicy(interval_s=0.5, factor=2.0, interval_max_s=60.0)

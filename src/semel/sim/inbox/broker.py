@@ -10,7 +10,7 @@ from semel.inbox.messages import envelope_of
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
 from semel.sim.inbox.process import AppProcess
-from semel.sim.inbox.shop import Order
+from semel.sim.inbox.shop import ShopOrder
 from semel.sim.inbox.weather import EndpointPlan, InboxWorld
 from semel.sim.world import BEGIN_S
 
@@ -40,7 +40,7 @@ class Broker:
 
     def publish(self, plan: EndpointPlan, id: str, key: str, index: int) -> None:
         time = int((BEGIN_S + self.world.now) * 1_000_000)
-        envelope = envelope_of(Order(id, key, index), id, time=time)
+        envelope = envelope_of(ShopOrder(id, key, index), id, time=time)
         message = BrokerMessage(plan, id, key, index, envelope)
         self.messages.append(message)
         if not plan.keyed:

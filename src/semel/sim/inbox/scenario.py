@@ -69,7 +69,7 @@ class InboxScenario:
 
     def _sweep(self) -> None:
         if self._database.up:
-            self.world.see("retention.swept", self._database.store.sweep(self._database.micros(), limit=1000).total)
+            self.world.see("retention.swept", self._database.store.sweep(self._database.micros(), limit=1000).moved)
 
     def _plan_traffic(self) -> None:
         """Each endpoint gets messages of its own; with identities by endpoint some ids come to two of them."""

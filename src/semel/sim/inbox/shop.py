@@ -30,7 +30,7 @@ REMOTE = "nats:elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ShopOrder:
     """Every message is one. `id` is its name in the books of the world, whatever it is sent under."""
 
     id: str
@@ -110,12 +110,12 @@ class SimulatedApp(App):
         style = None if plan.mode is EndpointMode.DURABLE else plan.style
         handler = self._plain(plan) if plan.outside else self._transactional(plan)
         key = (lambda order: str(order.key)) if plan.keyed else None
-        endpoint.on(Order, key=key, idempotency=style and style.value)(handler)
+        endpoint.on(ShopOrder, key=key, idempotency=style and style.value)(handler)
 
     # -- handlers
 
     def _plain(self, plan: EndpointPlan) -> Callable[..., None]:
-        def handle(message: Order, outbox: Outbox) -> None:
+        def handle(message: ShopOrder, outbox: Outbox) -> None:
             self._meet(plan, message)
             self._outside.done[plan.name, message.id] += 1
             self._publish(plan, message, outbox)
@@ -123,7 +123,7 @@ class SimulatedApp(App):
         return handle
 
     def _transactional(self, plan: EndpointPlan) -> Callable[..., None]:
-        def handle(message: Order, connection: MemoryConnection, outbox: Outbox) -> None:
+        def handle(message: ShopOrder, connection: MemoryConnection, outbox: Outbox) -> None:
             self._meet(plan, message)
             effect = Envelope(id=message.id, data=f"{message.key} {message.index}".encode())
             connection.apply(Unit((Append(f"effects/{plan.name}", effect),)))
@@ -131,7 +131,7 @@ class SimulatedApp(App):
 
         return handle
 
-    def _meet(self, plan: EndpointPlan, message: Order) -> None:
+    def _meet(self, plan: EndpointPlan, message: ShopOrder) -> None:
         """What may go wrong before anything is done."""
         id = message.id
         self._outside.runs[plan.name, id] += 1
@@ -143,7 +143,7 @@ class SimulatedApp(App):
         if self._world.strikes("handler.failed", self._world.weather.handlers.fails):
             raise Unluckier("no") if self._world.random.random() < 0.2 else Unlucky("not now")
 
-    def _publish(self, plan: EndpointPlan, message: Order, outbox: Outbox) -> None:
+    def _publish(self, plan: EndpointPlan, message: ShopOrder, outbox: Outbox) -> None:
         """One to another system, one for later at an endpoint of the same store."""
         if plan.name == "later":
             return
@@ -153,7 +153,7 @@ class SimulatedApp(App):
         if message.index % 3 == 0:
             later = f"{text} later"
             id = outbox.schedule(
-                Order(later, "", 1), "endpoint:later", after_s=1.5,
+                ShopOrder(later, "", 1), "endpoint:later", after_s=1.5,
             )  # fmt: skip
             self._promise(later, id)
             due = self._micros() + 1_500_000
