@@ -112,6 +112,10 @@ class HandlerError(SemelError):
     code = "handler"
 
 
+class HandlerCutOff(HandlerError):
+    """The process ended before the handler did. The message is handled again, and the attempt does not count."""
+
+
 class DuplicateMessage(SemelError):
     code = "duplicate"
     fault = "remote"

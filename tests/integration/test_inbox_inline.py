@@ -16,7 +16,7 @@ from semel.inbox.messages import envelope_of
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Claim, Enqueue, Unit, WorkState
-from semel.runtime.inbox import definition, inline
+from semel.runtime.inbox import inline, late_marks
 from semel.testing.limits import wait_until
 
 pytestmark = pytest.mark.connected
@@ -181,7 +181,7 @@ def test_a_mark_that_cannot_be_written_fails_nothing_and_is_written_later(
         return commit(store, ops)
 
     monkeypatch.setattr(inline, "commit_unit", fail_once)
-    monkeypatch.setattr(definition, "MARK_RETRY", definition.RetryPolicy(interval_s=0.01))
+    monkeypatch.setattr(late_marks, "RETRY", late_marks.RetryPolicy(interval_s=0.01))
     assert deliver(shop, "a") is ACK
     wait_until(lambda: shop.state("a", "sms") is WorkState.DONE, "the mark")
     assert calls == ["a"]

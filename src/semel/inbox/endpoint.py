@@ -149,6 +149,10 @@ class EndpointOptions:
     def hop(self) -> str:
         return inbox_hop(self.name)
 
+    def is_expired(self, time: int | None, now: int) -> bool:
+        """Whether a message of that time came too late; both in microseconds."""
+        return self.expire_s is not None and time is not None and now > time + self.expire_s * 1_000_000
+
     def _check_words(self) -> None:
         """Words come from files and keyword arguments: take the text as well as the enum."""
         for name, words in (

@@ -25,20 +25,19 @@ from semel.inbox.outbox import outbox_queue, parse_destination
 from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind, message_event
 from semel.kernel.ops import KEEP_S, Applied, Duplicate, Enqueue, Fresh, Op, Remember, Result
-from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Store
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler, key_of
 from semel.runtime.inbox.handling import HandlerContext
+from semel.runtime.inbox.late_marks import LateMarks
 from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
 from semel.runtime.inbox.providers import Provider, given_provider, own_providers
 from semel.runtime.inbox.relay import Sender
 from semel.runtime.transactions import bind
 from semel.stores.open import open_store
+from semel.stores.points import reach
 
 UNREADABLE = on(MessageRefused).dead_letter()
-MARK_RETRY = RetryPolicy(interval_s=0.2, factor=2.0, interval_max_s=10.0)
-MARK_TRIES = 100
 SWEEP_EVERY_S = 60.0
 SWEEP_ROWS = 200
 
@@ -96,6 +95,7 @@ class Application:
         self._handlers: dict[str, dict[str, ReadyHandler]] | None = None
         self._registered = 0
         self._opening = threading.Lock()
+        self._later = LateMarks(lambda: self.store)
         self._swept_at = time.monotonic()
         outbox_queue(name)
 
@@ -162,6 +162,12 @@ class Application:
             self._handlers = {name: endpoint.ready(providers, self.styles) for name, endpoint in self.endpoints.items()}
         return self._handlers
 
+    @property
+    def own_provider(self) -> Provider | None:
+        """Transactions of the application itself, blocking, on its own database. A store in memory has none."""
+        assert self.handlers is not None
+        return next((each for each in self._own or () if not each.is_async), None)
+
     def rules_for(self, endpoint: InboxEndpoint, handler: ReadyHandler | None) -> FailureRules:
         """What nobody can read will not be readable the next time, whatever a rule for all errors says."""
         own = (UNREADABLE, *handler.errors) if handler is not None else (UNREADABLE,)
@@ -172,7 +178,8 @@ class Application:
         return HandlerContext(self.name, self.store, self.routes, now_us, mint)
 
     def close(self) -> None:
-        """Close what this application has opened."""
+        """Close what this application has opened. Marks that are still to be written get a last try."""
+        self._later.close()
         for provider in self._own or ():
             provider.close()
         with self._opening:
@@ -211,20 +218,13 @@ class Application:
         A message of an unknown type is stored like any other and becomes a dead letter: nothing is lost.
         """
         self._durable(endpoint)
-        return self._commit([self.enqueue(endpoint, envelope) for envelope in envelopes])
+        verdicts = self._commit([self.enqueue(endpoint, envelope) for envelope in envelopes])
+        reach("inbox.stored")
+        return verdicts
 
     def mark_later(self, ops: tuple[Op, ...]) -> None:
         """Write a mark once the store is back. Should this process end first, the claim runs out and is ambiguous."""
-        threading.Thread(target=self._mark_until_written, args=(ops,), name="semel-inbox-mark", daemon=True).start()
-
-    def _mark_until_written(self, ops: tuple[Op, ...]) -> None:
-        for attempt in range(1, MARK_TRIES + 1):
-            time.sleep(MARK_RETRY.wait_s(attempt, 0.0))
-            try:
-                commit_unit(self.store, ops)
-                return
-            except StoreError:
-                continue
+        self._later.write(ops)
 
     def enqueue(self, endpoint: str, envelope: Envelope, *, key: str | None = None, due: int | None = None) -> Enqueue:
         """The write that stores a message at an endpoint, if it is new."""

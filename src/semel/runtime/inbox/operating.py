@@ -13,6 +13,7 @@ from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Attempts, Finish, Log, Op, Put, Refused, WorkRow, WorkState
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.inbox.definition import Application
+from semel.stores.points import reach
 from semel.stores.queries import load_migrations
 
 LETTERS = (WorkState.DEAD, WorkState.PARKED)
@@ -107,7 +108,8 @@ def replay(app: Application, endpoint: str, identity: str) -> None:
     """Its attempts are counted from the beginning. It takes a turn of its own among its key."""
     row = _letter(app, endpoint, identity)
     finish = Finish(row.queue, row.identity, WorkState.READY, attempts=Attempts.RESET)
-    _move(app, row, endpoint, finish, Kind.REPLAYED)
+    # what is parked has not ended: it goes on, and is not opened again
+    _move(app, row, endpoint, finish, Kind.RESUMED if row.state is WorkState.PARKED else Kind.REPLAYED)
 
 
 def discard(app: Application, endpoint: str, identity: str) -> None:
@@ -126,6 +128,7 @@ def _move(app: Application, row: WorkRow, endpoint: str, finish: Finish, kind: K
     logs: list[Op] = [Log(message_event(each, hop, "", row.envelope, attempt=row.attempts)) for each in kinds]
     if isinstance(commit_unit(app.store, (finish, *logs)), Refused):
         raise StoreBusy(f"{row.identity!r} is being handled just now", fix="look again in a moment")
+    reach("letter.moved")
 
 
 def _letter(app: Application, endpoint: str, identity: str) -> WorkRow:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from semel.errors import HandlerCutOff
 from semel.inbox.failure import FailureRules
 from semel.kernel.ops import WorkRow
-from semel.kernel.retry import Decision, Failure
+from semel.kernel.retry import Decision, Failure, Release, error_name
+
+CUT_OFF = error_name(HandlerCutOff)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,8 @@ class EndpointPolicy:
         return self._rules(row).attempts_max
 
     def decide(self, failure: Failure, row: WorkRow, attempt: int, now: float, chance: float) -> Decision:
+        if CUT_OFF in failure.types:
+            return Release()
         return self._rules(row).decide(failure, attempt, now, chance)
 
     def _rules(self, row: WorkRow) -> FailureRules:

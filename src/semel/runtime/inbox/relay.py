@@ -16,6 +16,7 @@ from semel.inbox.outbox import DESTINATION_HEADER, Destination, DestinationKind,
 from semel.kernel.envelope import Envelope, to_json
 from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Append, Op, WorkRow
+from semel.stores.points import reach
 
 CLOUDEVENT = "application/cloudevents+json"
 POST_S = 30.0
@@ -52,6 +53,7 @@ class Relay:
             case DestinationKind.ENDPOINT:
                 return (self._enqueue(destination.name, envelope),)
         await self._sender(destination)(destination, envelope)
+        reach("relay.sent")
         return ()
 
     def _append(self, stream: str, envelope: Envelope) -> Append:

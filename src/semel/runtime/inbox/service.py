@@ -1,4 +1,7 @@
-"""Runs an application in this process: a worker for each durable endpoint, the relay of its outbox, and the sweeper.
+"""Runs an application in this process: a worker for each endpoint, the relay of its outbox, and the sweeper.
+
+An inline endpoint has a worker for what it had to keep: replayed dead letters, what is to be tried later, and what a
+relay has put there.
 
 Any number of processes may run the same application. They share the work through claims in the store, and what one of
 them held when it died is claimed by another after the lease: there is no leader.
@@ -17,12 +20,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from semel.errors import MessageRefused, StoreError
-from semel.inbox.endpoint import EndpointMode, EndpointOptions, OnCrash, Style
+from semel.errors import HandlerCutOff, MessageRefused, StoreError
+from semel.inbox.endpoint import EndpointOptions, FailedHead, OnCrash, Style
 from semel.inbox.outbox import OutboxCalls, outbox_hop, outbox_queue
 from semel.kernel.effects import OwnTransaction, Pause, Resume
 from semel.kernel.ledger import Kind, message_event
-from semel.kernel.ops import Finish, Log, Op, WorkRow, WorkState
+from semel.kernel.ops import Attempts, Finish, Log, Op, WorkRow, WorkState
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.work import Worker, WorkerConfig
 from semel.runtime.host.committer import Committer
@@ -32,9 +35,11 @@ from semel.runtime.host.sweeper import Sweeper
 from semel.runtime.inbox.definition import Application, Periodic, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
 from semel.runtime.inbox.handling import Answer, HandlerRun
+from semel.runtime.inbox.letters import DIED, is_ambiguous, is_reservation
 from semel.runtime.inbox.operating import LETTERS, paused_endpoints
 from semel.runtime.inbox.policies import EndpointPolicy
 from semel.runtime.inbox.relay import Relay
+from semel.stores.points import reach
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +70,7 @@ class InboxService:
         await self.performer.start()
         self.committer = Committer(self.performer)
         for endpoint in self.app.endpoints.values():
-            if endpoint.options.mode is EndpointMode.DURABLE:
-                self._add_worker(endpoint)
+            self._add_worker(endpoint)
         paused = await asyncio.to_thread(paused_endpoints, self.app)
         for name in paused:
             self._feed(name, Pause())
@@ -94,8 +98,7 @@ class InboxService:
     def _add_worker(self, endpoint: InboxEndpoint) -> None:
         options = endpoint.options
         name = f"{self.name}/{options.name}"
-        ahead = options.buffer_low if options.parallel == 1 else options.parallel
-        capacity = options.parallel + min(ahead, options.buffer_high)
+        capacity = options.parallel + _ahead(options)
         config = WorkerConfig(
             name,
             options.queue,
@@ -171,18 +174,31 @@ class _RowHandler:
     async def deliver(self, row: Any) -> Answer:
         assert isinstance(row, WorkRow), "an endpoint is a queue of work"
         app, options = self.service.app, self.endpoint.options
+        if is_reservation(row):
+            return await self._put_aside(row)
         handler = app.handlers[options.name].get(row.envelope.type)
-        if is_expired(options, row, now_us()):
+        if options.is_expired(row.envelope.time, now_us()):
             return await self._end(row, WorkState.DONE, Kind.EXPIRED, "it came too late")
         if handler is None:
             raise MessageRefused(
                 f"no handler at {options.name!r} knows messages of type {row.envelope.type!r}",
                 fix="add a handler for it, then replay the dead letter",
             )
-        if handler.style is Style.RESERVED and is_taken_over(row) and options.on_crash is not OnCrash.RETRY:
+        if handler.style is Style.RESERVED and is_ambiguous(row) and options.on_crash is not OnCrash.RETRY:
             return await self._ambiguous(row)
+        reach("inbox.claimed")
         self.service.handled += 1
-        return await self._run(handler, row)
+        return await self._run_or_cut_off(handler, row)
+
+    async def _run_or_cut_off(self, handler: ReadyHandler, row: WorkRow) -> Answer:
+        """A process that ends waits no longer for its handlers. What they did in a transaction is rolled back, and the
+        message is given back uncounted; of a reserved one nobody knows, so its claim runs out and `on_crash` decides."""
+        try:
+            return await self._run(handler, row)
+        except asyncio.CancelledError:
+            if handler.style is Style.RESERVED:
+                return OwnTransaction.LOST
+            raise HandlerCutOff("the process ended before the handler did", fix="it will be handled again") from None
 
     async def _run(self, handler: ReadyHandler, row: WorkRow) -> Answer:
         app = self.service.app
@@ -199,27 +215,35 @@ class _RowHandler:
 
     async def _ambiguous(self, row: WorkRow) -> Answer:
         """Whoever had it died, and its effect may have happened."""
-        cause = "its worker died while it had this message: its effect may have happened"
         if self.endpoint.options.on_crash is OnCrash.DROP:
-            return await self._end(row, WorkState.DONE, Kind.DISCARDED, cause)
-        return await self._end(row, WorkState.PARKED, Kind.SUSPENDED, cause)
+            return await self._end(row, WorkState.DONE, Kind.DISCARDED, DIED)
+        return await self._end(row, WorkState.PARKED, Kind.SUSPENDED, DIED)
+
+    async def _put_aside(self, row: WorkRow) -> Answer:
+        """A reservation whose claim has run out: only the next delivery has the body."""
+        if self.endpoint.options.on_crash is OnCrash.DROP:
+            return await self._ambiguous(row)
+        aside = Finish(
+            row.queue, row.identity, WorkState.DEFERRED, fence=row.fence, cause=DIED, attempts=Attempts.RELEASE
+        )
+        await self.service.committer.commit([aside])
+        return OwnTransaction.FINISHED
 
     async def _end(self, row: WorkRow, to: WorkState, kind: Kind, cause: str) -> Answer:
         options = self.endpoint.options
-        finish = Finish(row.queue, row.identity, to, fence=row.fence, keep_s=options.keep_s, cause=cause)
+        holds = to is WorkState.PARKED and options.failed_head is FailedHead.BLOCKS
+        finish = Finish(row.queue, row.identity, to, fence=row.fence, keep_s=options.keep_s, cause=cause, holds=holds)
         event = message_event(kind, options.hop, "", row.envelope, attempt=row.attempts, cause=cause)
         await self.service.committer.commit([finish, Log(event)])
         return OwnTransaction.FINISHED
 
 
-def is_taken_over(row: WorkRow) -> bool:
-    """Whether whoever had it before never said what became of it."""
-    return row.taken_over
-
-
-def is_expired(options: EndpointOptions, row: WorkRow, now: int) -> bool:
-    time = row.envelope.time
-    return options.expire_s is not None and time is not None and now > time + options.expire_s * 1_000_000
+def _ahead(options: EndpointOptions) -> int:
+    """How many may wait in memory. Where a claim that ran out is not simply tried again, none: one that nobody has
+    begun would count as one whose effect may have happened."""
+    if options.on_crash is not OnCrash.RETRY:
+        return 0
+    return min(options.buffer_low if options.parallel == 1 else options.parallel, options.buffer_high)
 
 
 # -- ways to run it
@@ -255,8 +279,8 @@ def has_due_work(app: Application) -> bool:
     """Whether a message can be handled, is being handled or is to be tried again. One that was sent for later is not
     due, and neither is one behind a dead letter of its key or at an endpoint that is paused."""
     paused = paused_endpoints(app)
-    endpoints = [each for each in app.endpoints.values() if each.options.mode is EndpointMode.DURABLE]
-    queues = [outbox_queue(app.name), *(each.options.queue for each in endpoints if each.name not in paused)]
+    endpoints = [each for each in app.endpoints.values() if each.name not in paused]
+    queues = [outbox_queue(app.name), *(each.options.queue for each in endpoints)]
     before = app.store.work_counts()
     if any(app.store.due(queue) or _has_open_rows(app, queue) for queue in queues):
         return True
