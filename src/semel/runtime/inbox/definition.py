@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 import msgspec
 
-from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy, StoreError
+from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy
 from semel.inbox.cron import Schedule
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy
 from semel.inbox.failure import FailureRule, FailureRules, on

@@ -7,8 +7,8 @@
     none         runs again                                        may have had its effect
 
 Whoever is told to give a delivery back must not acknowledge it: somebody else is handling the message at this moment,
-or the store could not be asked. What has to be kept, because it is dead, parked or to be tried later, is stored with its
-body first (`letters`); from then on it goes its way like a message of a durable endpoint.
+or the store could not be asked. What has to be kept, because it is dead, parked or to be tried later, is stored with
+its body first (`letters`); from then on it goes its way like a message of a durable endpoint.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class InlineDelivery:
 
     async def _reserved_attempts(self, handler: ReadyHandler, row: WorkRow) -> Exit:
         """The claim stays between attempts. It is given back only where the handler has said that it failed: of one
-        that was cut off nobody knows whether its effect has happened, and `on_crash` decides when the claim runs out."""
+        that was cut off nobody knows whether its effect has happened: the claim runs out, and `on_crash` decides."""
         try:
             exit = await self._attempts(handler, lambda: self._once_reserved(handler, row), row)
         except StoreError as error:

@@ -192,7 +192,7 @@ class _RowHandler:
 
     async def _run_or_cut_off(self, handler: ReadyHandler, row: WorkRow) -> Answer:
         """A process that ends waits no longer for its handlers. What they did in a transaction is rolled back, and the
-        message is given back uncounted; of a reserved one nobody knows, so its claim runs out and `on_crash` decides."""
+        message is given back uncounted; of a reserved one nobody knows: its claim runs out, and `on_crash` decides."""
         try:
             return await self._run(handler, row)
         except asyncio.CancelledError:
