@@ -96,7 +96,11 @@ def make_app(url: str, books: Books, in_handler: Callable[[], None] = lambda: No
     def fail(poison: Poison) -> None:
         raise ValueError(poison.id)
 
-    write.__annotations__["db"] = kind
+    def fail_late(poison: Poison, db: Any) -> None:
+        db.execute(insert, (poison.id,))
+        fail(poison)
+
+    write.__annotations__["db"] = fail_late.__annotations__["db"] = kind
     app.endpoint("durable", lease_s=lease_s).on(Order)(write)
     for on_crash in ("retry", "drop", "park"):
         app.endpoint(f"durable-{on_crash}", lease_s=lease_s, on_crash=on_crash).on(Order)(call)
@@ -106,6 +110,8 @@ def make_app(url: str, books: Books, in_handler: Callable[[], None] = lambda: No
         app.endpoint(style, mode="inline", lease_s=lease_s).on(Order, idempotency=style)(write)
     app.endpoint("poison", lease_s=lease_s).on(Poison)(fail)
     app.endpoint("poison-inline", mode="inline", lease_s=lease_s).on(Poison, idempotency="reserved")(fail)
+
+    app.endpoint("poison-eager", mode="inline", lease_s=lease_s).on(Poison, idempotency="eager")(fail_late)
 
     async def post(destination: object, envelope: Envelope) -> None:
         books.write(POSTS, envelope.id)

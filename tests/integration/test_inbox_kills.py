@@ -56,6 +56,7 @@ def lives() -> Iterator[Life]:
             yield Life("deliver", f"reserved-{on_crash}", f"reserved-{on_crash}-{point}", point)
     for point in ("letter.stored", "letter.ended", "inbox.settled"):
         yield Life("deliver", "poison-inline", f"poison-inline-{point}", point)
+        yield Life("deliver", "poison-eager", f"poison-eager-{point}", point)
     for act in ("replay", "discard"):
         for point in ("commit.applied", "letter.moved"):
             yield Life(act, "poison", f"{act}-{point}", point)
@@ -163,8 +164,8 @@ def check(scene: Scene, life: Life) -> None:
             is_over = life.point in ("inbox.settled", "commit.applied")
             assert (row.state, calls <= 1) == (DONE if is_over else PARKED, True), life
             assert is_over or row.envelope.data, f"{life}: who decides needs the body"
-        case "poison-inline":
-            assert (row.state, row.envelope.data) == (DEAD, message(life).data), life
+        case "poison-inline" | "poison-eager":
+            assert (row.state, row.envelope.data, effects) == (DEAD, message(life).data, 0), life
         case "poison":
             check_letter(scene, life, row.state)
 

@@ -36,21 +36,21 @@ class User:
     ) -> None:
         self.connection = connection
         self._execute = execute
-        self._wait = wait
+        self.wait = wait
 
     def apply(self, store: Store, *ops: Op, wait: bool = True) -> tuple[Result, ...]:
         tx = bind(store, self.connection)
-        results: tuple[Result, ...] = self._wait(tx.apply(ops, wait=wait))
+        results: tuple[Result, ...] = self.wait(tx.apply(ops, wait=wait))
         return results
 
     def execute(self, sql: str) -> None:
-        self._wait(self._execute(sql))
+        self.wait(self._execute(sql))
 
     def commit(self) -> None:
-        self._wait(self.connection.commit())
+        self.wait(self.connection.commit())
 
     def rollback(self) -> None:
-        self._wait(self.connection.rollback())
+        self.wait(self.connection.rollback())
 
 
 Way = Callable[..., AbstractContextManager[User]]
@@ -124,6 +124,11 @@ def _engine(make: Callable[..., Any], driver: str, url: str, autocommit: bool) -
     host = params.pop("host")
     made = sqlalchemy.URL.create(f"postgresql+{driver}", query={"host": host}, **params)
     return make(made, **level)
+
+
+def engine_of(make: Callable[..., Any], driver: str, url: str, **options: Any) -> Any:
+    """An engine of SQLAlchemy on the database of a store."""
+    return _engine(lambda made, **level: make(made, **level, **options), driver, url, False)
 
 
 def _params(url: str) -> dict[str, Any]:

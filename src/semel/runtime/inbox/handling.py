@@ -145,7 +145,7 @@ class HandlerRun:
     def _cancel(self, outbox: Outbox) -> None:
         """Each for itself: one that comes too late is refused, and the others are not."""
         for cancel in outbox.cancels:
-            commit_unit(self.context.store, (cancel,))
+            commit_unit(self.context.store, cancel)
 
     def _outbox(self) -> Outbox:
         return self.context.outbox(self.handler.signature.name, self.identity)

@@ -155,6 +155,25 @@ def own_providers(store: Store) -> list[Provider]:
     return []
 
 
+def django_transaction(using: str = "default") -> Transactions:
+    """A block of `transaction.atomic` on one of Django's databases. A connection that Django would close at the end of
+    a request is closed at the end of the message."""
+
+    @contextmanager
+    def begin() -> Iterator[Any]:
+        from django.db import connections
+        from django.db.transaction import atomic
+
+        connection = connections[using]
+        try:
+            with atomic(using):
+                yield connection
+        finally:
+            connection.close_if_unusable_or_obsolete()
+
+    return begin
+
+
 def given_provider(kind: type, begin: Any) -> Provider:
     """One that the user brought."""
     if not isinstance(kind, type):
