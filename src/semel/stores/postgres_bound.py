@@ -426,7 +426,8 @@ def bound_steps(ops: Sequence[Op], store_id: str, node: str, *, wait: bool = Tru
     check_units([check_bound(ops)])
     if not is_plain(ops):
         raise LocalProtocolError(
-            "one statement can finish with a fence, end what is unclaimed, log, remember, and enqueue without replace, guard and blob",
+            "one statement can finish with a fence, end what is unclaimed, log, remember, and enqueue without replace,"
+            " guard and blob",
             fix="bind a psycopg.Connection for the rest, and let it wait",
         )
     if not ops:
