@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, Unpack
 
 import msgspec
@@ -22,14 +23,17 @@ from semel.inbox.failure import FailureRule, FailureRules, on
 from semel.inbox.identity import Identity, IdentityMode, identify, identify_id, inbox_hop
 from semel.inbox.messages import Attributes, envelope_of, type_name
 from semel.inbox.outbox import outbox_queue, parse_destination
+from semel.inbox.settle import Exit
 from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind, message_event
-from semel.kernel.ops import KEEP_S, Applied, Duplicate, Enqueue, Fresh, Op, Remember, Result
+from semel.kernel.ops import KEEP_S, Applied, Duplicate, Enqueue, Fresh, Op, Remember, Result, WorkState
 from semel.kernel.store import Store
+from semel.kernel.text import clean_cause
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler, key_of
 from semel.runtime.inbox.handling import HandlerContext
 from semel.runtime.inbox.late_marks import LateMarks
+from semel.runtime.inbox.letters import Keeping, keep
 from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
 from semel.runtime.inbox.providers import Provider, given_provider, own_providers
 from semel.runtime.inbox.relay import Sender
@@ -37,6 +41,7 @@ from semel.runtime.transactions import bind
 from semel.stores.open import open_store
 from semel.stores.points import reach
 
+UNREADABLE_TYPE = "unreadable"
 UNREADABLE = on(MessageRefused).dead_letter()
 SWEEP_EVERY_S = 60.0
 SWEEP_ROWS = 200
@@ -221,6 +226,17 @@ class Application:
         verdicts = self._commit([self.enqueue(endpoint, envelope) for envelope in envelopes])
         reach("inbox.stored")
         return verdicts
+
+    def keep_unreadable(self, endpoint: str, data: bytes, why: str, **attributes: Unpack[Attributes]) -> str:
+        """Keep what a transport has brought and nobody can make a message of: without an id, or not to be decoded. It
+        is a dead letter before this returns, so it may be acknowledged. Its id follows from its bytes: brought again,
+        it is kept once."""
+        envelope = Envelope(
+            f"unreadable-{sha256(data).hexdigest()}", data=data, **{"type": UNREADABLE_TYPE, **attributes}
+        )
+        keeping = Keeping(Exit.DEAD_LETTER, WorkState.DEAD, Kind.DEAD_LETTERED, clean_cause(why))
+        keep(self.store, self.own_provider, self.enqueue(endpoint, envelope), keeping, None)
+        return envelope.id
 
     def mark_later(self, ops: tuple[Op, ...]) -> None:
         """Write a mark once the store is back. Should this process end first, the claim runs out and is ambiguous."""
