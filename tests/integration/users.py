@@ -136,7 +136,12 @@ def _params(url: str) -> dict[str, Any]:
     parts = urlsplit(url)
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     host = query.get("host") or parts.hostname or ""
-    found = {"username": parts.username, "password": parts.password, "port": parts.port, "host": host}
+    found = {
+        "username": parts.username,
+        "password": parts.password,
+        "port": parts.port or int(query.get("port", 0)),
+        "host": host,
+    }
     return {**{name: value for name, value in found.items() if value}, "database": parts.path[1:]}
 
 

@@ -231,9 +231,8 @@ class Application:
         """Keep what a transport has brought and nobody can make a message of: without an id, or not to be decoded. It
         is a dead letter before this returns, so it may be acknowledged. Its id follows from its bytes: brought again,
         it is kept once."""
-        envelope = Envelope(
-            f"unreadable-{sha256(data).hexdigest()}", data=data, **{"type": UNREADABLE_TYPE, **attributes}
-        )
+        attributes.setdefault("type", UNREADABLE_TYPE)
+        envelope = Envelope(f"unreadable-{sha256(data).hexdigest()}", data=data, **attributes)
         keeping = Keeping(Exit.DEAD_LETTER, WorkState.DEAD, Kind.DEAD_LETTERED, clean_cause(why))
         keep(self.store, self.own_provider, self.enqueue(endpoint, envelope), keeping, None)
         return envelope.id

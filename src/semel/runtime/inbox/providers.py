@@ -25,6 +25,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar
 
 from semel.errors import ConfigError, StoreUnavailable
@@ -161,12 +162,10 @@ def django_transaction(using: str = "default") -> Transactions:
 
     @contextmanager
     def begin() -> Iterator[Any]:
-        from django.db import connections
-        from django.db.transaction import atomic
-
-        connection = connections[using]
+        django = import_module("django.db")
+        connection = django.connections[using]
         try:
-            with atomic(using):
+            with django.transaction.atomic(using):
                 yield connection
         finally:
             connection.close_if_unusable_or_obsolete()
