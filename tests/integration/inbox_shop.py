@@ -11,9 +11,10 @@ from typing import Any
 import psycopg
 
 from semel import App, on
-from semel.kernel.ledger import Kind
-from semel.kernel.ops import WorkRow, WorkState
-from semel.kernel.store import Records
+from semel.inbox.identity import inbox_hop, inbox_queue
+from semel.kernel.ledger import START, Entry, Kind, balance
+from semel.kernel.ops import OPEN_STATES, WorkRow, WorkState
+from semel.kernel.store import Records, Store
 from semel.testing import limits
 
 AT_ONCE = on(Exception).retry([0, 0]).dead_letter()
@@ -97,3 +98,18 @@ def write(db: Any, id: str) -> None:
 
 
 INSERT_PG = "INSERT INTO effect VALUES (%s)"
+
+
+def check_conservation(shop: Shop, endpoint: str) -> None:
+    """Everything that an endpoint accepted or opened again has ended, or is still open."""
+    hop, queue = inbox_hop(endpoint), inbox_queue(endpoint)
+    events = [entry.event for entry in all_entries(shop.app.store) if entry.event.hop == hop]
+    found = balance(events, len(shop.app.store.work_rows(queue, OPEN_STATES)))
+    assert found.holds, (found, [(event.kind.name, event.message) for event in events])
+
+
+def all_entries(store: Store) -> list[Entry]:
+    """Once the last one written is visible: a store may show them a moment after their commit."""
+    count = store.status().ledger_entries
+    limits.wait_until(lambda: len(store.ledger(START, limit=10_000)) >= count, "the ledger")
+    return store.ledger(START, limit=10_000)

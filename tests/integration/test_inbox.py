@@ -632,6 +632,8 @@ def test_a_handler_schedules_and_cancels(shop: Shop) -> None:
     assert shop.drain() == 1
     assert shop.state("c") is WorkState.DONE
     assert (shop.sent(), shop.open_outbox()) == (["soon", "cancelled"], [])
+    assert shop.history("reminder") == [Kind.ACCEPTED, Kind.CANCELLED]
+    assert Kind.CANCELLED not in shop.history("soon"), "it was sent before"
 
 
 def test_a_handler_without_a_transaction_cancels(shop: Shop) -> None:

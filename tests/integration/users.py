@@ -36,21 +36,21 @@ class User:
     ) -> None:
         self.connection = connection
         self._execute = execute
-        self._wait = wait
+        self.wait = wait
 
     def apply(self, store: Store, *ops: Op, wait: bool = True) -> tuple[Result, ...]:
         tx = bind(store, self.connection)
-        results: tuple[Result, ...] = self._wait(tx.apply(ops, wait=wait))
+        results: tuple[Result, ...] = self.wait(tx.apply(ops, wait=wait))
         return results
 
     def execute(self, sql: str) -> None:
-        self._wait(self._execute(sql))
+        self.wait(self._execute(sql))
 
     def commit(self) -> None:
-        self._wait(self.connection.commit())
+        self.wait(self.connection.commit())
 
     def rollback(self) -> None:
-        self._wait(self.connection.rollback())
+        self.wait(self.connection.rollback())
 
 
 Way = Callable[..., AbstractContextManager[User]]
@@ -126,12 +126,22 @@ def _engine(make: Callable[..., Any], driver: str, url: str, autocommit: bool) -
     return make(made, **level)
 
 
+def engine_of(make: Callable[..., Any], driver: str, url: str, **options: Any) -> Any:
+    """An engine of SQLAlchemy on the database of a store."""
+    return _engine(lambda made, **level: make(made, **level, **options), driver, url, False)
+
+
 def _params(url: str) -> dict[str, Any]:
     """Of a URL that names a socket: postgresql://user@/database?host=/folder."""
     parts = urlsplit(url)
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     host = query.get("host") or parts.hostname or ""
-    found = {"username": parts.username, "password": parts.password, "port": parts.port, "host": host}
+    found = {
+        "username": parts.username,
+        "password": parts.password,
+        "port": parts.port or int(query.get("port", 0)),
+        "host": host,
+    }
     return {**{name: value for name, value in found.items() if value}, "database": parts.path[1:]}
 
 

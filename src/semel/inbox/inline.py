@@ -57,9 +57,11 @@ from semel.kernel.work import WORKER_DIED
 
 @dataclass(frozen=True, slots=True)
 class CommitOps:
-    """Commit one unit. Answer its results; throw StaleFence when it is refused, or another StoreError."""
+    """Commit one unit. Answer its results; throw StaleFence when it is refused, or another StoreError. `point` names
+    the moment after it for those who try out a death there."""
 
     ops: tuple[Op, ...]
+    point: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +336,7 @@ class InlineSteps:
         opened = Finish(row.queue, row.identity, WorkState.READY, fence=row.fence)
         body = msgspec.structs.replace(self.enqueue, replace=True, due=None, on_fresh=None, on_duplicate=None)
         try:
-            *_, claimed = yield CommitOps((opened, body, self._claim_op()))
+            *_, claimed = yield CommitOps((opened, body, self._claim_op()), "letter.stored")
         except StaleFence:
             return None
         assert isinstance(claimed, Claimed), "a claim answers with rows"

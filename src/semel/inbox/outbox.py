@@ -25,7 +25,7 @@ from semel.inbox.cron import Schedule, periodic_id
 from semel.inbox.identity import Identity, derived_id, sourced_text
 from semel.inbox.messages import Attributes, envelope_of
 from semel.kernel.envelope import Envelope
-from semel.kernel.ledger import Kind, message_event
+from semel.kernel.ledger import Event, Kind, message_event
 from semel.kernel.ops import Enqueue, Finish, WorkState
 from semel.kernel.text import PART_CHARS_MAX, check_stream, check_text, stream_name
 
@@ -165,6 +165,7 @@ class OutboxCalls:
     handled: Identity | None = None
     enqueues: list[Enqueue] = field(default_factory=list)
     cancels: list[Finish] = field(default_factory=list)
+    cancelled: list[Event] = field(default_factory=list)
     _ordinal: int = 0
 
     def publish(
@@ -214,11 +215,13 @@ class OutboxCalls:
     def cancel(self, id: str, to: Destination | str) -> None:
         """Take back a message that was not sent yet. It is remembered: sent again under its id, it is a duplicate.
 
-        Whoever applies the op looks at the row first, in the same transaction: one that is done was sent before.
+        The op is refused for a row that is being sent or was sent before, and what `cancelled` has for the ledger with
+        it.
         """
         identity = row_identity(_destination(to), id)
         self.enqueues = [op for op in self.enqueues if op.identity != identity]
         self.cancels.append(Finish(outbox_queue(self.app), identity, WorkState.DONE, cause=CANCELLED))
+        self.cancelled.append(Event(Kind.CANCELLED, outbox_hop(self.app), message=id, peer=self.handler))
 
     def _send(
         self,

@@ -167,6 +167,8 @@ _BUFFERED: dict[Exit, Settlement] = {
 }
 
 _RESERVED_INLINE: dict[Exit, Settlement] = {
+    # the handler has said that it failed: the next delivery may take it up at once
+    Exit.REQUEUE: _S(_D.GIVE_BACK, _R.RELEASED),
     # between attempts in this process the claim stays, and keeps others away
     Exit.RETRY: _S(_D.NONE_YET, _R.UNTOUCHED, again=True),
     # whether the effect has happened nobody knows: the claim runs out, and on_crash decides
@@ -176,6 +178,7 @@ _RESERVED_INLINE: dict[Exit, Settlement] = {
 }
 
 _RESERVED_BUFFERED: dict[Exit, Settlement] = {
+    Exit.REQUEUE: _S(_D.ACKED_BEFORE, _R.UNTOUCHED, again=True),
     Exit.RETRY: _S(_D.ACKED_BEFORE, _R.UNTOUCHED, again=True),
     Exit.CUT_OFF: _S(_D.ACKED_BEFORE, _R.UNTOUCHED),
     Exit.MARK_FAILED: _S(_D.ACKED_BEFORE, _R.UNTOUCHED),

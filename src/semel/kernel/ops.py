@@ -170,7 +170,8 @@ class Renew(msgspec.Struct, frozen=True, gc=False):
 
 
 class Finish(msgspec.Struct, frozen=True, gc=False):
-    """Move a work row to another state: from a claim with its fence, or from an unclaimed state with `fence` None.
+    """Move a work row to another state: from a claim with its fence, or with `fence` None from a state in which nobody
+    has it. One that is DONE is not ended again: that is refused as stale.
 
     DONE and DEAD keep the identity for `keep_s`; DEAD with `keep_s` None keeps the row until somebody finishes it
     otherwise. DONE drops the body at once, and a sweep leaves only its identity. SCHEDULED is a retry at `due`, or

@@ -20,6 +20,16 @@ POINTS: dict[str, str] = {
     "export.written": "the file is written under its temporary name",
     "export.renamed": "the file has its final name, the range is not marked done",
     "export.listed": "the manifest names the file, the range is not marked done",
+    "inbox.stored": "messages are stored at their endpoint, their transport has not been told",
+    "inbox.claimed": "a worker has claimed a message, its handler has not begun",
+    "inbox.reserved": "the claim of a reserved handler is committed, its effect has not begun",
+    "inbox.returned": "the handler has returned, mark and outbox are not written",
+    "inbox.marked": "effect, mark and outbox are written, not committed",
+    "inbox.committed": "effect, mark and outbox are committed, nobody has been told",
+    "inbox.settled": "all is committed, the transport has not been told what becomes of its delivery",
+    "letter.stored": "the body of a message that is given up is stored, its end is not",
+    "letter.moved": "a dead letter is replayed or discarded, nobody has been told",
+    "relay.sent": "the other side has a message, the outbox does not know it",
 }
 
 _hook: Callable[[str], None] | None = None

@@ -208,7 +208,7 @@ def is_plain(ops: Sequence[Op]) -> bool:
 def _is_plain(op: Op) -> bool:
     match op:
         case Finish():
-            return op.fence is not None and op.to is not WorkState.CLAIMED
+            return op.to is WorkState.DONE if op.fence is None else op.to is not WorkState.CLAIMED
         case Log():
             return op.guard is None and _fits(op.event)
         case Enqueue():
@@ -429,7 +429,8 @@ def bound_steps(
     check_units([check_bound(ops)])
     if not (is_plain(ops) if plain is None else plain):
         raise LocalProtocolError(
-            "one statement can finish with a fence, log, remember, and enqueue without replace, guard and blob",
+            "one statement can finish with a fence, end what is unclaimed, log, remember, and enqueue without replace,"
+            " guard and blob",
             fix="bind a psycopg.Connection for the rest, and let it wait",
         )
     if not ops:

@@ -16,7 +16,9 @@ store AS MATERIALIZED (
 -- They come sorted, and are locked in that order, as every transaction does. LATERAL with a LIMIT: looked up by the index,
 -- also by a plan that was made while the table was small.
 held AS MATERIALIZED (
-    SELECT f.*, w.seq, w.blob, coalesce(w.state = 2 AND w.fence = f.fence, false) AS fits
+    SELECT f.*, w.seq, w.blob, coalesce(
+            CASE WHEN f.fence IS NULL THEN w.state NOT IN (2, 5) ELSE w.state = 2 AND w.fence = f.fence END, false
+        ) AS fits
     FROM json_to_recordset($finishes::text::json) AS f (
         queue text, identity text, fence bigint, state smallint, due bigint, delay bigint, keep bigint,
         holds boolean, cause text, passes boolean, attempts smallint

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -23,29 +24,44 @@ from semel.inbox.cron import Schedule
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy
 from semel.inbox.failure import FailureRule, FailureRules, on
 from semel.inbox.identity import Identity, IdentityMode, identify, identify_id, inbox_hop
+from semel.inbox.inline import KEEPING_S
 from semel.inbox.messages import Attributes, envelope_of, type_name
 from semel.inbox.outbox import outbox_queue, parse_destination
 from semel.inbox.reservation import as_message
 from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind, message_event
-from semel.kernel.ops import KEEP_S, Applied, Duplicate, Enqueue, Fresh, Op, Put, Remember, Result
-from semel.kernel.retry import RetryPolicy
+from semel.kernel.ops import (
+    KEEP_S,
+    Applied,
+    Duplicate,
+    Enqueue,
+    Finish,
+    Fresh,
+    Log,
+    Op,
+    Put,
+    Remember,
+    Result,
+    WorkState,
+)
 from semel.kernel.store import Store
+from semel.kernel.text import clean_cause
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.host.performer import steady_clock
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler, key_of
 from semel.runtime.inbox.gate import EndpointGate
 from semel.runtime.inbox.handling import HandlerContext
+from semel.runtime.inbox.late_marks import LateMarks
 from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
 from semel.runtime.inbox.providers import Provider, given_provider, own_providers
 from semel.runtime.inbox.relay import Sender
 from semel.runtime.inbox.settings import needed_store, read_settings
 from semel.runtime.transactions import bind
 from semel.stores.open import open_store
+from semel.stores.points import reach
 
+UNREADABLE_TYPE = "unreadable"
 UNREADABLE = on(MessageRefused).dead_letter()
-MARK_RETRY = RetryPolicy(interval_s=0.2, factor=2.0, interval_max_s=10.0)
-MARK_TRIES = 100
 SWEEP_EVERY_S = 60.0
 SWEEP_ROWS = 200
 
@@ -116,6 +132,7 @@ class Application:
         self._handlers: dict[str, dict[str, ReadyHandler]] | None = None
         self._registered = 0
         self._opening = threading.Lock()
+        self._later = LateMarks(lambda: self.store)
         self._swept_at = time.monotonic()
         outbox_queue(name)
 
@@ -206,7 +223,8 @@ class Application:
         return HandlerContext(self.name, self.store, self.routes, now_us, mint, self.endpoints)
 
     def close(self) -> None:
-        """Close what this application has opened."""
+        """Close what this application has opened. Marks that are still to be written get a last try."""
+        self._later.close()
         for provider in self._own or ():
             provider.close()
         with self._opening:
@@ -245,20 +263,27 @@ class Application:
         A message of an unknown type is stored like any other and becomes a dead letter: nothing is lost.
         """
         self._durable(endpoint)
-        return self._commit([self.enqueue(endpoint, envelope) for envelope in envelopes])
+        verdicts = self._commit([self.enqueue(endpoint, envelope) for envelope in envelopes])
+        reach("inbox.stored")
+        return verdicts
+
+    def keep_unreadable(self, endpoint: str, data: bytes, why: str, **attributes: Unpack[Attributes]) -> str:
+        """Keep what a transport has brought and nobody can make a message of: without an id, or not to be decoded. It
+        is a dead letter before this returns, so it may be acknowledged. Its id follows from its bytes: brought again,
+        it is kept once."""
+        attributes.setdefault("type", UNREADABLE_TYPE)
+        envelope = Envelope(f"unreadable-{sha256(data).hexdigest()}", data=data, **attributes)
+        enqueue = self.enqueue(endpoint, envelope, due=now_us() + round(KEEPING_S * 1_000_000))
+        [first] = self._commit_one((enqueue,))
+        if isinstance(first, Fresh):
+            cause, hop = clean_cause(why), self.check_endpoint(endpoint).options.hop
+            dead = Finish(enqueue.queue, enqueue.identity, WorkState.DEAD, keep_s=None, cause=cause)
+            self._commit_one((dead, Log(message_event(Kind.DEAD_LETTERED, hop, "", envelope, cause=cause))))
+        return envelope.id
 
     def mark_later(self, ops: tuple[Op, ...]) -> None:
         """Write a mark once the store is back. Should this process end first, the claim runs out and is ambiguous."""
-        threading.Thread(target=self._mark_until_written, args=(ops,), name="semel-inbox-mark", daemon=True).start()
-
-    def _mark_until_written(self, ops: tuple[Op, ...]) -> None:
-        for attempt in range(1, MARK_TRIES + 1):
-            time.sleep(MARK_RETRY.wait_s(attempt, 0.0))
-            try:
-                commit_unit(self.store, ops)
-                return
-            except StoreError:
-                continue
+        self._later.write(ops)
 
     def enqueue(self, endpoint: str, envelope: Envelope, *, key: str | None = None, due: int | None = None) -> Enqueue:
         """The write that stores a message at an endpoint, if it is new."""
@@ -304,6 +329,12 @@ class Application:
                 f"endpoint {endpoint!r} is {found.options.mode} and stores nothing", fix="hand it over by app.deliver()"
             )
         return found
+
+    def _commit_one(self, ops: tuple[Op, ...]) -> tuple[Result, ...]:
+        outcome = commit_unit(self.store, ops)
+        if not isinstance(outcome, Applied):
+            raise StoreBusy("another process has the message just now", fix="bring it again in a moment")
+        return outcome.results
 
     def _commit(self, ops: Sequence[Op]) -> list[Verdict]:
         outcome = commit_unit(self.store, tuple(ops))

@@ -15,9 +15,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from semel.errors import DuplicateMessage, StaleFence
+from semel.errors import DuplicateMessage, StaleFence, StoreBusy
 from semel.inbox.identity import Identity
 from semel.inbox.outbox import OutboxCalls
+from semel.inbox.rows import ENDED
 from semel.kernel.effects import OwnTransaction
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Duplicate, Op, Result
@@ -27,6 +28,7 @@ from semel.runtime.inbox.endpoint import ReadyHandler
 from semel.runtime.inbox.injection import Wanted
 from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
 from semel.runtime.transactions import bind
+from semel.stores.points import reach
 
 Answer = tuple[Op, ...] | OwnTransaction
 """As a worker takes it: what is to be committed with the end of the row, or how the row was ended already."""
@@ -73,6 +75,7 @@ class HandlerRun:
         given = self._given(outbox)
         if self.handler.provider is None:
             self._call(given)
+            reach("inbox.returned")
             self._cancel(outbox)
             return outbox.ops, bool(outbox.cancels)
         try:
@@ -82,6 +85,7 @@ class HandlerRun:
                 self._apply(outbox, transaction)
         except StaleFence:
             return OwnTransaction.LOST, False
+        reach("inbox.committed")
         return OwnTransaction.FINISHED, outbox.is_used
 
     def begun_in(self, transaction: Any) -> Outbox:
@@ -97,6 +101,7 @@ class HandlerRun:
         provider = self.handler.provider
         if provider is None:
             await self._call(given)
+            reach("inbox.returned")
             await asyncio.to_thread(self._cancel, outbox)
             return outbox.ops
         try:
@@ -106,6 +111,7 @@ class HandlerRun:
                 await self._run_blocking(outbox, given)
         except StaleFence:
             return OwnTransaction.LOST
+        reach("inbox.committed")
         await asyncio.to_thread(self.context.store.wake)
         return OwnTransaction.FINISHED
 
@@ -116,20 +122,22 @@ class HandlerRun:
             if self.before:
                 _check_new(await tx.apply(self.before, wait=False))
             await self._call({**given, Wanted.TRANSACTION: transaction})
+            reach("inbox.returned")
             _check_new((await apply_outbox_async(tx, outbox, *self.mark))[: len(self.mark)])
+            reach("inbox.marked")
 
     async def _run_blocking(self, outbox: Outbox, given: dict[Wanted, Any]) -> None:
         manager = self._begin()
         transaction = await asyncio.to_thread(manager.__enter__)
         try:
-            await asyncio.to_thread(self._apply_first, transaction)
+            await _to_its_end(self._apply_first, transaction)
             await self._call({**given, Wanted.TRANSACTION: transaction})
-            await asyncio.to_thread(self._apply, outbox, transaction)
+            await _to_its_end(self._apply, outbox, transaction)
         except BaseException as error:
-            if not await asyncio.to_thread(manager.__exit__, type(error), error, error.__traceback__):
+            if not await _to_its_end(manager.__exit__, type(error), error, error.__traceback__):
                 raise
         else:
-            await asyncio.to_thread(manager.__exit__, None, None, None)
+            await _to_its_end(manager.__exit__, None, None, None)
 
     def _begin(self) -> AbstractContextManager[Any]:
         assert self.handler.provider is not None, "only a handler with a transaction gets here"
@@ -142,13 +150,15 @@ class HandlerRun:
             _check_new(tx.apply(self.before, wait=False))
 
     def _apply(self, outbox: Outbox, transaction: Any) -> None:
+        reach("inbox.returned")
         tx: Any = bind(self.context.store, transaction)
         _check_new(apply_outbox(tx, outbox, *self.mark)[: len(self.mark)])
+        reach("inbox.marked")
 
     def _cancel(self, outbox: Outbox) -> None:
         """Each for itself: one that comes too late is refused, and the others are not."""
         for cancel in outbox.cancels:
-            commit_unit(self.context.store, (cancel,))
+            commit_unit(self.context.store, cancel)
 
     def _outbox(self) -> Outbox:
         return self.context.outbox(self.handler.signature.name, self.identity)
@@ -163,6 +173,20 @@ class HandlerRun:
         return signature.function(**signature.arguments(given))
 
 
+async def _to_its_end(call: Callable[..., Any], *arguments: Any) -> Any:
+    """On a thread. Whoever is cancelled waits for it all the same: two threads must not have one connection."""
+    task = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
 def _check_new(results: Sequence[Result]) -> None:
-    if any(isinstance(result, Duplicate) for result in results):
+    """A duplicate of one that is still open must not be acknowledged: what has it may fail."""
+    known = [result for result in results if isinstance(result, Duplicate)]
+    if any(result.state not in ENDED for result in known):
+        raise StoreBusy("another has the message just now", fix="give the delivery back")
+    if known:
         raise DuplicateMessage("the message was handled before", fix="acknowledge it: its effect is there")

@@ -107,8 +107,11 @@ class InlineDelivery:
 
     async def _take(self, step: Step, ticket: Hashable) -> Any:
         match step:
-            case CommitOps(ops=ops):
-                return await self._commit(ops)
+            case CommitOps(ops=ops, point=point):
+                results = await self._commit(ops)
+                if point:
+                    reach(point)
+                return results
             case RunHandler():
                 return await self._run_counted(step, ticket)
             case StoreBody(after_s=after_s):

@@ -13,6 +13,7 @@ from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Attempts, Finish, Log, Op, Put, Refused, WorkRow, WorkState
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.inbox.definition import Application, breaker_key, now_us
+from semel.stores.points import reach
 from semel.stores.queries import load_migrations
 
 LETTERS = (WorkState.DEAD, WorkState.PARKED)
@@ -152,6 +153,7 @@ def _move(app: Application, row: WorkRow, endpoint: str, finish: Finish, kind: K
     logs: list[Op] = [Log(message_event(each, hop, "", row.envelope, attempt=row.attempts)) for each in kinds]
     if isinstance(commit_unit(app.store, (finish, *logs)), Refused):
         raise StoreBusy(f"{row.identity!r} is being handled just now", fix="look again in a moment")
+    reach("letter.moved")
 
 
 def _letter(app: Application, endpoint: str, identity: str) -> WorkRow:

@@ -10,7 +10,7 @@ from typing import Unpack
 from semel.errors import InputError, StaleFence
 from semel.inbox.messages import Attributes, type_name
 from semel.inbox.outbox import Destination, DestinationKind, OutboxCalls, parse_destination
-from semel.kernel.ops import Op, Result
+from semel.kernel.ops import Log, Op, Result
 from semel.kernel.store import AsyncTx, Tx
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -121,15 +121,17 @@ class Outbox:
         return bool(self._calls.enqueues or self._calls.cancels)
 
     @property
-    def cancels(self) -> tuple[Op, ...]:
-        return tuple(self._calls.cancels)
+    def cancels(self) -> tuple[tuple[Op, ...], ...]:
+        """Each is a unit of its own: one that comes too late is refused, and the others are not."""
+        calls = self._calls
+        return tuple((op, Log(event)) for op, event in zip(calls.cancels, calls.cancelled, strict=True))
 
 
 def apply_outbox(tx: Tx, outbox: Outbox, *mark: Op) -> tuple[Result, ...]:
     """The mark of a handler and what it sends, all or none. A cancel that comes too late takes nothing with it."""
     for cancel in outbox.cancels:
         with suppress(StaleFence):
-            tx.apply([cancel])
+            tx.apply(cancel)
     ops = [*mark, *outbox.ops]
     return tx.apply(ops) if ops else ()
 
@@ -138,6 +140,6 @@ async def apply_outbox_async(tx: AsyncTx, outbox: Outbox, *mark: Op) -> tuple[Re
     """The same in a transaction whose calls are awaited."""
     for cancel in outbox.cancels:
         with suppress(StaleFence):
-            await tx.apply([cancel])
+            await tx.apply(cancel)
     ops = [*mark, *outbox.ops]
     return await tx.apply(ops) if ops else ()

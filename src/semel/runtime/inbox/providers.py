@@ -25,6 +25,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar
 
 from semel.errors import ConfigError, StoreUnavailable
@@ -153,6 +154,23 @@ def own_providers(store: Store) -> list[Provider]:
     if store.url.startswith("postgres"):
         return psycopg_providers(store.url)
     return []
+
+
+def django_transaction(using: str = "default") -> Transactions:
+    """A block of `transaction.atomic` on one of Django's databases. A connection that Django would close at the end of
+    a request is closed at the end of the message."""
+
+    @contextmanager
+    def begin() -> Iterator[Any]:
+        django = import_module("django.db")
+        connection = django.connections[using]
+        try:
+            with django.transaction.atomic(using):
+                yield connection
+        finally:
+            connection.close_if_unusable_or_obsolete()
+
+    return begin
 
 
 def given_provider(kind: type, begin: Any) -> Provider:

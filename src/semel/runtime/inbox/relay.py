@@ -18,6 +18,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Append, Op, WorkRow
 from semel.kernel.retry import Decision, Enough, Failure, RetryPolicy, error_name
+from semel.stores.points import reach
 
 HOPELESS = frozenset({error_name(RemoteProtocolError), error_name(InputError)})
 
@@ -61,6 +62,7 @@ class Relay:
             case DestinationKind.ENDPOINT:
                 return (self._enqueue(destination.name, envelope),)
         await self._sender(destination)(destination, envelope)
+        reach("relay.sent")
         return ()
 
     def _append(self, stream: str, envelope: Envelope) -> Append:

@@ -175,7 +175,8 @@ class Model:
             case Finish() | Renew():
                 state, fence = rows.get((op.queue, op.identity), (None, 0))
                 claimed = state is WorkState.CLAIMED
-                if state is None or claimed != (op.fence is not None) or (claimed and fence != op.fence):
+                is_over = state is None or (state is WorkState.DONE and isinstance(op, Finish) and op.to is state)
+                if is_over or claimed != (op.fence is not None) or (claimed and fence != op.fence):
                     return Stale(fence if claimed else 0)
                 if isinstance(op, Finish):
                     rows[op.queue, op.identity] = (op.to, fence)

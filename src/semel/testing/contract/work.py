@@ -379,6 +379,12 @@ class FinishSuite(StoreSuite):
         assert claim(store) == []
         assert state_of(store, "a") is WorkState.DONE
 
+    def test_what_is_done_is_not_ended_again(self, store: Store) -> None:
+        """Whoever comes too late must not tell the ledger so."""
+        enqueue(store, "w")
+        commit(store, Finish(QUEUE, "w", WorkState.DONE))
+        assert commit_refused(store, Finish(QUEUE, "w", WorkState.DONE)) == (Stale(0),)
+
     def test_finishing_what_does_not_exist(self, store: Store) -> None:
         assert commit_refused(store, Finish(QUEUE, "none", WorkState.DONE)) == (Stale(0),)
         assert commit_refused(store, Finish(QUEUE, "none", WorkState.DONE, fence=1)) == (Stale(0),)

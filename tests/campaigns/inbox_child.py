@@ -1,0 +1,192 @@
+"""The life of an inbox's process that ends by kill -9 at a named point, and what starts such processes.
+
+    python -m tests.campaigns.inbox_child URL FOLDER
+
+reads one life per line (JSON, see `Life`) and answers with one line: what the process had told its transport before it
+ended, and how it ended. Each life is a process of its own, forked from this one, so that only the first pays for the
+imports. Effects outside the database are lines of files in FOLDER, as a bank or a receiver of messages would have them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from semel import App, Outbox, on
+from semel.inbox import inline as inline_steps
+from semel.inbox.messages import envelope_of
+from semel.kernel.envelope import Envelope
+from semel.runtime.inbox import service
+from semel.stores.points import on_reach
+
+LEASE_S = 0.3
+IN_HANDLER = "handler"
+CALLS, POSTS = "calls", "posts"
+
+
+@dataclass(frozen=True)
+class Life:
+    """What a process does, with which message, and where it dies. `act` is one of `ACTS`."""
+
+    act: str
+    endpoint: str
+    id: str
+    point: str = ""
+    count: int = 1
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass
+class Order:
+    id: str
+
+
+@dataclass
+class Poison:
+    id: str
+
+
+class Books:
+    """What happened outside the database. A line is written by one call, so that no death can tear it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, name: str, line: str) -> None:
+        at = os.open(self.folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(at, f"{line}\n".encode())
+        os.close(at)
+
+    def read(self, name: str) -> list[str]:
+        path = self.folder / name
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def make_app(url: str, books: Books, in_handler: Callable[[], None] = lambda: None, *, lease_s: float = 30.0) -> App:
+    """All the endpoints that a message can die at. `in_handler` is called after the effect of each handler."""
+    is_sqlite = url.startswith("sqlite:")
+    service.RELAY_LEASE_S = inline_steps.KEEPING_S = lease_s
+    app = App(url, name="shop")
+    app.errors(on(Exception).retry([0]).dead_letter())
+    kind: type = sqlite3.Connection if is_sqlite else psycopg.Connection
+    insert = f"INSERT INTO effect VALUES ({'?' if is_sqlite else '%s'})"
+
+    def write(order: Order, db: Any, outbox: Outbox) -> None:
+        db.execute(insert, (order.id,))
+        outbox.publish(Order(order.id), to="stream:receipts", id=f"receipt {order.id}")
+        outbox.publish(Order(order.id), to="https://example.com/orders", id=f"post {order.id}")
+        in_handler()
+
+    def call(order: Order, outbox: Outbox) -> None:
+        outbox.publish(Order(order.id), to="stream:receipts", id=f"receipt {order.id}")
+        books.write(CALLS, order.id)
+        in_handler()
+
+    def fail(poison: Poison) -> None:
+        raise ValueError(poison.id)
+
+    def fail_late(poison: Poison, db: Any) -> None:
+        db.execute(insert, (poison.id,))
+        fail(poison)
+
+    write.__annotations__["db"] = fail_late.__annotations__["db"] = kind
+    app.endpoint("durable", lease_s=lease_s).on(Order)(write)
+    for on_crash in ("retry", "drop", "park"):
+        app.endpoint(f"durable-{on_crash}", lease_s=lease_s, on_crash=on_crash).on(Order)(call)
+        inline = app.endpoint(f"reserved-{on_crash}", mode="inline", lease_s=lease_s, on_crash=on_crash)
+        inline.on(Order, idempotency="reserved")(call)
+    for style in ("eager", "optimistic"):
+        app.endpoint(style, mode="inline", lease_s=lease_s).on(Order, idempotency=style)(write)
+    app.endpoint("poison", lease_s=lease_s).on(Poison)(fail)
+    app.endpoint("poison-inline", mode="inline", lease_s=lease_s).on(Poison, idempotency="reserved")(fail)
+
+    app.endpoint("poison-eager", mode="inline", lease_s=lease_s).on(Poison, idempotency="eager")(fail_late)
+
+    async def post(destination: object, envelope: Envelope) -> None:
+        books.write(POSTS, envelope.id)
+
+    app.sender("url", post)
+    return app
+
+
+# -- a life
+
+Say = Callable[[str], None]
+
+
+def _receive(app: App, life: Life, say: Say) -> None:
+    app.receive(life.endpoint, [message(life)])
+    say("ack")
+    app.drain()
+
+
+def _deliver(app: App, life: Life, say: Say) -> None:
+    end = asyncio.run(_delivered(app, life))
+    say(end)
+    app.drain()
+
+
+async def _delivered(app: App, life: Life) -> str:
+    ending: Awaitable[Any] = app.deliver(life.endpoint, message(life))
+    return str((await ending).value)
+
+
+def _replay(app: App, life: Life, say: Say) -> None:
+    app.replay(life.endpoint, life.id)
+    say("ack")
+
+
+def _discard(app: App, life: Life, say: Say) -> None:
+    app.discard(life.endpoint, life.id)
+    say("ack")
+
+
+ACTS = {"receive": _receive, "deliver": _deliver, "replay": _replay, "discard": _discard}
+
+
+def message(life: Life) -> Envelope:
+    return envelope_of((Poison if "poison" in life.endpoint else Order)(life.id), life.id)
+
+
+def live(url: str, folder: str, life: Life) -> None:
+    left = life.count
+
+    def reached(point: str) -> None:
+        nonlocal left
+        left -= point == life.point
+        if point == life.point and left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    app = make_app(url, Books(Path(folder)), lambda: reached(IN_HANDLER), lease_s=LEASE_S)
+    _ = app.handlers  # the store is open, and what follows is the message's own
+    on_reach(reached)
+    ACTS[life.act](app, life, lambda word: Books(Path(folder)).write(f"told {life.id}", word))
+    on_reach(None)
+    app.close()
+
+
+def main() -> None:
+    url, folder = sys.argv[1:3]
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            live(url, folder, Life(**json.loads(line)))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    main()
