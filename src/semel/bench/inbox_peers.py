@@ -6,7 +6,8 @@
     python-cqrs     an inbox with SQLAlchemy    the effect and the row's status are one commit
 
 Where a peer leaves a choice, it gets the one that is faster for it: DBOS runs workflows directly and without its queue,
-which looks for work once a second; python-cqrs gets a mediator that does nothing but call the handler.
+which looks for work once a second; pgqueuer takes all messages in one batch; python-cqrs gets a mediator that does
+nothing but call the handler.
 """
 
 from __future__ import annotations
@@ -181,7 +182,8 @@ class Pgqueuer(_Peer):
                 app.shutdown.set()
 
         await app.qm.queries.enqueue(["orders"] * count, _bodies(messages), [0] * count)
-        await app.run(dequeue_timeout=timedelta(seconds=1), batch_size=max(10, workers))
+        # it looks for the next batch when told, or after this time: so one batch is made to hold them all
+        await app.run(dequeue_timeout=timedelta(seconds=0.1), batch_size=count)
         await effects.close()
 
 
