@@ -43,7 +43,7 @@ class _SqliteSavepoints:
         self._store, self._connection = store, connection
 
     def begin(self) -> None:
-        """A savepoint outside a transaction would be one of its own, and commit at its release."""
+        """The write lock is waited for in turn, and before the first handler reads: none of them can fail for it."""
         self._store.begin_users(session_of(self._connection))
 
     def set(self) -> None:
