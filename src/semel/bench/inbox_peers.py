@@ -173,7 +173,6 @@ class Pgqueuer(_Peer):
 
         free = asyncio.Semaphore(workers)
 
-        @app.entrypoint("orders")
         async def handle(job: Any) -> None:
             async with free:
                 await effects.write(json.loads(job.payload))
@@ -181,6 +180,7 @@ class Pgqueuer(_Peer):
             if self.meter.done.is_set():
                 app.shutdown.set()
 
+        app.entrypoint("orders")(handle)
         await app.qm.queries.enqueue(["orders"] * count, _bodies(messages), [0] * count)
         # it looks for the next batch when told, or after this time: so one batch is made to hold them all
         await app.run(dequeue_timeout=timedelta(seconds=0.1), batch_size=count)
@@ -258,7 +258,7 @@ class PythonCqrs(_Peer):
         from cqrs.inbox.map import InboxMessageMap
         from cqrs.inbox.sqlalchemy import Base
 
-        class Placed(cqrs.DomainEvent):  # type: ignore[misc, name-defined]
+        class Placed(cqrs.DomainEvent):
             id: str
             amount: int
             note: str

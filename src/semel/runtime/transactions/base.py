@@ -43,7 +43,8 @@ def bind(store: Store, connection: Any) -> Tx | AsyncTx:
 
 def family_of(connection: Any) -> str | None:
     """By the package in which its class, or one that it is derived from, is defined."""
-    return family_of_type(type(connection))
+    kind: Any = type(connection)
+    return family_of_type(kind)
 
 
 @cache
