@@ -358,9 +358,11 @@ def test_a_row_that_the_application_has_not_begun_is_given_back_as_it_was(bench:
     bench.deliver = lambda seat, effect: held.append((seat, effect))  # type: ignore[method-assign]
     worker = start_worker(bench)
     enqueue(bench, "a")
-    assert worker.may_begin
+    token = held[0][1].token
+    assert worker.may_begin(token, bench.now)
+    assert not worker.may_begin(token, bench.now + 31.0), "its lease has run out"
     worker.receive(Pause(), bench.now)
-    assert not worker.may_begin
+    assert not worker.may_begin(token, bench.now)
     [release] = worker.receive(DeliverUntouched(held[0][1].token), bench.now)
     assert isinstance(release, Commit)
     commit(bench, *release.ops)

@@ -48,19 +48,17 @@ class _Job:
     row: WorkRow
     token: int
     tell: Callable[[Event], None]
-    given_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class LaneRunner:
     """What the lanes of an endpoint run: `together` gets one message, or up to `share` of them; `aside` is a coroutine
-    for those that need the loop. `may_begin` is asked before each."""
+    for those that need the loop. `may_begin` is asked before each, with its token."""
 
     name: str
     together: Callable[[Sequence[WorkRow]], Sequence[Ended]]
     aside: Callable[[WorkRow], Coroutine[Any, Any, Answer]]
-    may_begin: Callable[[], bool]
-    lease_s: float
+    may_begin: Callable[[int], bool]
     share: int = 1
 
 
@@ -95,7 +93,7 @@ class Lanes:
 
     def take(self, effect: Deliver, tell: Callable[[Event], None]) -> None:
         assert isinstance(effect.item, WorkRow), "an endpoint is a queue of work"
-        job = _Job(effect.item, effect.token, tell, time.monotonic())
+        job = _Job(effect.item, effect.token, tell)
         if not self._given:
             self._idle.clear()
             self._performer.take_part(self._stay())
@@ -195,9 +193,7 @@ class Lanes:
         return jobs, True
 
     def _run(self, jobs: Sequence[_Job]) -> Sequence[Ended]:
-        """One whose lease may be about to end is not worth beginning."""
-        oldest = time.monotonic() - self._runner.lease_s / 2
-        if not self._runner.may_begin() or any(job.given_at < oldest for job in jobs):
+        if not all(self._runner.may_begin(job.token) for job in jobs):
             return [UNTOUCHED] * len(jobs)
         try:
             return self._runner.together([job.row for job in jobs])

@@ -132,7 +132,11 @@ class InboxService:
             self.performer.add(worker, handler=rows.deliver)
             return
         runner = LaneRunner(
-            options.name, rows.in_lane, rows.deliver, lambda: worker.may_begin, options.lease_s, options.share_commit
+            options.name,
+            rows.in_lane,
+            rows.deliver,
+            lambda token: worker.may_begin(token, self.performer.now()),
+            options.share_commit,
         )
         self._lanes.append(Lanes(self.performer, runner, options.parallel))
         self.performer.add(worker, taker=self._lanes[-1].take)

@@ -58,7 +58,7 @@ async def run(
     aside: Callable[[WorkRow], Coroutine[Any, Any, Answer]] = never,
 ) -> tuple[list[Event], FakePerformer]:
     performer: Any = FakePerformer()
-    lanes = Lanes(performer, LaneRunner("orders", together, aside, lambda: may_begin, 30.0, share), 1)
+    lanes = Lanes(performer, LaneRunner("orders", together, aside, lambda token: may_begin, share), 1)
     told: list[Event] = []
     for token, id in enumerate(ids):
         lanes.take(Deliver(row(id), token), told.append)
