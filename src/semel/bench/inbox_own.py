@@ -110,7 +110,10 @@ class SemelSide:
             for at in range(0, messages, FILL):
                 app.receive(ENDPOINT, envelopes[at : at + FILL])
             self._meter = Meter(messages, self._postmaster)
+            before = effects(self._url)
             run_loop(self._serve(app))
+        if (found := effects(self._url) - before) != messages:
+            raise RuntimeError(f"{found} of {messages} messages had their effect")
         return self._meter.took()
 
     def _both(self, messages: int, workers: int, ids: str) -> Took:
@@ -162,6 +165,16 @@ def _postgres_handler(meter: Callable[[], Meter]) -> Callable[..., None]:
         meter().hit()
 
     return handle
+
+
+def effects(url: str) -> int:
+    count = "SELECT count(*) FROM effect"
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as db:
+            return int(db.execute(count).fetchone()[0])
+    with psycopg.connect(url) as connection:
+        [(found,)] = connection.execute(count).fetchall()
+    return int(found)
 
 
 def _make_effect(url: str) -> None:
