@@ -32,7 +32,7 @@ WAKE_EVERY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RowEnd:
     """What became of a message: its handler's answer or exception; None leaves it to `aside`. `has_news`: others may
     find something to do now."""
 
@@ -40,7 +40,7 @@ class Ended:
     has_news: bool = False
 
 
-UNTOUCHED = Ended(OwnTransaction.UNTOUCHED)
+UNTOUCHED = RowEnd(OwnTransaction.UNTOUCHED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,13 +56,13 @@ class LaneRunner:
     for those that need the loop. `may_begin` is asked before each, with its token."""
 
     name: str
-    together: Callable[[Sequence[WorkRow]], Sequence[Ended]]
+    together: Callable[[Sequence[WorkRow]], Sequence[RowEnd]]
     aside: Callable[[WorkRow], Coroutine[Any, Any, Answer]]
     may_begin: Callable[[int], bool]
     share: int = 1
 
 
-class Lanes:
+class HandlerLanes:
     """`take` is a taker for `Performer.add`."""
 
     def __init__(self, performer: Performer, runner: LaneRunner, threads: int) -> None:
@@ -70,7 +70,7 @@ class Lanes:
         self._runner = runner
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._given: dict[int, _Job] = {}
-        self._ends: deque[tuple[_Job, Ended]] = deque()
+        self._ends: deque[tuple[_Job, RowEnd]] = deque()
         self._is_collecting = False
         self._low = RUN_AHEAD // 4
         self._idle = asyncio.Event()
@@ -132,7 +132,7 @@ class Lanes:
             self._performer.loop.call_later(COLLECT_S, self._collect)
         self._performer.told()
 
-    def _tell(self, job: _Job, ended: Ended) -> None:
+    def _tell(self, job: _Job, ended: RowEnd) -> None:
         if ended.answer is None:
             self._performer.take_part(self._put_aside(job))
             return
@@ -192,13 +192,13 @@ class Lanes:
             jobs.append(job)
         return jobs, True
 
-    def _run(self, jobs: Sequence[_Job]) -> Sequence[Ended]:
+    def _run(self, jobs: Sequence[_Job]) -> Sequence[RowEnd]:
         if not all(self._runner.may_begin(job.token) for job in jobs):
             return [UNTOUCHED] * len(jobs)
         try:
             return self._runner.together([job.row for job in jobs])
         except (Exception, SystemExit) as error:
-            return [Ended(error)] * len(jobs)
+            return [RowEnd(error)] * len(jobs)
 
     def _signal(self) -> None:
         self._is_collecting = True

@@ -34,7 +34,7 @@ from semel.runtime.host.sweeper import Sweeper
 from semel.runtime.inbox.definition import Application, Periodic, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
 from semel.runtime.inbox.handling import Answer, HandlerContext, HandlerRun
-from semel.runtime.inbox.lanes import RUN_AHEAD, Ended, LaneRunner, Lanes
+from semel.runtime.inbox.lanes import RUN_AHEAD, HandlerLanes, LaneRunner, RowEnd
 from semel.runtime.inbox.operating import LETTERS, paused_endpoints
 from semel.runtime.inbox.policies import EndpointPolicy
 from semel.runtime.inbox.relay import Relay
@@ -58,7 +58,7 @@ class InboxService:
         self.app = app
         self.name = name or f"{app.name}@{socket.gethostname()}:{os.getpid()}"
         self._handled = 0
-        self._lanes: list[Lanes] = []
+        self._lanes: list[HandlerLanes] = []
         self._workers: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -138,7 +138,7 @@ class InboxService:
             lambda token: worker.may_begin(token, self.performer.now()),
             options.share_commit,
         )
-        self._lanes.append(Lanes(self.performer, runner, options.parallel))
+        self._lanes.append(HandlerLanes(self.performer, runner, options.parallel))
         self.performer.add(worker, taker=self._lanes[-1].take)
 
     def _add_relay(self) -> None:
@@ -195,7 +195,7 @@ class _RowHandler:
     endpoint: InboxEndpoint
     context: HandlerContext
 
-    def in_lane(self, rows: Sequence[WorkRow]) -> Sequence[Ended]:
+    def in_lane(self, rows: Sequence[WorkRow]) -> Sequence[RowEnd]:
         """On a thread. What needs no handler, or a decision before it, is left to the loop."""
         handlers = self.service.app.handlers[self.endpoint.name]
         ready = [handlers.get(row.envelope.type) for row in rows]
@@ -211,7 +211,7 @@ class _RowHandler:
         else:
             ends = iter([run_alone(run) for run in runs if run is not None])
         return [
-            Ended(None) if run is None else with_key(next(ends), row.key) for run, row in zip(runs, rows, strict=True)
+            RowEnd(None) if run is None else with_key(next(ends), row.key) for run, row in zip(runs, rows, strict=True)
         ]
 
     def _needs_decision(self, handler: ReadyHandler, row: WorkRow) -> bool:
@@ -264,9 +264,9 @@ class _RowHandler:
         return OwnTransaction.FINISHED
 
 
-def with_key(ended: Ended, key: str | None) -> Ended:
+def with_key(ended: RowEnd, key: str | None) -> RowEnd:
     """The next message of the key may be handled now, by whoever hears of it first."""
-    return ended if key is None or ended.answer is not OwnTransaction.FINISHED else Ended(ended.answer, has_news=True)
+    return ended if key is None or ended.answer is not OwnTransaction.FINISHED else RowEnd(ended.answer, has_news=True)
 
 
 def is_taken_over(row: WorkRow) -> bool:

@@ -12,10 +12,10 @@ from semel.kernel.effects import Deliver, Delivered, DeliverFailed, DeliverUntou
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import WorkRow, WorkState
 from semel.runtime.inbox.handling import Answer
-from semel.runtime.inbox.lanes import Ended, LaneRunner, Lanes
+from semel.runtime.inbox.lanes import HandlerLanes, LaneRunner, RowEnd
 from semel.testing import limits
 
-FINISHED = Ended(OwnTransaction.FINISHED)
+FINISHED = RowEnd(OwnTransaction.FINISHED)
 
 
 class Store:
@@ -51,14 +51,14 @@ async def never(row: WorkRow) -> Answer:
 
 async def run(
     ids: Sequence[str],
-    together: Callable[[Sequence[WorkRow]], Sequence[Ended]],
+    together: Callable[[Sequence[WorkRow]], Sequence[RowEnd]],
     *,
     may_begin: bool = True,
     share: int = 1,
     aside: Callable[[WorkRow], Coroutine[Any, Any, Answer]] = never,
 ) -> tuple[list[Event], FakePerformer]:
     performer: Any = FakePerformer()
-    lanes = Lanes(performer, LaneRunner("orders", together, aside, lambda token: may_begin, share), 1)
+    lanes = HandlerLanes(performer, LaneRunner("orders", together, aside, lambda token: may_begin, share), 1)
     told: list[Event] = []
     for token, id in enumerate(ids):
         lanes.take(Deliver(row(id), token), told.append)
@@ -73,7 +73,7 @@ async def run(
 async def test_each_is_run_and_told_in_order() -> None:
     seen: list[str] = []
 
-    def together(rows: Sequence[WorkRow]) -> Sequence[Ended]:
+    def together(rows: Sequence[WorkRow]) -> Sequence[RowEnd]:
         seen.extend(row.identity for row in rows)
         return [FINISHED]
 
@@ -90,7 +90,7 @@ async def test_what_must_not_begin_is_given_back_untouched() -> None:
 
 @pytest.mark.asyncio
 async def test_an_exception_is_the_end_of_its_own_message() -> None:
-    def together(rows: Sequence[WorkRow]) -> Sequence[Ended]:
+    def together(rows: Sequence[WorkRow]) -> Sequence[RowEnd]:
         if rows[0].identity == "a":
             raise ValueError("no")
         return [FINISHED]
@@ -102,7 +102,7 @@ async def test_an_exception_is_the_end_of_its_own_message() -> None:
 
 @pytest.mark.asyncio
 async def test_others_are_woken_when_there_is_something_for_them() -> None:
-    _, performer = await run(["a"], lambda rows: [Ended(OwnTransaction.FINISHED, has_news=True)])
+    _, performer = await run(["a"], lambda rows: [RowEnd(OwnTransaction.FINISHED, has_news=True)])
     async with asyncio.timeout(limits.scaled(10)):
         await performer.store.woken.wait()
 
@@ -112,5 +112,5 @@ async def test_what_needs_the_loop_is_left_to_it() -> None:
     async def aside(row: WorkRow) -> Answer:
         return OwnTransaction.FINISHED
 
-    told, _ = await run(["a"], lambda rows: [Ended(None)], aside=aside)
+    told, _ = await run(["a"], lambda rows: [RowEnd(None)], aside=aside)
     assert told == [Delivered(0, finished=True)]
