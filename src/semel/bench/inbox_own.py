@@ -31,6 +31,7 @@ from semel.kernel.envelope import mint_id
 from semel.kernel.ledger import Kind
 from semel.runtime.host.loop import run as run_loop
 from semel.runtime.inbox.app import App
+from semel.runtime.inbox.lanes import RUN_AHEAD
 from semel.runtime.inbox.service import InboxService
 from semel.stores.open import open_store
 from semel.stores.sqlite import SqliteStore
@@ -243,7 +244,7 @@ class RawSide:
         for at in range(0, messages, FILL):
             self._claimer.store(rows[at : at + FILL])
         meter = Meter(messages, self._postmaster)
-        claimed = _Claimed(self._claimer, batch_of(workers), share)
+        claimed = _Claimed(self._claimer, batch_of(workers, share), share)
         threads = [threading.Thread(target=self._work, args=(claimed, meter)) for _ in range(workers)]
         for thread in threads:
             thread.start()
@@ -257,9 +258,10 @@ class RawSide:
                 hand.handle(rows, meter)
 
 
-def batch_of(workers: int) -> int:
-    """As many as Semel claims at once with so many workers."""
-    return max(1, (workers + (500 if workers == 1 else workers)) // 2)
+def batch_of(workers: int, share: int) -> int:
+    """As many as Semel claims at once; see `InboxService`."""
+    begun = workers * share
+    return (begun + (500 if begun == 1 else max(begun, RUN_AHEAD))) // 2
 
 
 class _Claimed:
