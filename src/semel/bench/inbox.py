@@ -170,7 +170,8 @@ class SideProcess:
             said = {"error": "it ended"}
         if "error" in said:
             raise SideFailed(
-                f"{said['error']}\n{self._log.read_text()[-2000:]}", fix="run it without peers: --no-peers"
+                f"{said['error']}\n{self._log.read_text()[-2000:]}",
+                fix="what it printed is above; semel bench inbox --no-peers runs without peers",
             )
         return Took(**said)
 

@@ -31,6 +31,7 @@ from semel.kernel.envelope import mint_id
 from semel.kernel.ledger import Kind
 from semel.runtime.host.loop import run as run_loop
 from semel.runtime.inbox.app import App
+from semel.runtime.inbox.lanes import RUN_AHEAD
 from semel.runtime.inbox.service import InboxService
 from semel.stores.open import open_store
 from semel.stores.sqlite import SqliteStore
@@ -110,7 +111,10 @@ class SemelSide:
             for at in range(0, messages, FILL):
                 app.receive(ENDPOINT, envelopes[at : at + FILL])
             self._meter = Meter(messages, self._postmaster)
+            before = effects(self._url)
             run_loop(self._serve(app))
+        if (found := effects(self._url) - before) != messages:
+            raise RuntimeError(f"{found} of {messages} messages had their effect")
         return self._meter.took()
 
     def _both(self, messages: int, workers: int, ids: str) -> Took:
@@ -162,6 +166,16 @@ def _postgres_handler(meter: Callable[[], Meter]) -> Callable[..., None]:
         meter().hit()
 
     return handle
+
+
+def effects(url: str) -> int:
+    count = "SELECT count(*) FROM effect"
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as db:
+            return int(db.execute(count).fetchone()[0])
+    with psycopg.connect(url) as connection:
+        [(found,)] = connection.execute(count).fetchall()
+    return int(found)
 
 
 def _make_effect(url: str) -> None:
@@ -230,7 +244,7 @@ class RawSide:
         for at in range(0, messages, FILL):
             self._claimer.store(rows[at : at + FILL])
         meter = Meter(messages, self._postmaster)
-        claimed = _Claimed(self._claimer, batch_of(workers), share)
+        claimed = _Claimed(self._claimer, batch_of(workers, share), share)
         threads = [threading.Thread(target=self._work, args=(claimed, meter)) for _ in range(workers)]
         for thread in threads:
             thread.start()
@@ -244,9 +258,10 @@ class RawSide:
                 hand.handle(rows, meter)
 
 
-def batch_of(workers: int) -> int:
-    """As many as Semel claims at once with so many workers."""
-    return max(1, (workers + (500 if workers == 1 else workers)) // 2)
+def batch_of(workers: int, share: int) -> int:
+    """As many as Semel claims at once; see `InboxService`."""
+    begun = workers * share
+    return (begun + (500 if begun == 1 else max(begun, RUN_AHEAD))) // 2
 
 
 class _Claimed:

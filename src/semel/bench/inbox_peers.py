@@ -6,7 +6,8 @@
     python-cqrs     an inbox with SQLAlchemy    the effect and the row's status are one commit
 
 Where a peer leaves a choice, it gets the one that is faster for it: DBOS runs workflows directly and without its queue,
-which looks for work once a second; python-cqrs gets a mediator that does nothing but call the handler.
+which looks for work once a second; pgqueuer takes all messages in one batch; python-cqrs gets a mediator that does
+nothing but call the handler.
 """
 
 from __future__ import annotations
@@ -172,7 +173,6 @@ class Pgqueuer(_Peer):
 
         free = asyncio.Semaphore(workers)
 
-        @app.entrypoint("orders")
         async def handle(job: Any) -> None:
             async with free:
                 await effects.write(json.loads(job.payload))
@@ -180,8 +180,10 @@ class Pgqueuer(_Peer):
             if self.meter.done.is_set():
                 app.shutdown.set()
 
+        app.entrypoint("orders")(handle)
         await app.qm.queries.enqueue(["orders"] * count, _bodies(messages), [0] * count)
-        await app.run(dequeue_timeout=timedelta(seconds=1), batch_size=max(10, workers))
+        # it looks for the next batch when told, or after this time: so one batch is made to hold them all
+        await app.run(dequeue_timeout=timedelta(seconds=0.1), batch_size=count)
         await effects.close()
 
 
@@ -256,7 +258,7 @@ class PythonCqrs(_Peer):
         from cqrs.inbox.map import InboxMessageMap
         from cqrs.inbox.sqlalchemy import Base
 
-        class Placed(cqrs.DomainEvent):  # type: ignore[misc, name-defined]
+        class Placed(cqrs.DomainEvent):
             id: str
             amount: int
             note: str

@@ -122,7 +122,7 @@ def inbox(
     identities: Annotated[
         int | None, option("--identities", "Measure with so many remembered.", "N", min=1000, max=100_000_000)
     ] = None,
-    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="Measure other packages as well.")] = True,
+    no_peers: Annotated[bool, option("--no-peers", "Only raw SQL beside it.")] = False,
     url: Annotated[str | None, option("--url", "A PostgreSQL server to use.", "URL")] = None,
     quick: Annotated[bool, option("--quick", "Small sizes, to see that it works; judges nothing.")] = False,
     folder: FolderOption = None,
@@ -146,8 +146,8 @@ def inbox(
     terminal: Terminal = context.obj
     asked = parse_parts(f"{parts},identities" if identities else parts, PARTS)
     options = InboxBenchOptions(
-        asked, rounds, messages, parse_scales(workers, "--workers"), body_bytes, identities or 2_000_000, peers, url,
-        _checked_folder(folder),
+        asked, rounds, messages, parse_scales(workers, "--workers"), body_bytes, identities or 2_000_000, not no_peers,
+        url, _checked_folder(folder),
     )  # fmt: skip
     result = run(options.quick() if quick else options, terminal.live)
     return _judged(

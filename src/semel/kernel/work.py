@@ -169,10 +169,11 @@ class Worker:
     def is_paused(self) -> bool:
         return self._paused_until is not None
 
-    @property
-    def may_begin(self) -> bool:
-        """Whether the application may begin with what it was given; else it gives it back untouched."""
-        return self._paused_until is None and not self._resting
+    def may_begin(self, token: int, now: float) -> bool:
+        """Whether the application may begin with what it was given; else it gives it back untouched. One whose lease
+        has run out is no longer worth beginning."""
+        held = self._held.get(token)
+        return self._paused_until is None and not self._resting and held is not None and now < held.until
 
     def start(self, now: float) -> Sequence[Effect]:
         return self._claim(now)

@@ -19,7 +19,8 @@ COMMANDS = [
     "inbox init", "inbox run", "inbox send", "inbox status", "inbox pause", "inbox resume", "inbox dead-letters",
     "pubsub hubs",
     "pubsub connections", "pubsub groups", "pubsub send", "pubsub close", "pubsub tail", "store init", "store status",
-    "store migrate", "store sweep", "store export", "store ledger", "store new-epoch", "bench store", "bench pipes",
+    "store migrate", "store sweep", "store export", "store ledger", "store new-epoch", "bench store", "bench inbox",
+    "bench pipes",
     "bench turns", "bench spark", "bench pubsub", "pipeline run", "pipeline list", "pipeline status", "pipeline stop",
 ]  # fmt: skip
 

@@ -14,6 +14,7 @@ from semel.kernel.effects import (
     Committed,
     CommitUnknown,
     Delivered,
+    DeliverUntouched,
     Drain,
     LoadFailed,
     LookForWork,
@@ -350,6 +351,35 @@ def test_a_renewal_that_comes_after_the_handlers_own_finish_is_no_loss(bench: Be
     assert isinstance(renew, Commit)
     worker.receive(Delivered(held[0][1].token, finished=True), bench.now)
     assert worker.receive(CommitFailed(renew.token, (Stale(0),)), bench.now) == []
+
+
+def test_a_row_that_the_application_has_not_begun_is_given_back_as_it_was(bench: Bench) -> None:
+    held: list[Any] = []
+    bench.deliver = lambda seat, effect: held.append((seat, effect))  # type: ignore[method-assign]
+    worker = start_worker(bench)
+    enqueue(bench, "a")
+    token = held[0][1].token
+    assert worker.may_begin(token, bench.now)
+    assert not worker.may_begin(token, bench.now + 31.0), "its lease has run out"
+    worker.receive(Pause(), bench.now)
+    assert not worker.may_begin(token, bench.now)
+    [release] = worker.receive(DeliverUntouched(held[0][1].token), bench.now)
+    assert isinstance(release, Commit)
+    commit(bench, *release.ops)
+    row = bench.store.work(QUEUE, "a")
+    assert row is not None
+    assert (row.state, row.attempts, worker._held) == (WorkState.READY, 0, {})
+
+
+def test_a_worker_that_emptied_the_queue_does_not_look_after_each_row(bench: Bench) -> None:
+    """While it still holds rows: others call it, and it looks in a while."""
+    held: list[Any] = []
+    bench.deliver = lambda seat, effect: held.append(effect)  # type: ignore[method-assign]
+    worker = start_worker(bench, parallel=3)
+    enqueue(bench, "a", "b")
+    assert worker.receive(Delivered(held[0].token, finished=True), bench.now) == []
+    [look] = worker.receive(Delivered(held[1].token, finished=True), bench.now)
+    assert isinstance(look, LookForWork)
 
 
 # -- batches

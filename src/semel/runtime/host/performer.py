@@ -522,6 +522,10 @@ class Performer:
         self._handlers.add(task)
         task.add_done_callback(self._handlers.discard)
 
+    def now(self) -> float:
+        """The time of the machines."""
+        return self._clock()
+
     def told(self) -> None:
         """A taker has told machines something."""
         self._touch()

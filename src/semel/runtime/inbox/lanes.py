@@ -32,7 +32,7 @@ WAKE_EVERY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class LaneEnd:
     """What became of a message: its handler's answer or exception; None leaves it to `aside`. `has_news`: others may
     find something to do now."""
 
@@ -40,7 +40,7 @@ class Ended:
     has_news: bool = False
 
 
-UNTOUCHED = Ended(OwnTransaction.UNTOUCHED)
+UNTOUCHED = LaneEnd(OwnTransaction.UNTOUCHED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,23 +48,21 @@ class _Job:
     row: WorkRow
     token: int
     tell: Callable[[Event], None]
-    given_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class LaneRunner:
     """What the lanes of an endpoint run: `together` gets one message, or up to `share` of them; `aside` is a coroutine
-    for those that need the loop. `may_begin` is asked before each."""
+    for those that need the loop. `may_begin` is asked before each, with its token."""
 
     name: str
-    together: Callable[[Sequence[WorkRow]], Sequence[Ended]]
+    together: Callable[[Sequence[WorkRow]], Sequence[LaneEnd]]
     aside: Callable[[WorkRow], Coroutine[Any, Any, Answer]]
-    may_begin: Callable[[], bool]
-    lease_s: float
+    may_begin: Callable[[int], bool]
     share: int = 1
 
 
-class Lanes:
+class HandlerLanes:
     """`take` is a taker for `Performer.add`."""
 
     def __init__(self, performer: Performer, runner: LaneRunner, threads: int) -> None:
@@ -72,7 +70,7 @@ class Lanes:
         self._runner = runner
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._given: dict[int, _Job] = {}
-        self._ends: deque[tuple[_Job, Ended]] = deque()
+        self._ends: deque[tuple[_Job, LaneEnd]] = deque()
         self._is_collecting = False
         self._low = RUN_AHEAD // 4
         self._idle = asyncio.Event()
@@ -95,7 +93,7 @@ class Lanes:
 
     def take(self, effect: Deliver, tell: Callable[[Event], None]) -> None:
         assert isinstance(effect.item, WorkRow), "an endpoint is a queue of work"
-        job = _Job(effect.item, effect.token, tell, time.monotonic())
+        job = _Job(effect.item, effect.token, tell)
         if not self._given:
             self._idle.clear()
             self._performer.take_part(self._stay())
@@ -134,7 +132,7 @@ class Lanes:
             self._performer.loop.call_later(COLLECT_S, self._collect)
         self._performer.told()
 
-    def _tell(self, job: _Job, ended: Ended) -> None:
+    def _tell(self, job: _Job, ended: LaneEnd) -> None:
         if ended.answer is None:
             self._performer.take_part(self._put_aside(job))
             return
@@ -194,15 +192,13 @@ class Lanes:
             jobs.append(job)
         return jobs, True
 
-    def _run(self, jobs: Sequence[_Job]) -> Sequence[Ended]:
-        """One whose lease may be about to end is not worth beginning."""
-        oldest = time.monotonic() - self._runner.lease_s / 2
-        if not self._runner.may_begin() or any(job.given_at < oldest for job in jobs):
+    def _run(self, jobs: Sequence[_Job]) -> Sequence[LaneEnd]:
+        if not all(self._runner.may_begin(job.token) for job in jobs):
             return [UNTOUCHED] * len(jobs)
         try:
             return self._runner.together([job.row for job in jobs])
         except (Exception, SystemExit) as error:
-            return [Ended(error)] * len(jobs)
+            return [LaneEnd(error)] * len(jobs)
 
     def _signal(self) -> None:
         self._is_collecting = True

@@ -20,7 +20,7 @@ class PsycopgSavepoints:
         """psycopg begins with the first statement."""
 
     def set(self) -> None:
-        """Straight to libpq once a transaction is open: a cursor costs twice as much as the savepoint."""
+        """Straight to libpq once a transaction is open: without a cursor."""
         connection = self._connection
         if connection.info.transaction_status == TransactionStatus.INTRANS:
             result = connection.pgconn.exec_(SET_POINT)

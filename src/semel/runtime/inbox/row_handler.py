@@ -23,7 +23,7 @@ from semel.runtime.inbox.definition import Application, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
 from semel.runtime.inbox.gate import ticket_of
 from semel.runtime.inbox.handling import Answer, HandlerContext, HandlerRun
-from semel.runtime.inbox.lanes import Ended
+from semel.runtime.inbox.lanes import LaneEnd
 from semel.runtime.inbox.shared_commit import run_alone, run_together
 from semel.stores.points import reach
 
@@ -43,14 +43,14 @@ class RowHandler:
 
     # -- on a thread
 
-    def in_lane(self, rows: Sequence[WorkRow]) -> Sequence[Ended]:
+    def in_lane(self, rows: Sequence[WorkRow]) -> Sequence[LaneEnd]:
         """What needs no handler, or a decision before it, is left to the loop."""
         runs = [self._lane_run(row) for row in rows]
         ready = [run for run in runs if run is not None]
         together = len({run.handler.provider for run in ready}) == 1
         ends = iter(run_together(ready) if together else [run_alone(run) for run in ready])
         ended = [
-            Ended(None) if run is None else self._lane_end(run, row, next(ends))
+            LaneEnd(None) if run is None else self._lane_end(run, row, next(ends))
             for run, row in zip(runs, rows, strict=True)
         ]
         self._tell_gate(rows, ended)
@@ -68,16 +68,16 @@ class RowHandler:
         is_late = options.expire_s is not None and options.is_expired(row.envelope.time, now_us())
         return is_late or is_reservation(row.envelope) or (handler.style is Style.RESERVED and is_ambiguous(row))
 
-    def _lane_end(self, run: HandlerRun, row: WorkRow, ended: Ended) -> Ended:
+    def _lane_end(self, run: HandlerRun, row: WorkRow, ended: LaneEnd) -> LaneEnd:
         if isinstance(ended.answer, StoreError) and leaves_doubt(run.handler.style, ended.answer):
             log.warning("the store did not take the end of %s", row.identity, exc_info=ended.answer)
-            return Ended(OwnTransaction.LOST)
+            return LaneEnd(OwnTransaction.LOST)
         if row.key is not None and ended.answer is OwnTransaction.FINISHED:
             # the next message of the key may be handled now, by whoever hears of it first
-            return Ended(ended.answer, has_news=True)
+            return LaneEnd(ended.answer, has_news=True)
         return ended
 
-    def _tell_gate(self, rows: Sequence[WorkRow], ended: Sequence[Ended]) -> None:
+    def _tell_gate(self, rows: Sequence[WorkRow], ended: Sequence[LaneEnd]) -> None:
         gate, now = self.app.gate(self.endpoint.name), self.app.clock()
         for row, each in zip(rows, ended, strict=True):
             if isinstance(each.answer, BaseException):

@@ -37,7 +37,7 @@ from semel.runtime.inbox.buffered import BufferRunner
 from semel.runtime.inbox.definition import Application, Periodic, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint
 from semel.runtime.inbox.handling import Answer
-from semel.runtime.inbox.lanes import RUN_AHEAD, LaneRunner, Lanes
+from semel.runtime.inbox.lanes import RUN_AHEAD, HandlerLanes, LaneRunner
 from semel.runtime.inbox.operating import LETTERS, paused_endpoints
 from semel.runtime.inbox.policies import EndpointPolicy
 from semel.runtime.inbox.relay import Relay, RelayPolicy
@@ -63,7 +63,7 @@ class InboxService:
         self.app = app
         self.name = name or f"{app.name}@{socket.gethostname()}:{os.getpid()}"
         self._rows: list[RowHandler] = []
-        self._lanes: list[Lanes] = []
+        self._lanes: list[HandlerLanes] = []
         self._workers: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._runners: list[BufferRunner] = []
@@ -113,7 +113,7 @@ class InboxService:
     @property
     def handled(self) -> int:
         """How many messages were given to handlers."""
-        counters: list[RowHandler | Lanes | BufferRunner] = [*self._rows, *self._lanes, *self._runners]
+        counters: list[RowHandler | HandlerLanes | BufferRunner] = [*self._rows, *self._lanes, *self._runners]
         return sum(each.handled for each in counters)
 
     def _begin(self, *jobs: Any) -> None:
@@ -154,11 +154,11 @@ class InboxService:
             return
         gate, clock = self.app.gate(options.name), self.app.clock
 
-        def may_begin() -> bool:
-            return worker.may_begin and not gate.is_shut(clock())
+        def may_begin(token: int) -> bool:
+            return worker.may_begin(token, self.performer.now()) and not gate.is_shut(clock())
 
-        runner = LaneRunner(options.name, rows.in_lane, rows.deliver, may_begin, options.lease_s, options.share_commit)
-        self._lanes.append(Lanes(self.performer, runner, options.parallel))
+        runner = LaneRunner(options.name, rows.in_lane, rows.deliver, may_begin, options.share_commit)
+        self._lanes.append(HandlerLanes(self.performer, runner, options.parallel))
         self.performer.add(worker, taker=self._lanes[-1].take)
 
     def _add_relay(self) -> None:

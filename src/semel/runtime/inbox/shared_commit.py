@@ -17,7 +17,7 @@ from semel.errors import StaleFence
 from semel.kernel.effects import OwnTransaction
 from semel.kernel.store import Store
 from semel.runtime.inbox.handling import HandlerRun
-from semel.runtime.inbox.lanes import Ended
+from semel.runtime.inbox.lanes import LaneEnd
 from semel.runtime.inbox.outbox import Outbox
 from semel.runtime.transactions import bind
 from semel.stores.sqlite import SqliteStore
@@ -43,7 +43,7 @@ class _SqliteSavepoints:
         self._store, self._connection = store, connection
 
     def begin(self) -> None:
-        """A savepoint outside a transaction would be one of its own, and commit at its release."""
+        """The write lock is waited for in turn, and before the first handler reads: none of them can fail for it."""
         self._store.begin_users(session_of(self._connection))
 
     def set(self) -> None:
@@ -61,7 +61,7 @@ def savepoints_of(store: Store, connection: Any) -> Savepoints:
     return PsycopgSavepoints(connection)
 
 
-def run_together(runs: Sequence[HandlerRun]) -> list[Ended]:
+def run_together(runs: Sequence[HandlerRun]) -> list[LaneEnd]:
     """Several handlers of one provider in one transaction, or in one each if that fails."""
     if len(runs) > 1:
         try:
@@ -73,15 +73,15 @@ def run_together(runs: Sequence[HandlerRun]) -> list[Ended]:
     return [run_alone(run) for run in runs]
 
 
-def run_alone(run: HandlerRun) -> Ended:
+def run_alone(run: HandlerRun) -> LaneEnd:
     try:
         answer, is_used = run.ended_in_thread()
     except (Exception, SystemExit) as error:
-        return Ended(error)
-    return Ended(answer, has_news=is_used)
+        return LaneEnd(error)
+    return LaneEnd(answer, has_news=is_used)
 
 
-def _run_shared(runs: Sequence[HandlerRun]) -> list[Ended]:
+def _run_shared(runs: Sequence[HandlerRun]) -> list[LaneEnd]:
     provider, store = runs[0].handler.provider, runs[0].context.store
     assert provider is not None, "handlers that share a commit have a transaction"
     begin: Callable[[], Any] = provider.begin
@@ -92,7 +92,8 @@ def _run_shared(runs: Sequence[HandlerRun]) -> list[Ended]:
         good = [(run, outbox) for run, outbox in zip(runs, ends, strict=True) if isinstance(outbox, Outbox)]
         _apply_all(store, transaction, good)
     return [
-        Ended(OwnTransaction.FINISHED, has_news=end.is_used) if isinstance(end, Outbox) else Ended(end) for end in ends
+        LaneEnd(OwnTransaction.FINISHED, has_news=end.is_used) if isinstance(end, Outbox) else LaneEnd(end)
+        for end in ends
     ]
 
 
