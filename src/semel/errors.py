@@ -10,6 +10,7 @@
     ├── AuthError               who are you?
     ├── Forbidden               you may not do this
     ├── HandlerError            the user's own code failed
+    │   └── HandlerCutOff       the process ended before it did: it is handled again
     ├── DuplicateMessage        only raised by APIs that ask for it; elsewhere a duplicate is a result
     ├── StoreError
     │   ├── StoreUnavailable    cannot be reached or opened
@@ -114,6 +115,8 @@ class HandlerError(SemelError):
 
 class HandlerCutOff(HandlerError):
     """The process ended before the handler did. The message is handled again, and the attempt does not count."""
+
+    code = "handler-cut-off"
 
 
 class DuplicateMessage(SemelError):

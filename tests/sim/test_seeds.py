@@ -1,4 +1,4 @@
-"""A thousand worlds in which every promise holds, and proof that they were not a thousand sunny days."""
+"""Worlds in which every promise holds, and proof that they were not all sunny days. `make sim` runs 20 times as many."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from semel.sim import Sweep, run
 
 pytestmark = pytest.mark.sim
 
-SEEDS = 1000
+SEEDS = 500
 CHUNK = 50
 SAMPLE = 250
 
@@ -85,7 +85,7 @@ VARIANTS_AT_LEAST = {
 }
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize("first", range(SAMPLE, SEEDS, CHUNK))
 def test_every_promise_holds(first: int) -> None:
     for seed in range(first, first + CHUNK):
         report = run(seed)
@@ -106,6 +106,7 @@ def test_every_promise_holds_in_the_other_worlds(world: str, first: int) -> None
 def test_the_weather_is_rough_enough() -> None:
     """Every fault strikes, every variant is drawn, and the messages arrive all the same."""
     sample = Sweep(run(seed) for seed in range(SAMPLE))
+    assert sample.holds, str(sample.failed[0])
     seen = sample.seen
     drawn = Counter(variant for report in sample for variant in _variants(report.weather))
     assert not {fault: seen.get(fault, 0) for fault, least in FAULTS_AT_LEAST.items() if seen.get(fault, 0) < least}

@@ -1,8 +1,9 @@
 """Senders that come with Semel: a CloudEvent by POST to a URL, and a message to a hub of a Semel server or of Azure.
 
     2xx               the other side has it
-    409, 412          it says that it has had this id: it has it
     408, 425, 429     it is sent again, after what Retry-After asks for, if it asks
+    409               from a URL likewise: a request with the same key is still under way there. A hub says by it that
+                      the key was used for another message: a dead letter
     5xx, no answer    likewise
     any other         a dead letter at once, with the answer as its cause: sending it again would not help
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
@@ -41,7 +42,8 @@ POST_S = 30.0
 ANSWER_BYTES_MAX = 65_536
 RETRY_AFTER_S_MAX = 3600.0
 RETRYABLE = frozenset({408, 425, 429})
-KNOWN_THERE = frozenset({409, 412})
+KEY_IN_USE = frozenset({409})
+"""By the draft of the Idempotency-Key header: the first request with this key has not been answered yet."""
 _IN_HEADER = re.compile(r"[!-~]{1,255}\Z")
 
 
@@ -71,11 +73,11 @@ class AskedToWait(Exception):
 # -- what an answer means
 
 
-def check_answer(where: str, answer: PostAnswer) -> None:
+def check_answer(where: str, answer: PostAnswer, retryable: Collection[int] = RETRYABLE) -> None:
     status = answer.status
-    if 200 <= status < 300 or status in KNOWN_THERE:
+    if 200 <= status < 300:
         return
-    if status < 500 and status not in RETRYABLE:
+    if status < 500 and status not in retryable:
         raise RemoteProtocolError(f"{where} answered {status}", fix="correct the address or what the receiver accepts")
     if answer.retry_after_s is not None:
         raise AskedToWait(f"{where} answered {status}", min(answer.retry_after_s, RETRY_AFTER_S_MAX))
@@ -107,7 +109,8 @@ def url_sender(post: HttpPost) -> Sender:
 
     async def send(destination: Destination, envelope: Envelope) -> None:
         headers = {"Content-Type": CLOUDEVENT, "Idempotency-Key": header_key(envelope.id)}
-        check_answer(destination.name, await post(destination.name, to_json(envelope), headers))
+        answer = await post(destination.name, to_json(envelope), headers)
+        check_answer(destination.name, answer, RETRYABLE | KEY_IN_USE)
 
     return send
 

@@ -35,8 +35,8 @@ HUB = parse_connection_string(f"Endpoint=https://events.example.com;AccessKey={K
 
 @pytest.mark.parametrize(
     ("status", "error"),
-    [(200, None), (204, None), (409, None), (412, None), (400, RemoteProtocolError), (301, RemoteProtocolError),
-     (404, RemoteProtocolError), (422, RemoteProtocolError), (408, PeerUnavailable), (425, PeerUnavailable),
+    [(200, None), (204, None), (409, RemoteProtocolError), (412, RemoteProtocolError), (400, RemoteProtocolError),
+     (301, RemoteProtocolError), (404, RemoteProtocolError), (422, RemoteProtocolError), (408, PeerUnavailable), (425, PeerUnavailable),
      (429, PeerUnavailable), (500, PeerUnavailable), (503, PeerUnavailable)],
 )  # fmt: skip
 def test_what_an_answer_means(status: int, error: type[Exception] | None) -> None:
@@ -45,6 +45,14 @@ def test_what_an_answer_means(status: int, error: type[Exception] | None) -> Non
         return
     with pytest.raises(error, match=f"there answered {status}"):
         check_answer("there", PostAnswer(status))
+
+
+async def test_a_url_that_is_still_at_the_first_request_is_asked_again() -> None:
+    async def busy(*_: object) -> PostAnswer:
+        return PostAnswer(409)
+
+    with pytest.raises(PeerUnavailable, match="answered 409"):
+        await url_sender(busy)(parse_destination("https://there.example/orders"), Envelope("a"))
 
 
 def test_a_wait_that_is_asked_for_is_kept_within_bounds() -> None:
