@@ -1,4 +1,4 @@
-"""Worlds in which every promise holds, and proof that they were not all sunny days. `make sim` runs 20 times as many."""
+"""Worlds in which every promise holds, and proof that not all days in them were sunny. `make sim` runs many more."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ HUB = parse_connection_string(f"Endpoint=https://events.example.com;AccessKey={K
 
 @pytest.mark.parametrize(
     ("status", "error"),
-    [(200, None), (204, None), (409, RemoteProtocolError), (412, RemoteProtocolError), (400, RemoteProtocolError),
-     (301, RemoteProtocolError), (404, RemoteProtocolError), (422, RemoteProtocolError), (408, PeerUnavailable), (425, PeerUnavailable),
-     (429, PeerUnavailable), (500, PeerUnavailable), (503, PeerUnavailable)],
+    [(200, None), (204, None), (301, RemoteProtocolError), (400, RemoteProtocolError), (404, RemoteProtocolError),
+     (409, RemoteProtocolError), (412, RemoteProtocolError), (422, RemoteProtocolError), (408, PeerUnavailable),
+     (425, PeerUnavailable), (429, PeerUnavailable), (500, PeerUnavailable), (503, PeerUnavailable)],
 )  # fmt: skip
 def test_what_an_answer_means(status: int, error: type[Exception] | None) -> None:
     if error is None:
