@@ -186,9 +186,9 @@ def test_a_place_that_may_not_be_written(tmp_path: Path) -> None:
 
 
 def test_a_configuration_with_mistakes(tmp_path: Path) -> None:
-    (tmp_path / "semel.toml").write_text('[store]\nurl = "memory:"\n\n[inbox]\n')
+    (tmp_path / "semel.toml").write_text('[store]\nurl = "memory:"\n\n[ebxml]\n')
     error = refusal("store", "status", cwd=tmp_path, exit_code=2)
-    assert error["message"].startswith("semel.toml, line 4: section [inbox] belongs to a part that Semel ")
+    assert error["message"].startswith("semel.toml, line 4: section [ebxml] belongs to a part that Semel ")
 
 
 # -- how it starts and how it ends

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from semel.bench.inbox_meter import Took, postmaster_of
 from semel.bench.pubsub import Goal
-from semel.errors import SemelError
+from semel.errors import PeerUnavailable
 
 PARTS = ("postgres", "sqlite", "sweep", "identities")
 RAW, SEMEL = "raw SQL", "Semel"
@@ -52,10 +52,6 @@ SHARED_WANTED = 0.5
 OF_PEER_WANTED = 3.0
 SLOWER_WANTED = {"ordered": 1.1, "random": 1.5}
 SHARE = 20
-
-
-class SideFailed(SemelError):
-    """A side of the comparison did not do what it was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +165,7 @@ class SideProcess:
         except BrokenPipeError:
             said = {"error": "it ended"}
         if "error" in said:
-            raise SideFailed(
+            raise PeerUnavailable(
                 f"{said['error']}\n{self._log.read_text()[-2000:]}",
                 fix="what it printed is above; semel bench inbox --no-peers runs without peers",
             )
@@ -316,7 +312,7 @@ class _InboxBench:
             for name in [name for name in sides if name in took]:
                 try:
                     found = self._ask(sides[name], case)
-                except SideFailed as error:
+                except PeerUnavailable as error:
                     if name not in PEERS:
                         raise
                     self._absent.append(f"{name}: {case.name}: {error.message.splitlines()[0]}")

@@ -57,11 +57,11 @@ from semel.kernel.work import WORKER_DIED
 
 @dataclass(frozen=True, slots=True)
 class CommitOps:
-    """Commit one unit. Answer its results; throw StaleFence when it is refused, or another StoreError. `point` names
-    the moment after it for those who try out a death there."""
+    """Commit one unit. Answer its results; throw StaleFence when it is refused, or another StoreError. `stores_body`:
+    it gives a reservation its body."""
 
     ops: tuple[Op, ...]
-    point: str = ""
+    stores_body: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +336,7 @@ class InlineSteps:
         opened = Finish(row.queue, row.identity, WorkState.READY, fence=row.fence)
         body = msgspec.structs.replace(self.enqueue, replace=True, due=None, on_fresh=None, on_duplicate=None)
         try:
-            *_, claimed = yield CommitOps((opened, body, self._claim_op()), "letter.stored")
+            *_, claimed = yield CommitOps((opened, body, self._claim_op()), stores_body=True)
         except StaleFence:
             return None
         assert isinstance(claimed, Claimed), "a claim answers with rows"

@@ -107,10 +107,10 @@ class InlineDelivery:
 
     async def _take(self, step: Step, ticket: Hashable) -> Any:
         match step:
-            case CommitOps(ops=ops, point=point):
+            case CommitOps(ops=ops, stores_body=stores_body):
                 results = await self._commit(ops)
-                if point:
-                    reach(point)
+                if stores_body:
+                    reach("letter.stored")
                 return results
             case RunHandler():
                 return await self._run_counted(step, ticket)

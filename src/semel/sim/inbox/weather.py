@@ -131,7 +131,7 @@ def _endpoints(random: Random) -> tuple[EndpointPlan, ...]:
         ),
         EndpointPlan(
             "mail", EndpointMode.DURABLE, Style.RESERVED, outside=True, on_crash=random.choice(tuple(OnCrash)),
-            ways=_ways(random), end=_end(random),
+            ways=_ways(random), end=_end(random), failed_head=random.choice(tuple(FailedHead)),
         ),
         EndpointPlan(
             "parcels", EndpointMode.DURABLE, Style.OPTIMISTIC, ways=_ways(random), end=_end(random),
