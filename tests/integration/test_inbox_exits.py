@@ -7,6 +7,7 @@ accepted or opened again has ended or is open. Process deaths are in `test_inbox
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -467,6 +468,39 @@ def test_a_handler_that_outlasts_its_process_is_cut_off(
     asyncio.run(serve())
     row = shop.row("a")
     assert (row.state, row.attempts, shop.effects()) == (state, 0 if state is WorkState.READY else 1, [])
+    check_conservation(shop, "orders")
+
+
+@pytest.mark.parametrize(("outside", "state", "attempts"), [(False, WorkState.READY, 0), (True, WorkState.CLAIMED, 1)])
+def test_a_thread_that_outlasts_its_process_is_cut_off(
+    shop: Shop, outside: bool, state: WorkState, attempts: int
+) -> None:
+    """The same for a plain function. What the threads had not begun is given back as it was. One that goes on after its
+    process has given up commits only under a claim that is still its own."""
+    begun, go_on = threading.Event(), threading.Event()
+    shop.app.endpoint("orders", errors=[on(Exception).dead_letter()])
+
+    @shop.on("orders", outside=outside)
+    def handle(order: Order, db: Any) -> None:
+        begun.set()
+        go_on.wait(scaled(30))
+        write(db, order.id)
+
+    async def serve() -> InboxService:
+        async with InboxService(shop.app) as service:
+            assert await asyncio.to_thread(begun.wait, scaled(30))
+            await service.performer.close(timeout_s=0.01)
+        return service
+
+    shop.send("a")
+    shop.send("b")
+    service = asyncio.run(serve())
+    assert (shop.state("a"), shop.row("a").attempts) == (state, attempts)
+    assert (shop.state("b"), shop.row("b").attempts) == (WorkState.READY, 0)
+    go_on.set()
+    for thread in service._lanes[0]._threads:
+        thread.join(scaled(30))
+    assert shop.effects() == (["a"] if outside else [])
     check_conservation(shop, "orders")
 
 

@@ -3,7 +3,7 @@
 To hand a single message from the loop to a thread and its end back again takes more of the processor than to handle
 it. So the loop hands over more than the threads can begin at once, and hears of ends in groups: at once when the
 threads are about to run out of messages, else a few milliseconds later. What no thread has begun when the endpoint is
-paused or the process closes is given back.
+paused or the process closes is given back. What one still has when the process waits no longer is cut off.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -53,12 +53,14 @@ class _Job:
 @dataclass(frozen=True, slots=True)
 class LaneRunner:
     """What the lanes of an endpoint run: `together` gets one message, or up to `share` of them; `aside` is a coroutine
-    for those that need the loop. `may_begin` is asked before each, with its token."""
+    for those that need the loop. `may_begin` is asked before each, with its token. `cut_off` says how a message ends
+    whose handler is still at it when the process waits no longer."""
 
     name: str
     together: Callable[[Sequence[WorkRow]], Sequence[LaneEnd]]
     aside: Callable[[WorkRow], Coroutine[Any, Any, Answer]]
     may_begin: Callable[[int], bool]
+    cut_off: Callable[[WorkRow], Answer | BaseException]
     share: int = 1
 
 
@@ -70,6 +72,7 @@ class HandlerLanes:
         self._runner = runner
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._given: dict[int, _Job] = {}
+        self._begun: set[int] = set()
         self._ends: deque[tuple[_Job, LaneEnd]] = deque()
         self._is_collecting = False
         self._low = RUN_AHEAD // 4
@@ -104,25 +107,34 @@ class HandlerLanes:
         try:
             await self._idle.wait()
         except asyncio.CancelledError:
-            for job in self._forget_all():
-                job.tell(DeliverFailed(job.token, "cancelled: the process is shutting down"))
+            self._leave_all()
             raise
 
-    def _forget_all(self) -> list[_Job]:
-        jobs = list(self._given.values())
-        self._given.clear()
-        return jobs
+    def _leave_all(self) -> None:
+        """The process waits no longer. By now nothing more may begin, so what has not begun is as it was."""
+        for job, ended in self._heard():
+            self._tell(job, ended if ended.answer is not None else UNTOUCHED)
+        jobs, self._given = self._given, {}
+        for token, job in jobs.items():
+            self._tell(job, LaneEnd(self._runner.cut_off(job.row)) if token in self._begun else UNTOUCHED)
+        self._performer.told()
+
+    def _heard(self) -> Iterator[tuple[_Job, LaneEnd]]:
+        """What has ended since the last time. What was left alone meanwhile is no news any more."""
+        while self._ends:
+            job, ended = self._ends.popleft()
+            self._begun.discard(job.token)
+            if self._given.pop(job.token, None) is not None:
+                yield job, ended
 
     def _collect(self) -> None:
         """Again after a while, as long as there is something to hear."""
         has_news, heard = False, 0
         self._is_collecting = False
-        while self._ends:
-            job, ended = self._ends.popleft()
-            if self._given.pop(job.token, None) is not None:
-                heard += 1
-                has_news = has_news or ended.has_news
-                self._tell(job, ended)
+        for job, ended in self._heard():
+            heard += 1
+            has_news = has_news or ended.has_news
+            self._tell(job, ended)
         if has_news:
             self._wake_soon()
         if not self._given:
@@ -144,7 +156,7 @@ class HandlerLanes:
         event: Event = DeliverFailed(job.token, "cancelled: the process is shutting down")
         try:
             event = delivered(job.token, await self._runner.aside(job.row))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             event = self._event(job, error)
         finally:
             job.tell(event)
@@ -195,6 +207,7 @@ class HandlerLanes:
     def _run(self, jobs: Sequence[_Job]) -> Sequence[LaneEnd]:
         if not all(self._runner.may_begin(job.token) for job in jobs):
             return [UNTOUCHED] * len(jobs)
+        self._begun.update(job.token for job in jobs)
         try:
             return self._runner.together([job.row for job in jobs])
         except (Exception, SystemExit) as error:

@@ -105,14 +105,13 @@ class RowHandler:
         return await self._run_or_cut_off(handler, row)
 
     async def _run_or_cut_off(self, handler: ReadyHandler, row: WorkRow) -> Answer:
-        """A process that ends waits no longer for its handlers. What they did in a transaction is rolled back, and the
-        message is given back uncounted; of a reserved one nobody knows: its claim runs out, and `on_crash` decides."""
         try:
             return await self._run(handler, row)
         except asyncio.CancelledError:
-            if handler.style is Style.RESERVED:
-                return OwnTransaction.LOST
-            raise HandlerCutOff("the process ended before the handler did", fix="it will be handled again") from None
+            cut_off = self.cut_off(row)
+            if isinstance(cut_off, HandlerCutOff):
+                raise cut_off from None
+            return cut_off
         except StoreError as error:
             if not leaves_doubt(handler.style, error):
                 raise
@@ -142,6 +141,14 @@ class RowHandler:
         return OwnTransaction.FINISHED
 
     # -- both
+
+    def cut_off(self, row: WorkRow) -> OwnTransaction | HandlerCutOff:
+        """A process that ends waits no longer for its handlers. What they did in a transaction is rolled back, and the
+        message is given back uncounted; of a reserved one nobody knows: its claim runs out, and `on_crash` decides."""
+        handler = self._handler(row)
+        if handler is not None and handler.style is Style.RESERVED:
+            return OwnTransaction.LOST
+        return HandlerCutOff("the process ended before the handler did", fix="it will be handled again")
 
     def _handler(self, row: WorkRow) -> ReadyHandler | None:
         return self.app.handlers[self.endpoint.name].get(row.envelope.type)

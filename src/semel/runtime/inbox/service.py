@@ -157,7 +157,7 @@ class InboxService:
         def may_begin(token: int) -> bool:
             return worker.may_begin(token, self.performer.now()) and not gate.is_shut(clock())
 
-        runner = LaneRunner(options.name, rows.in_lane, rows.deliver, may_begin, options.share_commit)
+        runner = LaneRunner(options.name, rows.in_lane, rows.deliver, may_begin, rows.cut_off, options.share_commit)
         self._lanes.append(HandlerLanes(self.performer, runner, options.parallel))
         self.performer.add(worker, taker=self._lanes[-1].take)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
-from semel.kernel.effects import Deliver, Delivered, DeliverFailed, DeliverUntouched, Event, OwnTransaction
+from semel.kernel.effects import Deliver, Delivered, DeliverFailed, DeliverLost, DeliverUntouched, Event, OwnTransaction
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import WorkRow, WorkState
 from semel.runtime.inbox.handling import Answer
@@ -49,6 +50,10 @@ async def never(row: WorkRow) -> Answer:
     raise AssertionError("nothing is left to the loop here")
 
 
+def cut_off(row: WorkRow) -> Answer:
+    return OwnTransaction.LOST
+
+
 async def run(
     ids: Sequence[str],
     together: Callable[[Sequence[WorkRow]], Sequence[LaneEnd]],
@@ -58,7 +63,7 @@ async def run(
     aside: Callable[[WorkRow], Coroutine[Any, Any, Answer]] = never,
 ) -> tuple[list[Event], FakePerformer]:
     performer: Any = FakePerformer()
-    lanes = HandlerLanes(performer, LaneRunner("orders", together, aside, lambda token: may_begin, share), 1)
+    lanes = HandlerLanes(performer, LaneRunner("orders", together, aside, lambda token: may_begin, cut_off, share), 1)
     told: list[Event] = []
     for token, id in enumerate(ids):
         lanes.take(Deliver(row(id), token), told.append)
@@ -114,3 +119,36 @@ async def test_what_needs_the_loop_is_left_to_it() -> None:
 
     told, _ = await run(["a"], lambda rows: [LaneEnd(None)], aside=aside)
     assert told == [Delivered(0, finished=True)]
+
+
+@pytest.mark.asyncio
+async def test_a_handler_that_exits_on_the_loop_has_failed_and_ends_nothing_else() -> None:
+    async def aside(row: WorkRow) -> Answer:
+        raise SystemExit(3)
+
+    [told], _ = await run(["a"], lambda rows: [LaneEnd(None)], aside=aside)
+    assert isinstance(told, DeliverFailed)
+    assert "SystemExit" in told.error
+
+
+@pytest.mark.asyncio
+async def test_when_nobody_waits_any_longer_only_what_has_begun_is_cut_off() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def together(rows: Sequence[WorkRow]) -> Sequence[LaneEnd]:
+        begun.set()
+        go_on.wait(limits.scaled(10))
+        return [FINISHED]
+
+    performer: Any = FakePerformer()
+    lanes = HandlerLanes(performer, LaneRunner("orders", together, never, lambda token: True, cut_off), 1)
+    told: list[Event] = []
+    for token, id in enumerate(["a", "b"]):
+        lanes.take(Deliver(row(id), token), told.append)
+    assert await asyncio.to_thread(begun.wait, limits.scaled(10))
+    [stays] = performer.tasks
+    stays.cancel()
+    await asyncio.wait([stays])
+    assert told == [DeliverLost(0), DeliverUntouched(1)]
+    go_on.set()
+    lanes.close()
