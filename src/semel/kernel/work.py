@@ -276,9 +276,10 @@ class Worker:
         if not self._may_claim():
             return []
         self._look_at, self._woken = None, False
-        room = self._room() if self.config.gate is None else self.config.gate.room(now, self._room())
-        if room == 0:
-            self._look_at = self.config.gate.next_deadline(now) if self.config.gate is not None else None
+        gate, room = self.config.gate, self._room()
+        if gate is not None and (room := gate.room(now, room)) == 0:
+            # what does not depend on time may change unseen: somebody else's message is being tried, say
+            self._look_at = gate.next_deadline(now) or now + self.config.idle_s
             return []
         self._claiming = self._next_token()
         self._asked_at, self._asked_for = now, room
@@ -306,7 +307,7 @@ class Worker:
         last = self._policy.last_attempt(row)
         if last is not None and row.attempts > last:
             decision = self._policy.decide(_died(row), row, row.attempts - 1, now, _chance(row))
-            if isinstance(decision, Enough):
+            if isinstance(decision.then if isinstance(decision, PauseThen) else decision, Enough):
                 return self._carry_out(token, decision, _died(row).text, now)
         self._waiting.append(token)
         return []

@@ -42,7 +42,7 @@ from semel.kernel.ops import (
     WorkState,
 )
 from semel.kernel.position import Position
-from semel.kernel.retry import Again, Decision, Enough, Failure, GiveUp, Release, Requeue, RetryPolicy
+from semel.kernel.retry import Again, Decision, Enough, Failure, GiveUp, PauseThen, Release, Requeue, RetryPolicy
 from semel.kernel.store import Records
 from semel.kernel.work import Follower, FollowerConfig, Worker, WorkerConfig
 from semel.stores.memory import MemoryStore
@@ -645,6 +645,17 @@ def test_a_message_that_kills_its_worker_is_given_up_as_the_policy_says(
     assert row.cause == "its worker died 2 times while it had this message"
 
 
+def test_a_message_that_kills_its_worker_is_given_up_also_by_a_rule_that_pauses(bench: Bench) -> None:
+    enqueue(bench, "a", "b")
+    for _ in range(2):
+        commit(bench, Claim(QUEUE, "one that dies", lease_s=1.0, identity="a"))
+        bench.now += 2.0
+    start_worker(bench, policy=Script(PauseThen(60.0, Enough("dead_letter")), last_attempt=1), parallel=2)
+    assert (bench.delivered, state_of(bench, "a"), state_of(bench, "b")) == ([], WorkState.DEAD, WorkState.READY)
+    bench.wait(60.0)
+    assert bench.delivered == ["b"]
+
+
 def test_a_death_after_failures_names_the_last_of_them(bench: Bench) -> None:
     bench.handler = fail_always
     start_worker(bench, retry=RetryPolicy(retries=1, interval_s=1.0, then="dead_letter"), idle_s=60.0)
@@ -666,6 +677,34 @@ def test_a_last_attempt_is_made_whatever_became_of_those_before(bench: Bench) ->
         bench.now += 2.0
     start_worker(bench, retry=RetryPolicy(retries=2))
     assert effects(bench) == ["a"]
+
+
+# -- gates
+
+
+class ShutGate:
+    """Lets nothing in, and cannot say until when."""
+
+    is_shut = True
+
+    def room(self, now: float, asked: int) -> int:
+        return 0 if self.is_shut else asked
+
+    def next_deadline(self, now: float) -> float | None:
+        return None
+
+    def taken(self, row: WorkRow, now: float) -> None: ...
+
+    def returned(self, row: WorkRow) -> None: ...
+
+
+def test_a_gate_that_opens_unseen_is_found_open(bench: Bench) -> None:
+    gate = ShutGate()
+    start_worker(bench, gate=gate, idle_s=5.0)
+    enqueue(bench, "a")
+    gate.is_shut = False
+    bench.wait(5.0)
+    assert bench.delivered == ["a"]
 
 
 # -- pausing and closing
