@@ -73,6 +73,26 @@ def test_handlers_share_transactions_and_each_message_takes_effect_once(shop: Sh
     assert max(shared) == 5
 
 
+def test_cancels_share_the_commit_as_well(shop: Shop, shared: list[int]) -> None:
+    runs: Counter[str] = Counter()
+
+    @shop.on("orders")
+    def handle(order: Order, db: Any, outbox: Outbox) -> None:
+        runs[order.id] += 1
+        outbox.cancel(f"reminder {order.id}", "stream:receipts")
+        outbox.cancel("never heard of", "stream:receipts")
+
+    with shop.connect() as db:
+        write(db, "00")
+        with shop.app.outbox(db) as outbox:
+            for id in IDS:
+                outbox.schedule(Receipt(id), to="stream:receipts", after_s=3600, id=f"reminder {id}")
+    send_all(shop)
+    shop.drain()
+    assert shop.open_outbox() == []
+    assert (max(shared), set(runs.values())) == (5, {1})
+
+
 def test_one_that_fails_is_rolled_back_alone_and_tried_again(shop: Shop, shared: list[int]) -> None:
     runs: Counter[str] = Counter()
 

@@ -127,11 +127,16 @@ class Outbox:
         return tuple((op, Log(event)) for op, event in zip(calls.cancels, calls.cancelled, strict=True))
 
 
-def apply_outbox(tx: Tx, outbox: Outbox, *mark: Op) -> tuple[Result, ...]:
-    """The mark of a handler and what it sends, all or none. A cancel that comes too late takes nothing with it."""
+def apply_cancels(tx: Tx, outbox: Outbox) -> None:
+    """One that comes too late takes nothing with it."""
     for cancel in outbox.cancels:
         with suppress(StaleFence):
             tx.apply(cancel)
+
+
+def apply_outbox(tx: Tx, outbox: Outbox, *mark: Op) -> tuple[Result, ...]:
+    """The mark of a handler and what it sends, all or none."""
+    apply_cancels(tx, outbox)
     ops = [*mark, *outbox.ops]
     return tx.apply(ops) if ops else ()
 

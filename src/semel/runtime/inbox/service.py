@@ -25,6 +25,7 @@ from semel.inbox.endpoint import EndpointMode, EndpointOptions, OnCrash
 from semel.inbox.outbox import OutboxCalls, outbox_hop, outbox_queue
 from semel.inbox.reservation import is_reservation
 from semel.kernel.effects import OwnTransaction, Pause, Resume
+from semel.kernel.envelope import rfc3339
 from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Finish, Log, WorkRow, WorkState
 from semel.kernel.retry import RetryPolicy
@@ -48,8 +49,8 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 0.2
 PAUSES_S = 1.0
+PERIODIC_S_MIN = 1.0
 DRAIN_LOOK_S = 0.02
-"""At an inline endpoint a worker handles what was kept with its body: scheduled, or a letter that was replayed."""
 RELAY_PARALLEL = 16
 RELAY_LEASE_S = 10.0
 RELAY_RETRY = RetryPolicy(interval_s=0.5, factor=2.0, interval_max_s=60.0)
@@ -213,16 +214,21 @@ class InboxService:
             self.performer.feed(self._workers[endpoint], event)
 
     async def _send_periodic(self, periodic: Periodic) -> None:
-        """Each process puts the next one into the outbox. They give it the same id, so it is one message."""
+        """Each process puts the next one into the outbox. They give it the same id, so it is one message. One that
+        cannot be made is tried again when its time has come, and then left out."""
         after = now_us()
         while True:
-            calls = OutboxCalls(self.app.name)
-            due = periodic.schedule.next_after(after)
-            calls.schedule_next(periodic.schedule, periodic.make(), periodic.to, after=after)
-            with suppress(StoreError):
+            due, calls = periodic.schedule.next_after(after), OutboxCalls(self.app.name)
+            try:
+                calls.schedule_next(periodic.schedule, periodic.make(), periodic.to, after=after)
                 await self.committer.commit(calls.enqueues)
                 after = due
-            await asyncio.sleep(max(1.0, (due - now_us()) / 1_000_000))
+            except StoreError:
+                log.info("the store did not take the next %r; it will be put there later", periodic.schedule.name)
+            except Exception:
+                after = due if now_us() >= due else after
+                log.exception("the periodic message %r of %s cannot be made", periodic.schedule.name, rfc3339(due))
+            await asyncio.sleep(max(PERIODIC_S_MIN, (due - now_us()) / 1_000_000))
 
 
 def _ahead(options: EndpointOptions, begun: int) -> int:

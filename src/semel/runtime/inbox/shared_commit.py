@@ -18,8 +18,9 @@ from semel.kernel.effects import OwnTransaction
 from semel.kernel.store import Store
 from semel.runtime.inbox.handling import HandlerRun
 from semel.runtime.inbox.lanes import LaneEnd
-from semel.runtime.inbox.outbox import Outbox
+from semel.runtime.inbox.outbox import Outbox, apply_cancels
 from semel.runtime.transactions import bind
+from semel.stores.points import reach
 from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite_session import session_of
 
@@ -89,8 +90,11 @@ def _run_shared(runs: Sequence[HandlerRun]) -> list[LaneEnd]:
         points = savepoints_of(store, transaction)
         points.begin()
         ends = [_run_behind(points, run, transaction) for run in runs]
+        reach("inbox.returned")
         good = [(run, outbox) for run, outbox in zip(runs, ends, strict=True) if isinstance(outbox, Outbox)]
         _apply_all(store, transaction, good)
+        reach("inbox.marked")
+    reach("inbox.committed")
     return [
         LaneEnd(OwnTransaction.FINISHED, has_news=end.is_used) if isinstance(end, Outbox) else LaneEnd(end)
         for end in ends
@@ -112,9 +116,5 @@ def _apply_all(store: Store, transaction: Any, good: Sequence[tuple[HandlerRun, 
         return
     tx: Any = bind(store, transaction)
     for _, outbox in good:
-        for cancel in outbox.cancels:
-            try:
-                tx.apply([cancel])
-            except StaleFence:
-                continue  # too late: it was sent
+        apply_cancels(tx, outbox)
     tx.apply([op for run, outbox in good for op in (*run.mark, *outbox.ops)])
