@@ -240,7 +240,7 @@ class InlineSteps:
             return (yield from self._ambiguous(row))
         if row.attempts > self.rules.attempts_max:
             text = f"its worker died {row.attempts - 1} times while it had this message"
-            decision = self.rules.decide(Failure(text, WORKER_DIED), row.attempts - 1, 0.0, 0.0)
+            decision = yield from self._decide(Failure(text, WORKER_DIED), row.attempts - 1)
             return (yield from self._give_up(row, decision, text))
         return (yield from self._attempts(row))
 
@@ -304,15 +304,19 @@ class InlineSteps:
     def _park_again(self, row: WorkRow) -> Generator[Step, Any, Exit]:
         """A claim by its identity finds a parked row too. It waits for a human, not for the broker."""
         finish = Finish(
-            row.queue, row.identity, WorkState.PARKED, fence=row.fence, cause=row.cause, attempts=Attempts.RELEASE
+            row.queue, row.identity, WorkState.PARKED, fence=row.fence, cause=row.cause, holds=self._blocks(),
+            attempts=Attempts.RELEASE,
         )  # fmt: skip
         yield CommitOps((finish,))
         return Exit.DUPLICATE_HANDLED
 
+    def _blocks(self) -> bool:
+        return self.options.failed_head is FailedHead.BLOCKS
+
     def _ambiguous(self, row: WorkRow) -> Generator[Step, Any, Exit]:
         """Whoever had it died, and its effect may have happened."""
-        holds = self.options.failed_head is FailedHead.BLOCKS
-        decision = Enough("discard") if self.options.on_crash is OnCrash.DROP else Enough("park", holds=holds)
+        drops = self.options.on_crash is OnCrash.DROP
+        decision = Enough("discard") if drops else Enough("park", holds=self._blocks())
         return (yield from self._give_up(row, decision, DIED))
 
     def _give_up(self, row: WorkRow, decision: Decision, cause: str) -> Generator[Step, Any, Exit]:

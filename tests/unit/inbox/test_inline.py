@@ -11,7 +11,7 @@ from semel.errors import CommitInDoubt, DuplicateMessage, StaleFence, StoreUnava
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, Style
 from semel.inbox.failure import FailureRules, on
 from semel.inbox.identity import IdentityMode, identify
-from semel.inbox.inline import CommitOps, InlineSteps, MarkLater, RunHandler, StoreBody, WaitFor
+from semel.inbox.inline import CommitOps, InlineSteps, MarkLater, PauseEndpoint, RunHandler, StoreBody, WaitFor
 from semel.inbox.reservation import DIED, is_reservation
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.effects import OwnTransaction
@@ -37,6 +37,7 @@ class Delivery:
         self.rules = FailureRules((rule or on(ValueError).dead_letter(),))
         self.runs = 0
         self.waits: list[float] = []
+        self.pauses: list[float] = []
         self.later: list[MarkLater] = []
         self.handler: Callable[[], None] = lambda: None
         self.fails: Callable[[CommitOps], Exception | None] = lambda step: None
@@ -78,6 +79,8 @@ class Delivery:
             case WaitFor(seconds=seconds):
                 self.waits.append(seconds)
                 self.now += round(seconds * 1_000_000)
+            case PauseEndpoint(seconds=seconds):
+                self.pauses.append(seconds)
             case MarkLater():
                 self.later.append(step)
         return None
@@ -219,6 +222,30 @@ def test_what_was_put_aside_waits_for_a_human_and_then_runs() -> None:
     delivery.commit(Finish(QUEUE, "a", WorkState.READY, attempts=Attempts.RESET))
     assert delivery.arrives() is ACK
     assert delivery.row.state is WorkState.DONE
+
+
+def test_what_was_put_aside_keeps_its_key_waiting_when_it_is_delivered_again() -> None:
+    delivery = Delivery(Style.RESERVED)
+    for id in "ab":
+        delivery.commit(Enqueue(QUEUE, id, Envelope(id, type="Sms", data=b"hello"), key="ada"))
+    [claimed] = delivery.commit(Claim(QUEUE, "worker"))
+    delivery.commit(Finish(QUEUE, "a", WorkState.PARKED, fence=claimed.rows[0].fence, holds=True))
+    assert delivery.arrives() is ACK
+    assert delivery.row.state is WorkState.PARKED
+    assert delivery.commit(Claim(QUEUE, "worker"))[0].rows == ()
+    delivery.commit(Finish(QUEUE, "a", WorkState.DONE))
+    assert len(delivery.commit(Claim(QUEUE, "worker"))[0].rows) == 1
+
+
+def test_one_that_kills_its_process_pauses_its_endpoint_as_its_rule_says() -> None:
+    delivery = Delivery(Style.RESERVED, on(Exception).pause(60).dead_letter())
+    delivery.handler = raises(SystemExit())  # type: ignore[arg-type]
+    for _ in range(delivery.rules.attempts_max):
+        with pytest.raises(SystemExit):
+            delivery.arrives()
+        delivery.now += 60_000_000
+    assert delivery.arrives() is ACK
+    assert (delivery.row.state, delivery.pauses) == (WorkState.DEAD, [60])
 
 
 def test_one_that_kills_its_process_is_a_dead_letter_in_the_end() -> None:
