@@ -220,7 +220,8 @@ class InlineSteps:
             to, kind = _KEPT[exit]
             keep_s = None if to is WorkState.DEAD else self.options.keep_s
             finish = Finish(
-                self.who.queue, self.who.identity, to, keep_s=keep_s, cause=cause, holds=_holds(decision)
+                self.who.queue, self.who.identity, to, keep_s=keep_s, cause=cause, holds=_holds(decision),
+                was=WorkState.SCHEDULED,
             )  # fmt: skip
             try:
                 yield CommitOps((finish, Log(message_event(kind, self.options.hop, "", self.envelope, cause=cause))))

@@ -171,7 +171,8 @@ class Renew(msgspec.Struct, frozen=True, gc=False):
 
 class Finish(msgspec.Struct, frozen=True, gc=False):
     """Move a work row to another state: from a claim with its fence, or with `fence` None from a state in which nobody
-    has it. One that is DONE is not ended again: that is refused as stale.
+    has it. One that is DONE is not ended again: that is refused as stale. So is one that is no longer in the state
+    `was`, for callers who have read it and decide by what they saw.
 
     DONE and DEAD keep the identity for `keep_s`; DEAD with `keep_s` None keeps the row until somebody finishes it
     otherwise. DONE drops the body at once, and a sweep leaves only its identity. SCHEDULED is a retry at `due`, or
@@ -192,6 +193,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     delay_s: float | None = None
     passes: bool = False
     attempts: Attempts = Attempts.KEEP
+    was: WorkState | None = None
 
 
 class Log(msgspec.Struct, frozen=True, gc=False):

@@ -247,6 +247,8 @@ class _Application:
             return stale
         if row is None or (op.fence is None and row.state is WorkState.CLAIMED):
             return Stale(row.fence if row is not None else 0)
+        if op.was is not None and row.state is not op.was:
+            return Stale(0)
         if row.state is WorkState.DONE and op.to is WorkState.DONE:
             # who ends what has ended must not tell the ledger so a second time
             return Stale(0)

@@ -162,6 +162,8 @@ def _check_finish(op: Finish) -> None:
     check_id("identity", op.identity)
     _check_keep(op)
     _check_attempts(op)
+    if op.was is not None and (op.fence is not None or not isinstance(op.was, WorkState)):
+        raise InputError(f"was is {op.was!r}", fix="give a WorkState, for a row that nobody has claimed")
     if op.due is not None:
         _check_number("due", op.due, 0, TIME_MAX)
     if op.delay_s is not None:

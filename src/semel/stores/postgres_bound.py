@@ -208,7 +208,9 @@ def is_plain(ops: Sequence[Op]) -> bool:
 def _is_plain(op: Op) -> bool:
     match op:
         case Finish():
-            return op.to is WorkState.DONE if op.fence is None else op.to is not WorkState.CLAIMED
+            if op.fence is None:
+                return op.to is WorkState.DONE and op.was is None
+            return op.to is not WorkState.CLAIMED
         case Log():
             return op.guard is None and _fits(op.event)
         case Enqueue():

@@ -277,7 +277,9 @@ class Application:
         [first] = self._commit_one((enqueue,))
         if isinstance(first, Fresh):
             cause, hop = clean_cause(why), self.check_endpoint(endpoint).options.hop
-            dead = Finish(enqueue.queue, enqueue.identity, WorkState.DEAD, keep_s=None, cause=cause)
+            dead = Finish(
+                enqueue.queue, enqueue.identity, WorkState.DEAD, keep_s=None, cause=cause, was=WorkState.SCHEDULED
+            )
             self._commit_one((dead, Log(message_event(Kind.DEAD_LETTERED, hop, "", envelope, cause=cause))))
         return envelope.id
 

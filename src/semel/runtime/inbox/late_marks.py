@@ -66,4 +66,4 @@ class LateMarks:
         assert isinstance(finish, Finish), "a mark begins with the end of its row"
         row = self._store().work(finish.queue, finish.identity)
         if row is not None and row.state is WorkState.DEFERRED and row.cause == DIED:
-            commit_unit(self._store(), (msgspec.structs.replace(finish, fence=None), *rest))
+            commit_unit(self._store(), (msgspec.structs.replace(finish, fence=None, was=WorkState.DEFERRED), *rest))

@@ -132,7 +132,7 @@ def letter_history(app: Application, endpoint: str, identity: str) -> tuple[Dead
 def replay(app: Application, endpoint: str, identity: str) -> None:
     """Its attempts are counted from the beginning. It takes a turn of its own among its key."""
     row = _letter(app, endpoint, identity)
-    finish = Finish(row.queue, row.identity, WorkState.READY, attempts=Attempts.RESET)
+    finish = Finish(row.queue, row.identity, WorkState.READY, attempts=Attempts.RESET, was=row.state)
     # what was put aside has not ended: counted as replayed, it would be there twice
     _move(app, row, endpoint, finish, Kind.RESUMED if row.state is WorkState.PARKED else Kind.REPLAYED)
 
@@ -142,7 +142,8 @@ def discard(app: Application, endpoint: str, identity: str) -> None:
     row = _letter(app, endpoint, identity)
     keep_s = _place(app, endpoint).keep_s
     # a dead letter has ended; it is discarded after it was taken up again
-    _move(app, row, endpoint, Finish(row.queue, row.identity, WorkState.DONE, keep_s=keep_s), Kind.DISCARDED)
+    finish = Finish(row.queue, row.identity, WorkState.DONE, keep_s=keep_s, was=row.state)
+    _move(app, row, endpoint, finish, Kind.DISCARDED)
 
 
 def _move(app: Application, row: WorkRow, endpoint: str, finish: Finish, kind: Kind) -> None:
@@ -152,7 +153,7 @@ def _move(app: Application, row: WorkRow, endpoint: str, finish: Finish, kind: K
         kinds = (Kind.REPLAYED, Kind.DISCARDED)
     logs: list[Op] = [Log(message_event(each, hop, "", row.envelope, attempt=row.attempts)) for each in kinds]
     if isinstance(commit_unit(app.store, (finish, *logs)), Refused):
-        raise StoreBusy(f"{row.identity!r} is being handled just now", fix="look again in a moment")
+        raise StoreBusy(f"somebody else has just moved {row.identity!r}", fix="look again: dead-letters list")
     reach("letter.moved")
 
 

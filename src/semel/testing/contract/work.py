@@ -385,6 +385,16 @@ class FinishSuite(StoreSuite):
         commit(store, Finish(QUEUE, "w", WorkState.DONE))
         assert commit_refused(store, Finish(QUEUE, "w", WorkState.DONE)) == (Stale(0),)
 
+    def test_who_decides_by_a_state_is_refused_when_it_has_changed(self, store: Store) -> None:
+        enqueue(store, "a")
+        put_aside(store, "a", WorkState.DEAD)
+        put_aside(store, "a", WorkState.READY, was=WorkState.DEAD)
+        replay = Finish(QUEUE, "a", WorkState.READY, was=WorkState.DEAD)
+        assert commit_refused(store, replay) == (Stale(0),)
+        put_aside(store, "a", WorkState.DONE)
+        assert commit_refused(store, replay) == (Stale(0),)
+        assert state_of(store, "a") is WorkState.DONE
+
     def test_finishing_what_does_not_exist(self, store: Store) -> None:
         assert commit_refused(store, Finish(QUEUE, "none", WorkState.DONE)) == (Stale(0),)
         assert commit_refused(store, Finish(QUEUE, "none", WorkState.DONE, fence=1)) == (Stale(0),)

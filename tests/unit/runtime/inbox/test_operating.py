@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
 from semel import App, on
-from semel.errors import InputError
+from semel.errors import InputError, StoreBusy
 from semel.inbox.failure import FailureRule
+from semel.kernel.ops import Finish, WorkState
+from semel.runtime.host.lease_holder import commit_unit
+from semel.runtime.inbox import operating
 from semel.runtime.inbox.operating import letter_history, paused_endpoints, queue_status, schema_sql, set_paused
 from semel.stores.memory import MemoryStore
 
@@ -68,6 +72,26 @@ def test_what_is_discarded_was_taken_up_again_first(app: App) -> None:
     assert kinds == ["ACCEPTED", "DEAD_LETTERED", "REPLAYED", "DISCARDED"]
     with pytest.raises(InputError, match="'a' at 'orders' is done: it is no dead letter"):
         app.discard("orders", "a")
+
+
+@pytest.mark.parametrize("move", [App.replay, App.discard])
+@pytest.mark.parametrize("is_handled", [True, False], ids=["handled", "replayed"])
+def test_a_letter_that_somebody_else_has_moved_meanwhile_is_not_moved_again(
+    app: App, monkeypatch: pytest.MonkeyPatch, move: Callable[[App, str, str], None], is_handled: bool
+) -> None:
+    """Handled, it has no body any more; only replayed, the ledger would have it once too often."""
+    [row] = app.store.work_rows("inbox/orders", (WorkState.DEAD,))
+    app.replay("orders", "a")
+    if is_handled:
+        commit_unit(app.store, (Finish("inbox/orders", "a", WorkState.DONE),))
+    monkeypatch.setattr(operating, "_letter", lambda *_: row)
+    before = [entry.event.kind for entry in app.store.history("a")]
+    with pytest.raises(StoreBusy, match="somebody else has just moved 'a'"):
+        move(app, "orders", "a")
+    found = app.store.work("inbox/orders", "a")
+    assert found is not None
+    assert found.state is (WorkState.DONE if is_handled else WorkState.READY)
+    assert [entry.event.kind for entry in app.store.history("a")] == before
 
 
 def test_the_status_has_a_line_for_each_queue(app: App) -> None:
