@@ -126,6 +126,7 @@ _DURABLE: dict[Exit, Settlement] = {
     Exit.SHUTDOWN: _S(_D.ACKED_BEFORE, _R.RELEASED),
     Exit.CUT_OFF: _S(_D.ACKED_BEFORE, _R.RELEASED),
     Exit.STORE_DOWN: _S(_D.ACKED_BEFORE, _R.UNTOUCHED),
+    # the worker commits it again until the store takes it, or another has the row
     Exit.MARK_FAILED: _S(_D.ACKED_BEFORE, _R.UNTOUCHED),
     Exit.IN_DOUBT: _S(_D.ACKED_BEFORE, _R.UNTOUCHED),
 }

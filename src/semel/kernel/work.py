@@ -75,6 +75,8 @@ from semel.kernel.text import clean_cause
 from semel.kernel.work_gate import WorkGate
 
 CLAIM_AGAIN_S = 1.0
+END_AGAIN_S = 0.25
+"""Sooner than anybody claims again: a store that is back hears first what has happened."""
 RENEW_AGAIN = 1 / 10
 """A renewal that failed is made again after this part of the lease."""
 WORKER_DIED = ("semel.WorkerDied", "Exception", "BaseException")
@@ -129,13 +131,15 @@ class WorkerConfig:
 @dataclass(slots=True)
 class _Held:
     """A row that we have claimed. `until` is when its lease ends by our clock, as far as the store has confirmed it;
-    `asked_until` is what the renewal under way asks for."""
+    `asked_until` is what the renewal under way asks for. `end` is what ends it, once that is decided; it is committed
+    again at `end_again_at` if the store has not taken it."""
 
     row: WorkRow
     renew_at: float
     until: float
     asked_until: float = 0.0
-    finishing: bool = False
+    end: tuple[Op, ...] = ()
+    end_again_at: float | None = None
 
 
 class Worker:
@@ -188,6 +192,10 @@ class Worker:
                 return self._renew_again(token, now)
             case CommitUnknown(token=token) if token in self._renewing:
                 return self._renew_again(token, now)
+            case CommitFailed(token=token, error=error) if token in self._finishing and error and error.retryable:
+                return self._end_later(token, now)
+            case CommitUnknown(token=token) if token in self._finishing:
+                return self._end_later(token, now)
             case CommitFailed(token=token) | CommitUnknown(token=token):
                 return self._failed(token, now)
             case Delivered() | DeliverFailed() | DeliverLost() | DeliverUntouched():
@@ -204,11 +212,12 @@ class Worker:
                 return self._resume(now)
             case Drain():
                 self._resting = True
-                return self._release_waiting()
+                return [*self._release_waiting(), *self._end_due(math.inf)]
         return ()
 
     def next_deadline(self) -> float | None:
-        deadlines = [held.renew_at for held in self._held.values() if not held.finishing]
+        deadlines = [held.renew_at for held in self._held.values() if not held.end]
+        deadlines += [held.end_again_at for held in self._held.values() if held.end_again_at is not None]
         if self._paused_until is not None and self._paused_until < math.inf:
             deadlines.append(self._paused_until)
         if self._look_at is not None and self._may_claim():
@@ -216,7 +225,7 @@ class Worker:
         return min(deadlines, default=None)
 
     def on_timer(self, now: float) -> Sequence[Effect]:
-        effects = self._renew_due(now)
+        effects = [*self._renew_due(now), *self._end_due(now)]
         if self._paused_until is not None and now >= self._paused_until:
             effects += self._resume(now)
         elif self._look_at is not None and now >= self._look_at:
@@ -415,7 +424,6 @@ class Worker:
         held = self._held.get(token)
         if held is None:
             return []
-        held.finishing = True
         row = held.row
         finish = Finish(
             row.queue, row.identity, to, fence=row.fence, delay_s=delay_s, cause=cause, passes=passes, holds=holds,
@@ -423,9 +431,26 @@ class Worker:
         )  # fmt: skip
         config = self.config
         event = message_event(kind, config.hop, config.pipeline, row.envelope, attempt=row.attempts, cause=cause)
+        held.end = (finish, *ops, Log(event))
+        return [self._commit_end(token, held)]
+
+    def _commit_end(self, token: int, held: _Held) -> Commit:
+        held.end_again_at = None
         commit = self._next_token()
         self._finishing[commit] = token
-        return [Commit((finish, *ops, Log(event)), commit, chain=None)]
+        return Commit(held.end, commit, chain=None)
+
+    def _end_later(self, commit: int, now: float) -> list[Effect]:
+        """What the application did may have happened outside: as long as the claim stands, only its end is missing. One
+        that was committed after all is refused the next time, by its fence."""
+        held = self._held.get(self._finishing.pop(commit))
+        if held is not None:
+            held.end_again_at = now + END_AGAIN_S
+        return self._hand_out(now)
+
+    def _end_due(self, now: float) -> list[Effect]:
+        ends = [(held.end_again_at, token, held) for token, held in self._held.items()]
+        return [self._commit_end(token, held) for at, token, held in ends if at is not None and at <= now]
 
     def _settled(self, commit: int, now: float) -> list[Effect]:
         if commit in self._releasing:
@@ -462,13 +487,13 @@ class Worker:
 
     def _renew_due(self, now: float) -> list[Effect]:
         """Those that are nearly due come along: what is asked for together is one transaction."""
-        if not any(now >= held.renew_at for held in self._held.values() if not held.finishing):
+        if not any(now >= held.renew_at for held in self._held.values() if not held.end):
             return []
         soon = now + self.config.lease_s * RENEW_TOGETHER
         return [
             self._renew(token, held, now)
             for token, held in self._held.items()
-            if not held.finishing and held.renew_at <= soon
+            if not held.end and held.renew_at <= soon
         ]
 
     def _renew(self, token: int, held: _Held, now: float) -> Commit:

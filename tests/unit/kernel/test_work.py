@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.kernel.bench import Bench
 
-from semel.errors import ConfigError, StoreUnavailable
+from semel.errors import ConfigError, StoreRefused, StoreUnavailable
 from semel.kernel.effects import (
     Commit,
     CommitFailed,
@@ -25,6 +25,7 @@ from semel.kernel.effects import (
     WorkFound,
 )
 from semel.kernel.envelope import Envelope
+from semel.kernel.group import CommitGroup
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import (
     Append,
@@ -278,10 +279,53 @@ def test_a_worker_that_lost_its_claim_lets_go_and_lands_nothing(bench: Bench) ->
     commit(bench, Finish(QUEUE, "a", WorkState.DONE, fence=taken.rows[0].fence))
 
 
-def test_a_finish_that_fails_is_handled_again_after_the_lease(bench: Bench) -> None:
+@pytest.mark.parametrize("away", [1, 3])
+def test_a_finish_that_the_store_does_not_take_is_committed_again(bench: Bench, away: int) -> None:
+    """What the handler did outside has happened, and must not happen twice because a store was away."""
+    bench.handler = record_effect
+    start_worker(bench, lease_s=30.0, retry=RetryPolicy(retries=0, then="dead_letter"))
+    bench.fail_commits = [None, *[DOWN] * away]
+    enqueue(bench, "a")
+    assert effects(bench) == []
+    bench.wait(60.0)
+    assert (bench.delivered, effects(bench), state_of(bench, "a")) == (["a"], ["a"], WorkState.DONE)
+
+
+def test_a_finish_in_doubt_is_refused_by_its_fence_if_it_was_committed(bench: Bench) -> None:
+    worker = start_worker(bench)
+    bench.handler = record_effect
+    land = bench.land
+
+    def lose_the_answer(group: CommitGroup) -> None:
+        if any(isinstance(op, Finish) for unit in group.units for op in unit.ops):
+            bench.land = land  # type: ignore[method-assign]
+            bench.store.commit(group.units)
+            bench.interpreter.unknown(group)
+        else:
+            land(group)
+
+    bench.land = lose_the_answer  # type: ignore[method-assign]
+    enqueue(bench, "a")
+    bench.wait(60.0)
+    assert (bench.delivered, effects(bench), worker._held) == (["a"], ["a"], {})
+
+
+def test_a_worker_that_closes_commits_once_more_what_the_store_did_not_take(bench: Bench) -> None:
+    bench.handler = record_effect
+    start_worker(bench)
+    bench.fail_commits = [None, DOWN]
+    enqueue(bench, "a")
+    seat = bench.interpreter.seat("w")
+    assert seat is not None
+    bench.interpreter.feed(seat, Drain())
+    bench.run()
+    assert effects(bench) == ["a"]
+
+
+def test_a_finish_that_is_refused_is_handled_again_after_the_lease(bench: Bench) -> None:
     bench.handler = record_effect
     start_worker(bench, lease_s=30.0)
-    bench.fail_commits = [None, DOWN]
+    bench.fail_commits = [None, StoreRefused("too large", fix="make it smaller")]
     enqueue(bench, "a")
     assert effects(bench) == []
     bench.wait(60.0)
