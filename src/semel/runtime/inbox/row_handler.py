@@ -14,7 +14,6 @@ from typing import Any
 
 from semel.errors import HandlerCutOff, MessageRefused, StoreError
 from semel.inbox.endpoint import Style
-from semel.inbox.reservation import is_ambiguous, is_reservation
 from semel.inbox.rows import RowEnd, done_row, leaves_doubt, row_end
 from semel.kernel.effects import OwnTransaction
 from semel.kernel.ops import WorkRow
@@ -44,7 +43,7 @@ class RowHandler:
     # -- on a thread
 
     def in_lane(self, rows: Sequence[WorkRow]) -> Sequence[LaneEnd]:
-        """What needs no handler, or a decision before it, is left to the loop."""
+        """What no handler gets is left to the loop."""
         runs = [self._lane_run(row) for row in rows]
         ready = [run for run in runs if run is not None]
         together = len({run.handler.provider for run in ready}) == 1
@@ -58,15 +57,10 @@ class RowHandler:
 
     def _lane_run(self, row: WorkRow) -> HandlerRun | None:
         handler = self._handler(row)
-        if handler is None or self._needs_decision(handler, row):
+        if handler is None or row_end(self.endpoint.options, handler.style, row, now_us()) is not None:
             return None
         reach("inbox.claimed")
         return self._run_of(handler, row)
-
-    def _needs_decision(self, handler: ReadyHandler, row: WorkRow) -> bool:
-        options = self.endpoint.options
-        is_late = options.expire_s is not None and options.is_expired(row.envelope.time, now_us())
-        return is_late or is_reservation(row.envelope) or (handler.style is Style.RESERVED and is_ambiguous(row))
 
     def _lane_end(self, run: HandlerRun, row: WorkRow, ended: LaneEnd) -> LaneEnd:
         if isinstance(ended.answer, StoreError) and leaves_doubt(run.handler.style, ended.answer):
@@ -135,7 +129,7 @@ class RowHandler:
         """When the store does not take it, the claim runs out and it is decided again."""
         try:
             await self.committer.commit(end.ops(self.endpoint.options, row))
-        except StoreError:
+        except (StoreError, asyncio.CancelledError):
             log.warning("the store did not take the end of %s", row.identity, exc_info=True)
             return OwnTransaction.LOST
         return OwnTransaction.FINISHED
