@@ -191,7 +191,7 @@ def send(
     from semel.runtime.inbox.definition import mint
 
     data = sys.stdin.buffer.read() if body == "-" else body.encode()
-    envelope = Envelope(id or mint(), type=type, data=data, datacontenttype=JSON)
+    envelope = Envelope(mint() if id is None else id, type=type, data=data, datacontenttype=JSON)
     with opened(name) as found:
         sent, verdict = found.send(envelope, to=endpoint, id=envelope.id, key=key)
     return CommandResult({"id": sent, "verdict": verdict.value}, [f"{sent} {verdict}"])

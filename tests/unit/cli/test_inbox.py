@@ -77,6 +77,7 @@ def test_a_message_is_read_from_stdin_and_gets_an_id(shop: Semel, monkeypatch: p
     [
         (("orders", "Unheard", "{}"), "no handler at 'orders' knows messages of type 'Unheard'"),
         (("orders", "Order", "{"), "is not a Order"),
+        (("orders", "Order", '{"id": "7"}', "--id", ""), "id is empty"),
         (("nowhere", "Order", "{}"), "there is no endpoint 'nowhere'"),
     ],
 )
