@@ -94,6 +94,9 @@ class WorkerConfig:
     `policy` decides by what went wrong; without one `retry` decides alike for all failures. What is done is remembered
     for `keep_s`, what is dead stays for `dead_keep_s`: None is until somebody replays or discards it. A `gate` may let
     it take less than there is room for, or nothing.
+
+    With `ahead_s` no more rows wait here than the application has done in about so long: what it would come to much
+    later is left to others. It works at `at_once` rows at a time, `parallel` unless said.
     """
 
     name: str
@@ -110,6 +113,8 @@ class WorkerConfig:
     dead_keep_s: float | None = KEEP_S
     policy: FailurePolicy | None = None
     gate: WorkGate | None = None
+    ahead_s: float | None = None
+    at_once: int | None = None
 
     def __post_init__(self) -> None:
         if self.parallel < 1 or self.ahead < 0:
@@ -126,6 +131,23 @@ class WorkerConfig:
     @property
     def capacity(self) -> int:
         return self.parallel + self.ahead
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How many rows ended lately: between one and two times `window_s` back."""
+
+    window_s: float
+    begin: float = -math.inf
+    now: int = 0
+    before: int = 0
+
+    def ended(self, now: float, count: int = 1) -> int:
+        if now >= self.begin + self.window_s:
+            self.before = self.now if now < self.begin + 2 * self.window_s else 0
+            self.begin, self.now = now, 0
+        self.now += count
+        return self.before + self.now
 
 
 @dataclass(slots=True)
@@ -168,6 +190,9 @@ class Worker:
         self._paused_until: float | None = None
         self._resting = False
         self._behind_gate: dict[int, WorkRow] = {}
+        self._pace = _Pace(config.ahead_s) if config.ahead_s is not None else None
+        self._capacity = config.capacity
+        self._count_ended(0.0, 0)
 
     @property
     def is_paused(self) -> bool:
@@ -273,13 +298,19 @@ class Worker:
     def _room(self) -> int:
         """Rows that we have lost may still be with the application, and count until it returns."""
         held = self._held
-        return self.config.capacity - len(held) - sum(token not in held for token in self._with_app)
+        return self._capacity - len(held) - sum(token not in held for token in self._with_app)
+
+    def _count_ended(self, now: float, count: int) -> None:
+        """How fast the application is says how many rows are worth holding."""
+        if self._pace is not None:
+            at_once = self.config.at_once or self.config.parallel
+            self._capacity = min(self.config.capacity, at_once + self._pace.ended(now, count))
 
     def _may_claim(self) -> bool:
         if self._claiming is not None or self._paused_until is not None or self._resting:
             return False
         room = self._room()
-        return room > 0 and (room >= self.config.batch or not self._held)
+        return room > 0 and (room >= min(self.config.batch, max(1, self._capacity // 2)) or not self._held)
 
     def _claim(self, now: float) -> list[Effect]:
         if not self._may_claim():
@@ -359,6 +390,7 @@ class Worker:
     def _answered(self, event: Delivered | DeliverFailed | DeliverLost | DeliverUntouched, now: float) -> list[Effect]:
         self._with_app.discard(event.token)
         self._leave_gate(event.token)
+        self._count_ended(now, 0 if isinstance(event, DeliverUntouched) else 1)
         if event.token not in self._held:
             # lost meanwhile; at least there is room now
             return self._go_on(now)

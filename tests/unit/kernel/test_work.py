@@ -590,6 +590,39 @@ def test_after_its_own_commits_a_worker_whose_queue_was_dry_only_looks(bench: Be
     assert isinstance(worker.receive(Wake(), 0.0)[0], Commit)
 
 
+AHEAD = {"parallel": 8, "ahead": 100, "batch": 50, "ahead_s": 0.2, "at_once": 1}
+
+
+def test_what_a_slow_application_comes_to_much_later_is_left_to_others(bench: Bench) -> None:
+    held = hold(bench)
+    start_worker(bench, **AHEAD)
+    enqueue(bench, *(f"m{n}" for n in range(20)))
+    for _ in range(4):
+        bench.wait(0.5)
+        answer(bench, held)
+        assert len(bench.store.work_rows(QUEUE, (WorkState.CLAIMED,))) <= 2
+
+
+def test_the_faster_the_application_the_more_is_claimed_at_once(bench: Bench) -> None:
+    asked = claims(bench)
+    start_worker(bench, **AHEAD)
+    enqueue(bench, *(f"m{n}" for n in range(200)))
+    assert len(bench.delivered) == 200
+    assert max(asked) >= 50
+
+
+def test_who_becomes_slow_claims_little_again(bench: Bench) -> None:
+    start_worker(bench, **AHEAD)
+    enqueue(bench, *(f"m{n}" for n in range(200)))
+    held = hold(bench)
+    bench.wait(60.0)
+    enqueue(bench, "one")
+    bench.wait(60.0)
+    answer(bench, held)
+    enqueue(bench, *(f"n{n}" for n in range(20)))
+    assert len(bench.store.work_rows(QUEUE, (WorkState.CLAIMED,))) <= 2
+
+
 # -- decisions
 
 

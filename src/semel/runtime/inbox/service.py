@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 0.2
 PAUSES_S = 1.0
+AHEAD_S = 0.2
+"""A worker holds what its handlers do in about this time: the rest is for other processes, which may be idle."""
 PERIODIC_S_MIN = 1.0
 DRAIN_LOOK_S = 0.02
 RELAY_PARALLEL = 16
@@ -138,6 +140,8 @@ class InboxService:
             idle_s=IDLE_S,
             ahead=capacity - parallel,
             batch=max(1, capacity // 2),
+            ahead_s=AHEAD_S,
+            at_once=begun,
             keep_s=options.keep_s,
             dead_keep_s=None,
             policy=EndpointPolicy(
