@@ -188,8 +188,9 @@ class BufferRunner:
     async def close(self, timeout_s: float = DRAIN_S) -> None:
         """Let nothing in, go on with what is there for so long, and say what was given up."""
         self.buffer.close()
-        opens_at = self._app.gate(self._endpoint.name).next_deadline(self._app.clock())
-        if opens_at is not None and opens_at > self._app.clock() + timeout_s:
+        gate, now = self._app.gate(self._endpoint.name), self._app.clock()
+        opens_at = gate.next_deadline(now)
+        if gate.is_shut(now) and (opens_at is None or opens_at > now + timeout_s):
             timeout_s = 0.0  # nothing will be taken in that time
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

@@ -210,6 +210,17 @@ async def test_an_open_breaker_keeps_messages_in_memory() -> None:
         assert service.handled == 1
 
 
+@pytest.mark.asyncio
+async def test_a_paused_endpoint_does_not_hold_up_the_end_of_its_process(caplog: pytest.LogCaptureFixture) -> None:
+    app = make(lambda order: pytest.fail("it is paused"))
+    app.gate("sms").hold(True)
+    await app.deliver("sms", order("a"))
+    async with InboxService(app) as service:
+        [runner] = service._runners
+        await asyncio.wait_for(runner.close(timeout_s=scaled(600)), scaled(10))
+    assert "gave up 1 messages that it had in memory: a" in caplog.text
+
+
 def test_a_buffered_endpoint_stores_nothing_that_is_sent() -> None:
     app = make(lambda order: None)
     with pytest.raises(InputError, match="buffered"):
