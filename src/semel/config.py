@@ -343,6 +343,12 @@ class EndpointSection(_Section):
     expire_s: float | None = Field(
         default=None, gt=0.0, description="seconds after which a message is not handled any more: more than 0"
     )
+    redelivery_s: float | None = Field(
+        default=None, gt=0.0, description="seconds for which the transport may deliver a message again: more than 0"
+    )
+    share_commit: int | None = Field(
+        default=None, ge=1, description="handlers that run in one transaction, at most: 1 or more"
+    )
     breaker: BreakerSection | None = Field(
         default=None, description="a table of window_s, minimum, share and pause_s: the circuit breaker"
     )
@@ -351,8 +357,10 @@ class EndpointSection(_Section):
     def _check(self) -> Self:
         from semel.inbox.endpoint import EndpointOptions
 
+        # a style without a mode is for the mode that the code says
+        mode = {"mode": "inline"} if self.style in ("eager", "none") else {}
         try:
-            EndpointOptions(self.name, **self.options)
+            EndpointOptions(self.name, **{**mode, **self.options})
         except (ConfigError, InputError) as error:
             raise _as_custom_error(error) from None
         return self

@@ -120,7 +120,8 @@ class StylePolicy:
 class EndpointOptions:
     """`buffer_high` messages in memory stop the listener, `buffer_low` let it go on. `expire_s` after the time of a
     message it is not handled any more. `parallel` messages are with handlers at a time. Up to `share_commit` handlers
-    run one after the other in one transaction. With a `breaker` nothing is taken for a while when too much fails."""
+    run one after the other in one transaction. With a `breaker` nothing is taken for a while when too much fails. The
+    transport may deliver a message again for `redelivery_s`: see `keep_warning`."""
 
     name: str
     mode: EndpointMode = EndpointMode.DURABLE
@@ -135,6 +136,7 @@ class EndpointOptions:
     expire_s: float | None = None
     breaker: BreakerOptions | None = None
     share_commit: int = 1
+    redelivery_s: float | None = None
 
     def __post_init__(self) -> None:
         inbox_queue(self.name)  # a name that no queue can have is refused here
@@ -188,8 +190,8 @@ class EndpointOptions:
             f"endpoint {self.name!r} is {self.mode} and has share_commit",
             "make it durable, or leave share_commit out: only stored messages can share a commit",
         )
-        expire_s = self.expire_s
-        _check(expire_s is None or expire_s > 0, f"expire_s is {expire_s}", "use seconds above 0, or leave it out")
+        for name, seconds in (("expire_s", self.expire_s), ("redelivery_s", self.redelivery_s)):
+            _check(seconds is None or seconds > 0, f"{name} is {seconds}", "use seconds above 0, or leave it out")
         _check(
             self.breaker is None or isinstance(self.breaker, BreakerOptions),
             f"the breaker of endpoint {self.name!r} is {self.breaker!r}",
@@ -276,8 +278,9 @@ def _refusal(options: EndpointOptions, style: Style, who: str, kind: HandlerKind
     return ConfigError(f"{who}: style {style.value!r} at {at} is not for a handler {kind.value}", fix=fix)
 
 
-def keep_warning(options: EndpointOptions, redelivery_s: float | None) -> str | None:
+def keep_warning(options: EndpointOptions) -> str | None:
     """What to tell a user whose transport may deliver again after the identity is forgotten. None: it may not."""
+    redelivery_s = options.redelivery_s
     if redelivery_s is None or redelivery_s <= options.keep_s:
         return None
     return (

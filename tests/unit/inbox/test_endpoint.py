@@ -163,9 +163,8 @@ def test_a_name_that_no_queue_can_have_is_refused(name: str) -> None:
 
 
 def test_a_transport_that_redelivers_after_the_memory_is_warned_of() -> None:
-    options = EndpointOptions("orders", keep_s=300.0)
-    assert keep_warning(options, None) is None
-    assert keep_warning(options, 300.0) is None
-    warning = keep_warning(options, 3600.0)
+    assert keep_warning(EndpointOptions("orders", keep_s=300.0)) is None
+    assert keep_warning(EndpointOptions("orders", keep_s=300.0, redelivery_s=300.0)) is None
+    warning = keep_warning(EndpointOptions("orders", keep_s=300.0, redelivery_s=3600.0))
     assert warning is not None
     assert "keep_s to 3600" in warning

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import threading
 import time
@@ -21,7 +22,7 @@ import msgspec
 from semel.auth.keys import parse_connection_string
 from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy, StoreError
 from semel.inbox.cron import Schedule
-from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy
+from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy, keep_warning
 from semel.inbox.failure import FailureRule, FailureRules, on
 from semel.inbox.identity import Identity, IdentityMode, identify, identify_id, inbox_hop
 from semel.inbox.inline import KEEPING_S
@@ -59,6 +60,8 @@ from semel.runtime.inbox.settings import needed_store, read_settings
 from semel.runtime.transactions import bind
 from semel.stores.open import open_store
 from semel.stores.points import reach
+
+log = logging.getLogger(__name__)
 
 UNREADABLE_TYPE = "unreadable"
 UNREADABLE = on(MessageRefused).dead_letter()
@@ -144,6 +147,8 @@ class Application:
             raise ConfigError(f"there are two endpoints {name!r}", fix="add the handlers of both to one of them")
         options = {"keep_s": self.keep_s, **options, **self.settings.endpoints.get(name, {})}
         self.endpoints[name] = InboxEndpoint(EndpointOptions(name, **options), tuple(errors))
+        if (warning := keep_warning(self.endpoints[name].options)) is not None:
+            log.warning("%s", warning)
         self._handlers = None
         return self.endpoints[name]
 

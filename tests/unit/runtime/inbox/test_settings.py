@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from pathlib import Path
 
 import pytest
 
 from semel import App, BreakerOptions
+from semel.config import EndpointSection
 from semel.errors import ConfigError
-from semel.inbox.endpoint import EndpointMode, OnCrash
+from semel.inbox.endpoint import EndpointMode, EndpointOptions, OnCrash, Style
 from semel.kernel.ops import KEEP_S
 
 KEY = "k" * 44
@@ -71,6 +73,26 @@ breaker = { minimum = 3, pause_s = 5.0 }
     assert (options.mode, options.parallel, options.lease_s) == (EndpointMode.INLINE, 8, 7)
     assert (options.on_crash, options.breaker) == (OnCrash.PARK, BreakerOptions(minimum=3, pause_s=5.0))
     assert app.endpoint("other").options.parallel == 1
+
+
+def test_a_style_alone_is_for_the_mode_that_the_code_says(folder: Path) -> None:
+    write(folder, '[[inbox.endpoint]]\nname = "sms"\nstyle = "eager"')
+    assert App("memory:").endpoint("sms", mode="inline").options.style is Style.EAGER
+    with pytest.raises(ConfigError, match="style 'eager' is not for a durable endpoint"):
+        App("memory:").endpoint("sms")
+
+
+def test_every_option_that_a_file_can_set_has_a_key(folder: Path) -> None:
+    in_code = {field.name for field in dataclasses.fields(EndpointOptions)}
+    assert set(EndpointSection.model_fields) == in_code
+
+
+def test_a_transport_that_redelivers_for_longer_than_it_is_remembered_is_told(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(folder, '[[inbox.endpoint]]\nname = "sms"\nredelivery_s = 3600.0\nkeep_s = 60.0\nshare_commit = 20')
+    assert App("memory:").endpoint("sms").options.share_commit == 20
+    assert "'sms' remembers a message for 60 s" in caplog.text
 
 
 def test_a_file_may_be_named(folder: Path) -> None:
