@@ -70,7 +70,7 @@ def test_handlers_share_transactions_and_each_message_takes_effect_once(shop: Sh
     assert len(shop.sent()) == 10
     assert {shop.state(id) for id in IDS} == {WorkState.DONE}
     assert shop.history("03") == [Kind.ACCEPTED, Kind.HANDLED]
-    assert max(shared) == 5
+    assert 1 < max(shared) <= 5
 
 
 def test_cancels_share_the_commit_as_well(shop: Shop, shared: list[int]) -> None:
@@ -90,7 +90,8 @@ def test_cancels_share_the_commit_as_well(shop: Shop, shared: list[int]) -> None
     send_all(shop)
     shop.drain()
     assert shop.open_outbox() == []
-    assert (max(shared), set(runs.values())) == (5, {1})
+    assert 1 < max(shared) <= 5
+    assert set(runs.values()) == {1}
 
 
 def test_one_that_fails_is_rolled_back_alone_and_tried_again(shop: Shop, shared: list[int]) -> None:
@@ -128,10 +129,12 @@ def test_one_that_breaks_the_transaction_takes_nobody_with_it(shop: Shop) -> Non
 
 def test_a_commit_that_fails_lets_each_run_by_itself(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: Counter[str] = Counter()
+    together: list[int] = []
     apply_all = shared_commit._apply_all
 
-    def fails_once(*args: Any) -> None:
-        apply_all(*args)
+    def fails_once(store: Any, transaction: Any, good: Any) -> None:
+        apply_all(store, transaction, good)
+        together.append(len(good))
         monkeypatch.setattr(shared_commit, "_apply_all", apply_all)
         raise ConnectionError("gone before the commit")
 
@@ -147,7 +150,9 @@ def test_a_commit_that_fails_lets_each_run_by_itself(shop: Shop, monkeypatch: py
     assert sorted(shop.effects()) == IDS
     handled = [entry.event for id in IDS for entry in shop.app.store.history(id) if entry.event.kind is Kind.HANDLED]
     assert [event.attempt for event in handled] == [1] * len(IDS), "to run again by itself is no new attempt"
-    assert sorted(runs.values()) == [1] * 5 + [2] * 5
+    [again] = together
+    assert again > 1, "what was there at once shared a commit; how much it was depends on the machine"
+    assert sorted(runs.values()) == [1] * (len(IDS) - again) + [2] * again
 
 
 def test_a_commit_in_doubt_that_happened_is_not_repeated(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
