@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 from tests.integration.postgres_stores import DEADLINE_S, execute, wait_until
 
 from semel.errors import InputError, StaleFence, StoreBusy, StoreRefused
@@ -17,6 +18,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import START, Event, Kind
 from semel.kernel.ops import (
     Applied,
+    Attempts,
     Claim,
     Claimed,
     Duplicate,
@@ -113,6 +115,39 @@ def test_it_is_one_round_trip_and_a_look_after_new_rows(
         user.trips = 0
         tx.apply([*finishes, Log(Event(Kind.HANDLED, "h", message="w")), ENQUEUE])
         assert user.trips == trips
+
+
+DONE = Event(
+    Kind.HANDLED, "inbox/orders>handler", pipeline="q", message="ä", delivery="d", session="s", idx=3, peer="p",
+    attempt=4, cause="c", trace="t",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "event", [DONE, replace(DONE, stream="x", epoch=1, fold=5), replace(DONE, idx=None, delivery=None, trace=None)]
+)
+@pytest.mark.parametrize("changes", [{}, {"cause": "late"}, {"attempts": Attempts.RESET}])
+def test_the_shorter_ways_leave_the_same_behind_as_the_store_itself(
+    store: PostgresStore, event: Event, changes: dict[str, Any]
+) -> None:
+    for name in ("a", "b"):
+        envelope = Envelope(id=name, data=b"body", headers={"x": "y"})
+        commit(store, Enqueue(QUEUE, name, envelope, key="k" + name))
+    rows = {row.identity: row for row in claim(store)}
+    ops = {
+        name: (Finish(QUEUE, name, WorkState.DONE, fence=row.fence, keep_s=60.0, **changes), Log(event))
+        for name, row in rows.items()
+    }
+    commit(store, *ops["a"])
+    with psycopg.connect(store.url) as connection:
+        store.bind(connection).apply(ops["b"])
+    columns = (
+        "state, holds, turn IS NULL, attempts, cause, fence, headers, data, blob, size, key IS NULL, keep_until - due"
+    )
+    left = [execute(store.url, f"SELECT {columns} FROM semel_work WHERE identity = '{name}'") for name in rows]
+    assert left[0] == left[1]
+    wait_until(lambda: len(store.ledger(START)) == 2)
+    assert [entry.event for entry in store.ledger(START)] == [event, event]
 
 
 def test_who_comes_second_waits_and_is_told_where_the_first_one_is(

@@ -45,6 +45,14 @@ LEDGER_FIELDS = (
     "pipeline", "hop", "kind", "message", "delivery", "idx", "peer", "stream", "epoch", "first", "last", "n", "fold",
     "attempt", "cause", "trace",
 )  # fmt: skip
+DONE_FIELDS = ("queue", "identity", "fence", "keep")
+ONE_EVENT_FIELDS = (
+    "pipeline", "hop", "kind", "message", "delivery", "session", "idx", "peer", "n", "attempt", "cause", "trace",
+)  # fmt: skip
+_ONE_EVENT = frozenset(ONE_EVENT_FIELDS)
+_SIMPLY_DONE = {
+    "state": int(WorkState.DONE), "due": None, "delay": None, "cause": None, "passes": False, "attempts": 0,
+}  # fmt: skip
 
 _encode = msgspec.json.Encoder().encode
 _DONE = Advanced()
@@ -59,18 +67,37 @@ _Work = Enqueue | Remember
 
 
 class Finishes(IntEnum):
-    """How a statement finishes rows. ONE is shorter, and leaves a row with a body in chunks alone."""
+    """How a statement finishes rows. ONE is shorter, and leaves a row with a body in chunks alone. DONE is shorter yet,
+    for a row that is done with, as nearly every message ends."""
+
+    NONE = 0
+    ONE = 1
+    MANY = 2
+    DONE = 3
+
+
+class Events(IntEnum):
+    """How a statement writes to the ledger. ONE is an event about one message, and hangs on no verdict over a row."""
 
     NONE = 0
     ONE = 1
     MANY = 2
 
 
+_SINGLE = (Finishes.ONE, Finishes.DONE)
+_FINISHED = {
+    Finishes.NONE: (),
+    Finishes.ONE: ("finished_one",),
+    Finishes.MANY: ("finished_many", "forgotten"),
+    Finishes.DONE: ("finished_done",),
+}
+
+
 class _Shape(msgspec.Struct, frozen=True):
     """Which parts a statement has. There are few shapes, so a server that keeps prepared statements keeps few."""
 
     finishes: Finishes
-    events: bool
+    events: Events
     work: bool
     waits: bool
 
@@ -86,7 +113,7 @@ class _Shape(msgspec.Struct, frozen=True):
     @property
     def verdict(self) -> str:
         """Where it is said whether it happens. That one row is another's shows only when it is to be changed."""
-        return "(SELECT true AS ok FROM finished)" if self.finishes is Finishes.ONE else self.gate
+        return "(SELECT true AS ok FROM finished)" if self.finishes in _SINGLE else self.gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +180,11 @@ def _parts(shape: _Shape) -> Iterator[str]:
     yield from (_COMMENT.sub("", PARTS[name]) for name in names)
     if shape.gate == "may":
         yield _may(shape)
-    names = {Finishes.NONE: [], Finishes.ONE: ["finished_one"], Finishes.MANY: ["finished_many", "forgotten"]}[
-        shape.finishes
-    ]
+    names = list(_FINISHED[shape.finishes])
     if shape.work:
         names += ["added", "answered"]
     if shape.events:
-        names += ["written"]
+        names += ["written_one" if shape.events is Events.ONE else "written"]
     yield from (_COMMENT.sub("", PARTS[name]) for name in names)
     if shape.finishes or shape.work:
         yield _news(shape)
@@ -254,8 +279,27 @@ def _finish_row(op: Finish) -> dict[str, Any]:
     }
 
 
+def _form(rows: Sequence[Mapping[str, Any]]) -> Finishes:
+    if len(rows) != 1:
+        return Finishes.MANY if rows else Finishes.NONE
+    return Finishes.DONE if _SIMPLY_DONE.items() <= rows[0].items() else Finishes.ONE
+
+
+def _single(form: Finishes, row: Mapping[str, Any]) -> dict[str, str | None]:
+    return _texts({name: row[name] for name in DONE_FIELDS} if form is Finishes.DONE else row)
+
+
+def _written(events: Sequence[Mapping[str, Any]]) -> Events:
+    if len(events) != 1:
+        return Events.MANY if events else Events.NONE
+    return Events.ONE if events[0].keys() <= _ONE_EVENT else Events.MANY
+
+
 def _texts(row: Mapping[str, Any]) -> dict[str, str | None]:
-    return {name: value if value is None or type(value) is str else str(value) for name, value in row.items()}
+    texts = {name: value if value is None or type(value) is str else str(value) for name, value in row.items()}
+    if not all(text is None or text.isascii() for text in texts.values()):
+        _json(texts)  # refuses what no driver could encode
+    return texts
 
 
 def _work_rows(work: Mapping[int, _Work]) -> list[dict[str, Any]]:
@@ -335,7 +379,7 @@ class _Call:
         """`at_length` is for a single row that the shorter statement has not found."""
         rows = [_finish_row(op) for op in self.finishes]
         logs = [_event_row(op.event) for op in self.ops if isinstance(op, Log)]
-        form = Finishes.MANY if at_length else Finishes(min(len(rows), 2))
+        form = Finishes.MANY if at_length else _form(rows)
         return self._query(form, rows, [*logs, *self._verdict_events({**self.work, **self._copied})])
 
     def query_again(self) -> BoundQuery:
@@ -354,13 +398,16 @@ class _Call:
     def _query(self, form: Finishes, finishes: Sequence[Any], events: Sequence[Any]) -> BoundQuery:
         values: dict[str, Any] = {"store": self.store_id}
         if finishes:
-            values |= _texts(finishes[0]) if form is Finishes.ONE else {"finishes": _json(finishes)}
-        if events:
+            values |= _single(form, finishes[0]) if form in _SINGLE else {"finishes": _json(finishes)}
+        written = _written(events)
+        if written is Events.ONE:
+            values |= {"node": self.node, **_texts({f"e{name}": events[0].get(name) for name in ONE_EVENT_FIELDS})}
+        elif events:
             values |= {"events": _json(events), "node": self.node}
         if self.work:
             values["bodies"] = b"".join(map(_bytes_of, self.work.values()))
             values["work"] = _json(_work_rows(self.work))
-        return BoundQuery(_Shape(form, bool(events), bool(self.work), self.wait or not self.work), values)
+        return BoundQuery(_Shape(form, written, bool(self.work), self.wait or not self.work), values)
 
     @property
     def _copied(self) -> dict[int, _Work]:
