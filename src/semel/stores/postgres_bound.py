@@ -76,7 +76,7 @@ class Finishes(IntEnum):
     DONE = 3
 
 
-class Events(IntEnum):
+class LedgerWrites(IntEnum):
     """How a statement writes to the ledger. ONE is an event about one message, and hangs on no verdict over a row."""
 
     NONE = 0
@@ -97,7 +97,7 @@ class _Shape(msgspec.Struct, frozen=True):
     """Which parts a statement has. There are few shapes, so a server that keeps prepared statements keeps few."""
 
     finishes: Finishes
-    events: Events
+    events: LedgerWrites
     work: bool
     waits: bool
 
@@ -141,10 +141,13 @@ class BoundQuery:
 
 @lru_cache
 def _numbered(shape: _Shape | str) -> tuple[str, bytes, tuple[str, ...]]:
-    text = _text(shape)
-    names = tuple(dict.fromkeys(_PARAM.findall(text)))
-    text = _PARAM.sub(lambda found: f"${names.index(found[1]) + 1}", text)
+    text, names = _with_numbers(_text(shape))
     return text, text.encode(), names
+
+
+def _with_numbers(text: str) -> tuple[str, tuple[str, ...]]:
+    names = tuple(dict.fromkeys(_PARAM.findall(text)))
+    return _PARAM.sub(lambda found: f"${names.index(found[1]) + 1}", text), names
 
 
 @lru_cache
@@ -184,7 +187,7 @@ def _parts(shape: _Shape) -> Iterator[str]:
     if shape.work:
         names += ["added", "answered"]
     if shape.events:
-        names += ["written_one" if shape.events is Events.ONE else "written"]
+        names += ["written_one" if shape.events is LedgerWrites.ONE else "written"]
     yield from (_COMMENT.sub("", PARTS[name]) for name in names)
     if shape.finishes or shape.work:
         yield _news(shape)
@@ -216,6 +219,18 @@ def _answer(shape: _Shape) -> str:
     )
     return f"""SELECT s.store_id, s.sync, s.view, s.epoch, {locked}, {taken}, (SELECT ok FROM {{verdict}} v), {answers}
 FROM store s{joins}"""
+
+
+def _done_or_fail() -> tuple[bytes, tuple[str, ...]]:
+    """A division by zero when it has not done it."""
+    shape = _Shape(Finishes.DONE, LedgerWrites.ONE, work=False, waits=True)
+    text = _text(shape).removesuffix(_answer(shape).format(verdict=shape.verdict)) + "SELECT 1 / count(*) FROM finished"
+    text, names = _with_numbers(text)
+    return text.encode(), names
+
+
+DONE_OR_FAIL, _DONE_NAMES = _done_or_fail()
+"""For a server that is asked in the simple protocol; `done_values` are its values, in this order."""
 
 
 # -- the values
@@ -289,10 +304,10 @@ def _single(form: Finishes, row: Mapping[str, Any]) -> dict[str, str | None]:
     return _texts({name: row[name] for name in DONE_FIELDS} if form is Finishes.DONE else row)
 
 
-def _written(events: Sequence[Mapping[str, Any]]) -> Events:
+def _written(events: Sequence[Mapping[str, Any]]) -> LedgerWrites:
     if len(events) != 1:
-        return Events.MANY if events else Events.NONE
-    return Events.ONE if events[0].keys() <= _ONE_EVENT else Events.MANY
+        return LedgerWrites.MANY if events else LedgerWrites.NONE
+    return LedgerWrites.ONE if events[0].keys() <= _ONE_EVENT else LedgerWrites.MANY
 
 
 def _texts(row: Mapping[str, Any]) -> dict[str, str | None]:
@@ -400,7 +415,7 @@ class _Call:
         if finishes:
             values |= _single(form, finishes[0]) if form in _SINGLE else {"finishes": _json(finishes)}
         written = _written(events)
-        if written is Events.ONE:
+        if written is LedgerWrites.ONE:
             values |= {"node": self.node, **_texts({f"e{name}": events[0].get(name) for name in ONE_EVENT_FIELDS})}
         elif events:
             values |= {"events": _json(events), "node": self.node}
@@ -464,6 +479,24 @@ class _Call:
         """The statement sees a row as it was before; what it finished itself is known here."""
         name = (known.position.stream, op.identity)
         return next((finish.to for finish in self.finishes if (finish.queue, finish.identity) == name), known.state)
+
+
+def done_values(ops: Sequence[Op], store_id: str, node: str) -> list[str | None] | None:
+    """For `DONE_OR_FAIL`, if that is what these ops come to: one row that is simply done, and one event."""
+    match ops:
+        case (Finish() as finish, Log() as log) if _is_plain(finish) and _is_plain(log):
+            row, event = _finish_row(finish), _event_row(log.event)
+        case _:
+            return None
+    if finish.fence is None or _form([row]) is not Finishes.DONE or _written([event]) is not LedgerWrites.ONE:
+        return None
+    values = _done_texts(row, event, store_id, node)
+    return [values[name] for name in _DONE_NAMES]
+
+
+def _done_texts(row: Mapping[str, Any], event: Mapping[str, Any], store_id: str, node: str) -> dict[str, str | None]:
+    event = {f"e{name}": event.get(name) for name in ONE_EVENT_FIELDS}
+    return {"store": store_id, "node": node, **_single(Finishes.DONE, row), **_texts(event)}
 
 
 BoundSteps = Generator[BoundQuery, Sequence[Row], tuple[Result, ...]]

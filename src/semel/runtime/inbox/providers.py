@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -29,7 +29,9 @@ from importlib import import_module
 from typing import Any, Generic, Protocol, TypeVar
 
 from semel.errors import ConfigError, StoreUnavailable
+from semel.kernel.ops import Op
 from semel.kernel.store import Store
+from semel.runtime.transactions.base import PostgresPlace, need_postgres
 from semel.stores.sqlite import SqliteStore
 
 C = TypeVar("C")
@@ -45,11 +47,13 @@ class Transactions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """`kind` is what a handler asks for by annotation."""
+    """`kind` is what a handler asks for by annotation. `commit` writes the end of a message and commits, both at once;
+    it answers False when it can do only one after the other, and has done nothing."""
 
     kind: type
     begin: Transactions
     close: Callable[[], None] = lambda: None
+    commit: Callable[[Any, Sequence[Op]], bool] | None = None
 
     @property
     def is_async(self) -> bool:
@@ -121,9 +125,12 @@ def sqlite_provider(store: SqliteStore) -> Provider:
 # -- PostgreSQL
 
 
-def psycopg_providers(url: str) -> list[Provider]:
+def psycopg_providers(store: PostgresPlace) -> list[Provider]:
     import psycopg
 
+    from semel.stores.postgres_done import DoneCommit
+
+    url = store.url
     idle: _Idle[psycopg.Connection[Any]] = _Idle(lambda: psycopg.connect(url), lambda connection: connection.close())
 
     @contextmanager
@@ -144,7 +151,11 @@ def psycopg_providers(url: str) -> list[Provider]:
         async with await psycopg.AsyncConnection.connect(url) as connection:
             yield connection
 
-    return [Provider(psycopg.Connection, begin, idle.close), Provider(psycopg.AsyncConnection, begin_async)]
+    at_once = DoneCommit(url, store.node, store.store_id)
+    return [
+        Provider(psycopg.Connection, begin, idle.close, at_once.commit),
+        Provider(psycopg.AsyncConnection, begin_async),
+    ]
 
 
 def own_providers(store: Store) -> list[Provider]:
@@ -152,7 +163,7 @@ def own_providers(store: Store) -> list[Provider]:
     if isinstance(store, SqliteStore):
         return [sqlite_provider(store)]
     if store.url.startswith("postgres"):
-        return psycopg_providers(store.url)
+        return psycopg_providers(need_postgres(store))
     return []
 
 
