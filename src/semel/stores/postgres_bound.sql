@@ -4,12 +4,13 @@
 
 -- name: store
 -- The clock, and whether what is written here is kept: it is this store, and COMMIT waits for the disk. Work rows need a
--- transaction whose later statements see what was committed meanwhile.
+-- transaction whose later statements see what was committed meanwhile. The table has one row, and nobody analyses it:
+-- without the LIMIT the planner expects hundreds, and then makes a new plan for each message.
 store AS MATERIALIZED (
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now, epoch, xid_base, store_id,
         current_setting('synchronous_commit') AS sync, {view} AS view,
         store_id = $store::text AND current_setting('synchronous_commit') IN ('on', 'remote_apply') AND {view} AS ok
-    FROM semel_store
+    FROM semel_store LIMIT 1
 )
 
 -- name: held
