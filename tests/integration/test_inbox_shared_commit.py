@@ -44,8 +44,8 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     run = shared_commit._run_shared
 
-    def counted(runs: Any) -> Any:
-        ends = run(runs)
+    def counted(runs: Any, **how: Any) -> Any:
+        ends = run(runs, **how)
         counts.append(len(runs))
         return ends
 
@@ -101,15 +101,47 @@ def test_one_that_fails_is_rolled_back_alone_and_tried_again(shop: Shop, shared:
     def handle(order: Order, db: Any) -> None:
         runs[order.id] += 1
         write(db, order.id)
-        if order.id == "02" and runs["02"] < 3:
+        if order.id == "02" and shop.row("02").attempts < 3:
             raise ValueError("not yet")
 
     send_all(shop)
     shop.drain()
     assert sorted(shop.effects()) == IDS
     assert shop.history("02") == [Kind.ACCEPTED, Kind.FAILED, Kind.FAILED, Kind.HANDLED]
-    assert {runs[id] for id in IDS if id != "02"} == {1}, "the others kept their first run"
+    again = [id for id in IDS if id != "02" and runs[id] > 1]
+    assert len(again) <= (0 if shop.is_sqlite else 4), "the others kept their first run, or ran once more with it"
+    assert max(runs[id] for id in IDS if id != "02") <= 2
     assert shared
+
+
+def test_after_a_failure_there_are_savepoints_for_a_while(
+    shop: Shop, shared: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL, where each of them is a round trip. SQLite always has them."""
+    monkeypatch.setattr(shared_commit, "CAREFUL", 3)
+    points: list[str] = []
+    run_behind = shared_commit._run_behind
+    monkeypatch.setattr(
+        shared_commit, "_run_behind", lambda p, run, tx: (points.append(run.envelope.id), run_behind(p, run, tx))[1]
+    )
+    fails = {"00"}
+
+    @shop.on("orders")
+    def handle(order: Order, db: Any) -> None:
+        write(db, order.id)
+        if order.id in fails:
+            fails.remove(order.id)
+            raise ValueError("not yet")
+
+    for number in range(60):
+        shop.send(f"{number:02}")
+    shop.drain()
+    assert sorted(shop.effects()) == [f"{number:02}" for number in range(60)]
+    if not shop.is_sqlite:
+        assert "00" in points
+        assert len(points) < 30, "there were three such transactions"
+    else:
+        assert len(set(points)) > 30
 
 
 def test_one_that_breaks_the_transaction_takes_nobody_with_it(shop: Shop) -> None:
@@ -159,8 +191,8 @@ def test_a_commit_in_doubt_that_happened_is_not_repeated(shop: Shop, monkeypatch
     """The commit went through and its answer was lost: each runs again by itself, and is refused by its fence."""
     run_shared = shared_commit._run_shared
 
-    def loses_the_answer(runs: Any) -> Any:
-        run_shared(runs)
+    def loses_the_answer(runs: Any, **how: Any) -> Any:
+        run_shared(runs, **how)
         monkeypatch.setattr(shared_commit, "_run_shared", run_shared)
         raise ConnectionError("the answer to COMMIT was lost")
 
@@ -180,10 +212,10 @@ def test_a_stale_fence_keeps_only_its_own_message_from_happening(shop: Shop, mon
     """Another worker has taken one of them over just before they run."""
     run_shared = shared_commit._run_shared
 
-    def too_late(runs: Any) -> Any:
+    def too_late(runs: Any, **how: Any) -> Any:
         if shop.row("02").owner != "another" and any(run.envelope.id == "02" for run in runs):
             take_over(shop, "02")
-        return run_shared(runs)
+        return run_shared(runs, **how)
 
     monkeypatch.setattr(shared_commit, "_run_shared", too_late)
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from semel.errors import HandlerCutOff, MessageRefused, StoreError
@@ -23,7 +23,7 @@ from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
 from semel.runtime.inbox.gate import ticket_of
 from semel.runtime.inbox.handling import Answer, HandlerContext, HandlerRun
 from semel.runtime.inbox.lanes import LaneEnd
-from semel.runtime.inbox.shared_commit import run_alone, run_together
+from semel.runtime.inbox.shared_commit import SharedCommits, run_alone
 from semel.stores.points import reach
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ class RowHandler:
     committer: Committer
     threads: Executor
     handled: int = 0
+    _shared: SharedCommits = field(default_factory=SharedCommits)
 
     # -- on a thread
 
@@ -47,7 +48,7 @@ class RowHandler:
         runs = [self._lane_run(row) for row in rows]
         ready = [run for run in runs if run is not None]
         together = len({run.handler.provider for run in ready}) == 1
-        ends = iter(run_together(ready) if together else [run_alone(run) for run in ready])
+        ends = iter(self._shared.run(ready) if together else [run_alone(run) for run in ready])
         ended = [
             LaneEnd(None) if run is None else self._lane_end(run, row, next(ends))
             for run, row in zip(runs, rows, strict=True)

@@ -1,10 +1,13 @@
-"""Handlers that share a commit: one after the other in one transaction, each behind a savepoint.
+"""Handlers that share a commit: one after the other in one transaction.
 
     a handler fails                 its writes are rolled back to its savepoint; the others are committed
     anything else goes wrong        all is rolled back, and each runs again in a transaction of its own
 
 "Anything else" is a connection that is lost, a fence that is stale, a commit that fails or is in doubt. In doubt it may
 have happened: then each one's fence is used up, its second run is rolled back and says LOST, and nothing happens twice.
+
+A savepoint on PostgreSQL is a round trip, about as dear as the handler's own statement. So there they are set only for
+a while after a handler has failed; the failure itself rolls all of them back, and they run again behind savepoints.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from semel.stores.sqlite_session import session_of
 log = logging.getLogger(__name__)
 
 POINT = "semel_shared"
+CAREFUL = 50
+"""So many transactions after one in which a handler failed have savepoints."""
 
 
 class Savepoints(Protocol):
@@ -37,6 +42,10 @@ class Savepoints(Protocol):
     def set(self) -> None: ...
 
     def go_back(self) -> None: ...
+
+
+class HandlerFailedWithoutSavepoint(Exception):
+    """All of its transaction is rolled back."""
 
 
 class _SqliteSavepoints:
@@ -62,16 +71,31 @@ def savepoints_of(store: Store, connection: Any) -> Savepoints:
     return PsycopgSavepoints(connection)
 
 
-def run_together(runs: Sequence[HandlerRun]) -> list[LaneEnd]:
-    """Several handlers of one provider in one transaction, or in one each if that fails."""
-    if len(runs) > 1:
-        try:
-            return _run_shared(runs)
-        except StaleFence:
-            pass  # one of them is no longer ours, and its own run will say which
-        except Exception:
-            log.info("%d handlers could not share a commit; each runs by itself", len(runs), exc_info=True)
-    return [run_alone(run) for run in runs]
+class SharedCommits:
+    """Runs the handlers of an endpoint, from any of its threads."""
+
+    def __init__(self) -> None:
+        self._careful = 0
+
+    def run(self, runs: Sequence[HandlerRun]) -> list[LaneEnd]:
+        """Several handlers of one provider in one transaction, or in one each if that fails."""
+        if len(runs) > 1:
+            try:
+                return self._run_shared(runs)
+            except StaleFence:
+                pass  # one of them is no longer ours, and its own run will say which
+            except Exception:
+                log.info("%d handlers could not share a commit; each runs by itself", len(runs), exc_info=True)
+        return [run_alone(run) for run in runs]
+
+    def _run_shared(self, runs: Sequence[HandlerRun]) -> list[LaneEnd]:
+        if not self._careful and not isinstance(runs[0].context.store, SqliteStore):
+            try:
+                return _run_shared(runs, behind_savepoints=False)
+            except HandlerFailedWithoutSavepoint:
+                self._careful = CAREFUL
+        self._careful = max(0, self._careful - 1)
+        return _run_shared(runs)
 
 
 def run_alone(run: HandlerRun) -> LaneEnd:
@@ -82,14 +106,17 @@ def run_alone(run: HandlerRun) -> LaneEnd:
     return LaneEnd(answer, has_news=is_used)
 
 
-def _run_shared(runs: Sequence[HandlerRun]) -> list[LaneEnd]:
+def _run_shared(runs: Sequence[HandlerRun], *, behind_savepoints: bool = True) -> list[LaneEnd]:
     provider, store = runs[0].handler.provider, runs[0].context.store
     assert provider is not None, "handlers that share a commit have a transaction"
     begin: Callable[[], Any] = provider.begin
     with begin() as transaction:
-        points = savepoints_of(store, transaction)
-        points.begin()
-        ends = [_run_behind(points, run, transaction) for run in runs]
+        if behind_savepoints:
+            points = savepoints_of(store, transaction)
+            points.begin()
+            ends = [_run_behind(points, run, transaction) for run in runs]
+        else:
+            ends = [_run_all_or_none(run, transaction) for run in runs]
         reach("inbox.returned")
         good = [(run, outbox) for run, outbox in zip(runs, ends, strict=True) if isinstance(outbox, Outbox)]
         _apply_all(store, transaction, good)
@@ -108,6 +135,13 @@ def _run_behind(points: Savepoints, run: HandlerRun, transaction: Any) -> Outbox
     except (Exception, SystemExit) as error:
         points.go_back()
         return error
+
+
+def _run_all_or_none(run: HandlerRun, transaction: Any) -> Outbox | BaseException:
+    try:
+        return run.begun_in(transaction)
+    except (Exception, SystemExit) as error:
+        raise HandlerFailedWithoutSavepoint from error
 
 
 def _apply_all(store: Store, transaction: Any, good: Sequence[tuple[HandlerRun, Outbox]]) -> None:
