@@ -737,11 +737,11 @@ async def test_a_lease_is_renewed_while_closing_waits_for_its_handler(store: Scr
             performer.loop.call_soon_threadsafe(renewed.set)
 
     performer = await Performer(store).start()
-    performer.add(Worker(WorkerConfig("worker", "inbox/q", "inbox/q>handler", lease_s=0.3)), handler=handle)
+    performer.add(Worker(WorkerConfig("worker", "inbox/q", "inbox/q>handler", lease_s=scaled(0.3))), handler=handle)
     await Committer(performer).commit([Enqueue("inbox/q", "w", Envelope(id="w"))])
     await started.wait()
     store.script.extend([look] * 10)
-    await performer.close(timeout_s=10)
+    await performer.close(timeout_s=scaled(10))
 
     assert ids(store) == ["effect"]
 
