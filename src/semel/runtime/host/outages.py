@@ -60,11 +60,12 @@ class Outage:
         return self.needs_restart and not isinstance(self.cause, StoreGone)
 
 
-class NotAsked(StoreUnavailable):
-    """The store is known to be in trouble, so it was not asked: this says nothing new of it."""
+_NOT_ASKED = "the store is in trouble"
 
-    def __init__(self) -> None:
-        super().__init__("the store is in trouble", fix="see what the log says of it")
+
+def not_asked() -> StoreUnavailable:
+    """For who does not ask a store that is known to be in trouble: it says nothing new of it."""
+    return StoreUnavailable(_NOT_ASKED, fix="see what the log says of it")
 
 
 class Outages:
@@ -79,7 +80,7 @@ class Outages:
     def record(self, error: SemelError, doing: str = "", use: Use = Use.COMMITTING) -> None:
         """Somebody asked the store for something and heard this. What is no outage is written down with `doing`, if
         nobody else does that."""
-        if isinstance(error, NotAsked):
+        if error.message == _NOT_ASKED:
             return
         if not is_outage(error):
             if doing:

@@ -34,7 +34,7 @@ from semel.pubsub.protocol.frames import FRAME_BYTES_MAX
 from semel.pubsub.protocol.handshake import Handshake
 from semel.pubsub.rest.admin import PREFIX
 from semel.pubsub.rest.api import Rest, RestSettings
-from semel.runtime.host.outages import NotAsked, Use
+from semel.runtime.host.outages import Use, not_asked
 from semel.runtime.server.client_sockets import CALL_S, ClientSockets, HubLink
 from semel.runtime.server.part import Mount, Part, ServerContext, ServerSettings
 from semel.runtime.server.pubsub_admin import PubSubAdmin
@@ -231,7 +231,7 @@ class PubSub(Part):
         """The hub, in an outage only if it is there. Nobody is kept waiting for a store that does not answer."""
         outage = self._outages.current
         if outage is not None and (outage.needs_restart or not self._is_there(name)):
-            raise NotAsked
+            raise not_asked()
         return await self.hub(name)
 
     def _is_there(self, name: str) -> bool:

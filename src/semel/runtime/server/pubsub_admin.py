@@ -22,7 +22,7 @@ from semel.pubsub.hub.commits import public_message
 from semel.pubsub.hub.loading import is_known, known_hubs
 from semel.pubsub.rest.admin import Admin, HubRow, HubsAsked, MessagePage, MessagesAsked
 from semel.pubsub.rest.api import Asked
-from semel.runtime.host.outages import NotAsked, Outages, Use, is_readable
+from semel.runtime.host.outages import Outages, Use, is_readable, not_asked
 from semel.runtime.host.threads import hand_over
 
 P = ParamSpec("P")
@@ -89,7 +89,7 @@ class PubSubAdmin:
     async def _ask_store(self, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """On a thread. A store that hangs would keep the threads one by one, so it is asked for nothing then."""
         if self._outages.current is not None and not is_readable(self._outages.current.cause):
-            raise NotAsked
+            raise not_asked()
         try:
             async with asyncio.timeout(STORE_S):
                 return await asyncio.to_thread(look, *args, **kwargs)

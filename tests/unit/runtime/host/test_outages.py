@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from semel import errors
-from semel.runtime.host.outages import NotAsked, Outages, Use, is_outage, is_readable, public_message
+from semel.runtime.host.outages import Outages, Use, is_outage, is_readable, not_asked, public_message
 
 
 class Clock:
@@ -87,7 +87,7 @@ def test_an_outage_of_both_ends_with_both_and_says_what_is_left(
 
 def test_who_did_not_ask_has_nothing_to_tell(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
     outages.record(errors.StoreFull("full"))
-    outages.record(NotAsked(), "a client was not answered", Use.BOTH)
+    outages.record(not_asked(), "a client was not answered", Use.BOTH)
     assert outages.current is not None
     assert outages.current.cause.message == "full"
     outages.committed()
