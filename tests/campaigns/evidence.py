@@ -15,16 +15,25 @@ EVIDENCE = Path("docs/evidence")
 
 
 def write_evidence(name: str, figures: dict[str, Any]) -> Path:
+    """`figures` name the commit that was run: while they came, somebody may have gone on with the next one."""
     EVIDENCE.mkdir(parents=True, exist_ok=True)
     path = EVIDENCE / f"{name}.json"
-    evidence = {**figures, "semel": __version__, "commit": commit(), "machine": _machine()}
+    evidence = {**figures, "semel": __version__, "commit": figures["commit"], "machine": _machine()}
     path.write_text(json.dumps(evidence, indent=2) + "\n")
     return path
 
 
 def commit() -> str:
-    found = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    """Ask before a run. With `-dirty` when something is changed that is not in it; evidence is what a run leaves
+    behind, and says nothing about what was run."""
+    name = _git("describe", "--always")
+    changed = _git("status", "--porcelain", "--untracked-files=no", ":/", f":(top,exclude){EVIDENCE.as_posix()}")
+    return f"{name}-dirty" if name and changed else name or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    found = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    return found.stdout.strip()
 
 
 def _machine() -> dict[str, Any]:

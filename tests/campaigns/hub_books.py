@@ -21,6 +21,7 @@ from semel.auth.keys import AccessKeys
 from semel.kernel.ledger import START, Event, Kind
 from semel.pubsub.protocol.client_tokens import client_token
 from semel.stores import open_store
+from semel.testing.limits import scaled
 from semel.testing.serve_process import KEY
 
 HUB = "campaign"
@@ -152,7 +153,7 @@ class Books:
 
     async def until_confirmed(self) -> None:
         """The server writes acknowledgements down once a second."""
-        until = time.monotonic() + CONFIRM_S
+        until = time.monotonic() + scaled(CONFIRM_S)
         while time.monotonic() < until:
             if (await asyncio.to_thread(self.ledger))["confirmed"] >= self.deliveries:
                 return

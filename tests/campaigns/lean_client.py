@@ -67,13 +67,14 @@ class LeanClient:
         hear: Hear,
         chance: random.Random,
         *,
-        dead_s: float = DEAD_S,
+        dead_s: float | None = None,
         plant: str | None = None,
     ) -> None:
         self.name = name
         self.counts = Counts()
         self.connection_id: str | None = None
-        self._urls, self._hear, self._chance, self._dead_s, self._plant = urls, hear, chance, dead_s, plant
+        self._urls, self._hear, self._chance, self._plant = urls, hear, chance, plant
+        self._dead_s = scaled(DEAD_S) if dead_s is None else dead_s
         self._token: str | None = None
         self._socket_number = 0
         self._is_going_back = False

@@ -22,7 +22,7 @@ from tests.campaigns import (
     spark_campaign,
     xmin_campaign,
 )
-from tests.campaigns.evidence import write_evidence
+from tests.campaigns.evidence import commit, write_evidence
 
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_USAGE
 
@@ -89,12 +89,12 @@ def run(name: str, scale: float, console: Console, seed: int = SEED) -> dict[str
     part = PARTS[name]
     size = max(1, round(part.size * scale))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    begin = time.monotonic()
+    begin, at = time.monotonic(), commit()
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(name, total=size)
         figures = part.run(size, seed, lambda done, total: progress.update(task, completed=done, total=total))
     return {"part": name, "size": size, "unit": part.unit, "seed": seed, **figures,
-            "seconds": round(time.monotonic() - begin, 1)}  # fmt: skip
+            "seconds": round(time.monotonic() - begin, 1), "commit": at}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -93,13 +93,14 @@ def test_in_the_background_children_hear_ctrl_c_and_the_run_outlives_its_termina
 def test_ctrl_c():
     child = begin()
     child.send_signal(signal.SIGINT)
-    assert child.wait(60) == -signal.SIGINT
+    assert child.wait(60 * {factor}) == -signal.SIGINT
 
 def test_dispositions():
     program = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     assert subprocess.check_output([sys.executable, "-c", program]) == b"True\\n"
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 """
+    tests = tests.replace("{factor}", str(limits.factor()))
     said = outcome(run(tmp_path, tests, preexec_fn=ignore_signals))
     assert "2 passed" in said, said
 
@@ -143,7 +144,8 @@ def test_what_a_killed_run_has_started_ends_too(workers: tuple[str, ...], tmp_pa
 
 
 def test_what_a_test_breaks_at_its_limit_is_new_for_the_next(tmp_path: Path) -> None:
-    """It waits for something shared, and in its cleaning up it would wait for it once more."""
+    """It waits for something shared, and in its cleaning up it would wait for it once more. What is shared is started
+    within its limit too."""
     tests = """
 class Server:
     def __init__(self): self.process = begin()
@@ -157,7 +159,7 @@ def server():
     with sharing(Server()) as made:
         yield made
 
-@pytest.mark.timeout(1)
+@pytest.mark.timeout({limit})
 def test_hangs(server):
     try:
         server.ask()
@@ -172,7 +174,7 @@ def test_goes_on(server):
 
 def test_goes_on_again(server):
     assert server.is_well()
-"""
+""".replace("{limit}", str(limits.scaled(5)))
     said = outcome(run(tmp_path, tests))
     assert "2 failed, 1 passed" in said, said
     assert "Timeout" in said

@@ -41,8 +41,12 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     project = tmp_path / "project"
     project.mkdir()
     (project / "Makefile").write_text(MAKEFILE)
-    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=x", "-c", "user.email=x@y", "commit", "-qm", "x"]):
-        subprocess.run(["git", *command], cwd=project, check=True)
+    for folder in ("docs", "unit/deep"):
+        (project / "tests" / folder).mkdir(parents=True)
+        (project / "tests" / folder / "test_it.py").touch()
+    (project / "tests" / "tools").mkdir()
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    commit_all(project)
     monkeypatch.setattr(module, "ROOT", project)
     monkeypatch.setattr(module, "DEMOS", 2)
     monkeypatch.setenv("TERM", "xterm")
@@ -50,8 +54,13 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+def commit_all(project: Path) -> None:
+    for command in (["add", "."], ["-c", "user.name=x", "-c", "user.email=x@y", "commit", "-qm", "x"]):
+        subprocess.run(["git", *command], cwd=project, check=True)
+
+
 def said(script: ModuleType, name: str, tmp_path: Path) -> str:
-    result = script.run(name, "", tmp_path)
+    result = script.run(name, [""], tmp_path)
     assert result["holds"], result
     assert result["runs"][0]["said"] == ["3 passed in 1.00s"]
     return (tmp_path / f"{name}-1.log").read_text()
@@ -103,6 +112,51 @@ def test_what_came_of_it_is_kept_and_a_failure_is_the_exit_code(
     kept = json.loads((tmp_path / "project" / "docs" / "evidence" / "conditions.json").read_text())
     assert kept["holds"] is False
     assert {name: len(each["runs"]) for name, each in kept["conditions"].items()} == {"load": 1, "demo": 2}
-    monkeypatch.setattr(sys, "argv", ["conditions", "nonsense"])
-    with pytest.raises(SystemExit):
-        script.main()
+    for wrong in (["nonsense"], ["load", "--parts", "tools"], ["load", "--parts", "--tests", "x"]):
+        monkeypatch.setattr(sys, "argv", ["conditions", *wrong])
+        with pytest.raises(SystemExit):
+            script.main()
+
+
+def test_a_condition_may_be_run_folder_by_folder_and_holds_when_all_of_them_pass(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setitem(script.CONDITIONS, "load", script.Condition("at rest", script.here))
+    project = tmp_path / "project"
+
+    def run_parts(*folders: str) -> tuple[int, bool, list[str], dict[str, int]]:
+        monkeypatch.setattr(sys, "argv", ["conditions", "load", "--parts", *folders])
+        code = script.main()
+        kept = json.loads((project / "docs" / "evidence" / "conditions.json").read_text())["conditions"]["load"]
+        assert not kept["commit"].endswith("-dirty")
+        return code, kept["holds"], kept["folders_missing"], {each["tests"]: each["exit_code"] for each in kept["runs"]}
+
+    assert run_parts("unit") == (0, False, ["docs"], {"tests/unit": 0})
+    assert run_parts("docs") == (0, True, [], {"tests/docs": 0, "tests/unit": 0})
+    assert run_parts() == (0, True, [], {"tests/docs": 0, "tests/unit": 0})
+    (project / "Makefile").write_text('test:\n\t@test "$(PYTEST_ARGS)" != tests/unit\n')
+    commit_all(project)
+    assert run_parts("docs") == (0, False, ["unit"], {"tests/docs": 0}), "what was run before is of another commit"
+    assert run_parts() == (1, False, [], {"tests/docs": 0, "tests/unit": 2})
+
+
+def test_the_commit_is_the_one_that_was_run_and_evidence_is_no_change(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    monkeypatch.chdir(project)
+    evidence = project / "docs" / "evidence" / "x.json"
+    evidence.parent.mkdir(parents=True)
+    evidence.write_text("1")
+    commit_all(project)
+    before = script.commit()
+    assert before not in ("", "unknown")
+    evidence.write_text("2")
+    assert script.commit() == before
+    (project / "Makefile").write_text("test:\n\t@echo changed >> Makefile\n")
+    commit_all(project)
+    after = script.commit()
+    assert after != before
+    assert script.run("dumb", [""], tmp_path)["commit"] == after
+    assert script.commit() == f"{after}-dirty"

@@ -24,7 +24,7 @@ from semel.testing.limits import scaled
 
 EXPORT_POINTS = [point for point in POINTS if point.startswith("export.")]
 COMMIT_POINTS = ["commit.begin", "commit.applied", "commit.committed"]
-OPTIONS = ExportOptions(segment_rows=40, lease_s=0.25, wait_s=60)
+OPTIONS = ExportOptions(segment_rows=40, lease_s=0.25, wait_s=scaled(60))
 READ_ROWS = 20
 
 

@@ -342,7 +342,7 @@ def test_a_delivery_that_is_cancelled_leaves_what_a_crash_would(shop: Shop, styl
         return
     begun = asyncio.Event()
     runs: list[str] = []
-    shop.app.endpoint("sms", mode="inline", on_crash=on_crash, lease_s=0.4)
+    shop.app.endpoint("sms", mode="inline", on_crash=on_crash, lease_s=scaled(0.4))
     waits = [True]
 
     async def effect(id: str, db: Any = None) -> None:
@@ -390,13 +390,14 @@ def test_a_delivery_that_is_cancelled_leaves_what_a_crash_would(shop: Shop, styl
 
 def test_a_handler_that_takes_longer_than_its_lease_keeps_its_claim(shop: Shop) -> None:
     ends: list[DeliveryEnd] = []
-    shop.app.endpoint("sms", mode="inline", lease_s=0.3)
+    lease_s = scaled(0.3)
+    shop.app.endpoint("sms", mode="inline", lease_s=lease_s)
 
     @shop.on("sms", idempotency="reserved")
     async def call(order: Order) -> None:
         first = shop.row("a", "sms").due
         async with asyncio.timeout(scaled(30)):
-            while shop.row("a", "sms").due < first + 300_000:  # noqa: ASYNC110 - the store renews it
+            while shop.row("a", "sms").due < first + lease_s * 1_000_000:  # noqa: ASYNC110 - the store renews it
                 await asyncio.sleep(0.02)
         ends.append(await shop.app.deliver("sms", envelope_of(order, order.id)))
 

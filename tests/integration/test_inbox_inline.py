@@ -19,7 +19,7 @@ from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Claim, Enqueue, Finish, Unit, WorkState
 from semel.runtime.inbox import inline, late_marks
-from semel.testing.limits import wait_until
+from semel.testing.limits import scaled, wait_until
 
 pytestmark = pytest.mark.connected
 
@@ -449,7 +449,7 @@ def test_a_dead_letter_that_was_stored_and_not_yet_put_aside_is_not_lost(
 ) -> None:
     """The process loses the store, or its life, between the two commits."""
     runs: list[str] = []
-    failing(shop, style, runs, on(ValueError).dead_letter(), lease_s=0.2)
+    failing(shop, style, runs, on(ValueError).dead_letter(), lease_s=scaled(0.2))
     commit, away = inline.commit_unit, [True]
 
     def lose_the_end(store: Any, ops: Any) -> Any:

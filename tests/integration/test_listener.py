@@ -695,7 +695,7 @@ async def test_too_many_connections_from_one_address_are_told_so_until_one_leave
 @on_each_loop
 async def test_stopping_closes_sockets_with_1001_and_finishes_calls() -> None:
     async with (
-        open_listener(stop_s=60.0, close_s=60.0) as (guest, listener, port),
+        open_listener(stop_s=scaled(60.0), close_s=scaled(60.0)) as (guest, listener, port),
         client.connect(f"ws://127.0.0.1:{port}/client/hubs/a") as ws,
         dial(port) as (idle, idle_writer),
         dial(port) as (half, half_writer),
@@ -727,7 +727,7 @@ async def test_stopping_closes_sockets_with_1001_and_finishes_calls() -> None:
 
 @on_each_loop
 async def test_who_is_let_in_while_the_server_stops_is_told_to_come_again() -> None:
-    async with open_listener(stop_s=60.0) as (guest, listener, port), dial(port) as (reader, writer):
+    async with open_listener(stop_s=scaled(60.0)) as (guest, listener, port), dial(port) as (reader, writer):
         writer.write(UPGRADE.replace(b"hubs/a", b"hubs/slow") + b"\r\n")
         await guest.asked.wait()
         stopping = asyncio.ensure_future(listener.stop())

@@ -30,7 +30,9 @@ from semel.testing.faults import FaultProxy, FrameFaults
 from semel.testing.limits import scaled
 
 SECRET = b"a secret of the test"
-QUICK = TcpLimits(handshake_s=2.0, retry=RetryPolicy(interval_s=0.01, factor=1.5, interval_max_s=0.1, jitter=0.5))
+QUICK = TcpLimits(
+    handshake_s=scaled(2.0), retry=RetryPolicy(interval_s=0.01, factor=1.5, interval_max_s=0.1, jitter=0.5)
+)
 VOLATILE = "A -[retries=inf,window=100,timeout=50ms,dedup=strict]-> B"
 DURABLE = "A -[retries=inf,window=100,timeout=50ms,dedup=strict,durable=yes]-> B"
 LEFT, RIGHT = {"B": "right"}, {"A": "left"}

@@ -365,7 +365,7 @@ def test_a_users_transaction_holds_up_nobody(store: PostgresStore) -> None:
     commit(store, Enqueue(QUEUE, "k1", Envelope(id="m"), key="k"))
     row = commit(store, Claim(QUEUE, "w"))[0]
     assert isinstance(row, Claimed)
-    with closing(PostgresStore(store.url, lock_s=2.0)) as other, psycopg.connect(store.url) as user:
+    with closing(PostgresStore(store.url, lock_s=scaled(2.0))) as other, psycopg.connect(store.url) as user:
         store.bind(user).apply([
             Finish(QUEUE, "k1", WorkState.DONE, fence=row.rows[0].fence),
             Enqueue(QUEUE, "k2", Envelope(id="m"), key="k"),

@@ -43,8 +43,8 @@ def stores(url: str) -> Iterator[Callable[[], PostgresStore]]:
 
 
 @pytest.fixture
-def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests in which somebody is silent."""
+def no_patience(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in which somebody is silent. It takes the place of what `pair` sets."""
     monkeypatch.setattr(postgres_switch, "DECIDE_S", 0.5)
 
 

@@ -616,7 +616,7 @@ def test_a_listener_that_fails_does_not_undo_a_commit(open_at):
     store.listen(lambda: 1 / 0)
     [outcome] = store.commit([append("a")])
     assert isinstance(outcome.results[0], Fresh)
-    assert store.tail("hub/x", timeout_s=10).records
+    assert store.tail("hub/x", timeout_s=scaled(10)).records
 
 
 def test_a_refused_bound_unit_leaves_nothing_behind(open_at, path):

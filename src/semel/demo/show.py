@@ -65,7 +65,9 @@ async def _both(show: _Show, hub: HubShow | None, console: Console) -> DemoResul
             await asyncio.gather(*running)
         finally:
             for task in running:
-                task.cancel()
+                # Ctrl-C has cancelled both: a second time would keep one from ending its processes
+                if not task.cancelling():
+                    task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
     return replace(shown.result(), hub=heard.result() if heard is not None else None)
 

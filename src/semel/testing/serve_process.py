@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from semel.errors import PeerUnavailable
 from semel.testing.limits import scaled
 
 KEY = "k" * 44
+SEMEL = (sys.executable, "-m", "semel")
 START_S = 60.0
 STOP_S = 30.0
 TAIL = 2_000
@@ -36,10 +38,19 @@ _MINDER = """
 
 
 class ServeProcess:
-    """`settings` are configuration by environment variables. What it says besides its address goes to `log`."""
+    """`settings` are configuration by environment variables. What it says besides its address goes to `log`. `semel` is
+    the command, for who wants to change something before it runs."""
 
-    def __init__(self, store: str, log: Path, *, node: str = "local", settings: dict[str, str] | None = None) -> None:
-        self.store, self.node, self.log = store, node, log
+    def __init__(
+        self,
+        store: str,
+        log: Path,
+        *,
+        node: str = "local",
+        settings: dict[str, str] | None = None,
+        semel: Sequence[str] = SEMEL,
+    ) -> None:
+        self.store, self.node, self.log, self._semel = store, node, log, semel
         self.settings = {"SEMEL_ACCESS_KEY": KEY, "SEMEL_STORE__NODE": node, **(settings or {})}
         self.port = 0
         """The system chooses at the first start; later ones take the same."""
@@ -51,7 +62,7 @@ class ServeProcess:
         return self._minder is not None and self._minder.returncode is None
 
     async def start(self) -> None:
-        serve = (sys.executable, "-m", "semel", "serve", "--json", "--port", str(self.port), "--store", self.store)
+        serve = (*self._semel, "serve", "--json", "--port", str(self.port), "--store", self.store)
         with self.log.open("ab") as errors:
             self._minder = await asyncio.create_subprocess_exec(
                 "sh", "-c", _MINDER, "minder", *serve, stdin=PIPE, stdout=PIPE, stderr=errors, cwd=self.log.parent,

@@ -1,8 +1,9 @@
 """What a process knows of trouble with its store: one line in the log when it begins, with its cause, and one when it
 is over. Whoever meets the store's errors tells them here and writes no line of its own.
 
-An outage is over when something was committed again. A process that can use its store no longer (`StoreBroken`) has
-none that ends.
+An outage is over when that works again which did not: trouble that was met reading ends with a read that succeeds, and
+trouble met committing with a commit. One connection to a database may work while another does not, and every commit
+would end what every read begins. A process that can use its store no longer (`StoreBroken`) has no outage that ends.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Flag, auto
 
 from semel.errors import (
     CommitInDoubt,
@@ -25,9 +27,18 @@ from semel.errors import (
     StoreInRecovery,
     StoreReadOnly,
     StoreRefused,
+    StoreUnavailable,
 )
 
 log = logging.getLogger(__name__)
+
+
+class Use(Flag):
+    """What the store was asked for."""
+
+    READING = auto()
+    COMMITTING = auto()
+    BOTH = READING | COMMITTING
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +60,35 @@ class Outage:
         return self.needs_restart and not isinstance(self.cause, StoreGone)
 
 
+_NOT_ASKED = "the store is in trouble"
+
+
+def not_asked() -> StoreUnavailable:
+    """For who does not ask a store that is known to be in trouble: it says nothing new of it."""
+    return StoreUnavailable(_NOT_ASKED, fix="see what the log says of it")
+
+
 class Outages:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.current: Outage | None = None
         self.count = 0
         """How many there were so far."""
+        self._causes: dict[Use, SemelError] = {}
+        """What was heard last, of each use that is in trouble."""
 
-    def record(self, error: SemelError, doing: str = "") -> None:
+    def record(self, error: SemelError, doing: str = "", use: Use = Use.COMMITTING) -> None:
         """Somebody asked the store for something and heard this. What is no outage is written down with `doing`, if
         nobody else does that."""
+        if error.message == _NOT_ASKED:
+            return
         if not is_outage(error):
             if doing:
                 log.warning("%s: %s", doing, in_one_line(error))
             return
         if isinstance(error, CommitInDoubt) and isinstance(error.__cause__, StoreBroken):
             error = error.__cause__  # what was in doubt is told by those who asked for it
+        self._causes |= dict.fromkeys(use, error)
         if self.current is None:
             self.count += 1
             self.current = Outage(error, self._clock())
@@ -74,12 +98,29 @@ class Outages:
             if self.current.needs_restart:
                 log.error("the store cannot be used any more: %s", in_one_line(error))
 
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether reading was in trouble and has not worked since."""
+        return Use.READING in self._causes
+
     def committed(self) -> None:
         """The store has taken something."""
-        if self.current is not None and not self.current.needs_restart:
-            lasted_s = self._clock() - self.current.since
-            self.current = None
-            log.warning("the store is well again, after %.1f s", lasted_s)
+        self._works(Use.COMMITTING)
+
+    def was_read(self) -> None:
+        """The store has answered."""
+        self._works(Use.READING)
+
+    def _works(self, use: Use) -> None:
+        if self.current is None or self.current.needs_restart or self._causes.pop(use, None) is None:
+            return
+        if self._causes:
+            [other] = self._causes.values()
+            self.current = Outage(other, self.current.since)
+            return
+        lasted_s = self._clock() - self.current.since
+        self.current = None
+        log.warning("the store is well again, after %.1f s", lasted_s)
 
 
 def is_outage(error: SemelError) -> bool:

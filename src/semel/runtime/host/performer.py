@@ -50,7 +50,7 @@ from semel.kernel.ops import Append, Enqueue, Finish, Op, WorkRow
 from semel.kernel.retry import type_names
 from semel.kernel.store import Record, Store
 from semel.runtime.host.hosting import Factory, Handler, Host, Hosts, Taker, cause_of
-from semel.runtime.host.outages import Outages, is_outage
+from semel.runtime.host.outages import Outages, Use, is_outage
 from semel.runtime.host.threads import Readers, Report, Writer, hand_over, run_in_thread
 from semel.runtime.transports.base import Transport
 from semel.stores.bodies import read_whole
@@ -93,6 +93,8 @@ GIVE_UP_S = 1.0
 """How long closing waits on, after its time is up, for handlers that were cancelled and for what they commit."""
 
 THREADS_END_S = 5.0
+TRY_READING_S = 0.5
+"""However much is committed while reading does not work, reading is tried once in this time."""
 
 _OPS = get_args(Op)
 _NEWS = (Append, Enqueue, Finish)
@@ -145,6 +147,7 @@ class Performer:
         self._handlers: set[asyncio.Task[None]] = set()
         self.commit_times = CommitTimes()
         self.outages = Outages()
+        self._tried_reading_at = float("-inf")
         self.unanswered = ""
         """After closing: which commits nobody could be told about, in words."""
         self._under_way: CommitGroup | None = None
@@ -409,6 +412,8 @@ class Performer:
         self.commit_times.add(time.perf_counter() - self._under_way_since, len(group.members))
         if error is None:
             self.outages.committed()
+            if self.outages.is_unreadable and self.loop.time() - self._tried_reading_at >= TRY_READING_S:
+                self.try_reading()
         else:
             self.outages.record(error)
         report()
@@ -426,16 +431,36 @@ class Performer:
         read = partial(read_whole, self.store) if effect.bodies else self.store.read
         self._readers.submit(
             partial(read, effect.stream, effect.after, effect.limit),
-            partial(self._load_ended, self._interpreter.read_done, seat, effect),
+            partial(self._succeeded, self._interpreter.read_done, seat, effect),
             partial(self._failed, self._interpreter.read_failed, seat, effect),
         )
 
     def load(self, seat: Seat, effect: Loading) -> None:
         self._readers.submit(
             partial(effect.of, self.store),
-            partial(self._load_ended, self._interpreter.load_done, seat, effect),
+            partial(self._succeeded, self._interpreter.load_done, seat, effect),
             partial(self._failed, self._interpreter.load_failed, seat, effect),
         )
+
+    def try_reading(self, done: Callable[[], None] = lambda: None) -> None:
+        """Whether that works again: nobody else may read for a long time."""
+        self._tried_reading_at = self.loop.time()
+
+        def succeeded(_: object) -> None:
+            self.outages.was_read()
+            done()
+
+        def failed(error: SemelError) -> None:
+            self.outages.record(error, use=Use.READING)
+            done()
+
+        self._readers.submit(partial(self.store.state, f"trial/{self.store.node}"), succeeded, failed)
+
+    def _succeeded(
+        self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Loading, answer: Any
+    ) -> None:
+        self.outages.was_read()
+        self._load_ended(tell, seat, effect, answer)
 
     def _load_ended(
         self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Loading, answer: Any
@@ -450,7 +475,7 @@ class Performer:
         effect: Read | Loading,
         error: SemelError,
     ) -> None:
-        self.outages.record(error)
+        self.outages.record(error, use=Use.READING)
         self._load_ended(tell, seat, effect, error)
 
     def _store_changed(self) -> None:
@@ -605,7 +630,7 @@ class Performer:
             self._touch()
 
     def _reload_failed(self, host: Host, error: SemelError) -> None:
-        self.outages.record(error)
+        self.outages.record(error, use=Use.READING)
         level = logging.INFO if is_outage(error) else logging.WARNING
         log.log(level, "%s could not start again: %s", host.name, error.message)
         self._reload_later(host)

@@ -1,7 +1,8 @@
 """Looks after the store of a server: notices trouble that nobody has met yet, and that it is over.
 
 While all is well nothing is written: the store is asked now and then. In an outage something is committed once a
-second, like whatever else waits to be committed, and the first commit that succeeds ends it, whosever it is.
+second, like whatever else waits to be committed, and the first commit that succeeds ends it, whosever it is. Where
+reading was in trouble the performer tries that after a commit, and it has to succeed too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from semel.errors import SemelError, StoreUnavailable
 from semel.kernel.effects import Committed
 from semel.kernel.group import Completion
 from semel.kernel.ops import Put
+from semel.runtime.host.outages import Use
 from semel.runtime.host.performer import Performer
 from semel.runtime.host.threads import run_in_thread
 
@@ -57,7 +59,7 @@ class StoreWatch:
             assert self._checking is not None
             await asyncio.wait([self._checking], timeout=SLOW_S)
             if not self._checking.done():
-                self._complain()
+                self._complain(Use.BOTH)
         else:
             self._try()
         return self.outages.current is None
@@ -66,7 +68,14 @@ class StoreWatch:
         """Whether an outage is over by now, at the last moment."""
         if self.outages.current is not None and not self.outages.current.needs_restart:
             tried = asyncio.Event()
-            self._performer.submit((Put(self._key, None),), None, lambda _: tried.set())
+
+            def committed(completion: Completion) -> None:
+                if isinstance(completion, Committed) and self.outages.is_unreadable:
+                    self._performer.try_reading(tried.set)
+                else:
+                    tried.set()
+
+            self._performer.submit((Put(self._key, None),), None, committed)
             with suppress(TimeoutError):
                 await asyncio.wait_for(tried.wait(), within_s)
 
@@ -75,7 +84,7 @@ class StoreWatch:
         now = time.monotonic()
         if self._checking is not None and (not self._checking.done() or now - self._checked_at <= keep_s):
             if not self._checking.done() and now - self._checked_at > SLOW_S:
-                self._complain()
+                self._complain(Use.BOTH)
             return
         self._checked_at = now
         self._checking = run_in_thread(self._performer.loop, self._store.check)
@@ -84,18 +93,18 @@ class StoreWatch:
     def _checked(self, asked: asyncio.Future[None]) -> None:
         error = None if asked.cancelled() else asked.exception()
         if isinstance(error, SemelError):
-            self.outages.record(error)
+            self.outages.record(error, use=Use.BOTH)
         elif error is not None:
-            self.outages.record(StoreUnavailable(f"{type(error).__name__}: {error}", fix="report this"))
+            trouble = StoreUnavailable(f"{type(error).__name__}: {error}", fix="report this")
+            self.outages.record(trouble, use=Use.BOTH)
         elif self._performer.under_way_s() > SLOW_S:
-            self._complain()
+            self._complain(Use.COMMITTING)
 
-    def _complain(self) -> None:
-        self.outages.record(
-            StoreUnavailable(
-                f"it has not answered for {SLOW_S:g} s", fix="look at the database, its disk and who else uses it"
-            )
+    def _complain(self, use: Use) -> None:
+        trouble = StoreUnavailable(
+            f"it has not answered for {SLOW_S:g} s", fix="look at the database, its disk and who else uses it"
         )
+        self.outages.record(trouble, use=use)
 
     def _try(self) -> None:
         """What becomes of it the performer tells, as of every commit."""

@@ -49,6 +49,7 @@ from semel.pubsub.protocol.handshake import (
 )
 from semel.pubsub.protocol.messages import Ping, SendToGroup, SequenceAck, StreamData, StreamEnd
 from semel.pubsub.protocol.messages import Request as ClientRequest
+from semel.runtime.host.outages import Use
 from semel.runtime.host.performer import Performer
 from semel.runtime.transports.base import Inbox
 from semel.runtime.transports.websocket import Accept, Message, WebSocketPeer, subprotocols
@@ -217,7 +218,7 @@ class ClientSockets:
         except LimitExceeded as error:
             raise unavailable(error.message) from None
         except StoreError as error:
-            self._outages.record(error, "a client was not answered")
+            self._outages.record(error, "a client was not answered", Use.READING)
             raise unavailable(public_message(error)) from None
 
     async def _upgrade(self, request: HttpRequest) -> Accept | HttpResponse:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from semel.errors import LimitExceeded, SemelError, StoreError, StoreUnavailable
+from semel.errors import LimitExceeded, SemelError, StoreError
 from semel.http import THIS_MACHINE, HttpRequest, HttpResponse, in_url, json_error
 from semel.kernel.store import Store
 from semel.pubsub.events.abuse import host_of
@@ -34,6 +34,7 @@ from semel.pubsub.protocol.frames import FRAME_BYTES_MAX
 from semel.pubsub.protocol.handshake import Handshake
 from semel.pubsub.rest.admin import PREFIX
 from semel.pubsub.rest.api import Rest, RestSettings
+from semel.runtime.host.outages import Use, not_asked
 from semel.runtime.server.client_sockets import CALL_S, ClientSockets, HubLink
 from semel.runtime.server.part import Mount, Part, ServerContext, ServerSettings
 from semel.runtime.server.pubsub_admin import PubSubAdmin
@@ -187,7 +188,7 @@ class PubSub(Part):
             try:
                 await self.begin_known()
             except SemelError as error:
-                self._outages.record(error, "the hubs of the store cannot begin")
+                self._outages.record(error, "the hubs of the store cannot begin", Use.READING)
             await asyncio.sleep(BEGIN_S)
 
     def stop(self) -> None:
@@ -230,7 +231,7 @@ class PubSub(Part):
         """The hub, in an outage only if it is there. Nobody is kept waiting for a store that does not answer."""
         outage = self._outages.current
         if outage is not None and (outage.needs_restart or not self._is_there(name)):
-            raise StoreUnavailable("the store is in trouble", fix="see what the log says of it")
+            raise not_asked()
         return await self.hub(name)
 
     def _is_there(self, name: str) -> bool:
@@ -262,7 +263,7 @@ class PubSub(Part):
             try:
                 return await asyncio.to_thread(lambda: b"".join(store.body(name)))
             except StoreError as error:
-                self._outages.record(error, f"{hub}: an event cannot be read")
+                self._outages.record(error, f"{hub}: an event cannot be read", Use.READING)
                 raise
 
         return Webhooks(hub, self._server.keys, self._settings.origin_at(self._server), read_body)
@@ -285,7 +286,7 @@ class PubSub(Part):
         except LimitExceeded as error:
             return Answer(Outcome.FAILED, error.message)
         except SemelError as error:
-            self._outages.record(error, f"{hub}: the hub cannot begin")
+            self._outages.record(error, f"{hub}: the hub cannot begin", Use.READING)
             return Answer(Outcome.FAILED, public_message(error))
 
     def _traffic(self) -> Iterator[Traffic]:

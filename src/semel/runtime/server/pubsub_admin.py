@@ -22,7 +22,7 @@ from semel.pubsub.hub.commits import public_message
 from semel.pubsub.hub.loading import is_known, known_hubs
 from semel.pubsub.rest.admin import Admin, HubRow, HubsAsked, MessagePage, MessagesAsked
 from semel.pubsub.rest.api import Asked
-from semel.runtime.host.outages import Outages, is_readable
+from semel.runtime.host.outages import Outages, Use, is_readable, not_asked
 from semel.runtime.host.threads import hand_over
 
 P = ParamSpec("P")
@@ -72,7 +72,7 @@ class PubSubAdmin:
             try:
                 return asked.respond(await self._messages(asked))
             except SemelError as error:
-                self._outages.record(error, f"messages of {asked.stream} cannot be read")
+                self._outages.record(error, f"messages of {asked.stream} cannot be read", Use.READING)
                 return asked.respond(error)
         return asked.respond(await self._look(asked))
 
@@ -82,14 +82,14 @@ class PubSubAdmin:
             if asked.hub not in set(self._running()) and not await self._ask_store(is_known, self._store, asked.hub):
                 return Answer()
         except SemelError as error:
-            self._outages.record(error, f"{asked.hub} cannot be looked for in the store")
+            self._outages.record(error, f"{asked.hub} cannot be looked for in the store", Use.READING)
             return Answer(Outcome.FAILED, public_message(error))
         return await self._ask(asked.hub, asked.call)
 
     async def _ask_store(self, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """On a thread. A store that hangs would keep the threads one by one, so it is asked for nothing then."""
         if self._outages.current is not None and not is_readable(self._outages.current.cause):
-            raise StoreUnavailable("the store is in trouble", fix="see what the log says of it")
+            raise not_asked()
         try:
             async with asyncio.timeout(STORE_S):
                 return await asyncio.to_thread(look, *args, **kwargs)
@@ -102,7 +102,7 @@ class PubSubAdmin:
         try:
             stored = await self._ask_store(lambda: set(known_hubs(self._store)))
         except SemelError as error:
-            self._outages.record(error, "the hubs in the store cannot be listed")
+            self._outages.record(error, "the hubs in the store cannot be listed", Use.READING)
             stored = set()
         answers = await asyncio.gather(*(self._ask(name, Summarize()) for name in sorted(running)))
         found = {name: _info(answer) for name, answer in zip(sorted(running), answers, strict=True)}

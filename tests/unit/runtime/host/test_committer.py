@@ -235,7 +235,7 @@ async def test_a_doubt_that_only_a_restart_could_end_is_told_at_once(
 
     store.script.append(break_down)
     store.answers.append(StoreGone("gone"))
-    async with Performer(store, doubt_s=3600.0) as performer, asyncio.timeout(60):
+    async with Performer(store, doubt_s=3600.0) as performer, asyncio.timeout(scaled(60)):
         with pytest.raises(CommitInDoubt):
             await Committer(performer).commit([append("a")])
         assert performer.outages.current is not None

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from semel import errors
-from semel.runtime.host.outages import Outages, is_outage, is_readable, public_message
+from semel.runtime.host.outages import Outages, Use, is_outage, is_readable, not_asked, public_message
 
 
 class Clock:
@@ -45,6 +45,54 @@ def test_one_line_when_it_begins_and_one_when_it_is_over(
     assert outages.count == 1
     outages.record(errors.StoreBusy("locked"))
     assert outages.count == 2
+
+
+def test_what_reads_begin_no_commit_ends(outages: Outages, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """One connection to the database works, and another does not."""
+    for _ in range(3):
+        outages.record(errors.StoreUnavailable("too many clients"), use=Use.READING)
+        outages.committed()
+    assert caplog.messages == ["the store is in trouble: too many clients"]
+    assert outages.is_unreadable
+    clock.now = 3.0
+    outages.was_read()
+    assert outages.current is None
+    assert not outages.is_unreadable
+    assert caplog.messages[1:] == ["the store is well again, after 3.0 s"]
+
+
+def test_what_commits_begin_no_read_ends(outages: Outages) -> None:
+    outages.record(errors.StoreFull("full"))
+    outages.was_read()
+    assert outages.current is not None
+    outages.committed()
+    assert outages.current is None
+
+
+def test_an_outage_of_both_ends_with_both_and_says_what_is_left(
+    outages: Outages, caplog: pytest.LogCaptureFixture
+) -> None:
+    outages.record(errors.StoreUnavailable("too many clients"), use=Use.READING)
+    outages.record(errors.StoreFull("full"))
+    outages.committed()
+    assert outages.current is not None
+    assert outages.current.cause.message == "too many clients"
+    outages.record(errors.StoreUnavailable("away"), use=Use.BOTH)
+    outages.was_read()
+    assert outages.current.cause.message == "away"
+    outages.committed()
+    assert outages.current is None
+    assert (outages.count, len(caplog.messages)) == (1, 2)
+
+
+def test_who_did_not_ask_has_nothing_to_tell(outages: Outages, caplog: pytest.LogCaptureFixture) -> None:
+    outages.record(errors.StoreFull("full"))
+    outages.record(not_asked(), "a client was not answered", Use.BOTH)
+    assert outages.current is not None
+    assert outages.current.cause.message == "full"
+    outages.committed()
+    assert outages.current is None
+    assert len(caplog.messages) == 2
 
 
 def test_what_needs_a_restart_takes_the_place_of_what_does_not_and_never_ends(

@@ -534,6 +534,25 @@ async def test_what_comes_of_an_outage_is_no_news(performer: Performer, caplog: 
     assert told[3:] == ["hub-commit: the store could not take it"]
 
 
+async def test_after_a_commit_reading_is_tried_again_and_that_ends_what_a_read_began(
+    store: ScriptedStore, performer: Performer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.runtime.host.performer.TRY_READING_S", 0.0)
+    store.failing_reads.extend([StoreUnavailable("too many clients")] * 2)
+    performer.add(reader := Puppet("reader", begin=[Load("k")]))
+    await reader.hears(LoadFailed)
+    await Committer(performer).commit([append("a")])
+    await until(lambda: not store.failing_reads)
+    assert performer.outages.current is not None
+    await Committer(performer).commit([append("b")])
+    await until(lambda: performer.outages.current is None)
+    told = [record.getMessage() for record in caplog.records if "the store is" in record.getMessage()]
+    assert [text.partition(":")[0].partition(",")[0] for text in told] == [
+        "the store is in trouble",
+        "the store is well again",
+    ]
+
+
 def raises_on_call(name: str, effect: Notify | Close) -> None:
     raise RuntimeError("an observer with a defect")
 
@@ -718,11 +737,11 @@ async def test_a_lease_is_renewed_while_closing_waits_for_its_handler(store: Scr
             performer.loop.call_soon_threadsafe(renewed.set)
 
     performer = await Performer(store).start()
-    performer.add(Worker(WorkerConfig("worker", "inbox/q", "inbox/q>handler", lease_s=0.3)), handler=handle)
+    performer.add(Worker(WorkerConfig("worker", "inbox/q", "inbox/q>handler", lease_s=scaled(0.3))), handler=handle)
     await Committer(performer).commit([Enqueue("inbox/q", "w", Envelope(id="w"))])
     await started.wait()
     store.script.extend([look] * 10)
-    await performer.close(timeout_s=10)
+    await performer.close(timeout_s=scaled(10))
 
     assert ids(store) == ["effect"]
 

@@ -12,9 +12,10 @@ from semel.kernel.effects import CommitFailed, Committed
 from semel.kernel.ops import Put
 from semel.kernel.store import Store
 from semel.runtime.host import store_watch
-from semel.runtime.host.outages import Outages
+from semel.runtime.host.outages import Outages, Use
 from semel.runtime.host.performer import Performer
 from semel.runtime.host.store_watch import StoreWatch
+from semel.testing.limits import scaled
 
 TROUBLE = StoreUnavailable("it is gone", fix="look")
 
@@ -107,6 +108,14 @@ async def test_nothing_is_tried_where_only_a_restart_helps_or_when_all_is_closed
     watched.performer.is_open = False
     watched.watch.look()
     assert watched.submitted() == []
+
+
+async def test_at_the_end_reading_has_to_work_too_if_it_did_not(watched: Watched) -> None:
+    watched.outages.record(TROUBLE, use=Use.READING)
+    watched.performer.submit.side_effect = lambda ops, _, told: told(Committed(0, ()))
+    watched.performer.try_reading.side_effect = lambda done: done()
+    await watched.watch.look_again(scaled(60.0))
+    watched.performer.try_reading.assert_called_once()
 
 
 async def test_who_asks_for_health_in_an_outage_is_told_at_once(watched: Watched) -> None:

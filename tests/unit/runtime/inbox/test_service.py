@@ -32,7 +32,7 @@ def test_trouble_of_the_store_is_no_failure_of_the_handler(on_crash: str, runs: 
     """Its effect may have happened: a retry by the rules would make it happen twice where it may at most once."""
     calls: list[str] = []
     app = App(MemoryStore(), name="shop")
-    mail = app.endpoint("mail", on_crash=on_crash, lease_s=0.2, errors=[on(Exception).retry_now(3)])
+    mail = app.endpoint("mail", on_crash=on_crash, lease_s=scaled(0.2), errors=[on(Exception).retry_now(3)])
 
     @mail.on(Mail)
     def send(message: Mail) -> None:
