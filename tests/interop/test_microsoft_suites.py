@@ -35,7 +35,7 @@ CLIENT = Suite(
         "test_smoke_async.py::TestWebpubsubClientSmokeAsync::test_open_client_error_async": AZURE,
     },
     passing=50,
-    processes=4,
+    processes=6,
 )
 
 
