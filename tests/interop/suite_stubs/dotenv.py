@@ -1,0 +1,2 @@
+def load_dotenv() -> None:
+    """The environment is complete."""
