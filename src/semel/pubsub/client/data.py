@@ -117,10 +117,12 @@ class Message:
         return (self.metadata or {}).get(MESSAGE_ID)
 
 
-def message_of(told: client_events.Message) -> Message:
-    if isinstance(told, GroupMessage):
-        return Message(told.data, told.group, told.from_user, told.sequence_id, told.metadata, told.stream)
-    return Message(told.data, sequence_id=told.sequence_id, metadata=told.metadata)
+def message_of(received: client_events.Message) -> Message:
+    if isinstance(received, GroupMessage):
+        return Message(
+            received.data, received.group, received.from_user, received.sequence_id, received.metadata, received.stream
+        )
+    return Message(received.data, sequence_id=received.sequence_id, metadata=received.metadata)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 drop        the socket is lost: the session waits for its client, and expires if it does not come back
 close       the session ends, in memory at once and in the store as soon as that takes it
-discard     the client is told why, and what it is owed ends with its session
+discard     the client gets the reason, and what it is owed ends with its session
 release     another node has the session: nothing is written for it here any more
 """
 
@@ -35,7 +35,7 @@ BEHIND_S = 1.0
 
 
 class SessionEvents(Protocol):
-    """What event handlers are told of sessions."""
+    """What is reported of sessions to event handlers."""
 
     def on_close(self, session: Session, reason: str, now: float) -> list[Op]: ...
 
@@ -109,7 +109,7 @@ class Closing:
     # -- it ends
 
     def discard(self, session: Session, reason: str, now: float) -> None:
-        """It ends with what it is owed, and its client is told why."""
+        """It ends with what it is owed, and its client gets the reason."""
         self._outgoing.send(session, Disconnected(reason))
         self.expel(session, CloseCode.POLICY, reason, now, Kind.DISCARDED)
 

@@ -65,7 +65,7 @@ Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
 
 
 OnMessages = Callable[[int, Sequence[Append], float], None]
-"""Gets messages with consecutive offsets, of which it is told the first, and with their bodies in the rows."""
+"""Gets messages with consecutive offsets, of which it gets the first, and with their bodies in the rows."""
 
 
 class RecordListener(Protocol):

@@ -652,7 +652,7 @@ def test_who_comes_back_is_connected_first_with_a_fresh_token_and_then_hears_wha
     pair.drop(BOB)
     pair.publish(ALICE, "g", "missed")
     pair.resume("again", BOB)
-    [connected, said] = pair.said.pop("again")
+    [connected, said] = pair.sent.pop("again")
     assert connected == Connected(BOB, f"user of {BOB}", f"token of {BOB}")
     assert isinstance(said, GroupMessage)
 
@@ -942,11 +942,11 @@ def test_the_longest_names_and_keys_are_fine(pair: World) -> None:
 
 def test_what_a_stalled_client_has_no_room_for_comes_when_it_has(pair: World) -> None:
     pair.publish(ALICE, "g", "m1")
-    pair.tell(BOB, SocketStalled())
+    pair.feed(BOB, SocketStalled())
     pair.publish(ALICE, "g", "m2")
     pair.publish(ALICE, "g", "m3")
     assert pair.bodies(BOB) == ["m1"]
-    pair.tell(BOB, SocketDrained())
+    pair.feed(BOB, SocketDrained())
     assert pair.bodies(BOB) == ["m2", "m3"]
     pair.publish(ALICE, "g", "m4")
     assert pair.bodies(BOB) == ["m4"]
@@ -955,7 +955,7 @@ def test_what_a_stalled_client_has_no_room_for_comes_when_it_has(pair: World) ->
 def test_a_plain_client_that_stalls_is_closed(world: World) -> None:
     world.connect(ALICE, protocol=Subprotocol.JSON)
     world.take(ALICE)
-    world.tell(ALICE, SocketStalled())
+    world.feed(ALICE, SocketStalled())
     [shut] = world.take(ALICE)
     assert isinstance(shut, ClosePeer)
     assert world.call(Find(Connection(ALICE))).outcome is Outcome.NOT_FOUND

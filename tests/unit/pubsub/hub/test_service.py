@@ -89,8 +89,8 @@ def test_who_asks_again_for_a_close_that_failed_hears_when_it_is_durable(
 
 def test_who_asks_for_a_close_that_is_under_way_hears_what_becomes_of_it(world: World) -> None:
     world.held = []
-    world.tell("first", CloseConnections(Connection(ALICE)))
-    world.tell("second", CloseConnections(Connection(ALICE)))
+    world.feed("first", CloseConnections(Connection(ALICE)))
+    world.feed("second", CloseConnections(Connection(ALICE)))
     assert (outcomes(world, "first"), outcomes(world, "second")) == ([], [])
     world.let_go()
     assert (outcomes(world, "first"), outcomes(world, "second")) == ([Outcome.DONE], [Outcome.DONE])
@@ -99,7 +99,7 @@ def test_who_asks_for_a_close_that_is_under_way_hears_what_becomes_of_it(world: 
 def test_who_asks_for_a_close_that_is_under_way_hears_that_it_failed(world: World) -> None:
     world.held = []
     world.drop(ALICE, CloseCode.NORMAL)
-    world.tell("rest", CloseConnections(Connection(ALICE)))
+    world.feed("rest", CloseConnections(Connection(ALICE)))
     world.failing = [AWAY]
     world.let_go()
     assert outcomes(world, "rest") == [Outcome.FAILED]
@@ -117,7 +117,7 @@ def test_what_was_not_closed_is_closed_later_and_nothing_is_left_of_it(world: Wo
 
 def test_a_close_of_which_nobody_knew_whether_it_happened_is_done_if_the_session_is_gone(world: World) -> None:
     world.held = []
-    world.tell("first", CloseConnections(Connection(ALICE)))
+    world.feed("first", CloseConnections(Connection(ALICE)))
     [group], world.held = world.held, None
     world.store.commit(group.units)
     world.interpreter.unknown(group)
@@ -185,14 +185,14 @@ def test_who_asks_for_a_change_of_groups_that_is_under_way_hears_what_becomes_of
     world: World, change: Call, begin: set[str], is_row_under_way: bool
 ) -> None:
     world.held = []
-    world.tell("first", change)
+    world.feed("first", change)
     if is_row_under_way:
         [record], world.held = world.held, None
         world.interpreter._driver.commit = lambda group: held.append(group)  # type: ignore[attr-defined]
         held = world.held = []
         world.interpreter.committed(record, world.store.commit(record.units))
         heal(world)
-    world.tell("second", change)
+    world.feed("second", change)
     assert (outcomes(world, "first"), outcomes(world, "second")) == ([], [])
     world.failing = [AWAY] * 4
     world.let_go()
@@ -211,7 +211,7 @@ def test_of_several_grants_at_once_those_count_that_are_durable(world: World, is
     world.connect("carol", roles=())
     world.held = []
     for group in ("a", "b", "c"):
-        world.tell(group, Grant("carol", Permission.SEND_TO_GROUP, group))
+        world.feed(group, Grant("carol", Permission.SEND_TO_GROUP, group))
     if is_first_done:
         [first], world.held = world.held, []
         world.interpreter.committed(first, world.store.commit(first.units))
@@ -269,7 +269,7 @@ def test_what_is_asked_of_a_session_that_is_not_durable_yet_is_done_when_it_is(c
     hub = world.hub
     world.held = []
     world.connect("carol", "carl", roles=(), groups=("g",))
-    world.tell("later", call)
+    world.feed("later", call)
     assert outcome(world, Find(Connection("carol"))) is Outcome.DONE
     assert outcomes(world, "later") == []
     world.let_go()
@@ -288,7 +288,7 @@ def test_what_is_asked_of_a_session_that_is_not_durable_yet_is_done_when_it_is(c
 def test_what_is_asked_of_a_session_that_never_becomes_durable_is_answered(world: World, call: Call) -> None:
     world.held = []
     world.connect("carol", "carl")
-    world.tell("later", call)
+    world.feed("later", call)
     world.failing = [AWAY]
     world.let_go()
     expected = Outcome.DONE if isinstance(call, CloseConnections) else Outcome.NOT_FOUND
