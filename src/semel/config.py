@@ -332,9 +332,7 @@ class EndpointSection(_Section):
         default=None, description="'blocks' or 'passes': what a dead letter does to its key"
     )
     parallel: int | None = Field(default=None, ge=1, description="messages that are handled at a time: 1 or more")
-    buffer_high: int | None = Field(
-        default=None, ge=1, description="messages in memory at which no more are taken: 1 or more"
-    )
+    buffer_high: int | None = Field(default=None, ge=1, description="messages in memory that are the most: 1 or more")
     buffer_low: int | None = Field(default=None, ge=1, description="messages in memory that open it again: 1 or more")
     lease_s: float | None = Field(
         default=None, gt=0.0, description="seconds after which a dead process is replaced: more than 0"

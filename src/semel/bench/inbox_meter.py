@@ -29,10 +29,6 @@ class Took:
     client_s: float
     server_s: float | None
 
-    @property
-    def processor_s(self) -> float:
-        return self.client_s + (self.server_s or 0.0)
-
     def and_then(self, other: Took) -> Took:
         """Both together, one after the other."""
         server = None if self.server_s is None or other.server_s is None else self.server_s + other.server_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,14 +22,8 @@ FolderOption = Annotated[Path | None, option("--folder", "Where to measure. Defa
 UrlOption = Annotated[str | None, option("--url", "A PostgreSQL server. Default: a private one.", "URL")]
 RoundsOption = Annotated[int, option("--rounds", "Rounds of each figure.", "N", min=1, max=100)]
 QuickOption = Annotated[bool, option("--quick", "Small sizes, to see that it works; judges nothing.")]
-
-
-def body_bytes_option(low: int, high: int) -> Any:
-    return option("--body-bytes", "Bytes in each body.", "N", min=low, max=high)
-
-
-def window_option(high: int) -> Any:
-    return option("--window", "Messages in flight.", "N", min=1, max=high)
+body_bytes_option = partial(option, "--body-bytes", "Bytes in each body.", "N")
+window_option = partial(option, "--window", "Messages in flight.", "N", min=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +32,6 @@ class BenchPlace:
 
     url: UrlOption = None
     folder: FolderOption = None
-
-    @property
-    def checked_folder(self) -> Path:
-        return _checked_folder(self.folder)
 
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -71,7 +62,7 @@ def store(
     engine: Annotated[str, option("--engine", "sqlite or postgres.", "NAME")] = "sqlite",
     rows: Annotated[int, option("--rows", "Rows of each measurement.", "N", min=100)] = 5000,
     producers: Annotated[int, option("--producers", "Producers.", "N", min=1, max=10_000)] = 64,
-    body_bytes: Annotated[int, body_bytes_option(0, 262_144)] = 500,
+    body_bytes: Annotated[int, body_bytes_option(min=0, max=262_144)] = 500,
     scales: Annotated[str, option("--scales", "Stored rows, in multiples of --rows.", "LIST")] = "1,10,100",
 ) -> CommandResult:
     """Durable commits per second, as a ratio to raw batches of the same rows and beside the disk's own limit.
@@ -90,14 +81,9 @@ def store(
 
     terminal: Terminal = context.obj
     options = StoreBenchOptions(
-        engine=engine,
-        url=place.url,
-        rows=rows,
-        producers=producers,
-        body_bytes=body_bytes,
-        scales=parse_scales(scales),
-        folder=place.checked_folder,
-    )
+        engine=engine, url=place.url, rows=rows, producers=producers, body_bytes=body_bytes,
+        scales=parse_scales(scales), folder=_checked_folder(place.folder),
+    )  # fmt: skip
     result = run(options, terminal.live)
     return _judged(
         result,
@@ -143,7 +129,7 @@ def inbox(
     messages: Annotated[int, option("--messages", "Of each measurement.", "N", min=50, max=1_000_000)] = 2000,
     rounds: RoundsOption = 5,
     workers: Annotated[str, option("--workers", "How many handle at a time.", "LIST")] = "1,4,16",
-    body_bytes: Annotated[int, body_bytes_option(0, 60_000)] = 200,
+    body_bytes: Annotated[int, body_bytes_option(min=0, max=60_000)] = 200,
     identities: Annotated[
         int | None, option("--identities", "Measure with so many remembered.", "N", min=1000, max=100_000_000)
     ] = None,
@@ -170,7 +156,7 @@ def inbox(
     asked = parse_parts(f"{parts},identities" if identities else parts, PARTS)
     options = InboxBenchOptions(
         asked, rounds, messages, parse_scales(workers, "--workers"), body_bytes, identities or 2_000_000, not no_peers,
-        place.url, place.checked_folder,
+        place.url, _checked_folder(place.folder),
     )  # fmt: skip
     result = run(options.quick() if quick else options, terminal.live)
     return _judged(
@@ -183,8 +169,8 @@ def inbox(
 def pipes(
     context: typer.Context,
     messages: Annotated[int, option("--messages", "Messages waiting at 1x.", "N", min=100, max=100_000)] = 2000,
-    body_bytes: Annotated[int, body_bytes_option(0, 60_000)] = 100,
-    window: Annotated[int, window_option(100_000)] = 1000,
+    body_bytes: Annotated[int, body_bytes_option(min=0, max=60_000)] = 100,
+    window: Annotated[int, window_option(max=100_000)] = 1000,
     scales: Annotated[str, option("--scales", "Backlogs, in multiples of --messages.", "LIST")] = "1,10,100",
     folder: FolderOption = None,
 ) -> CommandResult:
@@ -215,8 +201,8 @@ def pubsub(
     ] = "publish,postgres,peers,fanout,idle,recover,growth",
     rounds: RoundsOption = 3,
     seconds: Annotated[float, option("--seconds", "Of each measurement of a rate.", "N", min=0.05, max=60)] = 2.0,
-    body_bytes: Annotated[int, body_bytes_option(126, 16_000)] = 200,
-    window: Annotated[int, window_option(10_000)] = 1000,
+    body_bytes: Annotated[int, body_bytes_option(min=126, max=16_000)] = 200,
+    window: Annotated[int, window_option(max=10_000)] = 1000,
     quick: QuickOption = False,
 ) -> CommandResult:
     """Durable publishes, fan-out, idle connections and recovery, beside bare sockets and other brokers.
@@ -238,14 +224,9 @@ def pubsub(
     if "postgres" in chosen:
         _check_installed("bench", *_POSTGRES[: 1 if place.url else 2])
     options = PubSubOptions(
-        parts=chosen,
-        rounds=rounds,
-        seconds=seconds,
-        body_bytes=body_bytes,
-        window=window,
-        url=place.url,
-        folder=place.checked_folder,
-    )
+        parts=chosen, rounds=rounds, seconds=seconds, body_bytes=body_bytes, window=window, url=place.url,
+        folder=_checked_folder(place.folder),
+    )  # fmt: skip
     if quick:
         terminal.note("small sizes: the figures mean little, and nothing is judged by them")
     result = run(options.quick() if quick else options, terminal.live)
@@ -282,16 +263,9 @@ def spark(
 
     terminal: Terminal = context.obj
     options = SparkOptions(
-        events=parse_millions(events),
-        rows=rows,
-        parts=parse_parts(parts, PARTS),
-        rounds=rounds,
-        threads=threads,
-        memory=memory,
-        postgres=postgres or place.url is not None,
-        url=place.url,
-        folder=place.checked_folder,
-    )
+        events=parse_millions(events), rows=rows, parts=parse_parts(parts, PARTS), rounds=rounds, threads=threads,
+        memory=memory, postgres=postgres or place.url is not None, url=place.url, folder=_checked_folder(place.folder),
+    )  # fmt: skip
     result = run(options, terminal.live)
     return _judged(result, tables(result), "; ".join(result.misses), f"{_IDLE}, and with enough memory for the heap")
 

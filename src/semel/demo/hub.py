@@ -77,9 +77,8 @@ class ClientReports:
 
 @dataclass(frozen=True, slots=True)
 class HubFigures:
-    """`due` is what all clients together had to receive. `lost` was published and not received by one of them,
-    `doubled` was received again, `disorder` received after a later one of the same publisher, `unknown` never
-    published."""
+    """`due` is what all clients had to receive. `lost` was published and did not come to one of them, `doubled`
+    came again, `disorder` after a later one of the same publisher, `unknown` was never published."""
 
     clients: int
     with_microsoft: bool

@@ -34,8 +34,7 @@ def options() -> ClientOptions:
 
 
 class ClientBook:
-    """What a client process says it sends goes into its own ledger first; what it receives is reported to its
-    parent."""
+    """What a client process says it sends goes into its own ledger first; its parent gets what it receives."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

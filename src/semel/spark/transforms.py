@@ -155,8 +155,7 @@ def settled_windows(
     by: Sequence[str] = (),
     forget_s: float = WEEK_S,
 ) -> DataFrame:
-    """Counts per window of event time, reported once the window is settled: when a row `deadline` after its end has
-    come.
+    """Counts per window of event time, given once the window is settled: when a row `deadline` after its end has come.
 
     Gives `window_start`, `window_end`, the columns of `by`, `count`, `revision` and `settled`. A stream tells a window
     with revision 0 when it is settled. Late rows open it again: the new count follows with revision 1, 2, … and the

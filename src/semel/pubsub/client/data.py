@@ -117,12 +117,10 @@ class Message:
         return (self.metadata or {}).get(MESSAGE_ID)
 
 
-def message_of(received: client_events.Message) -> Message:
-    if isinstance(received, GroupMessage):
-        return Message(
-            received.data, received.group, received.from_user, received.sequence_id, received.metadata, received.stream
-        )
-    return Message(received.data, sequence_id=received.sequence_id, metadata=received.metadata)
+def message_of(event: client_events.Message) -> Message:
+    if isinstance(event, GroupMessage):
+        return Message(event.data, event.group, event.from_user, event.sequence_id, event.metadata, event.stream)
+    return Message(event.data, sequence_id=event.sequence_id, metadata=event.metadata)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""The options, events and effects of the machine in `machine.py`: what is reported to the client and what it wants
-done.
+"""The options, events and effects of the machine in `machine.py`: what happens to the client, and what it wants done.
 
 A driver carries out the effects of one call in their order, and the calls one after the other; it calls `on_timer` when
 `next_deadline` has come. Every socket has a number, given by `Connect`; what is said of a socket that is not the newest

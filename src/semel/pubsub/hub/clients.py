@@ -90,6 +90,7 @@ class Clients:
                 self._publishing.publish(session, cast("Iterable[SendToGroup]", alike), now)
                 continue
             for request in alike:
+                # a request before it may have ended the session
                 if session.peer is not None:
                     self._handle(session, request, now)
         if session.staged.appends:
@@ -164,6 +165,7 @@ class Publishing:
                 append = plain_message(
                     context.stream, name, target, data, at, id, user, context.accepted, context.repeated
                 )
+                # one that is known already is answered as a duplicate, on the long way
                 if acks.claimed.add(ack_id):
                     staged.appends.append(append)
                     staged.ack_ids.append(ack_id)

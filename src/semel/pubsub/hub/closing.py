@@ -73,6 +73,7 @@ class Closing:
 
     def drop(self, session: Session, now: float) -> None:
         session.dropped_at = now
+        # it stays when the client comes back: `_expire` looks whether it is still away, and for how long
         heappush(self._expiries, (now + self._context.options.recovery_s, session.id))
 
     def next_deadline(self) -> float | None:
@@ -138,6 +139,7 @@ class Closing:
     def _commit_end(self, session: Session, kind: Kind, reason: str, now: float) -> None:
         context = self._context
         if not session.versions.row_stored:
+            # its first commit here has failed: there is nothing of ours to remove
             self._ended(session, now)
             return
         assert session.end is not None

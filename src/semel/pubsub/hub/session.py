@@ -203,10 +203,8 @@ class RowVersions:
 
 
 class Session:
-    """One client at this hub, for longer than its sockets last: who it is, where it stands, and what is under way for
-    it.
-
-    What the store knows of it are two rows, the session and its acks, each written under its version (`versions`)."""
+    """One client at this hub, for longer than its sockets last. The store has two rows of it, the session and its acks,
+    each written under its version (`versions`)."""
 
     __slots__ = (
         "_may", "acks", "backlog", "dropped_at", "early", "end", "epoch", "groups", "id", "in_order",

@@ -6,7 +6,7 @@
 
 A part is a message in the hub's stream like any other. How far a client stream has come is written in the same commit,
 in the session's row, so it survives whatever the session survives, and ends with it. What was committed is what a
-client is answered: after a failure it is answered from where on to send again.
+client is answered: after a failure, from where on to send again.
 """
 
 from __future__ import annotations
@@ -129,8 +129,7 @@ class Streams:
         return None
 
     def part(self, session: Session, request: StreamData, now: float) -> None:
-        """A part that comes after the end was never published, and its client gets an error. One from before the end
-        was."""
+        """A part that comes after the end was never published: its client gets an error. One before the end was."""
         ended = session.streams.get(request.stream_id)
         if ended is not None and ended.is_ended and (request.sequence_id or 0) >= ended.expected:
             self._not_found(session, ended.id)

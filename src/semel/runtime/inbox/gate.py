@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 SAYS_NOTHING = (MessageRefused, DuplicateMessage, StoreError)
 
-OnBreakerChange = Callable[[float | None], None]
+OnChange = Callable[[float | None], None]
 """Called with the time until which a breaker is open, or None when it has closed."""
 
 
@@ -29,9 +29,7 @@ class EndpointGate:
     Deliveries may come from several loops and threads, so every step is under a lock.
     """
 
-    def __init__(
-        self, endpoint: str, options: BreakerOptions | None, on_change: OnBreakerChange = lambda until: None
-    ) -> None:
+    def __init__(self, endpoint: str, options: BreakerOptions | None, on_change: OnChange = lambda until: None) -> None:
         self._endpoint = endpoint
         self._breaker = Breaker(options) if options is not None else None
         self._on_change = on_change

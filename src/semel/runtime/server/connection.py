@@ -532,10 +532,8 @@ def _certificate(transport: asyncio.BaseTransport) -> ClientCertificate | None:
     der = tls.getpeercert(binary_form=True)
     if der is None:
         return None
-    certificate = tls.getpeercert()
-    return ClientCertificate(
-        der, _name(certificate, "subject"), _name(certificate, "issuer"), certificate.get("subjectAltName", ())
-    )
+    fields = tls.getpeercert()
+    return ClientCertificate(der, _name(fields, "subject"), _name(fields, "issuer"), fields.get("subjectAltName", ()))
 
 
 def _name(certificate: dict[str, Any], field: str) -> tuple[tuple[str, str], ...]:

@@ -305,30 +305,9 @@ class WebSocketPeer(asyncio.Protocol):
     """One client on a WebSocket."""
 
     __slots__ = (
-        "_close",
-        "_deadline",
-        "_gathered",
-        "_gathered_bytes",
-        "_head",
-        "_host",
-        "_is_closing",
-        "_is_deaf",
-        "_is_full",
-        "_is_stalled",
-        "_loop",
-        "_pinged",
-        "_reader",
-        "_reason",
-        "_received_at",
-        "_service",
-        "_taken",
-        "_taken_at",
-        "_transport",
-        "_written",
-        "address",
-        "is_held",
-        "key",
-        "subprotocol",
+        "_close", "_deadline", "_gathered", "_gathered_bytes", "_head", "_host", "_is_closing", "_is_deaf",
+        "_is_full", "_is_stalled", "_loop", "_pinged", "_reader", "_reason", "_received_at", "_service", "_taken",
+        "_taken_at", "_transport", "_written", "address", "is_held", "key", "subprotocol",
     )  # fmt: skip
 
     def __init__(
