@@ -168,7 +168,7 @@ class PipelineSection(_Section):
     )
 
 
-_OUR_ERROR = "told"
+_OUR_ERROR = "semel"
 
 
 def _as_custom_error(error: SemelError) -> PydanticCustomError:
@@ -332,7 +332,7 @@ class EndpointSection(_Section):
         default=None, description="'blocks' or 'passes': what a dead letter does to its key"
     )
     parallel: int | None = Field(default=None, ge=1, description="messages that are handled at a time: 1 or more")
-    buffer_high: int | None = Field(default=None, ge=1, description="messages in memory that shut the door: 1 or more")
+    buffer_high: int | None = Field(default=None, ge=1, description="messages in memory that are the most: 1 or more")
     buffer_low: int | None = Field(default=None, ge=1, description="messages in memory that open it again: 1 or more")
     lease_s: float | None = Field(
         default=None, gt=0.0, description="seconds after which a dead process is replaced: more than 0"
@@ -370,8 +370,8 @@ class EndpointSection(_Section):
         """What is said, as keyword arguments of an endpoint."""
         from semel.inbox.breaker import BreakerOptions
 
-        said = self.model_dump(exclude={"name", "breaker"}, exclude_none=True)
-        return said if self.breaker is None else {**said, "breaker": BreakerOptions(**self.breaker.model_dump())}
+        given = self.model_dump(exclude={"name", "breaker"}, exclude_none=True)
+        return given if self.breaker is None else {**given, "breaker": BreakerOptions(**self.breaker.model_dump())}
 
 
 class InboxSection(_Section):

@@ -34,7 +34,7 @@ def picture(width: float, height: float, /, *inside: str, **attributes: str | fl
 
 
 def title(text: str, **attributes: str | float | None) -> str:
-    """What one is told on pointing at what this stands in."""
+    """What is shown on pointing at what this stands in."""
     return element("title", escape(text), **attributes)
 
 

@@ -121,7 +121,7 @@ class Wrong:
 
 
 class Books:
-    """Of all members, and of the store at `url` that their server uses."""
+    """The books of all members, and of the store at `url` that their server uses."""
 
     def __init__(self, members: Sequence[Member], url: str) -> None:
         self.members, self.url = members, url
@@ -181,7 +181,7 @@ class Books:
         return {"accepted": totals[Kind.ACCEPTED], "confirmed": totals[Kind.CONFIRMED]}
 
     def ledger_troubles(self) -> list[str]:
-        """Of which clients it says something else than they do, and where it says something twice."""
+        """Which clients it contradicts, and where it says something twice."""
         confirmed: dict[str | None, list[Event]] = {}
         for event in self._events():
             if event.kind is Kind.CONFIRMED and event.hop == RECEIVERS:

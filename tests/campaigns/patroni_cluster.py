@@ -114,7 +114,7 @@ class Member:
     log: Path
     minder: subprocess.Popen[str] | None = None
     pid: int = 0
-    """Of Patroni."""
+    """The process of Patroni itself."""
 
     @property
     def rest(self) -> str:

@@ -98,7 +98,7 @@ class _Heard:
             self.changed_at = time.monotonic()
 
     def next_indexes(self) -> list[int]:
-        """Of each session the first message of which the application has not been told."""
+        """The first message of each session that is not confirmed to the application."""
         last = Counter[int]()
         for session, index in self.told:
             last[session] = max(last[session], index)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from semel.demo import DemoOptions, DemoResult, run
 from semel.demo.audit import DemoFigures, count
-from semel.demo.hub import Heard
+from semel.demo.hub import ClientReports
 from semel.demo.options import HOP, INBOX, OUTBOX, RECEIVER, SENDER
 from semel.demo.sender import order
 from semel.demo.show import _folder, _Show
@@ -86,13 +86,13 @@ def test_clients_of_a_hub_hear_everything_once_though_the_server_is_killed(tmp_p
 
 
 def test_a_hub_whose_clients_miss_something_makes_the_verdict_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mishear(self: Heard, said: dict[str, Any]) -> None:
-        for heard in said.get("heard", {}).get("anna", []):
-            heard[1] = heard[1].replace("boris-2", "boris-1")
+    def mishear(self: ClientReports, said: dict[str, Any]) -> None:
+        for received in said.get("received", {}).get("anna", []):
+            received[1] = received[1].replace("boris-2", "boris-1")
         receive(self, said)
 
-    receive = Heard.receive
-    monkeypatch.setattr(Heard, "receive", mishear)
+    receive = ClientReports.receive
+    monkeypatch.setattr(ClientReports, "receive", mishear)
     monkeypatch.setattr("semel.demo.hub.has_microsoft", lambda: False)
     result, shown = demo(messages=50, kills=0, cuts=0.0, hub=True)
     assert result.hub is not None
@@ -232,12 +232,12 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 # -- counting
 
 
-def ledgers(sent: list[Envelope], accepted: list[Envelope], heard: list[Event] | None = None) -> tuple[Any, Any]:
+def ledgers(sent: list[Envelope], accepted: list[Envelope], received: list[Event] | None = None) -> tuple[Any, Any]:
     sender, receiver = MemoryStore(), MemoryStore()
     said, took = Event(Kind.SENT, HOP), Event(Kind.ACCEPTED, HOP)
     sender.commit([Unit((Append(OUTBOX, one, on_fresh=said),)) for one in sent])
     receiver.commit([Unit((Append(INBOX, one, on_fresh=took),)) for one in accepted])
-    receiver.commit([Unit((Log(event),)) for event in heard or []])
+    receiver.commit([Unit((Log(event),)) for event in received or []])
     return sender, receiver
 
 
@@ -258,8 +258,8 @@ def test_a_perfect_run_holds() -> None:
 
 
 def test_duplicates_that_were_dropped_count_as_arrived() -> None:
-    heard = [Event(Kind.DUPLICATE, HOP, message=order(1).id) for _ in range(2)]
-    figures = counted(orders(1, 2), orders(1, 2), heard=heard)
+    received = [Event(Kind.DUPLICATE, HOP, message=order(1).id) for _ in range(2)]
+    figures = counted(orders(1, 2), orders(1, 2), received=received)
 
     assert figures.holds
     assert (figures.arrived, figures.arrived_unique, figures.duplicates) == (4, 2, 2)
@@ -292,7 +292,7 @@ def test_an_ack_for_an_order_that_no_ledger_knows_is_a_loss() -> None:
 
 def test_a_ledger_range_that_does_not_fit_its_records_is_found() -> None:
     lie = Event(Kind.ACCEPTED, HOP, stream=INBOX, epoch=1, first=1, last=1, n=2, fold=0)
-    figures = counted(orders(1), orders(1), heard=[lie])
+    figures = counted(orders(1), orders(1), received=[lie])
 
     assert figures.ledger_gaps == 1
     assert not figures.holds

@@ -32,7 +32,7 @@ def write(folder: Path, **files: str) -> Path:
 
 
 def test_our_own_modules_are_in_no_knot(script: ModuleType) -> None:
-    assert list(script.problems(script.import_graph(SCRIPT.parents[1] / "src"), script.BEING_UNTIED)) == []
+    assert list(script.problems(script.import_graph(SCRIPT.parents[1] / "src"))) == []
 
 
 def test_every_way_to_import_counts(script: ModuleType, tmp_path: Path) -> None:
@@ -47,22 +47,14 @@ def test_every_way_to_import_counts(script: ModuleType, tmp_path: Path) -> None:
 
     assert graph["pack.a"] == {"pack.b"}
     assert graph["pack.b"] == {"pack.inner.c"}
-    assert graph["pack.inner.c"] == {"pack.d", "pack.inner.g"}
+    assert graph["pack.inner.c"] == {"pack", "pack.d", "pack.inner", "pack.inner.g"}
     assert graph["pack.inner.g"] == {"pack"}
     assert script.cycles(graph) == [["pack.a", "pack.b", "pack.d", "pack.inner.c"]]
 
 
 def test_a_circle_of_three_is_allowed_and_one_of_four_is_shown(script: ModuleType) -> None:
-    assert list(script.problems(ring("a", "b", "c"), {})) == []
+    assert list(script.problems(ring("a", "b", "c"))) == []
 
-    [problem] = script.problems({**ring("a", "b", "c", "d"), "e": {"a"}}, {})
+    [problem] = script.problems({**ring("a", "b", "c", "d"), "e": {"a"}})
     assert problem.startswith("4 modules import each other in a circle: a, b, c, d\n  for one: a -> d -> c -> b -> a\n")
     assert "as an argument" in problem
-
-
-def test_a_known_knot_may_only_shrink(script: ModuleType) -> None:
-    knot = ring("a", "b", "c", "d", "e")
-    assert list(script.problems(knot, {"a": 5})) == []
-    assert ["5 modules" in problem for problem in script.problems(knot, {"a": 4})] == [True]
-    assert ["write 5 instead of 6" in problem for problem in script.problems(knot, {"a": 6})] == [True]
-    assert ["remove its entry" in problem for problem in script.problems(ring("a", "b"), {"a": 5})] == [True]

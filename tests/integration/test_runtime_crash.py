@@ -37,7 +37,7 @@ PRODUCERS = 64
 STREAM = "outbox/crash"
 INBOX = "inbox/crash"
 SECRET = b"crash"
-COMMIT_POINTS = ("commit.begin", "commit.applied", "commit.committed", "perform.told")
+COMMIT_POINTS = ("commit.begin", "commit.applied", "commit.committed", "perform.completed")
 HOP = f"{STREAM}>{INBOX}"
 
 

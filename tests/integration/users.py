@@ -132,7 +132,7 @@ def engine_of(make: Callable[..., Any], driver: str, url: str, **options: Any) -
 
 
 def _params(url: str) -> dict[str, Any]:
-    """Of a URL that names a socket: postgresql://user@/database?host=/folder."""
+    """The parts of a URL that names a socket: postgresql://user@/database?host=/folder."""
     parts = urlsplit(url)
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     host = query.get("host") or parts.hostname or ""

@@ -37,7 +37,7 @@ AT_LEAST = {
     "operator.discard": 2,
     "retention.swept": 500,
     "remote.away": 30,
-    "remote.unheard": 30,
+    "remote.unanswered": 30,
     "remote.duplicate": 30,
 }
 
@@ -64,7 +64,7 @@ FINDS = [
     ("happened 2 times and may at most once", "inbox-ambiguous-runs"),
     ("took effect after", "inbox-retry-loses-turn"),
     ("was accepted and is lost", "inbox-placeholder-committed-first"),
-    ("is not ended and open", "inbox-requeue-through-door"),
+    ("is not ended and open", "inbox-requeue-through-dedup"),
     ("under another id", "inbox-outgoing-ids-minted"),
     ("never sent", "inbox-relay-takes-silence-for-yes"),
     ("before its time", "inbox-scheduled-on-two-paths"),

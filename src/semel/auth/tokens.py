@@ -59,8 +59,8 @@ def service_token(
 ) -> str:
     """A token for one address of the REST API. Without roles it may do there whatever can be done."""
     check_subject(user, roles)
-    said: dict[str, Any] = {NAME_CLAIM: user, "role": list(roles)}
-    return sign_token(keys, audience, now, lifetime_s, {name: value for name, value in said.items() if value})
+    claims: dict[str, Any] = {NAME_CLAIM: user, "role": list(roles)}
+    return sign_token(keys, audience, now, lifetime_s, {name: value for name, value in claims.items() if value})
 
 
 def check_subject(user: str | None, roles: Sequence[str]) -> None:
@@ -200,11 +200,11 @@ def _time(payload: dict[str, Any], name: str) -> float | None:
 
 
 def _check_audience(payload: dict[str, Any], audiences: Iterable[str]) -> None:
-    said, asked = claim_items(payload, "aud", TOKEN_CHARS_MAX), tuple(audiences)
+    named, asked = claim_items(payload, "aud", TOKEN_CHARS_MAX), tuple(audiences)
     wanted: set[tuple[str, ...]] = set().union(*(_forms(audience) for audience in asked))
-    if not any(_forms(audience) & wanted for audience in said):
+    if not any(_forms(audience) & wanted for audience in named):
         raise AuthError(
-            f"the token is for another address: for {_shown(said)}, not for {_shown(asked)}",
+            f"the token is for another address: for {_shown(named)}, not for {_shown(asked)}",
             fix="its claim aud must be this address; behind a proxy, tell this server by which endpoint it is known",
         )
 

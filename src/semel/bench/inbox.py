@@ -161,15 +161,15 @@ class SideProcess:
         assert self._process.stdout is not None, "its pipes are ours"
         try:
             print(json.dumps({"do": do, **what}), file=self._process.stdin, flush=True)
-            said: dict[str, Any] = json.loads(self._process.stdout.readline() or '{"error": "it ended"}')
+            answer: dict[str, Any] = json.loads(self._process.stdout.readline() or '{"error": "it ended"}')
         except BrokenPipeError:
-            said = {"error": "it ended"}
-        if "error" in said:
+            answer = {"error": "it ended"}
+        if "error" in answer:
             raise PeerUnavailable(
-                f"{said['error']}\n{self._log.read_text()[-2000:]}",
+                f"{answer['error']}\n{self._log.read_text()[-2000:]}",
                 fix="what it printed is above; semel bench inbox --no-peers runs without peers",
             )
-        return Took(**said)
+        return Took(**answer)
 
     def close(self) -> None:
         self._process.communicate()

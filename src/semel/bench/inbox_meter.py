@@ -29,12 +29,8 @@ class Took:
     client_s: float
     server_s: float | None
 
-    @property
-    def processor_s(self) -> float:
-        return self.client_s + (self.server_s or 0.0)
-
     def and_then(self, other: Took) -> Took:
-        """Of messages that did one after the other."""
+        """Both together, one after the other."""
         server = None if self.server_s is None or other.server_s is None else self.server_s + other.server_s
         return Took(self.messages, self.wall_s + other.wall_s, self.client_s + other.client_s, server)
 
@@ -127,10 +123,10 @@ def answer(side: Side) -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         try:
-            said: dict[str, Any] = asdict(side(asked.pop("do"), asked))
+            answer: dict[str, Any] = asdict(side(asked.pop("do"), asked))
         except Exception as error:
             import traceback
 
             traceback.print_exc()
-            said = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(said), file=answers, flush=True)
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)

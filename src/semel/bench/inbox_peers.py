@@ -182,7 +182,7 @@ class Pgqueuer(_Peer):
 
         app.entrypoint("orders")(handle)
         await app.qm.queries.enqueue(["orders"] * count, _bodies(messages), [0] * count)
-        # it looks for the next batch when told, or after this time: so one batch is made to hold them all
+        # it looks for the next batch when notified, or after this time: so one batch is made to hold them all
         await app.run(dequeue_timeout=timedelta(seconds=0.1), batch_size=count)
         await effects.close()
 

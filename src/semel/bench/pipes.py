@@ -188,7 +188,7 @@ def _child(role: str, parent: Connection, side: str, count: int, options: BenchO
 
 
 async def _until_closed(parent: Connection) -> None:
-    """The parent closes its end when it has heard enough."""
+    """The parent closes its end when it has received enough."""
     try:
         await asyncio.to_thread(parent.recv)
     except EOFError:

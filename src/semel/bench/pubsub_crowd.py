@@ -80,11 +80,11 @@ class _Member(Subscriber):
 
     def receive(self, data: bytes) -> bytes:
         before = self.count
-        said = super().receive(data)
+        answer = super().receive(data)
         now, crowd = time.perf_counter(), self._crowd
         crowd.total += self.count - before
         crowd.waits += [now - sent for sent in crowd.times[before : self.count]]
-        return said
+        return answer
 
 
 def fan_out(server: SemelServer, members: int, body_bytes: int, window: int, seconds: float) -> FanOut:
@@ -171,8 +171,8 @@ class _Welcome(msgspec.Struct, rename="camel"):
 def recover(server: SemelServer, sessions: int, missed: int, body_bytes: int) -> Recovery:
     """Sessions lose their sockets, messages are published to them, and then the server is killed."""
     paths = []
-    for sock, heard in open_clients(server.port, server.path(GROUP), sessions):
-        paths.append(_way_back(heard))
+    for sock, received in open_clients(server.port, server.path(GROUP), sessions):
+        paths.append(_way_back(received))
         sock.close()
     block, size = send_frames(GROUP, body_bytes, missed)
     publisher = PublishLoad(open_clients(server.port, server.path(), 1)[0][0], acks(), block, size, missed)
@@ -182,13 +182,13 @@ def recover(server: SemelServer, sessions: int, missed: int, body_bytes: int) ->
     server.kill()
     server.start()
     start_s = time.perf_counter() - begin
-    for sock, heard in open_sockets(server.port, paths, Subprotocol.JSON_RELIABLE):
-        _receive_all(Wire(sock, Subscriber(acknowledges=False), heard), missed)
+    for sock, received in open_sockets(server.port, paths, Subprotocol.JSON_RELIABLE):
+        _receive_all(Wire(sock, Subscriber(acknowledges=False), received), missed)
     return Recovery(sessions, time.perf_counter() - begin, start_s)
 
 
-def _way_back(heard: bytes) -> str:
-    text = heard[heard.index(b'{"type":"system"') :]
+def _way_back(received: bytes) -> str:
+    text = received[received.index(b'{"type":"system"') :]
     welcome = msgspec.json.decode(text[: text.index(b"}") + 1], type=_Welcome)
     query = {"awps_connection_id": welcome.connection_id, "awps_reconnection_token": welcome.reconnection_token}
     return f"/client/hubs/{HUB}?{urlencode(query)}"

@@ -52,7 +52,7 @@ GOODBYE = masked((1000).to_bytes(2), 0x88)
 
 
 class Answers(Protocol):
-    """Hears everything that comes on a connection. `count` is how many messages are done with."""
+    """Receives everything that comes on a connection. `count` is how many messages are done with."""
 
     count: int
 
@@ -119,11 +119,11 @@ class Subscriber(Marked):
 class Wire:
     """A connection that listens."""
 
-    def __init__(self, sock: socket.socket, answers: Answers, heard: bytes = b"") -> None:
+    def __init__(self, sock: socket.socket, answers: Answers, received: bytes = b"") -> None:
         sock.setblocking(False)
         self.sock, self.answers = sock, answers
-        self._heard = heard
-        self._out = answers.receive(heard) if heard else b""
+        self._received = received
+        self._out = answers.receive(received) if received else b""
 
     @property
     def wants_to_write(self) -> bool:
@@ -136,10 +136,10 @@ class Wire:
             return
         if not data:
             raise PeerUnavailable(
-                f"the server has closed a connection of the bench, after {self._heard[-120:]!r}",
+                f"the server has closed a connection of the bench, after {self._received[-120:]!r}",
                 fix="see what it printed above",
             )
-        self._heard = data
+        self._received = data
         self._out += self.answers.receive(data)
         if self._out:
             self.write()
@@ -170,9 +170,9 @@ class PublishLoad(Wire):
         window: int,
         *,
         is_endless: bool = False,
-        heard: bytes = b"",
+        received: bytes = b"",
     ) -> None:
-        super().__init__(sock, answers, heard)
+        super().__init__(sock, answers, received)
         self.window = window
         self.done: Callable[[], int] = lambda: self.answers.count
         self._block, self._size = memoryview(block), size
@@ -219,17 +219,17 @@ def drive(publisher: PublishLoad, others: Sequence[Wire] = (), seconds: float | 
     with selectors.DefaultSelector() as selector:
         for wire in (publisher, *others):
             selector.register(wire.sock, selectors.EVENT_READ, wire)
-        begin = heard = now = time.perf_counter()
+        begin = received = now = time.perf_counter()
         writing: set[Wire] = set()
         publisher.fill()
         while not (publisher.is_idle and all(wire.answers.count >= publisher.sent for wire in others)):
-            heard = now if _turn(selector, writing) else heard
+            received = now if _turn(selector, writing) else received
             now = time.perf_counter()
             if seconds is not None and now - begin >= seconds:
                 publisher.stop()
             publisher.fill()
             _watch(selector, publisher, writing)
-            if now - heard > WAIT_S:
+            if now - received > WAIT_S:
                 raise PeerUnavailable(
                     f"{publisher.done():,} of {publisher.sent:,} messages were done, and then nothing came any more",
                     fix="run it on a machine at rest",
@@ -293,15 +293,15 @@ def _begin_socket(port: int, path: str, subprotocol: str | None) -> socket.socke
 
 
 def _head(sock: socket.socket, until: bytes) -> bytes:
-    heard = b""
-    while until not in heard:
+    received = b""
+    while until not in received:
         data = sock.recv(READ_BYTES)
-        heard += data
-        if not data or not heard.startswith(ACCEPTED[: len(heard)]):
+        received += data
+        if not data or not received.startswith(ACCEPTED[: len(received)]):
             raise PeerUnavailable(
-                f"a server does not let the bench in: {heard[-200:]!r}", fix="see what it printed above"
+                f"a server does not let the bench in: {received[-200:]!r}", fix="see what it printed above"
             )
-    return heard
+    return received
 
 
 def open_clients(port: int, path: str, count: int) -> list[tuple[socket.socket, bytes]]:

@@ -101,7 +101,7 @@ def _take(free: threading.Semaphore) -> None:
 
 @contextmanager
 def listening(wire: Wire) -> Iterator[None]:
-    """Meanwhile a thread hears what comes on this connection. It is closed at the end."""
+    """Meanwhile a thread receives what comes on this connection. It is closed at the end."""
     wire.sock.setblocking(True)
 
     def listen() -> None:
@@ -181,9 +181,9 @@ def _dial(port: int, process: subprocess.Popen[bytes], folder: Path) -> socket.s
             sock = socket.create_connection((HOST, port), WAIT_S)
         except ConnectionError:
             if process.poll() is not None or time.monotonic() > until:
-                said = (folder / "output").read_text(errors="replace")[-500:]
+                answer = (folder / "output").read_text(errors="replace")[-500:]
                 raise PeerUnavailable(
-                    f"a peer of the bench does not begin: {said}", fix="look at its message"
+                    f"a peer of the bench does not begin: {answer}", fix="look at its message"
                 ) from None
             time.sleep(0.05)
         else:
@@ -214,9 +214,9 @@ def nats(folder: Path, body_bytes: int, window: int, *, sync_always: bool) -> It
         def measure(seconds: float) -> float:
             sock = _dial(port, process, folder)
             sock.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\nSUB _INBOX.b 1\r\nPING\r\n')
-            heard = b""
-            while b"PONG" not in heard:
-                heard += sock.recv(READ_BYTES)
+            received = b""
+            while b"PONG" not in received:
+                received += sock.recv(READ_BYTES)
             packet = b"PUB %b _INBOX.b %d\r\n%b\r\n" % (SUBJECT.encode(), body_bytes, b"x" * body_bytes)
             publisher = PublishLoad(sock, Marked(b'"seq":'), packet * BLOCK, len(packet), window, is_endless=True)
             try:
@@ -311,13 +311,13 @@ def _open_channel(sock: socket.socket) -> None:
     def say(channel: int, command: Any, answer: type) -> None:
         """Each is answered by one frame, and nothing comes unasked."""
         sock.sendall(frame.marshal(command, channel))
-        heard = b""
-        while len(heard) < 7 or len(heard) < 8 + int.from_bytes(heard[3:7], "big"):
+        received = b""
+        while len(received) < 7 or len(received) < 8 + int.from_bytes(received[3:7], "big"):
             data = sock.recv(READ_BYTES)
             if not data:
                 raise PeerUnavailable("RabbitMQ has closed the connection", fix="see its log")
-            heard += data
-        found = frame.unmarshal(heard)[2]
+            received += data
+        found = frame.unmarshal(received)[2]
         if not isinstance(found, answer):
             raise PeerUnavailable(f"RabbitMQ answers {found!r}", fix="see its log")
 
@@ -357,25 +357,25 @@ class Mqtt:
 
     def receive(self, data: bytes) -> bytes:
         data = self._rest + data
-        said = bytearray()
+        answer = bytearray()
         at, size = 0, len(data)
         while size - at >= 4:
             kind = data[at]
             if kind == 0x70:
                 self.count += 1
             elif kind in _REPLIES:
-                said += bytes((_REPLIES[kind], 2, data[at + 2], data[at + 3]))
+                answer += bytes((_REPLIES[kind], 2, data[at + 2], data[at + 3]))
                 self.count += kind == 0x62
             elif kind == 0x34:
                 if size - at < self._size:
                     break
-                said += b"\x50\x02" + data[at + 4 + len(SUBJECT) + 1 :][:2]
+                answer += b"\x50\x02" + data[at + 4 + len(SUBJECT) + 1 :][:2]
                 at += self._size - 4
             else:
                 raise PeerUnavailable(f"Mosquitto says something else: {data[at:][:40]!r}", fix="report this")
             at += 4
         self._rest = data[at:]
-        return bytes(said)
+        return bytes(answer)
 
 
 @contextmanager

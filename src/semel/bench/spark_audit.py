@@ -74,7 +74,7 @@ def generate(
     segment_rows: int = SEGMENT_ROWS,
     step: Callable[[float], None] = lambda part: None,
 ) -> Generated:
-    """Write about so many events into an export folder, without a store. `step` hears which part of them is written.
+    """Write about so many events into an export folder, without a store. `step` gets the part that is written.
 
     Two pipelines of three hops. A message goes over the hops of its pipeline one after the other and leaves `sent`,
     `accepted` and `forwarded` on each. A few are lost, accepted twice, found to be duplicates, late by several places

@@ -49,7 +49,7 @@ class TurnsBenchOptions:
 
 @dataclass(frozen=True, slots=True)
 class LockWaits:
-    """Of commits beside so many handlers, in milliseconds."""
+    """How long commits wait for the write lock beside so many handlers, in milliseconds."""
 
     handlers: int
     in_turn: bool
@@ -205,7 +205,7 @@ def _commit_alone(store: SqliteStore, turn: int) -> float:
 
 
 def _look_alone(store: SqliteStore, turn: int) -> float:
-    """As if commits were so far apart that each looks into the file anew."""
+    """As if commits were so far apart that each looks into the file again."""
     now = time.monotonic() + turn * ALONE_LOOKS * 2 * LOOK_S
     begin = time.thread_time_ns()
     for number in range(ALONE_LOOKS):

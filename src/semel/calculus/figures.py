@@ -134,7 +134,7 @@ def _moments(element: Element) -> tuple[float, float, float]:
 
 
 def _rounded(share: float) -> float:
-    """A share nearer to 1 than a long calculation is exact is 1, so that a mode can be told from it."""
+    """A share nearer to 1 than a long calculation is exact is 1, so that the mode can be named."""
     return 1.0 if share > 1 - _ROUNDING else share
 
 

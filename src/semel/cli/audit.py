@@ -305,7 +305,7 @@ class _Job:
 
     def follow(self, following: FollowOptions, wanted: tuple[Finding, ...], terminal: Terminal) -> _Found:
         """Until Ctrl-C or a polite kill. Every judgement is printed in a line, and written where asked."""
-        from semel.cli.signals import until_told
+        from semel.cli.signals import until_signalled
         from semel.spark.audit import sources
         from semel.spark.audit.follow import follow
 
@@ -320,8 +320,8 @@ class _Job:
             self._put_tables(tables)
             _say_judgement(found.audit, wanted, terminal)
 
-        with _spark_failures(), until_told() as told:
-            follow(spark, self.sources, self.options, replace(following, stop=told), show)
+        with _spark_failures(), until_signalled() as is_signalled:
+            follow(spark, self.sources, self.options, replace(following, stop=is_signalled), show)
         return last[0]
 
     @property

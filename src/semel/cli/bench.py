@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +19,20 @@ if TYPE_CHECKING:
 
 
 FolderOption = Annotated[Path | None, option("--folder", "Where to measure. Default: this folder.", "DIR")]
+UrlOption = Annotated[str | None, option("--url", "A PostgreSQL server. Default: a private one.", "URL")]
+RoundsOption = Annotated[int, option("--rounds", "Rounds of each figure.", "N", min=1, max=100)]
+QuickOption = Annotated[bool, option("--quick", "Small sizes, to see that it works; judges nothing.")]
+body_bytes_option = partial(option, "--body-bytes", "Bytes in each body.", "N")
+window_option = partial(option, "--window", "Messages in flight.", "N", min=1)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlace:
+    """Where it is measured: on which PostgreSQL server, and in which folder."""
+
+    url: UrlOption = None
+    folder: FolderOption = None
+
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -42,13 +58,12 @@ def bench_group() -> None:
 @bundled
 def store(
     context: typer.Context,
+    place: BenchPlace,
     engine: Annotated[str, option("--engine", "sqlite or postgres.", "NAME")] = "sqlite",
-    url: Annotated[str | None, option("--url", "A PostgreSQL server. Default: a private one.", "URL")] = None,
     rows: Annotated[int, option("--rows", "Rows of each measurement.", "N", min=100)] = 5000,
     producers: Annotated[int, option("--producers", "Producers.", "N", min=1, max=10_000)] = 64,
-    body_bytes: Annotated[int, option("--body-bytes", "Bytes in each body.", "N", min=0, max=262_144)] = 500,
+    body_bytes: Annotated[int, body_bytes_option(min=0, max=262_144)] = 500,
     scales: Annotated[str, option("--scales", "Stored rows, in multiples of --rows.", "LIST")] = "1,10,100",
-    folder: FolderOption = None,
 ) -> CommandResult:
     """Durable commits per second, as a ratio to raw batches of the same rows and beside the disk's own limit.
 
@@ -61,19 +76,14 @@ def store(
       semel bench store --engine postgres --url postgresql://user@host/database
     """
     if engine == "postgres":
-        _check_installed("bench", *_POSTGRES[: 1 if url else 2])
+        _check_installed("bench", *_POSTGRES[: 1 if place.url else 2])
     from semel.bench.store import StoreBenchOptions, run, table
 
     terminal: Terminal = context.obj
     options = StoreBenchOptions(
-        engine=engine,
-        url=url,
-        rows=rows,
-        producers=producers,
-        body_bytes=body_bytes,
-        scales=parse_scales(scales),
-        folder=_checked_folder(folder),
-    )
+        engine=engine, url=place.url, rows=rows, producers=producers, body_bytes=body_bytes,
+        scales=parse_scales(scales), folder=_checked_folder(place.folder),
+    )  # fmt: skip
     result = run(options, terminal.live)
     return _judged(
         result,
@@ -114,18 +124,17 @@ def turns(
 @bundled
 def inbox(
     context: typer.Context,
+    place: BenchPlace,
     parts: Annotated[str, option("--parts", "postgres, sqlite, sweep, identities.", "LIST")] = "postgres,sqlite,sweep",
     messages: Annotated[int, option("--messages", "Of each measurement.", "N", min=50, max=1_000_000)] = 2000,
-    rounds: Annotated[int, option("--rounds", "In turns, the median counts.", "N", min=1, max=100)] = 5,
+    rounds: RoundsOption = 5,
     workers: Annotated[str, option("--workers", "How many handle at a time.", "LIST")] = "1,4,16",
-    body_bytes: Annotated[int, option("--body-bytes", "Bytes in each body.", "N", min=0, max=60_000)] = 200,
+    body_bytes: Annotated[int, body_bytes_option(min=0, max=60_000)] = 200,
     identities: Annotated[
         int | None, option("--identities", "Measure with so many remembered.", "N", min=1000, max=100_000_000)
     ] = None,
     no_peers: Annotated[bool, option("--no-peers", "Only raw SQL beside it.")] = False,
-    url: Annotated[str | None, option("--url", "A PostgreSQL server to use.", "URL")] = None,
-    quick: Annotated[bool, option("--quick", "Small sizes, to see that it works; judges nothing.")] = False,
-    folder: FolderOption = None,
+    quick: QuickOption = False,
 ) -> CommandResult:
     """Messages stored and handled per second in a database, beside the same statements by hand and beside peers.
 
@@ -140,14 +149,14 @@ def inbox(
       semel bench inbox --parts sqlite --quick
       semel bench inbox --identities 2000000
     """
-    _check_installed("bench", *_POSTGRES[: 1 if url else 2])
+    _check_installed("bench", *_POSTGRES[: 1 if place.url else 2])
     from semel.bench.inbox import PARTS, InboxBenchOptions, run, tables
 
     terminal: Terminal = context.obj
     asked = parse_parts(f"{parts},identities" if identities else parts, PARTS)
     options = InboxBenchOptions(
         asked, rounds, messages, parse_scales(workers, "--workers"), body_bytes, identities or 2_000_000, not no_peers,
-        url, _checked_folder(folder),
+        place.url, _checked_folder(place.folder),
     )  # fmt: skip
     result = run(options.quick() if quick else options, terminal.live)
     return _judged(
@@ -160,8 +169,8 @@ def inbox(
 def pipes(
     context: typer.Context,
     messages: Annotated[int, option("--messages", "Messages waiting at 1x.", "N", min=100, max=100_000)] = 2000,
-    body_bytes: Annotated[int, option("--body-bytes", "Bytes in each body.", "N", min=0, max=60_000)] = 100,
-    window: Annotated[int, option("--window", "Unconfirmed at once.", "N", min=1, max=100_000)] = 1000,
+    body_bytes: Annotated[int, body_bytes_option(min=0, max=60_000)] = 100,
+    window: Annotated[int, window_option(max=100_000)] = 1000,
     scales: Annotated[str, option("--scales", "Backlogs, in multiples of --messages.", "LIST")] = "1,10,100",
     folder: FolderOption = None,
 ) -> CommandResult:
@@ -186,16 +195,15 @@ def pipes(
 @bundled
 def pubsub(
     context: typer.Context,
+    place: BenchPlace,
     parts: Annotated[
         str, option("--parts", "publish, postgres, peers, fanout, idle, recover, growth: any of them.", "LIST")
     ] = "publish,postgres,peers,fanout,idle,recover,growth",
-    rounds: Annotated[int, option("--rounds", "Rounds of each figure.", "N", min=1, max=100)] = 3,
+    rounds: RoundsOption = 3,
     seconds: Annotated[float, option("--seconds", "Of each measurement of a rate.", "N", min=0.05, max=60)] = 2.0,
-    body_bytes: Annotated[int, option("--body-bytes", "Bytes in each body.", "N", min=126, max=16_000)] = 200,
-    window: Annotated[int, option("--window", "Messages in flight.", "N", min=1, max=10_000)] = 1000,
-    quick: Annotated[bool, option("--quick", "Small sizes, to see that it works; judges nothing.")] = False,
-    url: Annotated[str | None, option("--url", "A PostgreSQL server. Default: a private one.", "URL")] = None,
-    folder: FolderOption = None,
+    body_bytes: Annotated[int, body_bytes_option(min=126, max=16_000)] = 200,
+    window: Annotated[int, window_option(max=10_000)] = 1000,
+    quick: QuickOption = False,
 ) -> CommandResult:
     """Durable publishes, fan-out, idle connections and recovery, beside bare sockets and other brokers.
 
@@ -214,16 +222,11 @@ def pubsub(
     if "publish" in chosen:
         _check_installed("bench", "picows")
     if "postgres" in chosen:
-        _check_installed("bench", *_POSTGRES[: 1 if url else 2])
+        _check_installed("bench", *_POSTGRES[: 1 if place.url else 2])
     options = PubSubOptions(
-        parts=chosen,
-        rounds=rounds,
-        seconds=seconds,
-        body_bytes=body_bytes,
-        window=window,
-        url=url,
-        folder=_checked_folder(folder),
-    )
+        parts=chosen, rounds=rounds, seconds=seconds, body_bytes=body_bytes, window=window, url=place.url,
+        folder=_checked_folder(place.folder),
+    )  # fmt: skip
     if quick:
         terminal.note("small sizes: the figures mean little, and nothing is judged by them")
     result = run(options.quick() if quick else options, terminal.live)
@@ -234,17 +237,16 @@ def pubsub(
 @bundled
 def spark(
     context: typer.Context,
+    place: BenchPlace,
     events: Annotated[str, option("--events", "Sizes of the audit, in millions of events.", "LIST")] = "5,20",
     rows: Annotated[int, option("--rows", "Rows of the other parts.", "N", min=1000, max=100_000_000)] = 1_000_000,
     parts: Annotated[
         str, option("--parts", "audit, source, reorder, delivery: any of them.", "LIST")
     ] = "audit,source,reorder,delivery",
-    rounds: Annotated[int, option("--rounds", "Rounds of each figure.", "N", min=1, max=100)] = 3,
+    rounds: RoundsOption = 3,
     threads: Annotated[int, option("--threads", "Of each engine.", "N", min=1, max=1024)] = 2,
     memory: Annotated[str | None, option("--memory", "The heap of Spark's JVM, such as 6g.", "SIZE")] = None,
     postgres: Annotated[bool, option("--postgres", "Read from PostgreSQL as well as from SQLite.")] = False,
-    url: Annotated[str | None, option("--url", "A PostgreSQL server. Default: a private one.", "URL")] = None,
-    folder: FolderOption = None,
 ) -> CommandResult:
     """The audit beside DuckDB, Polars and a naive Spark query on the same files, and rows per second through Spark.
 
@@ -261,16 +263,9 @@ def spark(
 
     terminal: Terminal = context.obj
     options = SparkOptions(
-        events=parse_millions(events),
-        rows=rows,
-        parts=parse_parts(parts, PARTS),
-        rounds=rounds,
-        threads=threads,
-        memory=memory,
-        postgres=postgres or url is not None,
-        url=url,
-        folder=_checked_folder(folder),
-    )
+        events=parse_millions(events), rows=rows, parts=parse_parts(parts, PARTS), rounds=rounds, threads=threads,
+        memory=memory, postgres=postgres or place.url is not None, url=place.url, folder=_checked_folder(place.folder),
+    )  # fmt: skip
     result = run(options, terminal.live)
     return _judged(result, tables(result), "; ".join(result.misses), f"{_IDLE}, and with enough memory for the heap")
 

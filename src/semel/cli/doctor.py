@@ -121,7 +121,7 @@ def check_sqlite() -> DoctorCheck:
 
     options = _compile_options(sqlite3)
     least = ".".join(map(str, SQLITE_MIN))
-    detail = f"{sqlite3.sqlite_version}, " + ", ".join(sorted(options & _SQLITE_TELLING) or ["default options"])
+    detail = f"{sqlite3.sqlite_version}, " + ", ".join(sorted(options & _SQLITE_NOTABLE) or ["default options"])
     if sqlite3.sqlite_version_info < SQLITE_MIN:
         return DoctorCheck("SQLite", "bad", detail, f"use a Python with SQLite {least} or newer")
     if harmful := options & _SQLITE_HARMFUL:
@@ -130,7 +130,7 @@ def check_sqlite() -> DoctorCheck:
 
 
 _SQLITE_HARMFUL = frozenset({"THREADSAFE=0", "OMIT_WAL", "OMIT_JSON", "OMIT_AUTOINIT"})
-_SQLITE_TELLING = _SQLITE_HARMFUL | {
+_SQLITE_NOTABLE = _SQLITE_HARMFUL | {
     "THREADSAFE=1", "THREADSAFE=2", "DEFAULT_SYNCHRONOUS=2", "DEFAULT_WAL_SYNCHRONOUS=1", "DEFAULT_WAL_SYNCHRONOUS=2",
 }  # fmt: skip
 

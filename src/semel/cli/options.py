@@ -7,8 +7,8 @@ Options that belong together are one parameter of a command: a dataclass whose f
     def status(context: typer.Context, places: StoreOptions) -> CommandResult: ...
 
 On the command line they come after the command's own options, and `--json` and `--debug` after all of them. No command
-takes those two itself: `semel.cli.main` reads them before anything else, so that even a mistake in the rest is told in
-the form that was asked for.
+takes those two itself: `semel.cli.main` reads them before anything else, so that even a mistake in the rest is reported
+in the form that was asked for.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from semel.cli.options import (
     parse_duration,
     shown,
 )
-from semel.cli.signals import until_told
+from semel.cli.signals import until_signalled
 from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import ConfigError, NotAStore, PeerUnavailable, SemelError, StoreUnavailable
 from semel.words import plural
@@ -141,8 +141,8 @@ def run(
         check_executors(spark)
         update(what=f"running {found.name}")
         dead = runner.deaths(output, found.name)
-        with until_told() as told:
-            options.stop = told
+        with until_signalled() as is_signalled:
+            options.stop = is_signalled
             ended = runner.run(spark, found, output, options)
         dead = runner.deaths(output, found.name) - dead
     words = [f"{found.name}: {ended.state} after {_done(ended)}", *_dead_words(found, dead)]
@@ -380,6 +380,6 @@ def stop(
         if not runner.wait_for_end(opened_store, found.name, row.fence, wait_s):
             raise PeerUnavailable(
                 f"{row.owner} has not ended {found.name} within {wait_s:g} s",
-                fix="it was told, and ends as soon as it can; look again with: semel pipeline status",
+                fix="it was asked to, and ends as soon as it can; look again with: semel pipeline status",
             )
     return CommandResult({"name": found.name, "stopped": True, "owner": row.owner}, [f"{found.name} has ended"])

@@ -302,7 +302,7 @@ def _solution_view(solution: Solution, width: int) -> list[str]:
 
 # -- what was calculated beside what a simulation measured, and whether chance explains the difference
 
-ATTEMPTS_TOLD = 100
+ATTEMPTS_SHOWN = 100
 """So many attempts of one message are over before the next one comes."""
 
 
@@ -396,7 +396,7 @@ def _late(path: Path) -> tuple[bool, float]:
             continue
         late = late or stretch.rtt_s > options.timeout
         widest = options.timeout if options.backoff == 1 else options.longest_wait
-        longest += once + (widest + once) * min(options.attempts or ATTEMPTS_TOLD, ATTEMPTS_TOLD)
+        longest += once + (widest + once) * min(options.attempts or ATTEMPTS_SHOWN, ATTEMPTS_SHOWN)
     return late, longest
 
 

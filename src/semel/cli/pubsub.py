@@ -175,12 +175,12 @@ def _pages(
     return found, True
 
 
-def _nothing(server: RemoteServer, hub: str, said: str) -> str:
+def _nothing(server: RemoteServer, hub: str, nothing: str) -> str:
     """Perhaps another hub was meant."""
     names = [each["name"] for each in server.get(HUBS, "hubs")["hubs"]]
     if hub.lower() in names or not names:
-        return said
-    return f"{said}: {plain(hub)} is none of the hubs that are used, {_few(names)}"
+        return nothing
+    return f"{nothing}: {plain(hub)} is none of the hubs that are used, {_few(names)}"
 
 
 def _listed(name: str, found: list[dict[str, Any]], more: bool, table: Table, nothing: str) -> CommandResult:
@@ -228,10 +228,10 @@ def send(
     body = _body(text, file)
     with place.server() as server:
         query = {"messageTtlSeconds": ttl, "filter": filter_}
-        said = server.rest("POST", f"{path}/:send", query, body=body, headers=headers)
-    is_new = REPEATED not in said
-    told = f"sent {human_bytes(len(body))} to {_named(to)}" if is_new else "sent before under this key: not sent again"
-    return CommandResult({"hub": hub, **to, "bytes": len(body), "new": is_new}, [told])
+        answer = server.rest("POST", f"{path}/:send", query, body=body, headers=headers)
+    is_new = REPEATED not in answer
+    line = f"sent {human_bytes(len(body))} to {_named(to)}" if is_new else "sent before under this key: not sent again"
+    return CommandResult({"hub": hub, **to, "bytes": len(body), "new": is_new}, [line])
 
 
 _CONTENT_TYPES = {"text": "text/plain", "json": "application/json", "binary": "application/octet-stream"}
@@ -259,7 +259,7 @@ def close(
     user: UserOption = None,
     connection: ConnectionIdOption = None,
     everybody: EverybodyOption = False,
-    reason: Annotated[str, option("--reason", "What the clients are told.", "TEXT")] = "",
+    reason: Annotated[str, option("--reason", "The reason that the clients get.", "TEXT")] = "",
 ) -> CommandResult:
     """Close connections and end their sessions, with all that they have not acknowledged.
 
@@ -274,8 +274,8 @@ def close(
         found = server.has(path) if not everybody else bool(_pages(server, hub, "connections", 1, {})[0])
         asked = ("DELETE", path) if connection is not None else ("POST", f"{path}/:closeConnections")
         server.rest(*asked, {"reason": reason or None})
-    told = f"closed {_named(to)}" if found else f"nobody was there: {_named(to)}"
-    return CommandResult({"hub": hub, **to, "found": found}, [told])
+    line = f"closed {_named(to)}" if found else f"nobody was there: {_named(to)}"
+    return CommandResult({"hub": hub, **to, "found": found}, [line])
 
 
 def _receivers(

@@ -200,12 +200,12 @@ class RemoteServer:
         """An answer of the API for operators, with a list of this name in it."""
         response = self._send("GET", path, query or {})
         try:
-            said = response.json()
+            answer = response.json()
         except ValueError:
-            said = None
-        if not isinstance(said, dict) or not isinstance(said.get(name), list):
+            answer = None
+        if not isinstance(answer, dict) or not isinstance(answer.get(name), list):
             raise RemoteProtocolError(f"{self._place.endpoint} did not answer with {name}", fix=_NOT_SEMEL)
-        return said
+        return answer
 
     def rest(
         self,
@@ -240,12 +240,12 @@ class RemoteServer:
 
         url = f"{self._place.endpoint}{path}"
         token = service_token(self._place.keys, url, now=time.time())
-        said = {name: value for name, value in query.items() if value is not None}
+        params = {name: value for name, value in query.items() if value is not None}
         try:
             response = self._client.request(
                 method,
                 url,
-                params=said,  # type: ignore[arg-type]
+                params=params,  # type: ignore[arg-type]
                 content=body,
                 headers={**(headers or {}), "authorization": f"Bearer {token}"},
             )
@@ -260,19 +260,19 @@ def _no_answer(endpoint: str, error: httpx.HTTPError) -> PeerUnavailable:
     """What TLS says of itself does not help people."""
     import httpx
 
-    said = str(error) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in said:
-        why = said.rpartition("verify failed: ")[2].partition(" (_ssl")[0]
+    cause = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in cause:
+        why = cause.rpartition("verify failed: ")[2].partition(" (_ssl")[0]
         return PeerUnavailable(
             f"the certificate of {endpoint} is not trusted: {why}",
             fix="name the certificate that signed it, or itself if it did so: --ca cert.pem",
         )
     fix = "is the server running, and is this its address?"
-    if "[SSL" in said:
+    if "[SSL" in cause:
         fix = "does it serve TLS there? if not, its address begins with http://"
     elif endpoint.startswith("http://") and isinstance(error, httpx.RemoteProtocolError):
         fix = "does it serve TLS there? then its address begins with https://"
-    return PeerUnavailable(f"{endpoint} does not answer: {said}", fix=fix)
+    return PeerUnavailable(f"{endpoint} does not answer: {cause}", fix=fix)
 
 
 _NOT_SEMEL = "is this the address of a server of Semel?"
@@ -314,8 +314,8 @@ def _refusal(endpoint: str, response: httpx.Response) -> SemelError:
 def _message(response: httpx.Response) -> str:
     """What the server says, if it is one of ours."""
     try:
-        said = response.json()
+        answer = response.json()
     except ValueError:
-        said = None
-    message = said.get("message") if isinstance(said, dict) else None
+        answer = None
+    message = answer.get("message") if isinstance(answer, dict) else None
     return str(message)[:500] if message else response.reason_phrase

@@ -136,7 +136,7 @@ def _keep_log(*, who_is_refused: bool) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(lines)
     logging.basicConfig(handlers=[handler])
-    # what the driver complains of is told by the store, in our words
+    # what the driver complains of is reported by the store, in our words
     logging.getLogger("psycopg").setLevel(logging.ERROR)
     if who_is_refused:
         logging.getLogger("semel").setLevel(logging.INFO)
@@ -211,7 +211,7 @@ def _handlers(hub: HubSection) -> Handlers:
 
 def _limits(server: ServerSection, note: Callable[[str], None]) -> ListenerLimits:
     """A connection is an open file, and where there are no more of them it would be closed without an answer: so the
-    listener has to know. Who chose a number that does not fit is told."""
+    listener has to know. A number that does not fit is reported."""
     from semel.runtime.server.limits import ListenerLimits
 
     connections = _with_files_for(server.connections)
@@ -251,13 +251,13 @@ async def _serve(
 
     from semel.runtime.server.server import serving
 
-    told, loop = asyncio.Event(), asyncio.get_running_loop()
+    signalled, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, signalled.set)
     try:
         async with serving(store, settings, parts) as listening:
             ready(listening)
-            await told.wait()
+            await signalled.wait()
             forced_exit.within(END_S)
     except CommitInDoubt as doubt:
         forced_exit.within(STUCK_END_S, doubt.exit_code)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 @contextmanager
 def ended_by(handler: Callable[..., object]) -> Iterator[None]:
     """Both signals call `handler`. A shell that starts a command in the background makes it deaf to Ctrl-C; what runs
-    until it is told to end listens all the same, as `semel serve` does."""
+    until it is asked to end listens all the same, as `semel serve` does."""
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -21,17 +21,17 @@ def ended_by(handler: Callable[..., object]) -> Iterator[None]:
 
 
 @contextmanager
-def until_told() -> Iterator[Callable[[], bool]]:
+def until_signalled() -> Iterator[Callable[[], bool]]:
     """They ask for an end. A second one does not wait for it."""
-    told = threading.Event()
+    signalled = threading.Event()
 
     def handle(number: int, frame: object) -> None:
-        if told.is_set():
+        if signalled.is_set():
             raise KeyboardInterrupt
-        told.set()
+        signalled.set()
 
     with ended_by(handle):
-        yield told.is_set
+        yield signalled.is_set
 
 
 @contextmanager

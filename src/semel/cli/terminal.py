@@ -77,7 +77,7 @@ class Terminal:
     @contextmanager
     def progress(self, what: str, total: float | None = None) -> Iterator[Callable[..., None]]:
         """A progress bar on stderr where a person waits. Yields `update(done, what=…, total=…)`. A terminal that cannot
-        draw is told what goes on, line by line."""
+        draw gets what goes on as lines."""
         if not self.shows_progress:
             yield lambda done=0, what="", total=None: None
             return

@@ -19,7 +19,7 @@ BATCH = 1000
 
 @dataclass(frozen=True, slots=True)
 class DemoFigures:
-    """`acked_lost` are orders that a customer was told are placed, and that the receiver never accepted. `unknown` are
+    """`acked_lost` are orders that were confirmed to a customer, and that the receiver never accepted. `unknown` are
     accepted messages that nobody sent. `ledger_gaps` are ranges of a ledger that do not fit the records they name."""
 
     sent: int
@@ -63,17 +63,17 @@ class DemoFigures:
 
 
 def count(sender: Store, receiver: Store, acked: set[str]) -> DemoFigures:
-    """`acked` is what the customers were told, as heard by the parent of both processes."""
+    """`acked` is what was confirmed to the customers, as reported to the parent of both processes."""
     outbox, inbox = list(_records(sender, OUTBOX)), list(_records(receiver, INBOX))
-    said, heard = list(_events(sender)), list(_events(receiver))
-    sent_ids, sent_gaps = _expand(said, Kind.SENT, outbox)
-    accepted_ids, accepted_gaps = _expand(heard, Kind.ACCEPTED, inbox)
-    duplicates = [event.message for event in heard if event.kind is Kind.DUPLICATE]
-    rejected = [event.message for event in heard if event.kind is Kind.REJECTED]
+    by_sender, by_receiver = list(_events(sender)), list(_events(receiver))
+    sent_ids, sent_gaps = _expand(by_sender, Kind.SENT, outbox)
+    accepted_ids, accepted_gaps = _expand(by_receiver, Kind.ACCEPTED, inbox)
+    duplicates = [event.message for event in by_receiver if event.kind is Kind.DUPLICATE]
+    rejected = [event.message for event in by_receiver if event.kind is Kind.REJECTED]
     sent, accepted = set(sent_ids), set(accepted_ids)
     return DemoFigures(
         sent=len(sent),
-        resent=sum(event.n for event in said if event.kind is Kind.RESENT),
+        resent=sum(event.n for event in by_sender if event.kind is Kind.RESENT),
         arrived=len(accepted_ids) + len(duplicates) + len(rejected),
         arrived_unique=len(accepted.union(duplicates, rejected)),
         accepted=len(accepted_ids),

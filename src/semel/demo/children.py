@@ -32,8 +32,8 @@ LINE_BYTES_MAX = 1024 * 1024
 REPORT_S = 0.02
 """How often a child says how far it is."""
 
-Hear = Callable[[dict[str, Any]], None]
-"""Hears each line that a child says."""
+OnReport = Callable[[dict[str, Any]], None]
+"""Called with each line that a child writes, as JSON."""
 
 Role = Callable[[dict[str, Any], asyncio.Event], Awaitable[None]]
 """What a child does with its orders until the event says that it should end."""
@@ -43,12 +43,12 @@ class Child:
     """A process as its parent sees it. `log` is the file that its standard error goes to, `fix` what people are
     advised when it fails."""
 
-    def __init__(self, role: str, process: Process, log: Path, hear: Hear, fix: str) -> None:
+    def __init__(self, role: str, process: Process, log: Path, on_report: OnReport, fix: str) -> None:
         self.role = role
         self.process = process
         self.log = log
         self.fix = fix
-        self._hear = hear
+        self._on_report = on_report
         self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._listening = asyncio.create_task(self._listen())
 
@@ -59,7 +59,7 @@ class Child:
         module: str,
         config: dict[str, Any],
         log: Path,
-        hear: Hear,
+        on_report: OnReport,
         *,
         fix: str = "fix what it complains about",
         environment: dict[str, str] | None = None,
@@ -71,7 +71,7 @@ class Child:
                 stdin=PIPE, stdout=PIPE, stderr=errors, start_new_session=True, limit=LINE_BYTES_MAX,
                 env={**(os.environ if environment is None else environment), limits.VARIABLE: f"{limits.factor():.2f}"},
             )  # fmt: skip
-        child = cls(role, process, log, hear, fix)
+        child = cls(role, process, log, on_report, fix)
         assert process.stdin is not None
         process.stdin.write(json.dumps(config).encode() + b"\n")
         return child
@@ -123,10 +123,10 @@ class Child:
             self._ready.set_exception(self.trouble(f"ended with code {code} before it was ready"))
             self._ready.exception()  # seen, also when nobody awaits it any more
 
-    def _take(self, said: dict[str, Any]) -> None:
-        if "ready" in said and not self._ready.done():
-            self._ready.set_result(said)
-        self._hear(said)
+    def _take(self, report: dict[str, Any]) -> None:
+        if "ready" in report and not self._ready.done():
+            self._ready.set_result(report)
+        self._on_report(report)
 
 
 # -- in the child

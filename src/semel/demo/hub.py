@@ -4,8 +4,8 @@ clients process     ┐
                     ├ link that is cut → `semel serve`, killed with -9, own SQLite file
 Microsoft's client  ┘
 
-Every client publishes to one group and hears all of it. The children say what they were told is published and what
-they heard; what was published is held against what each of them heard.
+Every client publishes to one group and receives all of it. The children report what is surely published and what
+they received; what was published is compared with what each of them received.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from semel.auth.keys import AccessKeys
-from semel.demo import proof
 from semel.demo.children import Child
 from semel.demo.options import HUB, HUB_GROUP, DemoOptions
+from semel.demo.proof import is_possible
 from semel.demo.story import Story, note
 from semel.errors import PeerUnavailable
 from semel.pubsub.protocol.client_tokens import client_token
@@ -46,7 +46,7 @@ CUT_S = 0.25
 WATCH_S = 0.02
 TOKEN_S = 6 * 3600.0
 RECOVERY_S = 90.0
-"""How long the server keeps the session of a client that it does not hear from."""
+"""How long the server keeps the session of a client that is silent."""
 
 
 def has_microsoft() -> bool:
@@ -57,8 +57,8 @@ def has_microsoft() -> bool:
 
 
 @dataclass(slots=True)
-class Heard:
-    """What the children have said so far: which messages are surely published, and what each client heard, with its
+class ClientReports:
+    """What the children have reported: which messages are surely published, and what each client received, with its
     sequenceId."""
 
     published: list[str] = field(default_factory=list)
@@ -66,19 +66,19 @@ class Heard:
     done: set[str] = field(default_factory=set)
     changed_at: float = field(default_factory=time.monotonic)
 
-    def receive(self, said: dict[str, Any]) -> None:
-        self.published += said.get("published", ())
-        for client, heard in said.get("heard", {}).items():
-            self.by_client.setdefault(client, []).extend((sequence_id, id) for sequence_id, id in heard)
-        if "done" in said:
-            self.done.add(said["done"])
+    def receive(self, report: dict[str, Any]) -> None:
+        self.published += report.get("published", ())
+        for client, received in report.get("received", {}).items():
+            self.by_client.setdefault(client, []).extend((sequence_id, id) for sequence_id, id in received)
+        if "done" in report:
+            self.done.add(report["done"])
         self.changed_at = time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
 class HubFigures:
-    """`due` is what all clients together had to hear. `lost` was published and not heard by one of them, `doubled` was
-    heard again, `disorder` heard after a later one of the same publisher, `unknown` never published."""
+    """`due` is what all clients had to receive. `lost` was published and did not come to one of them, `doubled`
+    came again, `disorder` after a later one of the same publisher, `unknown` was never published."""
 
     clients: int
     with_microsoft: bool
@@ -97,9 +97,9 @@ class HubFigures:
         return self.published > 0 and not (self.lost or self.doubled or self.disorder or self.unknown)
 
 
-def count(clients: Sequence[str], heard: Heard, cuts: int, kills: int) -> HubFigures:
-    published = set(heard.published)
-    by_client = {client: _in_order(client, heard.by_client.get(client, [])) for client in clients}
+def count(clients: Sequence[str], reports: ClientReports, cuts: int, kills: int) -> HubFigures:
+    published = set(reports.published)
+    by_client = {client: _in_order(client, reports.by_client.get(client, [])) for client in clients}
     copies = {client: Counter(ids) for client, ids in by_client.items()}
     return HubFigures(
         clients=len(clients),
@@ -116,9 +116,9 @@ def count(clients: Sequence[str], heard: Heard, cuts: int, kills: int) -> HubFig
     )
 
 
-def _in_order(client: str, heard: list[tuple[int, str]]) -> list[str]:
+def _in_order(client: str, received: list[tuple[int, str]]) -> list[str]:
     """Microsoft's client calls back in a thread for each message, so only their numbers tell how they came."""
-    return [id for _, id in (sorted(heard) if client == MICROSOFT else heard)]
+    return [id for _, id in (sorted(received) if client == MICROSOFT else received)]
 
 
 def _disorder(ids: Sequence[str]) -> int:
@@ -138,7 +138,7 @@ class HubShow:
         recovery = {"SEMEL_PUBSUB__RECOVERY_S": f"{limits.scaled(RECOVERY_S):.0f}"}
         self.server = ServeProcess(self._url("hub"), folder / "serve.log", settings=recovery)
         self.proxy = ByteProxy(("127.0.0.1", 0), seed=options.seed)
-        self.heard = Heard()
+        self.reports = ClientReports()
         self.children: list[Child] = []
         self.clients = (*OURS, *([MICROSOFT] if has_microsoft() else []))
         self.kills = 0
@@ -148,7 +148,7 @@ class HubShow:
             note(progress.console, "without Microsoft's own client, which needs azure-messaging-webpubsubclient")
         total = sum(map(self._messages_of, self.clients))
         story = Story(progress, "starting the pub/sub server", total * len(self.clients))
-        telling = asyncio.create_task(story.tell())
+        notes = asyncio.create_task(story.print_notes())
         try:
             async with self._processes(story):
                 await self._watch(story, progress.console, total)
@@ -158,8 +158,8 @@ class HubShow:
                 await self.server.stop()
             story.now("all delivered")
         finally:
-            telling.cancel()
-        return count(self.clients, self.heard, sum(self.proxy.struck.values()), self.kills)
+            notes.cancel()
+        return count(self.clients, self.reports, sum(self.proxy.struck.values()), self.kills)
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -175,7 +175,7 @@ class HubShow:
     @asynccontextmanager
     async def _processes(self, story: Story) -> AsyncIterator[None]:
         try:
-            if self.options.audit and proof.is_possible():
+            if self.options.audit and is_possible():
                 await asyncio.to_thread(self._keep_all)
             await self.server.start()
             self.proxy.target = ("127.0.0.1", self.server.port)
@@ -206,13 +206,13 @@ class HubShow:
             }  # fmt: skip
             module = "semel.demo.hub_clients" if role == "clients" else "semel.demo.hub_microsoft"
             log = self.folder / f"{role}.log"
-            self.children.append(await Child.start(role, module, config, log, self.heard.receive))
+            self.children.append(await Child.start(role, module, config, log, self.reports.receive))
         for child in self.children:
             story.now(f"waiting for {WHO[child.role]} to join")
             await child.ready()
-        # whoever has joined hears everything: so nobody begins before all have
+        # whoever has joined receives everything: so nobody begins before all have
         (self.folder / "go").touch()
-        self.heard.changed_at = time.monotonic()
+        self.reports.changed_at = time.monotonic()
 
     def _messages_of(self, client: str) -> int:
         each = max(1, min(EACH_MAX, self.options.messages // 10))
@@ -230,13 +230,13 @@ class HubShow:
     async def _watch(self, story: Story, console: Console, total: int) -> None:
         cut_at = time.monotonic() + CUT_S
         while not self._is_done():
-            if self.kills < self.options.kills and len(self.heard.published) >= self._next_kill(total):
+            if self.kills < self.options.kills and len(self.reports.published) >= self._next_kill(total):
                 await self._kill(story, console)
             if self.options.cuts and time.monotonic() >= cut_at:
                 self.proxy.strike(self.proxy.chance.choice((ByteFault.RESET, ByteFault.TORN, ByteFault.END)))
                 cut_at = time.monotonic() + CUT_S
             self._check()
-            story.now(self._doing(), sum(map(len, self.heard.by_client.values())))
+            story.now(self._doing(), sum(map(len, self.reports.by_client.values())))
             await asyncio.sleep(WATCH_S)
 
     def _next_kill(self, total: int) -> int:
@@ -244,30 +244,34 @@ class HubShow:
 
     def _doing(self) -> str:
         """Microsoft's client is the last as a rule: it waits after each cut."""
-        if len(self.heard.done) == len(self.clients):
-            return "all published, waiting until everybody has heard it"
-        if len(self.heard.done) == len(self.clients) - 1 and MICROSOFT in self.clients:
+        if len(self.reports.done) == len(self.clients):
+            return "all published, waiting until everybody has received it"
+        if len(self.reports.done) == len(self.clients) - 1 and MICROSOFT in self.clients:
             return "delivered, Microsoft's client is still publishing"
         return "delivered"
 
     def _is_done(self) -> bool:
-        """Everybody has published, and has heard as much as there is. Who hears too much is found by the count."""
-        if len(self.heard.done) < len(self.clients) or self.kills < self.options.kills:
+        """Everybody has published, and has received as much as there is. Who receives too much is found by the
+        count."""
+        if len(self.reports.done) < len(self.clients) or self.kills < self.options.kills:
             return False
-        return all(len(self.heard.by_client.get(client, ())) >= len(self.heard.published) for client in self.clients)
+        return all(
+            len(self.reports.by_client.get(client, ())) >= len(self.reports.published) for client in self.clients
+        )
 
     async def _kill(self, story: Story, console: Console) -> None:
         pid = self.server.pid
         await self.server.kill()
         self.kills += 1
+        published = len(self.reports.published)
         story.now("starting the pub/sub server again")
         console.print(
-            f"kill -9 of the pub/sub server, process {pid}, at {len(self.heard.published):,} published, and a new one",
+            f"kill -9 of the pub/sub server, process {pid}, at {published:,} published, and a new one",
             style="yellow",
             highlight=False,
         )
         await self.server.start()
-        self.heard.changed_at = time.monotonic()
+        self.reports.changed_at = time.monotonic()
 
     def _check(self) -> None:
         for child in self.children:
@@ -276,9 +280,10 @@ class HubShow:
         if not self.server.is_running:
             raise self.server.trouble("ended by itself")
         stall_s = limits.scaled(self.options.stall_s)
-        if time.monotonic() - self.heard.changed_at > stall_s:
-            heard = ", ".join(f"{name} {len(self.heard.by_client.get(name, ())):,}" for name in self.clients)
+        if time.monotonic() - self.reports.changed_at > stall_s:
+            published = len(self.reports.published)
+            received = ", ".join(f"{name} {len(self.reports.by_client.get(name, ())):,}" for name in self.clients)
             raise PeerUnavailable(
-                f"nothing has moved for {stall_s:.0f} s: {len(self.heard.published):,} published; heard by {heard}",
+                f"nothing has moved for {stall_s:.0f} s: {published:,} published; received by {received}",
                 fix="run with --keep and look at the logs in the folder",
             )

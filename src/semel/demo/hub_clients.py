@@ -1,4 +1,4 @@
-"""The demo's own clients of the hub: three in one process, each publishes and hears what all publish."""
+"""The demo's own clients of the hub: three in one process, each publishes and receives what all publish."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def options() -> ClientOptions:
 
 
 class ClientBook:
-    """What a client process says it sends goes into its own ledger first; what it hears, to its parent."""
+    """What a client process says it sends goes into its own ledger first; its parent gets what it receives."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._published: list[str] = []
-        self._heard: dict[str, list[tuple[int, str]]] = {}
+        self._received: dict[str, list[tuple[int, str]]] = {}
 
     def sends(self, message: str) -> None:
         self._store.commit([Unit((Log(Event(Kind.SENT, HUB_HOP, message=message)),))])
@@ -49,21 +49,21 @@ class ClientBook:
         with self._lock:
             self._published.append(id)
 
-    def heard(self, client: str, id: str, sequence_id: int) -> None:
+    def received(self, client: str, id: str, sequence_id: int) -> None:
         with self._lock:
-            self._heard.setdefault(client, []).append((sequence_id, id))
+            self._received.setdefault(client, []).append((sequence_id, id))
 
     async def report(self, ended: asyncio.Event) -> None:
         while not ended.is_set():
             await pause(ended, REPORT_S)
-            self.tell()
+            self.send_report()
 
-    def tell(self, **more: str) -> None:
+    def send_report(self, **more: str) -> None:
         with self._lock:
             published, self._published = self._published, []
-            heard, self._heard = self._heard, {}
-            if published or heard or more:
-                say(published=published, heard=heard, **more)
+            received, self._received = self._received, {}
+            if published or received or more:
+                say(published=published, received=received, **more)
 
 
 async def wait_for_go(file: str, ended: asyncio.Event) -> None:
@@ -80,7 +80,7 @@ async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
             clients = {}
             for name, url in config["urls"].items():
                 client = WebPubSubClient(url, options=options())
-                client.on_message(_hearing(name, book))
+                client.on_message(_recorder(name, book))
                 clients[name] = await stack.enter_async_context(client)
                 await client.join_group(HUB_GROUP)
             say(ready=True)
@@ -89,24 +89,24 @@ async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
                 group.create_task(book.report(ended))
                 for name, client in clients.items():
                     group.create_task(publish(name, client, config["messages"], book))
-        book.tell()
+        book.send_report()
     finally:
         store.close()
 
 
-def _hearing(name: str, book: ClientBook) -> Callable[[Message], None]:
-    return lambda message: book.heard(name, message.data["id"], message.sequence_id or 0)
+def _recorder(name: str, book: ClientBook) -> Callable[[Message], None]:
+    return lambda message: book.received(name, message.data["id"], message.sequence_id or 0)
 
 
 async def publish(name: str, client: WebPubSubClient, messages: int, book: ClientBook) -> None:
-    """One after the other, so that the order in which they are heard can be judged."""
+    """One after the other, so that the order in which they arrive can be judged."""
     for number in range(1, messages + 1):
         id = f"{name}-{number}"
         book.sends(id)
         await client.send_to_group(HUB_GROUP, {"id": id}, id=id)
         book.published(id)
         await asyncio.sleep(PACE_S)
-    book.tell(done=name)
+    book.send_report(done=name)
 
 
 if __name__ == "__main__":

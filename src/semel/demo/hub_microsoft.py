@@ -1,4 +1,4 @@
-"""Microsoft's own Python client in the demo, as it comes from the registry. It publishes and hears like ours.
+"""Microsoft's own Python client in the demo, as it comes from the registry. It publishes and receives like ours.
 
 What its own retries send again goes out under new ackIds, and so twice. So they are off, and whoever uses it asks again
 under the same ackId until the hub has answered.
@@ -36,7 +36,7 @@ GIVE_UP_S = 50.0
 wrong."""
 RECOVER_S = 10.0
 LAST_ACK_S = 1.2
-"""It acknowledges what it has heard once a second."""
+"""It acknowledges what it has received once a second."""
 
 
 def give_up_at() -> float:
@@ -63,7 +63,7 @@ def publish(name: str, client: WebPubSubClient, messages: int, book: ClientBook)
         ask(client.send_to_group, HUB_GROUP, {"id": id}, "json", ack_id=ack_id)
         book.published(id)
         time.sleep(PACE_S)
-    book.tell(done=name)
+    book.send_report(done=name)
 
 
 def joined(url: str, receive: Callable[[OnGroupDataMessageArgs], None]) -> WebPubSubClient:
@@ -100,7 +100,7 @@ async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
 
     def receive(message: OnGroupDataMessageArgs) -> None:
         assert isinstance(message.data, dict)
-        book.heard(name, message.data["id"], message.sequence_id or 0)
+        book.received(name, message.data["id"], message.sequence_id or 0)
 
     try:
         client = await asyncio.to_thread(joined, url, receive)
@@ -111,7 +111,7 @@ async def speak(config: dict[str, Any], ended: asyncio.Event) -> None:
             group.create_task(asyncio.to_thread(publish, name, client, config["messages"], book))
         await asyncio.sleep(LAST_ACK_S)
         await asyncio.to_thread(client.close)
-        book.tell()
+        book.send_report()
     finally:
         store.close()
 

@@ -22,11 +22,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from semel.demo import proof
 from semel.demo.audit import DemoFigures, count
 from semel.demo.children import Child
 from semel.demo.hub import HubShow
 from semel.demo.options import RECEIVER, SENDER, DemoOptions
+from semel.demo.proof import audit
 from semel.demo.report import DemoResult
 from semel.demo.story import Story, progress_on
 from semel.errors import ConfigError, PeerUnavailable
@@ -52,15 +52,15 @@ def run(options: DemoOptions, console: Console | None = None) -> DemoResult:
         if not options.audit:
             return result
         stores = tuple(f"sqlite:///{folder / role}.db" for role in (SENDER, RECEIVER))
-        return replace(result, audit=proof.audit((*stores, *(hub.stores if hub else ())), result.folder, console))
+        return replace(result, audit=audit((*stores, *(hub.stores if hub else ())), result.folder, console))
 
 
 async def _both(show: _Show, hub: HubShow | None, console: Console) -> DemoResult:
     """Side by side: each of them waits most of the time. If one fails, the other is ended."""
     with progress_on(console) as progress:
         shown = asyncio.create_task(show.run(progress))
-        heard = asyncio.create_task(hub.run(progress)) if hub is not None else None
-        running = [task for task in (shown, heard) if task is not None]
+        with_hub = asyncio.create_task(hub.run(progress)) if hub is not None else None
+        running = [task for task in (shown, with_hub) if task is not None]
         try:
             await asyncio.gather(*running)
         finally:
@@ -69,7 +69,7 @@ async def _both(show: _Show, hub: HubShow | None, console: Console) -> DemoResul
                 if not task.cancelling():
                     task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-    return replace(shown.result(), hub=heard.result() if heard is not None else None)
+    return replace(shown.result(), hub=with_hub.result() if with_hub is not None else None)
 
 
 @contextmanager
@@ -99,12 +99,12 @@ class _Seen:
     done: bool = False
     changed_at: float = field(default_factory=time.monotonic)
 
-    def receive(self, said: dict[str, Any]) -> None:
+    def receive(self, report: dict[str, Any]) -> None:
         before = (len(self.acked), self.accepted, self.waiting, self.done)
-        self.acked.update(said.get("acked", ()))
-        self.accepted = max(self.accepted, said.get("accepted", 0))
-        self.waiting = said.get("waiting", self.waiting)
-        self.done = self.done or "done" in said
+        self.acked.update(report.get("acked", ()))
+        self.accepted = max(self.accepted, report.get("accepted", 0))
+        self.waiting = report.get("waiting", self.waiting)
+        self.done = self.done or "done" in report
         if before != (len(self.acked), self.accepted, self.waiting, self.done):
             self.changed_at = time.monotonic()
 
@@ -124,7 +124,7 @@ class _Show:
     async def run(self, progress: Progress) -> DemoResult:
         began = time.monotonic()
         story = Story(progress, "starting the processes", self.options.messages)
-        telling = asyncio.create_task(story.tell())
+        notes = asyncio.create_task(story.print_notes())
         try:
             async with self._processes():
                 await self._watch(story, progress.console)
@@ -135,7 +135,7 @@ class _Show:
             figures = await asyncio.to_thread(self._count)
             story.now("counted")
         finally:
-            telling.cancel()
+            notes.cancel()
         kept = self.folder if self.options.keep or self.options.folder else None
         took_s = time.monotonic() - began
         return DemoResult(self.options, figures, self.proxy.counts, tuple(self.kills), took_s, kept)
@@ -171,10 +171,10 @@ class _Show:
         log = self.folder / f"{role}.log"
         child = await Child.start(role, f"semel.demo.{role}", config, log, self.seen.receive, fix=CHILD_FIX)
         self.children[role] = child
-        said = await child.ready()
+        report = await child.ready()
         self.seen.changed_at = time.monotonic()  # a slow start is not a standstill
         if role == RECEIVER:
-            self.proxy.target = ("127.0.0.1", said["port"])
+            self.proxy.target = ("127.0.0.1", report["port"])
 
     def _url(self, role: str) -> str:
         return f"sqlite:///{self.folder / role}.db"

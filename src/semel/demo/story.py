@@ -21,20 +21,20 @@ class Story:
     def __init__(self, progress: Progress, what: str, total: int) -> None:
         self._progress = progress
         self._task = progress.add_task(what, total=total)
-        self._what, self._since, self._is_told = what, time.monotonic(), False
+        self._what, self._since, self._is_noted = what, time.monotonic(), False
 
     def now(self, what: str, completed: int | None = None) -> None:
         """Say what goes on. The figure in `completed` is only for the bar."""
         self._progress.update(self._task, description=what, completed=completed)
         if what != self._what:
-            self._what, self._since, self._is_told = what, time.monotonic(), False
+            self._what, self._since, self._is_noted = what, time.monotonic(), False
 
-    async def tell(self) -> None:
+    async def print_notes(self) -> None:
         """For as long as the demo runs: print what takes long, once each, where no bar says it."""
         while not can_draw(self._progress.console):
             await asyncio.sleep(LOOK_S)
-            if time.monotonic() - self._since > LONG_S and not self._is_told:
-                self._is_told = True
+            if time.monotonic() - self._since > LONG_S and not self._is_noted:
+                self._is_noted = True
                 note(self._progress.console, f"{self._what} …")
 
 

@@ -8,7 +8,7 @@ time.
     none         runs again                                        may have had its effect
 
 A driver sends the answer of each step, or throws what went wrong, into the generator; what that returns is how the
-delivery is settled. Whoever is told to give a delivery back must not acknowledge it.
+delivery is settled. Whoever is asked to give a delivery back must not acknowledge it.
 
 A message that is kept (scheduled, dead, parked) gets a row with its body before it is acknowledged. A reservation has
 none, so the body is put in first, in a commit that claims the row again: whoever dies between the two commits leaves a

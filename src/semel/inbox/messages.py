@@ -97,7 +97,7 @@ class Attributes(TypedDict, total=False):
 
 
 def envelope_of(message: object, id: str, **attributes: Unpack[Attributes]) -> Envelope:
-    """The envelope that a message goes out in. One that is an envelope already keeps what is not said anew."""
+    """The envelope that a message goes out in. One that is an envelope already keeps what is not given again."""
     if isinstance(message, Envelope):
         return msgspec.structs.replace(message, **{**attributes, "id": id})
     data, content = encode(message)

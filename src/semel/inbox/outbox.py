@@ -193,7 +193,7 @@ class OutboxCalls:
     ) -> str:
         """Send a message at a time, in microseconds since 1970. Returns its id.
 
-        `replace` sets the time and the message anew: the row of that id is moved, there is never a second one.
+        `replace` replaces the time and the message: the row of that id is moved, there is never a second one.
         """
         if replace and id is None:
             raise InputError("a message without an id cannot be replaced", fix="give the id that it was sent with")

@@ -6,7 +6,7 @@ the row: what is remembered as handled is what a commit has made so.
 
 A row that has its body, because it was stored, scheduled, parked or is dead, goes on like one of a durable endpoint,
 whatever the mode was in which its message came. Every move of a row is made by its identity, by `Finish`: a message
-that is tried again never comes in through the door, where it would be a duplicate of itself.
+that is tried again is not received again, where it would be a duplicate of itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Exit(Enum):
     """The ways out."""
 
     STORED = "stored"
-    """Only at the door of a durable endpoint: it has its row."""
+    """Only where a durable endpoint receives: it has its row."""
     OK = "ok"
     DUPLICATE_HANDLED = "duplicate of a handled one"
     DUPLICATE_OPEN = "duplicate of one that is open"
@@ -48,7 +48,7 @@ class Exit(Enum):
 
 
 class DeliveryEnd(Enum):
-    """What the broker is told."""
+    """What is answered to the broker."""
 
     ACK = "ack"
     NACK = "nack"
@@ -108,7 +108,7 @@ ARRIVALS: dict[Exit, Settlement] = {
     # if it was stored after all, the next delivery is a duplicate
     Exit.IN_DOUBT: _S(_D.GIVE_BACK, _R.UNTOUCHED),
 }
-"""At the door of a durable endpoint, before any handler. Its delivery is settled here, once."""
+"""Where a durable endpoint receives, before any handler. Its delivery is settled here, once."""
 
 _DURABLE: dict[Exit, Settlement] = {
     Exit.OK: _S(_D.ACKED_BEFORE, _R.DONE),

@@ -1,4 +1,4 @@
-"""What a machine asks for, and what it hears back.
+"""What a machine asks for, and what is reported back to it.
 
 A machine never acts. It returns effects; the interpreter performs them and feeds the completions back. A confirm can
 therefore only be written where it is true: in the answer to `Committed`.
@@ -259,7 +259,7 @@ class DeliverFailed(msgspec.Struct, frozen=True):
 
 
 class DeliverLost(msgspec.Struct, frozen=True):
-    """The application wanted to complete the work row in a transaction of its own and was told that the row is no
+    """The application wanted to complete the work row in a transaction of its own and was refused because the row is no
     longer ours. Its writes were rolled back; whoever has the row now does them."""
 
     token: int
@@ -282,7 +282,7 @@ def delivered(token: int, answer: tuple[Op, ...] | OwnTransaction) -> Delivered 
 
 class Wake(msgspec.Struct, frozen=True):
     """Something was committed somewhere: look again if you were waiting for work. `is_own`: by a machine of this very
-    interpreter, which has heard of it."""
+    interpreter, which knows of it."""
 
     is_own: bool = False
 
@@ -299,7 +299,7 @@ class Resume(msgspec.Struct, frozen=True):
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """The process is closing: give back what has not been begun. Only machines with `wants_rest` hear of it."""
+    """The process is closing: give back what has not been begun. Only machines with `wants_rest` get it."""
 
 
 Event = (

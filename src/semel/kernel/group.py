@@ -1,4 +1,4 @@
-"""Group commit: which waiting commits share the next transaction, and who hears what when it fails.
+"""Group commit: which waiting commits share the next transaction, and who gets which outcome when it fails.
 
 Pure bookkeeping, driven by the asyncio runtime and by the simulator alike. One transaction is under way at a time.
 
@@ -68,7 +68,7 @@ class CommitQueue:
     _bytes: int = 0
 
     def __len__(self) -> int:
-        """Commits that have not heard back yet."""
+        """Commits that have no outcome yet."""
         under_way = len(self._under_way.members) if self._under_way else 0
         return len(self._waiting) + under_way + sum(len(half.members) for half in self._halves)
 
@@ -118,7 +118,7 @@ class CommitQueue:
         return CommitGroup(members)
 
     def committed(self, group: CommitGroup, outcomes: Sequence[Outcome]) -> None:
-        """The transaction happened. Refused units, and what is chained to them, hear that they failed."""
+        """The transaction happened. Refused units, and what is chained to them, fail."""
         self._settle(
             group,
             [
@@ -140,7 +140,7 @@ class CommitQueue:
         self._halves.extendleft([CommitGroup(group.members[middle:]), CommitGroup(group.members[:middle])])
 
     def failed(self, group: CommitGroup, error: SemelError) -> None:
-        """The store could not do it: nothing happened, and all of the group hear so."""
+        """The store could not do it: nothing happened, and all of the group fail."""
         self._settle(group, [CommitFailed(member.token, error=error) for member in group.members])
 
     def resolved(self, group: CommitGroup, outcomes: Sequence[Outcome] | None) -> None:
@@ -160,8 +160,8 @@ class CommitQueue:
         self._under_way = None
 
     def _settle(self, group: CommitGroup, completions: Sequence[Completion]) -> None:
-        """Chained commits are taken out before anyone hears anything: who hears of a failure may submit again at once,
-        and the new commit must not fail with the old ones."""
+        """Chained commits are taken out before any outcome is reported: whoever gets a failure may submit again at
+        once, and the new commit must not fail with the old ones."""
         self._end(group)
         members = group.members
         broken = {

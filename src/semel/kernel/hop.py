@@ -132,7 +132,7 @@ class Sender:
         return self._cursor
 
     def awaits(self, after: Position | None) -> bool:
-        """Whether it has asked for the records after that position and not yet heard."""
+        """Whether it has asked for the records after that position and not yet got them."""
         return self._reading and after == self._read_to
 
     @property
@@ -472,7 +472,7 @@ class Receiver:
         return message.index if self.config.hop_index else message.envelope.index or 0
 
     def _reject(self, message: HopMessage) -> Sequence[Effect]:
-        """Without a number it has no place: not confirmed, so that its sender keeps it and people hear of it."""
+        """Without a number it has no place: not confirmed, so that its sender keeps it and people are notified."""
         what = "session" if message.envelope.session is None and not self.config.hop_index else "index"
         cause = f"it has no {what}, and this hop goes by the index within a session"
         event = self._event(Kind.REJECTED, message, cause=cause)
@@ -480,7 +480,7 @@ class Receiver:
         return [*self._commit((Log(event),), [], None), Notify("rejected", detail, message.envelope.id)]
 
     def _refused(self, arrivals: Sequence[LedgerEvent], error: SemelError | None) -> Sequence[Effect]:
-        """What the store will not hold is not confirmed, and would come again for ever without anybody hearing of it.
+        """What the store will not hold is not confirmed, and would come again for ever without anybody noticing.
 
         Messages that passed together are refused together: which of them it was the store does not say.
         """

@@ -49,7 +49,7 @@ from semel.kernel.store import Records, State, Trimmed
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """A machine at work. Completions belong to the seat: a machine that replaces another hears nothing of its past.
+    """A machine at work. Completions belong to the seat: a machine that replaces another gets none of them.
 
     `asked` holds the reads that are under way, with the number of wakes before each. One that `is_resting` may finish
     what it has begun, but what it asks for in order to begin more is dropped.

@@ -187,7 +187,7 @@ class Balance:
 def balance(events: Iterable[Event], open_count: int) -> Balance:
     """Add up one receiver's events. `open_count` is what its store says is still open.
 
-    What was dropped was turned away at the door and never accepted, so it ends nothing that was."""
+    What was dropped was refused on arrival and never accepted, so it ends nothing that was."""
     counts: Counter[Kind] = Counter()
     for event in events:
         counts[event.kind] += event.n

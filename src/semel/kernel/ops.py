@@ -46,8 +46,8 @@ RESULT_BYTES_MAX = 4096
 
 
 class Attempts(IntEnum):
-    """What a `Finish` does to the count of claims: nothing, count anew (a replay), or take the claim's own count back
-    (it was given back unused)."""
+    """What a `Finish` does to the count of claims: nothing, start from zero (a replay), or take the claim's own count
+    back (it was given back unused)."""
 
     KEEP = 0
     RESET = 1

@@ -209,7 +209,7 @@ class Store(Protocol):
 
     def wake(self) -> None:
         """Tell all who listen, in every process, that something was committed: after a user's own transaction, of
-        which the store hears nothing. Who cannot be told looks by himself a little later."""
+        which the store does not see. Who cannot be notified looks by himself a little later."""
         ...
 
     def head(self, stream: str) -> Position:
@@ -286,7 +286,7 @@ class Store(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise what keeps the store from taking commits, as far as that can be told within about a second and without
+        """Raise what keeps the store from taking commits, as far as that shows within about a second and without
         writing: its files are gone, somebody holds its lock, it is in recovery."""
         ...
 

@@ -76,7 +76,7 @@ from semel.kernel.work_gate import WorkGate
 
 CLAIM_AGAIN_S = 1.0
 END_AGAIN_S = 0.25
-"""Sooner than anybody claims again: a store that is back hears first what has happened."""
+"""Sooner than anybody claims again: a store that is back is given first what has happened."""
 RENEW_AGAIN = 1 / 10
 """A renewal that failed is made again after this part of the lease."""
 WORKER_DIED = ("semel.WorkerDied", "Exception", "BaseException")
@@ -356,7 +356,7 @@ class Worker:
         """One whose lease has run out, because nothing could be renewed, is no longer worth beginning."""
         effects: list[Effect] = []
         while self._waiting and len(self._with_app) < self.config.parallel:
-            if self._is_shut(now):
+            if self._has_no_room(now):
                 return [*effects, *self._release_waiting()]
             token = self._waiting.popleft()
             held = self._held.get(token)
@@ -368,7 +368,7 @@ class Worker:
                 effects.append(Deliver(held.row, token, held.row.attempts))
         return effects
 
-    def _is_shut(self, now: float) -> bool:
+    def _has_no_room(self, now: float) -> bool:
         return self.config.gate is not None and self.config.gate.room(now, 1) == 0
 
     def _pass_gate(self, token: int, row: WorkRow, now: float) -> None:
@@ -407,7 +407,7 @@ class Worker:
                 failure = Failure(clean_cause(error), types)
                 return [*self._try_again(token, failure, now), *self._hand_out(now)]
             case DeliverLost(token=token):
-                return [*self._lose(token), *self._go_on(now)]
+                return [*self._claim_lost(token), *self._go_on(now)]
             case DeliverUntouched(token=token):
                 return [self._release(self._held.pop(token).row), *self._hand_out(now)]
 
@@ -507,9 +507,9 @@ class Worker:
             return []
         token = self._finishing.pop(commit, None) or self._renewing.pop(commit, None)
         self._look_at = min(self._look_at or now + CLAIM_AGAIN_S, now + CLAIM_AGAIN_S)
-        return [*self._lose(token), *self._hand_out(now)] if token is not None else []
+        return [*self._claim_lost(token), *self._hand_out(now)] if token is not None else []
 
-    def _lose(self, token: int) -> list[Effect]:
+    def _claim_lost(self, token: int) -> list[Effect]:
         held = self._held.pop(token, None)
         if held is None:
             return []
@@ -631,7 +631,7 @@ class Follower:
         return self._cursor
 
     def awaits(self, after: Position | None) -> bool:
-        """Whether it has asked for the records after that position and not yet heard."""
+        """Whether it has asked for the records after that position and not yet got them."""
         return self._reading and after == self._read_to
 
     def start(self, now: float) -> Sequence[Effect]:

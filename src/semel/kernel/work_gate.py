@@ -1,4 +1,4 @@
-"""A gate before a worker: it says how much may be taken now, and hears what was. A circuit breaker is one."""
+"""A gate before a worker: it says how much may be taken now, and is notified of what was. A circuit breaker is one."""
 
 from __future__ import annotations
 

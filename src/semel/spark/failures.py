@@ -7,15 +7,15 @@ import re
 from semel import errors
 from semel.errors import EpochChanged, SemelError
 
-_SAID = re.compile(r"semel\.errors\.(\w+): (.+?)(?:\n\s+fix: (.+?))?(?:\n|\Z)")
+_OUR_ERROR = re.compile(r"semel\.errors\.(\w+): (.+?)(?:\n\s+fix: (.+?))?(?:\n|\Z)")
 
 
 def ours_in(text: str) -> SemelError | None:
     """The first error of ours in what Spark said, made again."""
-    for said in _SAID.finditer(text):
-        kind = getattr(errors, said[1], None)
+    for found in _OUR_ERROR.finditer(text):
+        kind = getattr(errors, found[1], None)
         if isinstance(kind, type) and issubclass(kind, SemelError):
-            return _again(kind, said[2], said[3] or "")
+            return _again(kind, found[2], found[3] or "")
     return None
 
 
@@ -33,5 +33,5 @@ def _again(kind: type[SemelError], message: str, fix: str) -> SemelError:
 def first_line(text: str) -> str:
     """The bridge to the JVM puts a line of its own in front."""
     lines = [line.strip(" :\t") for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith("An error occurred while calling")]
-    return said[0][:300] if said else "no reason was given"
+    found = [line for line in lines if not line.startswith("An error occurred while calling")]
+    return found[0][:300] if found else "no reason was given"

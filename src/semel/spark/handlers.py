@@ -82,7 +82,7 @@ def handle(row: Row, handler: Handler, pipeline: str) -> list[Row]:
     except Exception as error:
         return [replace(row, outcome=RowOutcome.DEAD, cause=_cause(error))]
     except SystemExit as error:
-        # it would end Spark's Python process, and nobody would hear which message it was
+        # it would end Spark's Python process, and nobody would know which message it was
         return [replace(row, outcome=RowOutcome.DEAD, cause=_exit_cause(row, error))]
     finally:
         _at_work.reset(token)

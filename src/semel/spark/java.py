@@ -120,7 +120,7 @@ def _properties(program: str) -> str:
 def _examine(program: str, run: Run) -> tuple[Path, str] | str:
     """Its home and version, or why it will not do."""
     try:
-        said = dict(re.findall(r"^\s*java\.(home|version) = (.+?)\s*$", run(program), re.MULTILINE))
+        answer = dict(re.findall(r"^\s*java\.(home|version) = (.+?)\s*$", run(program), re.MULTILINE))
     except FileNotFoundError:
         return "is not there"
     except OSError as error:
@@ -129,11 +129,11 @@ def _examine(program: str, run: Run) -> tuple[Path, str] | str:
         return f"does not answer within {PROBE_TIMEOUT_S:.0f} s"
     except subprocess.CalledProcessError as error:
         return f"does not run: exit code {error.returncode}"
-    if said.keys() != {"home", "version"}:
+    if answer.keys() != {"home", "version"}:
         return "does not say its version"
-    if major_of(said["version"]) < JAVA_MIN:
-        return f"is version {said['version']}, too old"
-    return Path(said["home"]), said["version"]
+    if major_of(answer["version"]) < JAVA_MIN:
+        return f"is version {answer['version']}, too old"
+    return Path(answer["home"]), answer["version"]
 
 
 def major_of(version: str) -> int:
@@ -262,9 +262,9 @@ def build_start_cache(cache: Path) -> Path:
             )
             os.replace(part, cache)
         except (subprocess.SubprocessError, OSError) as error:
-            said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
+            lines = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
             raise ConfigError(
-                f"the start-up cache could not be made: {said[-1] if said else error}",
+                f"the start-up cache could not be made: {lines[-1] if lines else error}",
                 fix=f"look for free space in {cache.parent}; Spark works without the cache, too",
             ) from None
     _remove_outdated(cache)

@@ -348,7 +348,7 @@ class Landing:
                 self._log(Kind.REJECTED, _checked(_named(row)), hop, row.cause)
 
     def _handle(self, row: Row, hop: str) -> None:
-        """Told when it is known whether outputs stand behind it. One that is itself an output has none."""
+        """Reported when it is known whether outputs stand behind it. One that is itself an output has none."""
         input = _checked(_named(row))
         if row.input is None:
             self._handled = (input, hop)
@@ -458,7 +458,7 @@ class Landing:
         return Event(kind, hop, self.job.pipeline, input.id, session=input.session, idx=input.idx, cause=cause)
 
     def _add_dead(self, row: Row, cause: str) -> None:
-        """Its input hears of it. An output that died beside others which passed is no end of its input; its letter is
+        """Reported for its input. An output that died beside others which passed is no end of its input; its letter is
         kept like any other."""
         cause = clean_cause(cause)
         hop = self._hop(row, strict=False)
@@ -514,7 +514,7 @@ class Landing:
         self._gap = (hop, session, index, index)
 
     def _end_gap(self) -> None:
-        """Told like a hop tells of it: not as SKIPPED, which ends a message that was accepted. These never came."""
+        """Reported as a hop reports it: not as SKIPPED, which ends a message that was accepted. These never came."""
         if self._gap is None:
             return
         hop, session, first, last = self._gap
@@ -555,7 +555,7 @@ def _checked(input: _Input) -> _Input:
 
 
 def _with_good_input(row: Row) -> Row:
-    """A row whose input is no id at all can only be told of by its own."""
+    """A row whose input is no id at all can only be reported under its own."""
     return row if row.input is None or _is_id(row.input) else msgspec.structs.replace(row, input=None, ordinal=None)
 
 

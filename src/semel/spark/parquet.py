@@ -88,7 +88,7 @@ def local_folder(place: str) -> Path:
 
 
 class FolderTarget:
-    """Rows become Parquet files. With a store, the ledger hears of them too."""
+    """Rows become Parquet files. With a store, they are in the ledger too."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         assert options.path is not None
@@ -101,7 +101,7 @@ class FolderTarget:
                 fix="give option `store` for the ledger, or drop the column outcome and what it marks",
             )
         if "outcome" in names and "id" not in names:
-            raise ConfigError("rows with an outcome need an id to be told of", fix="keep the column id")
+            raise ConfigError("rows with an outcome need an id to be reported under", fix="keep the column id")
 
     # -- in a task
 
@@ -160,7 +160,7 @@ class FolderTarget:
         return {file.staged for file in msgspec.json.decode(path.read_bytes(), type=Listed).files}
 
     def _ops(self, store: Store, job: Job, staged: Sequence[Staged]) -> list[Op]:
-        """What the store hears of the rows, if they have ids."""
+        """What the store gets of the rows, if they have ids."""
         read = self.options.staged.read(staged)
         found = (row for each, batch in read for row in message_rows(job, each.partition, batch))
         rows = [row for row in found if row is not None]

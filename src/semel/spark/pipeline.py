@@ -95,8 +95,8 @@ class Pipeline:
     or into the user's own `table`, or into the Parquet folder `path`. Where `to` is a hub, its clients get it: those
     that the message has as its target, or else `target`, or else all.
 
-    Duplicates are told by the id of the message, which the store remembers; with `dedupe="index"` also by the index
-    within the session, which never lets an older one pass. `order` does that as well, and loses none.
+    Duplicates are recognised by the id of the message, which the store remembers; with `dedupe="index"` also by the
+    index within the session, which never lets an older one pass. `order` does that as well, and loses none.
 
     It begins at `start` and reads up to the offset `until`, or on and on. One that `replays` another pipeline makes the
     same messages as that one, under its ids, into a stream of its own.
@@ -180,13 +180,14 @@ class Pipeline:
 
 def build(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     """The query up to its sink: read, put together, ordered, handled."""
-    from semel.spark import handlers, transforms
+    from semel.spark.handlers import apply_handler
+    from semel.spark.transforms import dedupe_by_index, merge_regions
 
     send_files_along()
     frames = [_read(spark, pipeline, each) for each in pipeline.inputs]
     order = pipeline.order
     if order is not None:
-        frame = transforms.merge_regions(
+        frame = merge_regions(
             *frames,
             gap="skip" if order.gap.then is OnGap.SKIP else "wait",
             after_s=order.gap.after_s,
@@ -200,11 +201,11 @@ def build(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
         for more in frames[1:]:
             frame = frame.unionByName(more)
         if pipeline.dedupe == "index":
-            frame = transforms.dedupe_by_index(frame, verdicts=True)
+            frame = dedupe_by_index(frame, verdicts=True)
     if pipeline.transform is not None:
         frame = _transformed(frame, pipeline)
     if pipeline.handler is not None:
-        frame = handlers.apply_handler(frame, pipeline.handler, pipeline=pipeline.makes_ids_as)
+        frame = apply_handler(frame, pipeline.handler, pipeline=pipeline.makes_ids_as)
     return frame
 
 

@@ -249,7 +249,7 @@ def _with(table: pa.Table, field: pa.Field, values: pa.Array) -> pa.Table:
 
 
 def _no_rejected(decided: Decided, table: pa.Table) -> None:
-    """A row that has no place must not vanish where nobody would hear of it."""
+    """A row that has no place must not vanish where nobody would notice."""
     for verdict in decided.verdicts:
         if verdict.outcome is RowOutcome.REJECTED:
             row = table.slice(verdict.row, 1).to_pylist()[0]

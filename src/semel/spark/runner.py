@@ -78,7 +78,7 @@ class RunStatus:
 
 @dataclass(slots=True)
 class RunOptions:
-    """`stop` is asked now and then whether the run should end; `progress` hears of each batch."""
+    """`stop` is asked now and then whether the run should end; `progress` is called for each batch."""
 
     checkpoint: str
     once: bool = False
@@ -278,7 +278,7 @@ class _Driver:
         try:
             self.options.progress(self.now)
         except Exception:
-            log.warning("nobody heard how far pipeline %s is", self.pipeline.name, exc_info=True)
+            log.warning("it could not be reported how far pipeline %s is", self.pipeline.name, exc_info=True)
 
     def _say(self, run: PipelineRun) -> None:
         key = state_key(self.pipeline.name)

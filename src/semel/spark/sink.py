@@ -29,7 +29,6 @@ from semel.kernel.position import Position
 from semel.kernel.store import Store
 from semel.kernel.text import check_stream
 from semel.runtime.host.lease_holder import LEASE_QUEUE, commit_unit
-from semel.spark import relay
 from semel.spark.landing import (
     Job,
     KeepBody,
@@ -43,6 +42,7 @@ from semel.spark.landing import (
     read_state,
     state_key,
 )
+from semel.spark.relay import is_hub, pin, relay, relay_hop
 from semel.spark.rows import ARROW_TRAVEL, Row, Values, rows_of
 from semel.spark.staging import Staged, Staging, Task, query_of, source_ranges
 from semel.spark.waiting import waiting_ops
@@ -150,14 +150,14 @@ def _check_together(found: SinkOptions) -> None:
     check_target(found.target, found.to)
     if found.to is not None and check_stream(found.to) == output_stream(found.pipeline):
         raise ConfigError(f"{found.to} is the pipeline's own stream", fix="leave out `to`, or name another stream")
-    if found.to is not None and len(relay.relay_hop(found.pipeline, found.to)) > HOP_CHARS_MAX:
+    if found.to is not None and len(relay_hop(found.pipeline, found.to)) > HOP_CHARS_MAX:
         raise ConfigError(f"the name of the stream {found.to[:40]}… is too long", fix="choose a shorter one")
 
 
 def check_target(target: str, to: str | None) -> None:
     if not target:
         return
-    if to is None or not relay.is_hub(to):
+    if to is None or not is_hub(to):
         raise ConfigError(f"target {target!r} needs a hub to write to", fix="give to = 'hub/<hub>' as well")
     if target[:2] not in ("g/", "u/", "c/") or not target[2:]:
         fix = "write g/<group>, u/<user> or c/<connection>; leave it out for everybody"
@@ -219,11 +219,11 @@ class StreamTarget:
         options = self.options
         state = land(store, job, options, lambda: self._ops(store, job, staged))
         if options.to is not None:
-            relay.relay(store, job.pipeline, options.to, options.guard, target=options.target)
+            relay(store, job.pipeline, options.to, options.guard, target=options.target)
         options.staged.sweep(state.landed)
 
     def _ops(self, store: Store, job: Job, staged: Sequence[Staged]) -> list[Op]:
-        pins = relay.pin(store, job.pipeline, self.options.to) if self.options.to is not None else []
+        pins = pin(store, job.pipeline, self.options.to) if self.options.to is not None else []
         rows = list(staged_rows(job, self.options.staged, staged))
         return [*pins, *landing_ops(store, job, rows), *waiting_ops(store, job, rows)]
 

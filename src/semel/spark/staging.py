@@ -3,7 +3,7 @@
     <folder>/<pipeline>/<query>/<batch>/<partition>-<attempt>-<task>-<random>.arrow
 
 A task may run several times, and two of its attempts at once. Each writes a file of its own, and only those that the
-commit is told of count. A file is needed until its batch has landed. If it is lost before, Spark runs the batch again
+commit is given count. A file is needed until its batch has landed. If it is lost before, Spark runs the batch again
 and stages it again, so nothing here has to survive a power cut.
 """
 

@@ -139,7 +139,7 @@ def shape_of(options: SinkOptions, schema: StructType) -> TableShape:
     if missing:
         raise ConfigError(f"the rows have no column {missing[0]!r}, which is the key", fix=f"use: {', '.join(names)}")
     if "outcome" in names and "id" not in names:
-        raise ConfigError("rows with an outcome need an id to be told of", fix="keep the column id")
+        raise ConfigError("rows with an outcome need an id to be reported under", fix="keep the column id")
     columns = []
     for column in schema.fields:
         kind = column.dataType.simpleString()
@@ -300,7 +300,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _ops(landing: Landing, batch: _Batch, fresh: set[int]) -> list[Op]:
-    """What the store hears of the batch: each message took effect in the table, or was there already, or died."""
+    """What the store gets of the batch: each message took effect in the table, or was there already, or died."""
     for number, row in enumerate(batch.rows):
         if row is None:
             continue

@@ -109,7 +109,7 @@ def in_session_order(
     With `verdicts` the columns `outcome` and `cause` are added, and rows that do not pass come out with an outcome,
     which the sink writes to the ledger: 'duplicate', 'skipped' (one row for each index that was given up) and 'dead'
     (it came after its place was given up, or it has a session and no index from 1). Without `verdicts` they are left
-    out; but a row with a session and no index stops the query, because nobody would hear of it.
+    out; but a row with a session and no index stops the query, because nobody would notice.
 
     In a batch nothing more can come: gaps are skipped, or with `gap="wait"` an error names the first. `buffer` does not
     limit a batch.
@@ -155,7 +155,7 @@ def settled_windows(
     by: Sequence[str] = (),
     forget_s: float = WEEK_S,
 ) -> DataFrame:
-    """Counts per window of event time, told once the window is settled: when a row `deadline` after its end has come.
+    """Counts per window of event time, given once the window is settled: when a row `deadline` after its end has come.
 
     Gives `window_start`, `window_end`, the columns of `by`, `count`, `revision` and `settled`. A stream tells a window
     with revision 0 when it is settled. Late rows open it again: the new count follows with revision 1, 2, … and the

@@ -250,7 +250,7 @@ class _Application:
         if op.was is not None and row.state is not op.was:
             return Stale(0)
         if row.state is WorkState.DONE and op.to is WorkState.DONE:
-            # who ends what has ended must not tell the ledger so a second time
+            # ending what has already ended must not reach the ledger a second time
             return Stale(0)
         if op.to is WorkState.CLAIMED:
             raise StoreRefused("a row is not finished into a claim", fix="use Claim")
@@ -445,16 +445,16 @@ class _Application:
             raise StoreRefused(f"stream {stream} is at its last offset", fix="begin a new stream")
         return head
 
-    def _note(self, told: Event | tuple[Event, ...] | None, envelope: Envelope) -> None:
+    def _note(self, events: Event | tuple[Event, ...] | None, envelope: Envelope) -> None:
         """The events of a verdict."""
-        self.events += [fill_event(event, envelope) for event in events_of(told)]
+        self.events += [fill_event(event, envelope) for event in events_of(events)]
 
 
-def events_of(told: Event | tuple[Event, ...] | None) -> tuple[Event, ...]:
-    """What a verdict tells: nothing, one thing or several."""
-    if told is None:
+def events_of(events: Event | tuple[Event, ...] | None) -> tuple[Event, ...]:
+    """The events of a verdict as a tuple: none, one or several."""
+    if events is None:
         return ()
-    return told if isinstance(told, tuple) else (told,)
+    return events if isinstance(events, tuple) else (events,)
 
 
 def fill_event(event: Event, envelope: Envelope) -> Event:

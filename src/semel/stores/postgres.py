@@ -413,11 +413,11 @@ class PostgresStore:
         return self._listener.listen(wake)
 
     def wake(self) -> None:
-        """Those of this process hear of it like all others."""
+        """Listeners of this process are notified like all others."""
         try:
             self._pool.ask("notify")
         except SemelError:
-            log.info("nobody could be told of a commit; everybody looks by himself", exc_info=True)
+            log.info("nobody could be notified of a commit; everybody looks by himself", exc_info=True)
             self._listener.wake()
 
     def head(self, stream: str) -> Position:
@@ -725,7 +725,7 @@ class PostgresStore:
         self._gate.membership.close()
 
     def _cut_writer(self) -> None:
-        """A commit may wait for its standby for ever. Whoever waits for the commit hears that it is in doubt."""
+        """A commit may wait for its standby for ever. Whoever waits for the commit learns that it is in doubt."""
         if (writer := self._writer) is not None:
             writer.hang_up()
 

@@ -278,7 +278,7 @@ class PostgresConnection(Connection[Any]):
             self.waits_since = None
 
     def hang_up(self) -> None:
-        """Cut it, from any thread. Whoever waits for an answer hears at once that there is none, and closes it."""
+        """Cut it, from any thread. Whoever waits for an answer learns at once that there is none, and closes it."""
         with self._closing, suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
 
@@ -289,7 +289,7 @@ class PostgresConnection(Connection[Any]):
 
 
 def _patient(gen: PQGen[RV], patience_s: float) -> PQGen[RV]:
-    """`gen` until nothing was heard for so long. Time in which this process did not run itself is not counted."""
+    """`gen` until nothing has come for so long. Time in which this process did not run itself is not counted."""
     try:
         wanted = next(gen)
         quiet_s, last = 0.0, time.monotonic()

@@ -53,7 +53,7 @@ class DoneCommit:
 
     def _prepare(self, connection: Connection[Any]) -> bool:
         """Not behind a pooler, which knows nothing of names in SQL: there the server is another process than the one
-        that the connection was told of."""
+        that the connection knows."""
         is_ready = self._is_ready.get(connection)
         if is_ready is None:
             cursor = connection.cursor(row_factory=tuple_row)

@@ -35,7 +35,7 @@ from semel.stores.postgres_connection import (
 )
 from semel.stores.postgres_fronts import LOWEST, Front, Fronts
 from semel.stores.rows import envelope_of, envelope_row
-from semel.stores.shared import blob_refused, exported_mark, scope_refused, start_of_epoch
+from semel.stores.shared import blob_refused, claimed_row, exported_mark, scope_refused, start_of_epoch
 
 NEWS_ROWS = 1000
 TOGETHER = frozenset(
@@ -478,7 +478,7 @@ class PostgresEngine:
             self._write("hold_keys", claim.queue, texts(keys), due)
         elif keys:
             self._add_news((claim.queue, key) for key in keys)
-        return [_claimed(row, fence, claim.owner, due) for row in found]
+        return [claimed_row(row, fence, claim.owner, due) for row in found]
 
     def _claimable(self, claim: Claim) -> list[WorkRow]:
         rows_max = max(NEWS_ROWS, claim.limit)
@@ -787,13 +787,6 @@ def work_row_of(row: Row) -> WorkRow:
     return WorkRow(
         queue, identity, key, seq, WorkState(state), due, attempts, fence, owner, envelope_of(envelope), cause
     )
-
-
-def _claimed(row: WorkRow, fence: int, owner: str, due: int) -> WorkRow:
-    return WorkRow(
-        row.queue, row.identity, row.key, row.seq, WorkState.CLAIMED, due, row.attempts + 1, fence, owner, row.envelope,
-        row.cause, row.state is WorkState.CLAIMED,
-    )  # fmt: skip
 
 
 def record_of(stream: str, epoch: int, row: Row) -> Record:

@@ -204,7 +204,7 @@ class Gate:
             if loss is None:
                 return
             self.raise_epoch(session, loss, lambda _: True)
-        self.witness.begin_anew(Statements(session).ask("flushed")[0][0])
+        self.witness.on_epoch_raised(Statements(session).ask("flushed")[0][0])
 
     def _find_loss(self, session: PostgresConnection, before: int, timeline: int) -> str | None:
         switch_lsn = find_switch_lsn(session, timeline, before) if timeline != before else None

@@ -1,4 +1,4 @@
-"""Hears of every commit by LISTEN and NOTIFY, on one connection and one thread that start when somebody waits."""
+"""Learns of every commit by LISTEN and NOTIFY, on one connection and one thread that start when somebody waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SAFETY_S = 5.0
-"""When nothing was heard for so long, everybody looks by themselves."""
+"""When nothing has come for so long, everybody looks by themselves."""
 AGAIN_S = 1.0
 
 
@@ -72,11 +72,11 @@ class ChangeListener:
             try:
                 wake()
             except Exception:
-                # somebody's callback must neither undo a commit nor keep the others from hearing of it
+                # somebody's callback must neither undo a commit nor keep it from the others
                 log.exception("a listener failed")
 
     def _start(self) -> None:
-        """Returns when it hears, so that no commit after this call goes unheard."""
+        """Returns when it listens, so that no commit after this call is missed."""
         with self._changed:
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._run, name="semel-listen", daemon=True)
@@ -98,7 +98,7 @@ class ChangeListener:
                 connection.close()
 
     def _wait_for_changes(self, connection: PostgresConnection) -> None:
-        """What happened before we listened may have gone unheard, so the first thing is a wake."""
+        """What happened before we listened may have been missed, so the first thing is a wake."""
         connection.execute("LISTEN semel")
         self._is_listening.set()
         self.wake()
@@ -108,8 +108,8 @@ class ChangeListener:
             while not self._closed.is_set():
                 is_time = not selector.select(SAFETY_S)
                 connection.pgconn.consume_input()
-                told = list(iter(connection.pgconn.notifies, None))
-                if is_time or not all(self._is_own(each.be_pid) for each in told):
+                notices = list(iter(connection.pgconn.notifies, None))
+                if is_time or not all(self._is_own(each.be_pid) for each in notices):
                     self.wake()
 
     def close(self) -> None:

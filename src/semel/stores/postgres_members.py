@@ -73,7 +73,7 @@ class Membership:
         self, url: str, node: str, witness: Witness, open: Callable[[], PostgresConnection], lines: Lines
     ) -> None:
         self._url, self._node, self._witness, self._open, self._lines = url, node, witness, open, lines
-        self._heard = time.monotonic()
+        self._answered_at = time.monotonic()
         self._patience = Patience()
         self.member = ""
         self.number = self.known = 0
@@ -152,14 +152,14 @@ class Membership:
     def _becomes_known(self, session: PostgresConnection, member: str, number: int) -> bool:
         """Wait for it. False when the lease has run out meanwhile."""
         run = Statements(session)
-        is_told = False
+        is_logged = False
         renewed = time.monotonic()
         while not run.ask("is_known", number)[0][0]:
             if self._closed.wait(LOOK_S):
                 raise StoreUnavailable("the store is closed", fix="open it again")
-            if not is_told:
+            if not is_logged:
                 log.info("waiting until another member of the store knows this process, or until its lease is over")
-                is_told = True
+                is_logged = True
             if time.monotonic() - renewed >= BEAT_S:
                 renewed = time.monotonic()
                 with watched(session), transaction(session, durable=False):
@@ -183,7 +183,7 @@ class Membership:
                 return False
             [(members, lsn)] = rows
             self._witness.end_turn(session.term, begun, LEASE_S, lsn)
-            self._heard = time.monotonic()
+            self._answered_at = time.monotonic()
             if members <= self.known:
                 return True
             self.known = members
@@ -193,7 +193,7 @@ class Membership:
             while not self._closed.is_set():
                 try:
                     with closing(self._open()) as session, errors(self._url):
-                        self._stay_while_heard(session)
+                        self._stay_while_answered(session)
                 except (SemelError, OSError) as error:
                     log.debug("the lease on the store could not be renewed: %s", error)
                     if isinstance(error, SemelError) and is_silence(error):
@@ -206,10 +206,10 @@ class Membership:
 
     def _cut_waiting(self) -> None:
         """There may be no connection for beats when a server freezes. Then whoever has waited for too long is cut."""
-        if time.monotonic() - self._heard > self._patience.s:
+        if time.monotonic() - self._answered_at > self._patience.s:
             self._lines.hang_up_waiting(self._patience.s)
 
-    def _stay_while_heard(self, session: PostgresConnection) -> None:
+    def _stay_while_answered(self, session: PostgresConnection) -> None:
         try:
             self._stay(session)
         except Silent as error:
@@ -265,7 +265,7 @@ def _this_process() -> str:
 
 
 def _machine() -> str:
-    """A machine since it was started, and the numbering of processes on it. Empty where that cannot be told."""
+    """A machine since it was started, and the numbering of processes on it. Empty where that is unknown."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

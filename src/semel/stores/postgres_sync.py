@@ -26,7 +26,7 @@ WAIT_S = 5.0
 """How long a COMMIT beside the store's commits may take, its wait for the standby included."""
 FIX_STANDBY = "check that the primary and its synchronous standby run, then try again"
 CANCEL_S = 2.0
-"""How long a server may take to hear a cancel before its connection is cut."""
+"""How long a server may take to obey a cancel before its connection is cut."""
 
 
 class Watch:

@@ -161,7 +161,7 @@ class Witness:
                 self.timeline = timeline
                 self._newest, self._newer, self._has_turned = {}, {}, False
 
-    def begin_anew(self, lsn: int) -> None:
+    def on_epoch_raised(self, lsn: int) -> None:
         """The epoch was raised. What was answered before no longer counts, but the raise itself, which lies before
         `lsn`, must not be lost."""
         with self._lock:

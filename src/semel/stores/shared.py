@@ -102,3 +102,10 @@ def start_of_epoch(epoch: int) -> int:
 
 def without_body(envelope: Envelope) -> Envelope:
     return msgspec.structs.replace(envelope, data=b"", headers={}, blob=None)
+
+
+def claimed_row(row: WorkRow, fence: int, owner: str, due: int) -> WorkRow:
+    return WorkRow(
+        row.queue, row.identity, row.key, row.seq, WorkState.CLAIMED, due, row.attempts + 1, fence, owner, row.envelope,
+        row.cause, row.state is WorkState.CLAIMED,
+    )  # fmt: skip

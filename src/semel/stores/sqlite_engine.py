@@ -17,7 +17,7 @@ from semel.kernel.store import IndexEntry, Record, State, StreamInfo
 from semel.stores.engine import CursorHead, Known, Move, NewRecord, NewWork, WorkHead
 from semel.stores.queries import load_queries
 from semel.stores.rows import envelope_columns, envelope_of, envelope_row
-from semel.stores.shared import blob_refused, exported_mark, scope_refused, start_of_epoch
+from semel.stores.shared import blob_refused, claimed_row, exported_mark, scope_refused, start_of_epoch
 from semel.stores.sqlite_records import insert_records
 from semel.stores.sqlite_session import SqliteSession
 
@@ -389,10 +389,3 @@ def work_row_of(row: Sequence[Any]) -> WorkRow:
     return WorkRow(
         queue, identity, key, seq, WorkState(state), due, attempts, fence, owner, envelope_of(envelope), cause
     )
-
-
-def claimed_row(row: WorkRow, fence: int, owner: str, due: int) -> WorkRow:
-    return WorkRow(
-        row.queue, row.identity, row.key, row.seq, WorkState.CLAIMED, due, row.attempts + 1, fence, owner, row.envelope,
-        row.cause, row.state is WorkState.CLAIMED,
-    )  # fmt: skip

@@ -40,7 +40,7 @@ class Waking:
             try:
                 listener()
             except Exception:
-                # somebody's callback must neither undo a commit nor keep the others from hearing of it
+                # somebody's callback must neither undo a commit nor keep it from the others
                 log.exception("a listener failed")
 
     def until(self, look: Callable[[], T], is_enough: Callable[[T], bool], timeout_s: float) -> T:

@@ -4,7 +4,7 @@
     END        both ends see it end in order, in the middle of whatever was said
     TORN       of the next bytes some get through, then it ends: a frame is cut in two
     STALL      nothing gets through for a while, then everything
-    HALF_OPEN  one direction is dead, and neither end is told: not when the other goes away either
+    HALF_OPEN  one direction is dead, and neither end notices: not when the other goes away either
     THROTTLE   for a while so many bytes a second and no more
 
 Which connection is hit, and where the bytes are torn, comes from a seed. It speaks to this machine only.

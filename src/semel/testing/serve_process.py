@@ -74,11 +74,11 @@ class ServeProcess:
             async with asyncio.timeout(scaled(START_S)):
                 self.pid = int(await self._minder.stdout.readline())
                 line = await self._minder.stdout.readline()
-        told: dict[str, Any] = json.loads(line) if line else {"ok": False}
-        if not told["ok"]:
+        started: dict[str, Any] = json.loads(line) if line else {"ok": False}
+        if not started["ok"]:
             await self.kill()
             raise self.trouble(f"did not start: {line.decode(errors='replace')}")
-        self.port = int(told["result"]["endpoint"].rpartition(":")[2])
+        self.port = int(started["result"]["endpoint"].rpartition(":")[2])
 
     async def kill(self) -> None:
         """kill -9, and wait until it is gone."""

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from semel.demo.hub import MICROSOFT, Heard, count, has_microsoft
+from semel.demo.hub import MICROSOFT, ClientReports, count, has_microsoft
 
 CLIENTS = ("anna", "boris")
 
 
-def heard(**by_client: list[str]) -> Heard:
+def heard(**by_client: list[str]) -> ClientReports:
     """`anna-1` and `anna-2`, `boris-1` are published; what is not given is heard as it should be."""
     published = ["anna-1", "boris-1", "anna-2"]
-    found = Heard()
+    found = ClientReports()
     found.receive({"published": published})
     for client in CLIENTS:
         ids = by_client.get(client, published)
-        found.receive({"heard": {client: [[number, id] for number, id in enumerate(ids, 1)]}})
+        found.receive({"received": {client: [[number, id] for number, id in enumerate(ids, 1)]}})
     return found
 
 
@@ -50,13 +50,13 @@ def test_each_thing_that_can_be_wrong_is_found(ids: list[str], wrong: dict[str, 
 
 
 def test_nothing_published_proves_nothing() -> None:
-    assert not count(CLIENTS, Heard(), cuts=0, kills=0).holds
+    assert not count(CLIENTS, ClientReports(), cuts=0, kills=0).holds
 
 
 def test_microsofts_callbacks_are_judged_by_their_numbers() -> None:
     """They run in threads of their own, and one may come before the other."""
-    found = Heard()
-    found.receive({"published": ["anna-1", "anna-2"], "heard": {MICROSOFT: [[2, "anna-2"], [1, "anna-1"]]}})
+    found = ClientReports()
+    found.receive({"published": ["anna-1", "anna-2"], "received": {MICROSOFT: [[2, "anna-2"], [1, "anna-1"]]}})
     assert count((MICROSOFT,), found, cuts=0, kills=0).holds
     found.by_client[MICROSOFT] = [(1, "anna-2"), (2, "anna-1")]
     assert count((MICROSOFT,), found, cuts=0, kills=0).disorder == 1

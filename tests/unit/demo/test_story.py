@@ -29,7 +29,7 @@ def test_the_text_of_the_bar_says_what_goes_on(monkeypatch: pytest.MonkeyPatch) 
         told = Story(progress, "starting", 10)
         told.now("waiting for an answer", 10)
         progress.refresh()
-        asyncio.run(told.tell())  # ends at once: the bar says it
+        asyncio.run(told.print_notes())  # ends at once: the bar says it
     assert "waiting for an answer" in shown(on)
     assert "10/10" in shown(on)
 
@@ -43,11 +43,11 @@ async def test_without_a_bar_a_line_says_what_takes_long_once(kind: str, monkeyp
     assert not can_draw(on)
     with progress_on(on) as progress:
         told = Story(progress, "starting", 10)
-        telling = asyncio.create_task(told.tell())
+        notes = asyncio.create_task(told.print_notes())
         for what in ("waiting for an answer", "waiting for an answer", "ending"):
             told.now(what, 3)
             await asyncio.to_thread(limits.wait_until, lambda what=what: what in shown(on), what)
-        telling.cancel()
+        notes.cancel()
     assert shown(on).split("\n")[:3] == ["waiting for an answer …", "ending …", ""]
 
 
@@ -55,8 +55,8 @@ async def test_what_is_quick_needs_no_line() -> None:
     on = console(draws=False)
     with progress_on(on) as progress:
         told = Story(progress, "starting", 10)
-        telling = asyncio.create_task(told.tell())
+        notes = asyncio.create_task(told.print_notes())
         await asyncio.sleep(0)
         told.now("ending")
-        telling.cancel()
+        notes.cancel()
     assert shown(on).strip() == ""

@@ -162,7 +162,7 @@ class TestDriver:
         driver._watch(query)
         assert renewed == [0, 1, 2, 3]
         assert heard == [0, 1, 2, 3]
-        assert "nobody heard how far pipeline orders is" in caplog.text
+        assert "it could not be reported how far pipeline orders is" in caplog.text
 
     def test_a_relay_that_fails_is_told_like_any_other_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*args: object, **more: object) -> None:

@@ -493,7 +493,7 @@ def test_a_relay_that_failed_is_made_up_for_when_the_batch_comes_again(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.relay, "relay", die)
+        patched.setattr(module, "relay", die)
         with pytest.raises(Killed):
             query.writer.commit(messages, 0)
     assert ids(sqlite, OUT) == ["a"]

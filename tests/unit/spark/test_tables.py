@@ -405,7 +405,7 @@ def test_a_database_that_fails_is_named(table: Table, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """Of a store that is open, as it is while a batch lands."""
+    """The URL of a store that is open, as it is while a batch lands."""
     url = f"sqlite:///{tmp_path}/semel.db"
     with closing(open_store(url)):
         yield url

@@ -195,7 +195,7 @@ def test_a_lease_on_a_server_that_was_replaced_is_none(witness: Witness, time: T
 def test_a_raised_epoch_must_not_be_lost_itself(witness: Witness, server: Server) -> None:
     witness.committed(0, WitnessedCommit("w", 7, 0))
     witness.read(0, STREAM, 3, 33)
-    witness.begin_anew(800)
+    witness.on_epoch_raised(800)
     assert loss(witness, server, 800) is None
     assert "0/320" in loss(witness, server, 799)
 

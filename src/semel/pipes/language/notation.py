@@ -216,10 +216,10 @@ class _Parser:
     def _one_point(self, end: Point, start: Point, was: TextSpan, here: TextSpan) -> Point:
         """A point that is written twice may be described at either place."""
         bare = Point(end.name)
-        told = [replace(each, local=False) for each in (end, start)]
-        if told[0] != bare and told[1] not in (bare, told[0]):
+        points = [replace(each, local=False) for each in (end, start)]
+        if points[0] != bare and points[1] not in (bare, points[0]):
             self._fail(f"{end.name} is described twice", "state its options at one of the two places", here, was)
-        chosen = told[0] if told[0] != bare else told[1]
+        chosen = points[0] if points[0] != bare else points[1]
         return replace(chosen, local=end.local or start.local)
 
     def _places(self) -> list[Place | Way]:

@@ -167,10 +167,10 @@ class _Reader:
         names = list(dict.fromkeys(name for edge in edges for name in (edge.start, edge.end)))
         if len(names) > POINTS_MAX:
             self._fail(f"there are more than {POINTS_MAX:,} points", "split the path into several")
-        told = self.tables.get("points", {})
-        if not isinstance(told, dict) or not all(isinstance(each, dict) for each in told.values()):
+        points = self.tables.get("points", {})
+        if not isinstance(points, dict) or not all(isinstance(each, dict) for each in points.values()):
             self._fail("points is not a table of tables", "write [points.X]", self._header("points", 0))
-        for name in told:
+        for name in points:
             if name not in names:
                 hint = _nearest(name, names)
                 self._fail(
@@ -182,7 +182,7 @@ class _Reader:
             name: Point(
                 name,
                 local=name in self.local,
-                **self._values(told.get(name, {}), POINT_OPTIONS, "a point", f"points.{name}", 0),
+                **self._values(points.get(name, {}), POINT_OPTIONS, "a point", f"points.{name}", 0),
             )
             for name in names
         }

@@ -318,7 +318,7 @@ def _sent(part: Hop | Pipe, ends: _Ends, rtt_s: float, *, dedup: bool = False) -
     if not ends.resends(options):
         return inner
     if ends.keeps and ends.end.crash:
-        # it has committed what it heard, and died before it said so
+        # it has committed what it received, and died before it confirmed
         inner = folded([inner, LinkElement(confirm_loss=ends.end.crash)])
     late = options.confirm is not ConfirmOn.RECEIPT
     return PipeElement(inner, ends.attempts(options), dedup, late, overlap(rtt_s, options.timeout))

@@ -224,7 +224,7 @@ def _unpack(envelope: Envelope) -> InnerMessage:
 @dataclass(frozen=True, slots=True)
 class ChannelConfig:
     """`route` leads to the far end's inner address; for an initiator, to the spawner's. At most `queue_max` messages
-    are kept unconfirmed: more are dropped, as by any link, and people hear of it."""
+    are kept unconfirmed: more are dropped, as by any link, and people are notified."""
 
     name: str
     route: tuple[str, ...]
@@ -479,7 +479,7 @@ class Initiator(_Host):
 
 @dataclass(frozen=True, slots=True)
 class SpawnerConfig:
-    """At most `sessions_max` responders at a time; one that has heard nothing for `idle_s` is closed."""
+    """At most `sessions_max` responders at a time; one that has received nothing for `idle_s` is closed."""
 
     name: str
     pipe: PipeKind
@@ -492,12 +492,12 @@ class SpawnerConfig:
 
 @dataclass(slots=True, eq=False)
 class Responder:
-    """The far end of one session. `route` is the way by which its initiator was last heard, turned round."""
+    """The far end of one session. `route` is the way by which its initiator last sent, turned round."""
 
     name: str
     end: _End
     route: tuple[str, ...]
-    heard_at: float
+    received_at: float
 
 
 class Spawner(_Host):
@@ -530,13 +530,13 @@ class Spawner(_Host):
     def next_deadline(self) -> float | None:
         deadlines = [at for each in self.sessions.values() if (at := each.end.next_deadline()) is not None]
         if self.sessions:
-            deadlines.append(next(iter(self.sessions.values())).heard_at + self.config.idle_s)
+            deadlines.append(next(iter(self.sessions.values())).received_at + self.config.idle_s)
         return min(deadlines, default=None)
 
     def on_timer(self, now: float) -> Sequence[Effect]:
         effects: list[Effect] = []
         for session, responder in list(self.sessions.items()):
-            if responder.heard_at + self.config.idle_s <= now:
+            if responder.received_at + self.config.idle_s <= now:
                 effects += self._close(session, IDLE)
                 continue
             deadline = responder.end.next_deadline()
@@ -560,10 +560,10 @@ class Spawner(_Host):
         return []
 
     def _responder(self, session: str, back: tuple[str, ...], now: float) -> Responder | None:
-        """The longest unheard is first in `sessions`, so that it is the first to be found idle."""
+        """The longest silent is first in `sessions`, so that it is the first to be found idle."""
         responder = self.sessions.get(session)
         if responder is not None:
-            responder.route, responder.heard_at = back, now
+            responder.route, responder.received_at = back, now
             self.sessions.move_to_end(session)
         return responder
 

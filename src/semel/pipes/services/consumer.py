@@ -6,7 +6,7 @@ consumer reads again from where it stands. Saving the index is a request like an
     volatile   the index service says where to go on; what was handled and not yet saved is handled again. A message
                whose handler writes nothing is counted in `meter`, and in the ledger with the next report
     durable    the handler's writes and the place are one commit in the consumer's own store; that is exactly once, and
-               the index service is only told
+               the index service is only informed
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ConsumerConfig:
 
     `poison`: what becomes of a message that fails through all of `retry`. To wait stops the consumer until an operator
     resumes it; to skip records it in the ledger first. `trimmed`: whether to stop, or go on, when records are gone that
-    were never read; either way people hear of it. `report_s`: how often the counts of what has no ledger event of its
+    were never read; either way people are notified. `report_s`: how often the counts of what has no ledger event of its
     own are written to the ledger; None: never.
     """
 
@@ -343,7 +343,7 @@ class Consumer:
             self._version = put.version or 0
         to, kind = self._going
         if self._queue:
-            self.meter.count_told(kind)
+            self.meter.count_reported(kind)
         return self._passed(to, now)
 
     def _passed(self, to: ReadPlace, now: float) -> list[Effect]:

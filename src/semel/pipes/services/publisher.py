@@ -71,7 +71,7 @@ class Publisher:
         self._creates: Resend[Create] = Resend(until_answered(config.policy.timeout_s), seed=config.seed)
         self._entries: dict[str, _Entry] = {}
         self._requests: dict[str, str] = {}
-        self._told = False
+        self._is_reported = False
 
     @property
     def unconfirmed(self) -> int:
@@ -203,18 +203,18 @@ class Publisher:
 
     def _created(self, request: str, now: float) -> list[Effect]:
         """What was refused for want of the stream goes out again at once."""
-        self._told = False
+        self._is_reported = False
         first, _ = self._creates.confirm(request, now)
         return self._sends(self._pushes.resend_all(now)) if first else []
 
     def _refused(self, refused: StorageRefused, now: float) -> list[Effect]:
-        """A push for want of its stream: create it. Anything else is for people, who hear of it once; the resends go on
-        meanwhile."""
+        """A push for want of its stream: create it. Anything else is for people, who are notified once; the resends go
+        on meanwhile."""
         if refused.reason == NO_STREAM:
             return self._create(now)
         asked = refused.request in self._creates.unconfirmed() or refused.request in self._entries
-        if self._told or not asked:
+        if self._is_reported or not asked:
             return []
-        self._told = True
+        self._is_reported = True
         detail = f"{self.name}: {self.config.service} refuses {self.config.stream}: {refused.reason}"
         return [Notify("refused", detail)]

@@ -293,7 +293,7 @@ class StorageService:
         return min((at for at in deadlines if at is not None), default=None)
 
     def on_timer(self, now: float) -> Sequence[Effect]:
-        """A pull that has waited long enough is told that there is nothing; the read goes on for the next one."""
+        """A pull that has waited long enough is answered with nothing; the read goes on for the next one."""
         effects: list[Effect] = []
         if self._load_at is not None and now >= self._load_at:
             self._load_at = None
@@ -370,7 +370,7 @@ class StorageService:
         return [Send(peer, Created(request, stream)) for stream in there for peer, request in self._wanted.pop(stream)]
 
     def _knows(self, state: State | None, now: float) -> list[Effect]:
-        """What the store holds. A second service on it may have created streams that this one has not heard of."""
+        """What the store holds. A second service on it may have created streams that this one does not know."""
         if self._creating is not None:
             return []
         self._streams = set(state.value.decode().split("\n")) if state is not None else set()

@@ -188,17 +188,17 @@ class _Builder:
             assert isinstance(hop, Hop)
             goes_on = number + 1 < len(branch.steps)
             point = branch.steps[number + 1] if goes_on else None
-            then = self._draft(point) if isinstance(point, Point) else self._door(at, receiver)
+            then = self._draft(point) if isinstance(point, Point) else self._entry(at, receiver)
             self._hop(at, hop.options, then)
             at = then
         if at is not receiver:
             self._hop(at, Options(), receiver)
 
-    def _door(self, sender: _Draft, receiver: _Draft) -> _Draft:
+    def _entry(self, sender: _Draft, receiver: _Draft) -> _Draft:
         if (sender.name, receiver.name) not in self.routes:
             return receiver
-        doors = sum(name.startswith(f"{receiver.name}~") for _, name in self.routes)
-        return self._draft(Point(f"{receiver.name}~{doors + 2}"))
+        entries = sum(name.startswith(f"{receiver.name}~") for _, name in self.routes)
+        return self._draft(Point(f"{receiver.name}~{entries + 2}"))
 
     def _hop(self, sender: _Draft, options: Options, receiver: _Draft, route: Route | None = None) -> None:
         name = f"{sender.name}>{receiver.name}"

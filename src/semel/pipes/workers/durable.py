@@ -72,7 +72,7 @@ OWED_MAX = 100_000
 HANDLED_AT_ONCE = 100
 """Handled messages whose commits may be under way together."""
 RUN = "\x1f"
-"""Stands between a peer and its run in the name of a session. Whoever has it in a name is not heard: the confirm of one
+"""Stands between a peer and its run in the name of a session. Whoever has it in a name is ignored: the confirm of one
 could be led to another."""
 
 
@@ -168,7 +168,7 @@ class DurableStage:
 
     def _arrived(self, event: Received, now: float) -> list[Effect]:
         if event.peer.count(RUN) > self._hop_index:
-            words = f"{self.name} does not hear {event.peer!r}: a control character stands in it or in its delivery"
+            words = f"{self.name} ignores {event.peer!r}: a control character stands in it or in its delivery"
             return [Notify("rejected", words, event.message.envelope.id)]
         return self._own(self._in, self._in.machine.receive(event, now))
 
@@ -217,7 +217,7 @@ class DurableStage:
     # -- confirming later than the commit
 
     def _accepted(self, event: Committed, effects: list[Effect]) -> list[Effect]:
-        """What was stored where, and who is to be told. A duplicate by index says not where its first copy stands:
+        """What was stored where, and who gets a confirm. A duplicate by index says not where its first copy stands:
         then everything stored so far must be through."""
         offsets = [result.position.offset for result in event.results if isinstance(result, Fresh | Duplicate)]
         self._stored = max(self._stored, *offsets) if offsets else self._stored

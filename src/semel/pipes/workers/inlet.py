@@ -27,12 +27,12 @@ S = TypeVar("S")
 SIZE = 100_000
 KEEP_S = 24 * 3600.0
 RUNS_MAX = 1_000
-"""How many runs of senders are remembered: the longest unheard one is let go."""
+"""How many runs of senders are remembered: the longest silent one is let go."""
 
 
 @dataclass(frozen=True, slots=True)
 class InletConfig:
-    """`peers` are those whom it hears (none named: everybody). `confirm` None: nobody waits for a confirm.
+    """`peers` are those whom it listens to (none named: everybody). `confirm` None: nobody waits for a confirm.
 
     `unpacks`: the messages come inside others, through a pipe's own middle, and the sender is named within.
     `confirms_carrier`: the end of that middle is durable, and keeps each of those others until it is confirmed.

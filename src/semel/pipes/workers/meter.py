@@ -33,7 +33,7 @@ class HopMeter:
     peer: str = ""
     folds: bool = False
     _counts: list[int] = field(default_factory=lambda: _per_kind(0))
-    _told: list[int] = field(default_factory=lambda: _per_kind(0))
+    _reported: list[int] = field(default_factory=lambda: _per_kind(0))
     _first: list[int] = field(default_factory=lambda: _per_kind(NO_INDEX))
     _last: list[int] = field(default_factory=lambda: _per_kind(0))
     _fold: list[int] = field(default_factory=lambda: _per_kind(0))
@@ -47,10 +47,10 @@ class HopMeter:
         if self.folds:
             self._fold[kind] ^= hash_id(message)
 
-    def count_told(self, kind: Kind) -> None:
+    def count_reported(self, kind: Kind) -> None:
         """The ledger has an event of its own for this one, so no range speaks of it."""
         self._counts[kind] += 1
-        self._told[kind] += 1
+        self._reported[kind] += 1
 
     @property
     def counts(self) -> Counter[Kind]:
@@ -58,12 +58,12 @@ class HopMeter:
 
     @property
     def has_news(self) -> bool:
-        return self._counts != self._told
+        return self._counts != self._reported
 
     def take(self) -> list[Event]:
-        events = [self._event(kind, n) for kind in Kind if (n := self._counts[kind] - self._told[kind])]
+        events = [self._event(kind, n) for kind in Kind if (n := self._counts[kind] - self._reported[kind])]
         if events:
-            self._told = self._counts.copy()
+            self._reported = self._counts.copy()
             self._first, self._last, self._fold = _per_kind(NO_INDEX), _per_kind(0), _per_kind(0)
         return events
 
@@ -75,10 +75,10 @@ class HopMeter:
         )  # fmt: skip
 
     def put_back(self, events: Sequence[Event]) -> None:
-        """What was taken, or had an event of its own, could not be written: it is still to be told."""
+        """What was taken, or had an event of its own, could not be written: it is still to be reported."""
         for event in events:
             kind = event.kind
-            self._told[kind] -= event.n
+            self._reported[kind] -= event.n
             self._first[kind] = min(self._first[kind], event.first or 0)
             self._last[kind] = max(self._last[kind], event.last or 0)
             if self.folds:
@@ -112,7 +112,7 @@ class Reports:
 
     def one(self, meter: HopMeter, event: Event) -> list[Commit]:
         """About one message, at once and by its name."""
-        meter.count_told(event.kind)
+        meter.count_reported(event.kind)
         return [self._commit([(meter, [event])])]
 
     def _commit(self, taken: list[tuple[HopMeter, list[Event]]]) -> Commit:

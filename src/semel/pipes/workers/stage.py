@@ -197,7 +197,7 @@ class Stage:
 
     def _taken(self, peer: str, message: HopMessage, now: float) -> list[Effect]:
         """As it came, or as it was before it went into the middle of a pipe that ends here. A middle that waits for it
-        is told that it is through, whatever it holds: the pipe's own sender answers for that from here on."""
+        gets a confirm, whatever it holds: the pipe's own sender answers for that from here on."""
         inlet = self._inlet(peer)
         if inlet is None:
             return []
@@ -247,7 +247,7 @@ class Stage:
         return all(outlet.takes(envelope) for outlet in self.outlets)
 
     def _reject(self, inlet: Inlet, message: HopMessage) -> list[Effect]:
-        """Not confirmed, so that its sender keeps it and people hear of it."""
+        """Not confirmed, so that its sender keeps it and people are notified."""
         inlet.meter.count(Kind.REJECTED, message.envelope.id, message.index)
         detail = (
             f"{self.name}: the body of {message.envelope.id} is too large to go through the middle of a pipe; send at "
@@ -490,7 +490,7 @@ class Stage:
         return [*self._log_lost(held, error), Notify("handler-failed", detail, envelope.id), *self._next_turn(held)]
 
     def _log_lost(self, held: _Held, error: str) -> Sequence[Effect]:
-        """A number would not do: this is the last that is heard of the message, so the ledger names it."""
+        """A number would not do: this is the last event of the message, so the ledger names it."""
         message = held.arrival[1]
         if self.config.report_s is None:
             self.handled.count(Kind.FAILED, message.envelope.id, message.index)

@@ -117,10 +117,10 @@ class Message:
         return (self.metadata or {}).get(MESSAGE_ID)
 
 
-def message_of(told: client_events.Message) -> Message:
-    if isinstance(told, GroupMessage):
-        return Message(told.data, told.group, told.from_user, told.sequence_id, told.metadata, told.stream)
-    return Message(told.data, sequence_id=told.sequence_id, metadata=told.metadata)
+def message_of(event: client_events.Message) -> Message:
+    if isinstance(event, GroupMessage):
+        return Message(event.data, event.group, event.from_user, event.sequence_id, event.metadata, event.stream)
+    return Message(event.data, sequence_id=event.sequence_id, metadata=event.metadata)
 
 
 @dataclass(frozen=True)

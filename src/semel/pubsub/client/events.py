@@ -1,4 +1,4 @@
-"""The options, events and effects of the machine in `machine.py`: what the client is told and what it wants done.
+"""The options, events and effects of the machine in `machine.py`: what happens to the client, and what it wants done.
 
 A driver carries out the effects of one call in their order, and the calls one after the other; it calls `on_timer` when
 `next_deadline` has come. Every socket has a number, given by `Connect`; what is said of a socket that is not the newest
@@ -137,8 +137,8 @@ class SubmitRequest(msgspec.Struct, frozen=True):
 
     `id` is the application's own, for `SendToGroup`: with it a message is sent again after the loss of a session, and
     the hub takes it once. Without it, only `at_least_once` allows that. `keep` puts it into the outbox first, and
-    `until_kept` settles it as soon as it is there; what becomes of it later is told as `Abandoned`, if it is nothing.
-    `timeout_s` None waits for ever, but an invocation as long as the options say.
+    `until_kept` settles it as soon as it is there; what becomes of it later is reported as `Abandoned`, if it is
+    nothing. `timeout_s` None waits for ever, but an invocation as long as the options say.
     """
 
     token: int
@@ -176,7 +176,7 @@ class FlushStream(msgspec.Struct, frozen=True):
 
 
 class EndStream(msgspec.Struct, frozen=True):
-    """Settled when the server has ended it. `error`: what receivers hear instead of a good end; parts that are not
+    """Settled when the server has ended it. `error`: what receivers get instead of a good end; parts that are not
     acknowledged yet are then dropped. `token` None: nobody waits."""
 
     token: int | None
@@ -350,7 +350,7 @@ class GroupStateLost(msgspec.Struct, frozen=True):
 
 
 class Abandoned(msgspec.Struct, frozen=True):
-    """A message out of the outbox is not sent any more, and nobody waits to hear it: the server refuses it, or it is so
+    """A message out of the outbox is not sent any more, and nobody waits for it: the server refuses it, or it is so
     old that the hub may have taken and forgotten it. `maybe_taken` as in `RequestFailed`."""
 
     entry: OutboxEntry

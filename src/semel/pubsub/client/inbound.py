@@ -1,8 +1,8 @@
 """The receiving of client streams: which parts belong together, where a stream begins and where it ends, well or not.
 
-Parts of several streams come mixed, each stream's in order. The sender's connection is not told, so a stream is known
+Parts of several streams come mixed, each stream's in order. The sender's connection is not named, so a stream is known
 by its group, its sender's user and its id. What does not follow the part before it is another stream, or a piece of
-one: whoever reads the first hears that parts are missing, and never gets a whole that is none.
+one: whoever reads the first learns that parts are missing, and never gets a whole that is none.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class SequenceAcks:
         self._on_new_socket()
 
     def _on_new_socket(self) -> None:
-        self._heard = self._acked = 0
+        self._received = self._acked = 0
         self._owed_count = self._owed_bytes = 0
         self._ack_at: float | None = None
 
@@ -32,7 +32,7 @@ class SequenceAcks:
 
     def arrive(self, number: int, size: int, now: float) -> bool:
         """Whether it is new. One that the application has had already is only to be acknowledged again."""
-        self._heard = max(self._heard, number)
+        self._received = max(self._received, number)
         if number > self._highest:
             self._highest = number
             return True
@@ -64,7 +64,7 @@ class SequenceAcks:
         """What can be acknowledged, whether it is time or not."""
         self._owed_count = self._owed_bytes = 0
         self._ack_at = None
-        number = min(self._delivered, self._heard)
+        number = min(self._delivered, self._received)
         if number <= self._acked:
             return None
         self._acked = number

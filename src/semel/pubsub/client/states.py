@@ -56,14 +56,14 @@ class WatchedGroup:
 
 class ClientGroupStates:
     """`own` is what this client has surely said, by group, and says again in a new session. `settle` says what became
-    of a token, `tell` what has changed in a group."""
+    of a token, `on_change` what has changed in a group."""
 
     def __init__(
         self,
         settle: Callable[[int | None, Result], None],
-        tell: Callable[[str, tuple[GroupStateItem, ...]], None],
+        on_change: Callable[[str, tuple[GroupStateItem, ...]], None],
     ) -> None:
-        self._settle, self._tell = settle, tell
+        self._settle, self._on_change = settle, on_change
         self.own: dict[str, dict[str, str]] = {}
         self.views: dict[str, WatchedGroup] = {}
         self._waiting: dict[int, str] = {}
@@ -129,18 +129,18 @@ class ClientGroupStates:
 
     # -- what the server says
 
-    def handle(self, told: GroupStateSnapshot | GroupStateUpdate) -> None:
-        view = self.views.get(told.group)
+    def handle(self, response: GroupStateSnapshot | GroupStateUpdate) -> None:
+        view = self.views.get(response.group)
         if view is None:
             return
-        if isinstance(told, GroupStateSnapshot):
-            changed = view.take_snapshot(told.items)
+        if isinstance(response, GroupStateSnapshot):
+            changed = view.take_snapshot(response.items)
         else:
-            changed = view.take_update(told.items)
+            changed = view.take_update(response.items)
         if changed:
-            self._tell(told.group, tuple(changed))
+            self._on_change(response.group, tuple(changed))
         if view.has_snapshot and view.is_taken:
-            self._settle_waiting(told.group, RequestAccepted())
+            self._settle_waiting(response.group, RequestAccepted())
 
     # -- the end
 
@@ -158,8 +158,8 @@ class ClientGroupStates:
 
 
 class Changes:
-    """What has changed and is not told yet: of each connection only the last, so however slow the application is, there
-    is never more than one for each."""
+    """What has changed and is not reported yet: of each connection only the last, so however slow the application is,
+    there is never more than one for each."""
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, GroupStateItem]] = {}

@@ -183,7 +183,7 @@ class ClientStreams:
         over: Callable[[str, SemelError | None], None],
     ) -> None:
         self._options, self._codec, self._chance = options, codec, chance
-        self._send, self._tell, self._over = send, settle, over
+        self._send, self._report, self._over = send, settle, over
         self._waits = RetryPolicy(None, options.ack_timeout_s, 2.0, options.ack_timeout_max_s)
         self._streams: dict[str, _Stream] = {}
         self._tokens: dict[int, _Stream] = {}
@@ -198,7 +198,7 @@ class ClientStreams:
         try:
             self._ask(event)
         except SemelError as error:
-            self._tell(None if isinstance(event, KeepStream) else event.token, RequestFailed(error))
+            self._report(None if isinstance(event, KeepStream) else event.token, RequestFailed(error))
 
     def _ask(self, event: StreamEvent) -> None:
         match event:
@@ -323,16 +323,16 @@ class ClientStreams:
 
     # -- what the server says
 
-    def handle(self, told: StreamAck | StreamNack | StreamClosed, now: float) -> bool:
+    def handle(self, response: StreamAck | StreamNack | StreamClosed, now: float) -> bool:
         """Whether it gets on."""
-        stream = self._streams.get(told.stream_id)
+        stream = self._streams.get(response.stream_id)
         if stream is None:
             return False
-        match told:
+        match response:
             case StreamAck(expected=expected):
                 return self._acked(stream, expected)
             case StreamNack():
-                return self._nacked(stream, told, now)
+                return self._nacked(stream, response, now)
             case StreamClosed(error=fault):
                 self._closed(stream, fault, now)
                 return True
@@ -366,13 +366,13 @@ class ClientStreams:
     def _reset_backoff(self, stream: _Stream) -> None:
         stream.wakes_at, stream.rests, stream.attempt, stream.refusals = None, False, 0, 0
 
-    def _nacked(self, stream: _Stream, told: StreamNack, now: float) -> bool:
+    def _nacked(self, stream: _Stream, response: StreamNack, now: float) -> bool:
         if not stream.is_begun or (stream.end is not None and stream.end.error is not None):
             return False
-        gets_on = self._progress(stream, told.expected)
+        gets_on = self._progress(stream, response.expected)
         if stream.id in self._streams and stream.is_waiting:
-            at_once = told.name == ErrorName.INVALID_SEQUENCE and stream.refusals == 0
-            self._refused(stream, Fault(told.name, told.message or ""), now, at_once=at_once)
+            at_once = response.name == ErrorName.INVALID_SEQUENCE and stream.refusals == 0
+            self._refused(stream, Fault(response.name, response.message or ""), now, at_once=at_once)
         return gets_on
 
     def _refused(self, stream: _Stream, fault: Fault, now: float, *, at_once: bool = False) -> None:
@@ -480,7 +480,7 @@ class ClientStreams:
     def _settle(self, token: int | None, result: Result) -> None:
         if token is not None:
             del self._tokens[token]
-            self._tell(token, result)
+            self._report(token, result)
 
 
 def _parts(stream: _Stream) -> int:

@@ -1,9 +1,9 @@
 """Asking a handler whether it wants events of this server, before it gets any and again from time to time.
 
-Without that, whoever may configure a handler could aim a flood of requests at somebody who has never heard of us. The
-question is `OPTIONS` to the handler's URL, with `validate` in the place of the event; one who answers that there is no
-such thing (404) is asked once more with `GET`. Yes is a status of 2xx and a `WebHook-Allowed-Origin` that is `*` or the
-origin of this server.
+Without that, whoever may configure a handler could aim a flood of requests at somebody who has nothing to do with us.
+The question is `OPTIONS` to the handler's URL, with `validate` in the place of the event; one who answers that there is
+no such thing (404) is asked once more with `GET`. Yes is a status of 2xx and a `WebHook-Allowed-Origin` that is `*` or
+the origin of this server.
 
 The origin is a host without a port, as Azure's is: handlers made with Microsoft's .NET library look up keys by it,
 and those made with the JavaScript one name the host with its port where there is one, so an answer may have any port.

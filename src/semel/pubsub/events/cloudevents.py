@@ -8,8 +8,8 @@ Events go as CloudEvents 1.0 in binary mode: the attributes are headers, the dat
     joined, left               only tell: `read_notification`
 
 A `PendingEvent` is all that a request is made of, but for the keys and the configuration, which are those of the moment
-in which it is sent. So an event that was stored before it was sent is told in the same words after a restart, with the
-same `ce-id`: a handler that remembers (ce-source, ce-id) takes it once.
+in which it is sent. So an event that was stored before it was sent is delivered in the same words after a restart, with
+the same `ce-id`: a handler that remembers (ce-source, ce-id) takes it once.
 
 Whoever sends the requests follows no redirect, asks no proxy and no file for credentials, and keeps no cookies of one
 connection for another (`FOLLOW_REDIRECTS`, `TRUST_ENVIRONMENT`, `SHARE_COOKIES`); reads no more than
@@ -256,9 +256,9 @@ def request_for(
 
 
 def _metadata_headers(metadata: Metadata | None) -> list[tuple[str, str]]:
-    """Names of headers know no case, so of two keys that differ in nothing else the last is told."""
-    told = {key.lower(): value for key, value in (metadata or {}).items()}
-    return [(METADATA_PREFIX + key, _NOT_FIELD.sub(_escaped, value)) for key, value in told.items()]
+    """Names of headers know no case, so of two keys that differ in nothing else the last is sent."""
+    by_name = {key.lower(): value for key, value in (metadata or {}).items()}
+    return [(METADATA_PREFIX + key, _NOT_FIELD.sub(_escaped, value)) for key, value in by_name.items()]
 
 
 def _attribute(value: str) -> str:
@@ -348,7 +348,7 @@ def read_user_event(reply: Reply) -> HandlerAnswered | HandlerFailed:
 
 
 def read_notification(reply: Reply) -> HandlerAnswered | HandlerFailed:
-    """A handler that is only told has nothing to say."""
+    """A handler that is only notified has nothing to answer."""
     try:
         _taken(reply)
         return HandlerAnswered()
@@ -404,8 +404,8 @@ def _metadata(response: HttpResponse) -> Metadata | None:
 
 
 def _data(response: HttpResponse, metadata: Metadata | None) -> Data | None:
-    """Without a type it is binary. An empty body is only told if metadata goes with it. So is null in JSON, which many
-    web frameworks send for a handler that returns nothing: an error would make the client send its event again."""
+    """Without a type it is binary. An empty body is only passed on if metadata goes with it. So is null in JSON, which
+    many web frameworks send for a handler that returns nothing: an error would make the client send its event again."""
     headers = {name: values[-1] for name in ("content-encoding", "content-type") if (values := _values(response, name))}
     content = headers.setdefault("content-type", CONTENT_TYPES[DataType.BINARY]).partition(";")[0].strip().lower()
     if not response.body or (content == CONTENT_TYPES[DataType.JSON] and response.body.strip() == b"null"):

@@ -445,7 +445,7 @@ class Events:
     def _finish_failed(
         self, end: _End, event: PendingEvent, answer: HandlerFailed, session: Session | None, now: float
     ) -> None:
-        """A client that is told of it may try again. What nobody else knows of is kept for a while."""
+        """A client that gets the error may try again. What nobody else knows of is kept for a while."""
         is_known = session is not None and event.ack_id is not None
         to, kind = (WorkState.DONE, Kind.DISCARDED) if is_known else (WorkState.DEAD, Kind.DEAD_LETTERED)
 

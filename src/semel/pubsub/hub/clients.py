@@ -2,7 +2,7 @@
 
 All that a session publishes in one event is one commit, with its ackIds in one row. Only the ackId of a message with an
 id of its own is written down later, with the next commit of its session: a restart before that forgets the ackId, but
-not the id, so who sends that message again is told `Duplicate` all the same.
+not the id, so who sends that message again is answered `Duplicate` all the same.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class Clients:
                 self._publishing.publish(session, cast("Iterable[SendToGroup]", alike), now)
                 continue
             for request in alike:
+                # a request before it may have ended the session
                 if session.peer is not None:
                     self._handle(session, request, now)
         if session.staged.appends:
@@ -164,6 +165,7 @@ class Publishing:
                 append = plain_message(
                     context.stream, name, target, data, at, id, user, context.accepted, context.repeated
                 )
+                # one that is known already is answered as a duplicate, on the long way
                 if acks.claimed.add(ack_id):
                     staged.appends.append(append)
                     staged.ack_ids.append(ack_id)
@@ -200,7 +202,7 @@ class Publishing:
             session.acks.wait_for(ack_id)
 
     def _forbid(self, session: Session, ack_id: int | None, group: str, now: float) -> None:
-        """A simple client has no acks to be told by, and would go on sending to nobody."""
+        """A simple client gets no acks, and would go on sending to nobody."""
         fault = forbidden("send to", group)
         if subprotocol_of(session.subprotocol) is not None:
             self._acks.answer(session, ack_id, fault)

@@ -2,7 +2,7 @@
 
 drop        the socket is lost: the session waits for its client, and expires if it does not come back
 close       the session ends, in memory at once and in the store as soon as that takes it
-discard     the client is told why, and what it is owed ends with its session
+discard     the client gets the reason, and what it is owed ends with its session
 release     another node has the session: nothing is written for it here any more
 """
 
@@ -35,7 +35,7 @@ BEHIND_S = 1.0
 
 
 class SessionEvents(Protocol):
-    """What event handlers are told of sessions."""
+    """What is reported of sessions to event handlers."""
 
     def on_close(self, session: Session, reason: str, now: float) -> list[Op]: ...
 
@@ -73,6 +73,7 @@ class Closing:
 
     def drop(self, session: Session, now: float) -> None:
         session.dropped_at = now
+        # it stays when the client comes back: `_expire` looks whether it is still away, and for how long
         heappush(self._expiries, (now + self._context.options.recovery_s, session.id))
 
     def next_deadline(self) -> float | None:
@@ -109,7 +110,7 @@ class Closing:
     # -- it ends
 
     def discard(self, session: Session, reason: str, now: float) -> None:
-        """It ends with what it is owed, and its client is told why."""
+        """It ends with what it is owed, and its client gets the reason."""
         self._outgoing.send(session, Disconnected(reason))
         self.expel(session, CloseCode.POLICY, reason, now, Kind.DISCARDED)
 
@@ -138,6 +139,7 @@ class Closing:
     def _commit_end(self, session: Session, kind: Kind, reason: str, now: float) -> None:
         context = self._context
         if not session.versions.row_stored:
+            # its first commit here has failed: there is nothing of ours to remove
             self._ended(session, now)
             return
         assert session.end is not None

@@ -46,7 +46,7 @@ CarriedOut = Callable[[Answer, Set[str]], None]
 """The answer for the sessions that were here, and those that had to be left out, because they are moving."""
 
 CLOSED_BY_SERVICE = "Application server closed the connection."
-"""What clients of Azure are told when no reason is given."""
+"""What clients of Azure get when no reason is given."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class Endings:
         return self._ends.pop(session)
 
     def failed(self, session: Session) -> Sequence[Then]:
-        """The store did not take it: it is tried again later. Those who asked are told so, and may ask again."""
+        """The store did not take it: it is tried again later. Those who asked get the failure, and may ask again."""
         end = self._ends[session]
         end.is_under_way = False
         asked, end.asked = end.asked, []

@@ -26,7 +26,7 @@ from semel.pubsub.hub.context import HubContext, SessionCommits
 from semel.pubsub.hub.outgoing import ClientAcks, Outgoing, forbidden
 from semel.pubsub.hub.read_barrier import ReadBarrier
 from semel.pubsub.hub.records import RecordKind, group_target
-from semel.pubsub.hub.roster import Here
+from semel.pubsub.hub.roster import Here, discard
 from semel.pubsub.hub.session import Session
 from semel.pubsub.hub.session_rows import OwnState
 from semel.pubsub.protocol.codecs import codec_for
@@ -105,6 +105,7 @@ class GroupStates:
             return
         at = self._next_time(session, now)
         own = OwnState(state, at) if state is not None else None
+        # at once, so that the next request counts with it; if the commit fails, `states.stored` is what holds
         _put(session.states, group, own)
         record = self._record(session, group, state, at, now)
         self._commit(session, request.ack_id, lambda now: _put(session.states.stored, group, own), record)
@@ -133,7 +134,7 @@ class GroupStates:
         if self._acks.is_repeated(session, request.ack_id):
             return
         session.watches.pop(group, None)
-        _discard(self._watchers, group, session.id)
+        discard(self._watchers, group, session.id)
         self._commit(session, request.ack_id, lambda now: session.watches.stored.pop(group, None))
 
     def _refusal(self, session: Session, group: str) -> Fault | None:
@@ -177,6 +178,7 @@ class GroupStates:
                 then(now)
 
         def failed(failure: Failure) -> None:
+            # `unwatch` stops the updates before it is durable
             self._rewatch(session)
             self._acks.fail(session, ack_ids, failure)
 
@@ -200,7 +202,7 @@ class GroupStates:
             self._change(group, connection, known.user_id, None, known.updated_at + 1, now)
         watcher = self._watching.pop(connection, None)
         for group in watcher.watches if watcher is not None else ():
-            _discard(self._watchers, group, connection)
+            discard(self._watchers, group, connection)
         self._clocks.pop(connection, None)
         self._missed.discard(connection)
 
@@ -214,9 +216,8 @@ class GroupStates:
     ) -> None:
         known = self._connections.get(connection, {}).get(group)
         if known is not None and known.updated_at >= at:
-            return
+            return  # a record that is read again after the row of its session, which is newer
         item = GroupStateItem(connection, at, user, state)
-        assert known is None or at > known.updated_at, "states of a connection in a group follow each other"
         if state is None:
             self._drop(group, item, now)
         else:
@@ -230,8 +231,8 @@ class GroupStates:
         self._clocks[item.connection_id] = max(self._clocks.get(item.connection_id, 0), item.updated_at)
 
     def _drop(self, group: str, item: GroupStateItem, now: float) -> None:
-        _discard(self._groups, group, item.connection_id)
-        _discard(self._connections, item.connection_id, group)
+        discard(self._groups, group, item.connection_id)
+        discard(self._connections, item.connection_id, group)
         cleared = self._cleared
         cleared.append(_Cleared(now, group, item))
         while len(cleared) > CLEARED_MAX or cleared[0].at + self._context.options.recovery_s < now:
@@ -246,7 +247,7 @@ class GroupStates:
         response = GroupStateUpdate(group, (item,))
         for session in list(self._watchers.get(group, {}).values()):
             if self._roster.get(session.id) is not session:
-                _discard(self._watchers, group, session.id)
+                discard(self._watchers, group, session.id)
             elif session.is_stalled:
                 self._missed.add(session.id)
             elif session.peer is not None:
@@ -328,11 +329,3 @@ def _put(index: dict[str, T], key: str, value: T | None) -> None:
         index.pop(key, None)
     else:
         index[key] = value
-
-
-def _discard(index: dict[str, dict[str, T]], outer: str, inner: str) -> None:
-    found = index.get(outer)
-    if found is not None:
-        found.pop(inner, None)
-        if not found:
-            del index[outer]

@@ -12,9 +12,9 @@ constructors, never the hub:
                 delivery      messages to the sessions that they are for; ack_flush: what those acknowledge
                 applier       what every other record changes
                 outgoing      what is written to sockets, and the answers to ackIds
-    sessions    sessions      how they begin; closing: how they end (arrivals, endings: not in the store yet)
+    sessions    sessions      how they begin; closing: how they end; endings: ends that are not in the store yet
+                roster        which there are: here, elsewhere, on their way, and those only a newer Semel can read
                 catchup       what they have missed; spills: what a silent client is owed leaves the stream
-                unreadable_sessions   those that only a newer Semel can read
     nodes       nodes         who lives; takeover, lost_sessions: whose session it is; floors: what is still needed
                 read_barrier  questions about sessions wait until the stream was read to its end
 

@@ -2,7 +2,7 @@
 
 What is written while one event is handled goes out as one effect: there may be thousands of frames.
 
-A request with an ackId is answered once it is durable, and its ackId with it: who asks again is told `Duplicate`. A
+A request with an ackId is answered once it is durable, and its ackId with it: who asks again is answered `Duplicate`. A
 request that failed is forgotten, so the same ackId may be tried again.
 """
 
@@ -123,7 +123,7 @@ class ClientAcks:
                 self.answer(session, ack_id, _duplicate(ack_id))
 
     def fail(self, session: Session, ack_ids: Sequence[int], failure: Failure) -> None:
-        """The store did not take them. Clients get no more than a hint, so whoever runs the server has to be told."""
+        """The store did not take them. Clients get no more than a hint, so whoever runs the server is notified."""
         self._context.report_once("hub-commit", failure)
         self.refuse(session, ack_ids, Fault(ErrorName.INTERNAL, hint(failure)))
 

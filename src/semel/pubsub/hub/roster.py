@@ -45,6 +45,7 @@ class _Seen:
 
 
 M = TypeVar("M", bound=RosterMember)
+T = TypeVar("T")
 
 
 class Roster(Generic[M]):
@@ -78,9 +79,9 @@ class Roster(Generic[M]):
             return
         del self.sessions[session.id]
         if session.user is not None:
-            _discard(self.users, session.user, session.id)
+            discard(self.users, session.user, session.id)
         for group in session.groups:
-            _discard(self.groups, group, session.id)
+            discard(self.groups, group, session.id)
 
     def join(self, session: M, group: str, offset: int) -> None:
         """From this offset on, unless it is a member since an earlier one."""
@@ -89,9 +90,10 @@ class Roster(Generic[M]):
 
     def leave(self, session: M, group: str, offset: int) -> None:
         since = session.groups.get(group)
+        # a leave that is read again must not end a later stay
         if since is not None and since <= offset:
             del session.groups[group]
-            _discard(self.groups, group, session.id)
+            discard(self.groups, group, session.id)
 
 
 class Here(Roster[Session]):
@@ -108,6 +110,7 @@ class Here(Roster[Session]):
             found = (session,) if session is not None else ()
         else:
             found = self.sessions.values()
+        # what stands before its start was never for it, though it may be read again after it has begun
         return [session for session in found if session.start < offset]
 
     def members(self, group: str, offset: int) -> list[Session]:
@@ -145,7 +148,7 @@ class Past(Here):
         return _Seen(session.connection_id, session.user_id, session.protocol, groups)
 
 
-def _discard(index: dict[str, dict[str, M]], key: str, connection: str) -> None:
+def discard(index: dict[str, dict[str, T]], key: str, connection: str) -> None:
     found = index.get(key)
     if found is not None:
         found.pop(connection, None)

@@ -203,6 +203,9 @@ class RowVersions:
 
 
 class Session:
+    """One client at this hub, for longer than its sockets last. The store has two rows of it, the session and its acks,
+    each written under its version (`versions`)."""
+
     __slots__ = (
         "_may", "acks", "backlog", "dropped_at", "early", "end", "epoch", "groups", "id", "in_order",
         "is_reliable", "is_stalled", "memberships", "node", "opened", "peer", "permissions", "phase", "present_at",

@@ -66,7 +66,7 @@ class Write(msgspec.Struct, frozen=True):
 
 class WelcomePeer(msgspec.Struct, frozen=True):
     """The session of this socket is in the store. For clients whose subprotocol cannot say `connected`: all that they
-    hear of it is the answer to their handshake."""
+    get of it is the answer to their handshake."""
 
 
 class ClosePeer(msgspec.Struct, frozen=True):

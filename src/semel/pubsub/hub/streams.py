@@ -6,7 +6,7 @@
 
 A part is a message in the hub's stream like any other. How far a client stream has come is written in the same commit,
 in the session's row, so it survives whatever the session survives, and ends with it. What was committed is what a
-client is answered: after a failure it is told from where on to send again.
+client is answered: after a failure, from where on to send again.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Streams:
         return None
 
     def part(self, session: Session, request: StreamData, now: float) -> None:
-        """A part that comes after the end was never published, and its client is told. One from before the end was."""
+        """A part that comes after the end was never published: its client gets an error. One before the end was."""
         ended = session.streams.get(request.stream_id)
         if ended is not None and ended.is_ended and (request.sequence_id or 0) >= ended.expected:
             self._not_found(session, ended.id)
@@ -177,7 +177,7 @@ class Streams:
             del session.streams[id]
 
     def _open(self, session: Session, id: str, now: float) -> ClientStream | None:
-        """The stream, if it is open and its client may continue with it. Otherwise the client is told."""
+        """The stream, if it is open and its client may continue with it. Otherwise the client gets an error."""
         stream = session.streams.get(id)
         if stream is None:
             self._not_found(session, id)

@@ -58,6 +58,7 @@ class PendingReads(Generic[K, T]):
 
 
 READ_ROWS = 2000
+IN_ORDER = "records are applied in order, each once"
 AHEAD_MAX = 20_000
 """How many own records may wait for others before them. Beyond that they are read again."""
 
@@ -65,7 +66,7 @@ Found = tuple[Record, ...] | ReadTrimmed | ReadFailed
 
 
 OnMessages = Callable[[int, Sequence[Append], float], None]
-"""Gets messages with consecutive offsets, of which it is told the first, and with their bodies in the rows."""
+"""Gets messages with consecutive offsets, of which it gets the first, and with their bodies in the rows."""
 
 
 class RecordListener(Protocol):
@@ -163,6 +164,7 @@ class Tail:
         return all(append.kind == MESSAGE and append.envelope.blob is None for append in appends)
 
     def _apply_run(self, first: int, appends: Sequence[Append], now: float) -> None:
+        assert first > self.offset, IN_ORDER
         self.offset = first + len(appends) - 1
         self.on_messages(first, appends, now)
         if self._at_offset:
@@ -232,6 +234,7 @@ class Tail:
         for (is_plain, _), found in groupby(enumerate(new), _in_a_row):
             alike = [record for _, record in found]
             if is_plain:
+                assert alike[0].position.offset > self.offset, IN_ORDER
                 self.offset = alike[-1].position.offset
                 self.on_messages(alike[0].position.offset, list(map(of_record, alike)), now)
                 self._call_those_at(self.offset)
@@ -254,7 +257,7 @@ class Tail:
             self.read_on()
 
     def _apply_one(self, offset: int, append: Append, now: float) -> None:
-        assert offset > self.offset, "records are applied in order, each once"
+        assert offset > self.offset, IN_ORDER
         self.offset = offset
         blob = append.envelope.blob
         self.listener.on_record(offset, append, self._bodies.pop(blob.name, None) if blob is not None else None, now)

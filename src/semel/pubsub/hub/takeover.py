@@ -245,7 +245,7 @@ class TakeOver:
     # -- how it ends
 
     def _fail(self, coming: _Coming, cause: str, reason: str | None = None, *, is_store: bool = False) -> None:
-        """The client may come again: the session may be there. `reason` is what it is told, if not the cause."""
+        """The client may come again: the session may be there. `reason` is what it gets, if not the cause."""
         self._end(coming, is_decided=False)
         self._context.notify("take-over", f"{coming.connection}: {cause}", is_store=is_store)
         self._close_socket(coming, CloseCode.INTERNAL, reason or cause)

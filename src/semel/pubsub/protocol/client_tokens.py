@@ -40,7 +40,7 @@ _OWN_CLAIMS = frozenset({"aud", "exp", "iat", "nbf", "sub", "role", GROUP_CLAIM}
 
 
 class ClientClaims(msgspec.Struct, frozen=True):
-    """What a client's token says. `claims` are all of them, as an event handler is told: lists of text."""
+    """What a client's token says. `claims` are all of them, as an event handler gets them: lists of text."""
 
     user_id: str | None = None
     roles: tuple[str, ...] = ()
@@ -68,8 +68,8 @@ def client_token(
     check_subject(user_id, roles)
     if not all(is_group(check_text("a group", group, chars_max=GROUP_CHARS_MAX)) for group in groups):
         raise InputError("a group has no name but blanks", fix="name the group")
-    said: dict[str, Any] = {**(claims or {}), "sub": user_id, "role": list(roles), GROUP_CLAIM: list(groups)}
-    payload = {name: value for name, value in said.items() if value not in (None, "", [])}
+    all_claims: dict[str, Any] = {**(claims or {}), "sub": user_id, "role": list(roles), GROUP_CLAIM: list(groups)}
+    payload = {name: value for name, value in all_claims.items() if value not in (None, "", [])}
     return sign_token(keys, audience, now, lifetime_s, payload)
 
 

@@ -13,7 +13,7 @@ class SimpleCodec(OneByOne):
     """Encodes only. What a simple client's frame means depends on how it has connected: the session decides."""
 
     def encode(self, response: Response) -> Frame | None:
-        """Text and JSON as a text frame, binary and protobuf as a binary one. None: this client is not told."""
+        """Text and JSON as a text frame, binary and protobuf as a binary one. None: this client gets nothing."""
         if not isinstance(response, GroupMessage | ServerMessage) or response.data is None:
             return None
         data = response.data

@@ -699,7 +699,7 @@ def _error(fault: Fault | None) -> _Error | None:
     return None if fault is None else _Error(fault.name, fault.message, fault.user_code)
 
 
-# Microsoft's clients drop a message that has no data, or fail on it, and then never hear that the stream has ended
+# Microsoft's clients drop a message that has no data, or fail on it, and then never notice that the stream has ended
 _NO_TEXT = Raw(b'""')
 
 

@@ -4,7 +4,7 @@
     ?access_token=...       or Authorization: Bearer
     ?awps_connection_id=..&awps_reconnection_token=..      to come back; an access token beside it is not looked at
 
-Who may not come back is let in and then told so with close code 1008: an HTTP error would make clients try on and on.
+Who may not come back is let in and then closed with code 1008: an HTTP error would make clients try on and on.
 """
 
 from __future__ import annotations

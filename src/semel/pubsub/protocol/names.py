@@ -1,6 +1,6 @@
 """Which names of hubs, groups and events are allowed, and which metadata and times to live.
 
-Whatever comes from outside goes through here, by socket or by HTTP. An error is an `InputError`; who hears of it, and
+Whatever comes from outside goes through here, by socket or by HTTP. An error is an `InputError`; who gets it, and
 how, is the caller's business.
 """
 

@@ -1,4 +1,4 @@
-"""The operations of the REST API: under which address, what they ask of a hub, and how its answer is told.
+"""The operations of the REST API: under which address, what they ask of a hub, and how its answer is written.
 
 Below `/api/hubs/{hub}` words and names take turns, as in `/groups/{group}/connections/{connection}`.
 """
@@ -239,12 +239,12 @@ def _groups(parts: Parts) -> tuple[tuple[str, ...], str | None]:
     text = read_json(parts.request)
     check_depth(text)
     try:
-        said = msgspec.json.decode(text, type=_Groups)
+        body = msgspec.json.decode(text, type=_Groups)
     except msgspec.DecodeError as error:
         raise bad_request(f"the body is malformed: {error}", fix='send {"groups":[...],"filter":"..."}') from None
-    if not said.groups:
+    if not body.groups:
         raise bad_request("the body names no group", fix='send {"groups":[...],"filter":"..."}')
-    return tuple(dict.fromkeys(map(check_group, said.groups))), _filter(said.filter)
+    return tuple(dict.fromkeys(map(check_group, body.groups))), _filter(body.filter)
 
 
 def _join_many(parts: Parts) -> JoinMembers:

@@ -278,7 +278,7 @@ class WebPubSubClient:
         ttl_s: int | None = None,
         metadata: Metadata | None = None,
     ) -> OutgoingStream:
-        """A message in parts, for `async with`. The server ends it when nothing is heard of it for `idle_timeout_s`, or
+        """A message in parts, for `async with`. The server ends it when nothing comes for `idle_timeout_s`, or
         for five minutes. `no_echo` and `metadata` hold for all parts, `ttl_s` for each."""
         idle_ms = None if idle_timeout_s is None else round(idle_timeout_s * 1000)
         request = StartStream(group, id if id is not None else uuid4().hex, idle_ms, no_echo, ttl_s, metadata)
@@ -295,8 +295,8 @@ class WebPubSubClient:
         self, group: str, changes: Mapping[str, str | None], *, timeout_s: float | None = None
     ) -> None:
         """Change some of what was said before. None takes a name away."""
-        said = self._saying.get(group)
-        state = {**(self.group_state(group) if said is None else said), **changes}
+        pending = self._saying.get(group)
+        state = {**(self.group_state(group) if pending is None else pending), **changes}
         await self._say(group, {name: value for name, value in state.items() if value is not None}, timeout_s)
 
     async def clear_group_state(self, group: str, *, timeout_s: float | None = None) -> None:
@@ -316,7 +316,7 @@ class WebPubSubClient:
         return dict(self._running.machine.states.own.get(group, {}))
 
     async def watch_group_state(self, group: str, *, timeout_s: float | None = None) -> dict[str, GroupStateItem]:
-        """Hear what connections say of themselves in a group, by `on_group_state`, in every new session too. Returns
+        """Receive what connections say of themselves in a group, by `on_group_state`, in every new session too. Returns
         all there is, by connection id."""
         await self._ask(SubscribeGroupState(group), timeout_s=timeout_s)
         return self.group_states(group)
@@ -347,7 +347,7 @@ class WebPubSubClient:
             raise result.error
         return result
 
-    # -- what it hears
+    # -- what it receives
 
     def on_message(self, handler: _M) -> _M:
         """Have messages handled by a function or a coroutine function: one after the other, in order, each
@@ -364,13 +364,13 @@ class WebPubSubClient:
         return handler
 
     def on_group_state(self, handler: _G) -> _G:
-        """Hear what changes in watched groups, in a `GroupStateChange`: by a function or a coroutine function, one call
-        after the other. What changes meanwhile is reported together, for each connection only the last."""
+        """Receive what changes in watched groups, in a `GroupStateChange`: by a function or a coroutine function, one
+        call after the other. What changes meanwhile is reported together, for each connection only the last."""
         self._state_reporter.set(handler)
         return handler
 
     def on_state(self, handler: _S) -> _S:
-        """Hear at once what happens to the client: `Online`, `Interrupted`, `Recovered`, `SessionLost`, ... of
+        """Learn at once what happens to the client: `Online`, `Interrupted`, `Recovered`, `SessionLost`, ... of
         `semel.pubsub.client.events`."""
         self._on_state = handler
         return handler

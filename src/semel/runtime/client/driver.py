@@ -133,7 +133,7 @@ class ClientDriver:
             self._waiting.pop(token, None)
 
     def on_stream_over(self, id: str, callback: Callable[[SemelError | None], None]) -> None:
-        """Hear why a stream is over. If another has its id, it will not begin."""
+        """Learn why a stream is over. If another has its id, it will not begin."""
         self._streams.setdefault(id, callback)
 
     def off_stream_over(self, id: str, callback: Callable[[SemelError | None], None]) -> None:

@@ -65,16 +65,16 @@ class IncomingStream:
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
-        self._taken, told = self._parts.popleft()
-        return message_of(told)
+        self._taken, received = self._parts.popleft()
+        return message_of(received)
 
-    def put(self, number: int, told: GroupMessage) -> None:
+    def put(self, number: int, received: GroupMessage) -> None:
         """The driver calls this while it performs effects, so a part that nobody wants is reported as handled in the
         next turn of the loop."""
         if self._is_left:
             asyncio.get_running_loop().call_soon(self._done, number)
             return
-        self._parts.append((number, told))
+        self._parts.append((number, received))
         self._news.set()
 
     def finish(self, error: SemelError | None, number: int | None = None) -> None:
@@ -164,11 +164,11 @@ class ClientInbox:
 
     # -- messages
 
-    def put(self, number: int, told: client_events.Message) -> None:
-        if self._on_stream is not None and isinstance(told, GroupMessage) and told.stream is not None:
-            self._put_part(number, told, self._on_stream)
+    def put(self, number: int, received: client_events.Message) -> None:
+        if self._on_stream is not None and isinstance(received, GroupMessage) and received.stream is not None:
+            self._put_part(number, received, self._on_stream)
         else:
-            self._messages.append((number, told))
+            self._messages.append((number, received))
             self._news.set()
 
     async def take(self, ended: asyncio.Future[SemelError | None]) -> Message | None:
@@ -180,8 +180,8 @@ class ClientInbox:
             if ended.done():
                 return None
             await self.wait()
-        self._handed, told = self._messages.popleft()
-        return message_of(told)
+        self._handed, received = self._messages.popleft()
+        return message_of(received)
 
     def done_with_last(self) -> None:
         if self._handed:
@@ -192,23 +192,23 @@ class ClientInbox:
             if not self._messages:
                 await self.wait()
                 continue
-            number, told = self._messages.popleft()
-            if not await self._has_handled(handler, message_of(told)):
+            number, received = self._messages.popleft()
+            if not await self._has_handled(handler, message_of(received)):
                 return
             self._done(number)
 
-    async def _has_handled(self, handler: Callable[[_T], Awaitable[None] | None], told: _T) -> bool:
+    async def _has_handled(self, handler: Callable[[_T], Awaitable[None] | None], received: _T) -> bool:
         """Whether it did not fail. If it did, the client ends."""
         try:
-            waiting = handler(told)
+            waiting = handler(received)
             if inspect.isawaitable(waiting):
                 await waiting
         except BaseException as error:
-            if isinstance(told, IncomingStream) and isinstance(error, StreamBroken) and error is told.error:
-                log.warning("%r: %s", told, error.message)
+            if isinstance(received, IncomingStream) and isinstance(error, StreamBroken) and error is received.error:
+                log.warning("%r: %s", received, error.message)
                 return True
             if not self._running.ended.done():
-                self._running.feed(Abort(_handler_error(told, error)))
+                self._running.feed(Abort(_handler_error(received, error)))
             if not isinstance(error, Exception):
                 raise
             return False
@@ -216,8 +216,8 @@ class ClientInbox:
 
     # -- streams
 
-    def _put_part(self, number: int, told: GroupMessage, handler: StreamHandler) -> None:
-        steps = self._inbound.take(told)
+    def _put_part(self, number: int, received: GroupMessage, handler: StreamHandler) -> None:
+        steps = self._inbound.take(received)
         is_taken = False
         for step in steps:
             match step:
@@ -225,10 +225,10 @@ class ClientInbox:
                     self._streams[stream] = made = IncomingStream(step, self._done)
                     self._begin(self._handle_stream(handler, made))
                 case PartReceived(number=stream):
-                    self._streams[stream].put(number, told)
+                    self._streams[stream].put(number, received)
                     is_taken = True
                 case Ended(number=stream):
-                    is_end = step is steps[-1] and told.stream is not None and told.stream.is_end
+                    is_end = step is steps[-1] and received.stream is not None and received.stream.is_end
                     self._streams.pop(stream).finish(step.error, number if is_end else None)
                     is_taken = is_taken or is_end
         if not is_taken:
@@ -259,8 +259,8 @@ class ClientInbox:
         await asyncio.gather(*others, return_exceptions=True)
 
 
-def _handler_error(told: object, error: BaseException) -> SemelError:
-    what = "streams" if isinstance(told, IncomingStream) else "messages"
+def _handler_error(received: object, error: BaseException) -> SemelError:
+    what = "streams" if isinstance(received, IncomingStream) else "messages"
     made = HandlerError(
         f"the handler of {what} failed with {type(error).__name__}: {error}",
         fix="let it deal with its own errors; the message is not acknowledged",

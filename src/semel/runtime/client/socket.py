@@ -98,12 +98,12 @@ class Dialer:
 
 
 def _address(given: str, recover: Recover | None) -> str:
-    """With the word that we send again in order what was not taken, unless it is there already: ours takes it only
-    once, and servers that do not know it pass over it. The access token stays also for who comes back, as in
-    Microsoft's clients: who keeps sessions does not look at it, a proxy may."""
+    """With the parameter that says that we send again in order what was not taken, unless it is there already: ours
+    takes it only once, and servers that do not know it pass over it. The access token stays also for who comes back, as
+    in Microsoft's clients: who keeps sessions does not look at it, a proxy may."""
     parts = urlsplit(given)
-    said = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
-    more = {} if IN_ORDER in said else {IN_ORDER: "true"}
+    names = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
+    more = {} if IN_ORDER in names else {IN_ORDER: "true"}
     if recover is not None:
         more |= {"awps_connection_id": recover.connection_id, "awps_reconnection_token": recover.token}
     return urlunsplit(parts._replace(query="&".join(filter(None, (parts.query, urlencode(more))))))
@@ -205,8 +205,8 @@ class Socket:
                 await self._may_read.wait()
                 self._report(FrameReceived(self._number, await connection.recv()))
         except ConnectionClosed as closed:
-            told = closed.rcvd
-            self._report(Closed(self._number, told.code if told else None, told.reason if told else ""))
+            frame = closed.rcvd
+            self._report(Closed(self._number, frame.code if frame else None, frame.reason if frame else ""))
 
     async def _write(self, connection: ClientConnection) -> None:
         with suppress(ConnectionClosed):

@@ -24,7 +24,7 @@ from semel.runtime.client.driver import ClientDriver
 
 class OutgoingStream:
     """Its parts are published once and in order, over broken connections too, as long as the session lives. When it is
-    left by an error, those who receive it hear that it is not whole."""
+    left by an error, those who receive it learn that it is not whole."""
 
     def __init__(self, driver: ClientDriver, request: StartStream) -> None:
         self._driver, self._request = driver, request
@@ -80,12 +80,12 @@ class OutgoingStream:
         self._driver.feed(KeepStream(self.id))
 
     async def end(self, *, timeout_s: float | None = None) -> None:
-        """Returns when the hub has all of it, and its receivers hear that it is whole."""
+        """Returns when the hub has all of it, and its receivers know that it is whole."""
         self._check_open()
         await self._end(None, timeout_s)
 
     async def abort(self, message: str = "", *, code: str | None = None, timeout_s: float | None = None) -> None:
-        """Its receivers hear `StreamBroken` with this message and code. Parts that were not flushed may be dropped."""
+        """Its receivers get `StreamBroken` with this message and code. Parts that were not flushed may be dropped."""
         self._check_open()
         await self._end(_fault(message, code), timeout_s)
 

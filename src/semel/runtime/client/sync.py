@@ -214,7 +214,7 @@ class SyncWebPubSubClient(Waiting[WebPubSubClient]):
         self._async.raise_error()
 
     def _end(self) -> None:
-        """Whoever still waits for anything hears that it is over."""
+        """Whoever still waits for anything learns that it is over."""
         assert self._loop is not None
         assert self._thread is not None
         with self._ending:
@@ -282,7 +282,7 @@ class SyncWebPubSubClient(Waiting[WebPubSubClient]):
     unwatch_group_state = waiting(WebPubSubClient.unwatch_group_state)
     group_states = looking(WebPubSubClient.group_states)
 
-    # -- what it hears
+    # -- what it receives
 
     def on_message(self, handler: _M) -> _M:
         handle = self._on_handler_thread(handler)
@@ -297,12 +297,12 @@ class SyncWebPubSubClient(Waiting[WebPubSubClient]):
         return handler
 
     def _on_handler_thread(self, handler: Callable[[T], None]) -> Callable[[T], Coroutine[Any, Any, None]]:
-        def call(told: T) -> None:
+        def call(item: T) -> None:
             self._handler_threads.add(threading.get_ident())
-            handler(told)
+            handler(item)
 
-        async def handle(told: T) -> None:
-            await asyncio.get_running_loop().run_in_executor(self._handlers, call, told)
+        async def handle(item: T) -> None:
+            await asyncio.get_running_loop().run_in_executor(self._handlers, call, item)
 
         return handle
 

@@ -41,7 +41,7 @@ CAUSE_CHARS_MAX = 200
 class Host:
     """What the performer knows of a machine besides its seat. `peers` None means that it listens to all.
 
-    `wants_sent`: it has an attribute of that name and wants to hear `Sent`. Few machines do, since that a message went
+    `wants_sent`: it has an attribute of that name and wants `Sent` events. Few machines do, since that a message went
     out says nothing about its arrival, and an event per message costs as much as the message.
     """
 

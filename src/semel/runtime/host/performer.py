@@ -5,7 +5,7 @@
     reader threads   store.read, store.state, and whatever builds a machine
 
 All commits that wait when the writer is free share one transaction; while it is under way the next group gathers. The
-completions of a group reach the loop in one call: machines hear of them, and only then do their sends go out.
+completions of a group reach the loop in one call: machines get them, and only then do their sends go out.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class CommitTimes:
 log = logging.getLogger(__name__)
 
 Observer = Callable[[str, Notify | Close], None]
-"""Hears, with a machine's name, what people should know about it."""
+"""Called, with a machine's name, with what people should know about it."""
 
 TIMER_MAX_S = 30.0
 """A clock that was passed in may be set forward while the loop sleeps: look at it at least this often."""
@@ -149,7 +149,7 @@ class Performer:
         self.outages = Outages()
         self._tried_reading_at = float("-inf")
         self.unanswered = ""
-        """After closing: which commits nobody could be told about, in words."""
+        """After closing: which commits could not be reported to anybody, in words."""
         self._under_way: CommitGroup | None = None
         self._under_way_since = 0.0
         self._begin_due = False
@@ -281,7 +281,7 @@ class Performer:
         An `inline` handler is called on the loop itself: for functions that are quick and wait for nothing. A `taker`
         has its own way to run what is delivered, see `take_part`.
 
-        It sends through `transport` and hears what `peers` say there (None: all of them). Two senders that share a
+        It sends through `transport` and receives what `peers` send there (None: all of them). Two senders that share a
         transport need their own peers, or one would take the other's confirms for its own.
         """
         self.check_open()
@@ -356,7 +356,7 @@ class Performer:
         return self._queue.is_full
 
     def submit(self, ops: tuple[Op, ...], chain: str | None, done: Callable[[Completion], None]) -> None:
-        """Commit for somebody who is not a machine; `done` hears what became of it. Call it on the loop."""
+        """Commit for somebody who is not a machine; `done` gets what became of it. Call it on the loop."""
         self._queue.submit(ops, chain, 0, done)
         self._commits_wait()
 
@@ -381,7 +381,7 @@ class Performer:
     def _commits_wait(self) -> None:
         """Begin a turn of the loop later, so that whoever commits in this one or the next shares the transaction.
 
-        Right after a group this means: what it said leaves first, and those who hear of it, or have waited to be read,
+        Right after a group this means: its sends leave first, and those who get them, or have waited to be read,
         join the next one. Starting it at once keeps the disk busier but halves the groups, and the two threads then
         fight for the interpreter lock: measured with 64 producers on SQLite, a quarter to a third fewer commits per
         second; with a thousand subscribers of a hub, half as many deliveries.
@@ -405,7 +405,7 @@ class Performer:
             call()
 
     def _group_done(self, group: CommitGroup, report: Report, error: SemelError | None) -> None:
-        """Tell, then send: a confirm leaves only after the machines have heard of the commit."""
+        """Report, then send: a confirm leaves only after the machines have their completions."""
         if self._closed:
             return
         self._under_way = None
@@ -419,7 +419,7 @@ class Performer:
         report()
         if self._hosts and _is_news(group):
             self._interpreter.wake(is_own=True)
-        reach("perform.told")
+        reach("perform.completed")
         self._offer_room()
         self._group_ended.set()
         if self._hosts:
@@ -457,29 +457,29 @@ class Performer:
         self._readers.submit(partial(self.store.state, f"trial/{self.store.node}"), succeeded, failed)
 
     def _succeeded(
-        self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Loading, answer: Any
+        self, report: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Loading, answer: Any
     ) -> None:
         self.outages.was_read()
-        self._load_ended(tell, seat, effect, answer)
+        self._load_ended(report, seat, effect, answer)
 
     def _load_ended(
-        self, tell: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Loading, answer: Any
+        self, report: Callable[[Seat, Any, Any], None], seat: Seat, effect: Read | Loading, answer: Any
     ) -> None:
-        tell(seat, effect, answer)
+        report(seat, effect, answer)
         self._touch()
 
     def _failed(
         self,
-        tell: Callable[[Seat, Any, Any], None],
+        report: Callable[[Seat, Any, Any], None],
         seat: Seat,
         effect: Read | Loading,
         error: SemelError,
     ) -> None:
         self.outages.record(error, use=Use.READING)
-        self._load_ended(tell, seat, effect, error)
+        self._load_ended(report, seat, effect, error)
 
     def _store_changed(self) -> None:
-        """Called from any thread. Our own commits tell the machines themselves, together with the completions."""
+        """Called from any thread. Our own commits wake the machines themselves, together with the completions."""
         if self._wake_due or not self._hosts or self._writer.is_current():
             return
         self._wake_due = True
@@ -551,8 +551,8 @@ class Performer:
         """The time of the machines."""
         return self._clock()
 
-    def told(self) -> None:
-        """A taker has told machines something."""
+    def reported(self) -> None:
+        """A taker has reported events to machines."""
         self._touch()
 
     @staticmethod
@@ -590,9 +590,9 @@ class Performer:
     # -- people
 
     def notify(self, seat: Seat, effect: Notify) -> None:
-        # that the store does nothing was said when it began, with its cause; what comes of it is no news
-        is_said = effect.is_store and self.outages.current is not None
-        log.log(logging.INFO if is_said else logging.WARNING, "%s: %s", effect.topic, effect.detail)
+        # an outage is logged when it begins, with its cause; what follows from it is no news
+        is_known = effect.is_store and self.outages.current is not None
+        log.log(logging.INFO if is_known else logging.WARNING, "%s: %s", effect.topic, effect.detail)
         self._observed(seat.machine.name, effect)
 
     def closed(self, seat: Seat, effect: Close) -> None:
@@ -638,7 +638,7 @@ class Performer:
     # -- time
 
     def _touch(self) -> None:
-        """Something was told to a machine: at the end of this tick, send what it wants sent and set the timer."""
+        """A machine has got an event: at the end of this tick, send what it wants sent and set the timer."""
         if not self._tick_due:
             self._tick_due = True
             self.loop.call_soon(self._end_tick)

@@ -26,7 +26,7 @@ class Total:
 
 
 class Sweeper:
-    """`failed` hears why a sweep failed. It will be tried again."""
+    """`failed` gets why a sweep failed. It will be tried again."""
 
     def __init__(
         self, store: Store, *, every_s: float = 5.0, limit: int = 500, failed: Callable[[StoreError, str], None]

@@ -32,8 +32,8 @@ DOUBT_RETRY = RetryPolicy(interval_s=0.02, factor=2.0, interval_max_s=1.0)
 
 
 class Writer:
-    """The one thread that commits, one group after the other. `done` hears on the loop what to tell of a group, and the
-    error if the store has not taken it; `trouble` hears of a doubt that lasts, while it does."""
+    """The one thread that commits, one group after the other. `done` is called on the loop with what became of a group,
+    and the error if the store has not taken it; `trouble` is called with a doubt that lasts, while it does."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Readers:
 
 
 def hand_over(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *values: Any) -> None:
-    """Call it on the loop. A loop that has closed wants to hear nothing any more."""
+    """Call it on the loop. A loop that has closed takes nothing any more."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(call, *values)
 

@@ -57,7 +57,7 @@ class Buffer:
         self._all: dict[Buffered, None] = {}
         self._is_full = False
         self._is_closed = False
-        self._at_door: list[Waiter] = []
+        self._putters: list[Waiter] = []
         self._takers: list[Waiter] = []
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Buffer:
         with self._lock:
             return [each.envelope.id for each in self._all]
 
-    # -- the door
+    # -- coming in
 
     async def put(self, envelope: Envelope) -> bool:
         """Wait for room, then take it in. False: the process is ending, and it must not be acknowledged."""
@@ -79,7 +79,7 @@ class Buffer:
                 if not self._is_full:
                     self._let_in([envelope])
                     return True
-                waiter = _waiter(self._at_door)
+                waiter = _waiter(self._putters)
             await waiter
 
     def put_now(self, envelopes: Sequence[Envelope]) -> None:
@@ -103,7 +103,7 @@ class Buffer:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-            _wake(self._at_door)
+            _wake(self._putters)
 
     def open(self) -> None:
         with self._lock:
@@ -131,7 +131,7 @@ class Buffer:
             self._all.pop(item, None)
             if self._is_full and len(self._all) <= self._low:
                 self._is_full = False
-                _wake(self._at_door)
+                _wake(self._putters)
 
     def give_up(self) -> list[str]:
         """Forget all of it. Returns what that was."""
@@ -190,7 +190,7 @@ class BufferRunner:
         self.buffer.close()
         gate, now = self._app.gate(self._endpoint.name), self._app.clock()
         opens_at = gate.next_deadline(now)
-        if gate.is_shut(now) and (opens_at is None or opens_at > now + timeout_s):
+        if gate.takes_nothing(now) and (opens_at is None or opens_at > now + timeout_s):
             timeout_s = 0.0  # nothing will be taken in that time
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

@@ -208,11 +208,11 @@ class Application:
         """What the endpoint may take in this process."""
         with self._opening:
             if endpoint not in self._gates:
-                told = partial(self._tell_breaker, endpoint)
-                self._gates[endpoint] = EndpointGate(endpoint, self.endpoints[endpoint].options.breaker, told)
+                on_change = partial(self._report_breaker, endpoint)
+                self._gates[endpoint] = EndpointGate(endpoint, self.endpoints[endpoint].options.breaker, on_change)
             return self._gates[endpoint]
 
-    def _tell_breaker(self, endpoint: str, until: float | None) -> None:
+    def _report_breaker(self, endpoint: str, until: float | None) -> None:
         """For `semel inbox status`, as well as it goes: whoever reports it waits for nothing."""
         value = None if until is None else str(round(until * 1_000_000)).encode()
         threading.Thread(

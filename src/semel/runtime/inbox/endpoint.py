@@ -1,4 +1,4 @@
-"""An endpoint of an application: its options, its handlers, and the door through which messages are stored."""
+"""An endpoint of an application: its options, its handlers, and how messages are received and stored."""
 
 from __future__ import annotations
 

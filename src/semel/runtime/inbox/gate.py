@@ -18,21 +18,21 @@ log = logging.getLogger(__name__)
 
 SAYS_NOTHING = (MessageRefused, DuplicateMessage, StoreError)
 
-Told = Callable[[float | None], None]
-"""Hears until when a breaker is open, or None that it is closed."""
+OnChange = Callable[[float | None], None]
+"""Called with the time until which a breaker is open, or None when it has closed."""
 
 
 class EndpointGate:
-    """Of one endpoint, in one process. Each message that goes to a handler has a ticket: `enter`, then `succeeded` or
-    `failed`, then `leave`. One that leaves without an end says nothing, and another may be tried.
+    """The gate of one endpoint in one process. Each message that goes to a handler has a ticket: `enter`, then
+    `succeeded` or `failed`, then `leave`. One that leaves without an end says nothing, and another may be tried.
 
     Deliveries may come from several loops and threads, so every step is under a lock.
     """
 
-    def __init__(self, endpoint: str, options: BreakerOptions | None, told: Told = lambda until: None) -> None:
+    def __init__(self, endpoint: str, options: BreakerOptions | None, on_change: OnChange = lambda until: None) -> None:
         self._endpoint = endpoint
         self._breaker = Breaker(options) if options is not None else None
-        self._told = told
+        self._on_change = on_change
         self._paused_until = 0.0
         self._is_held = False
         self._turns: dict[Hashable, int] = {}
@@ -76,7 +76,7 @@ class EndpointGate:
             has_closed = was_trying and self._breaker.state(now) is BreakerState.CLOSED
         if has_closed:
             log.warning("the breaker of endpoint %r is closed: a message was handled", self._endpoint)
-            self._told(None)
+            self._on_change(None)
 
     def failed(self, ticket: Hashable, error: BaseException, now: float) -> None:
         if isinstance(error, SAYS_NOTHING):
@@ -91,7 +91,7 @@ class EndpointGate:
                 "the breaker of endpoint %r is open for %g s, too many messages failed; the last: %s: %s",
                 self._endpoint, until - now, type(error).__name__, error,
             )  # fmt: skip
-            self._told(until)
+            self._on_change(until)
 
     def leave(self, ticket: Hashable) -> None:
         with self._lock:
@@ -109,8 +109,8 @@ class EndpointGate:
         with self._lock:
             self._is_held = is_held
 
-    def is_shut(self, now: float) -> bool:
-        """Whether nothing at all is taken: a breaker that tries one message is not shut."""
+    def takes_nothing(self, now: float) -> bool:
+        """Whether nothing at all is taken: a breaker that tries one message does take something."""
         with self._lock:
             return (
                 self._is_held

@@ -65,7 +65,7 @@ def read_signature(function: Callable[..., Any], message: Any, transactions: Seq
         if found is None:
             if parameter.default is not parameter.empty:
                 continue
-            raise _refused(name, parameter.name, _said(hint), transactions)
+            raise _refused(name, parameter.name, _missing(hint), transactions)
         if found in wanted.values():
             raise _refused(name, parameter.name, f"it already gets {found.value}", transactions)
         wanted[parameter.name] = found
@@ -112,7 +112,7 @@ def _is_kind(hint: Any, provided: Any) -> bool:
     )
 
 
-def _said(hint: Any) -> str:
+def _missing(hint: Any) -> str:
     if hint is None:
         return "annotate it"
     return f"nobody provides {getattr(hint, '__qualname__', hint)!s}"

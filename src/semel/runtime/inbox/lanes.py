@@ -1,7 +1,7 @@
 """Threads that run the handlers of one endpoint, one message after the other.
 
 To hand a single message from the loop to a thread and its end back again takes more of the processor than to handle
-it. So the loop hands over more than the threads can begin at once, and hears of ends in groups: at once when the
+it. So the loop hands over more than the threads can begin at once, and collects the ends in groups: at once when the
 threads are about to run out of messages, else a few milliseconds later. What no thread has begun when the endpoint is
 paused or the process closes is given back. What one still has when the process waits no longer is cut off.
 """
@@ -47,7 +47,7 @@ UNTOUCHED = LaneEnd(OwnTransaction.UNTOUCHED)
 class _Job:
     row: WorkRow
     token: int
-    tell: Callable[[Event], None]
+    report: Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class HandlerLanes:
 
     # -- on the loop
 
-    def take(self, effect: Deliver, tell: Callable[[Event], None]) -> None:
+    def take(self, effect: Deliver, report: Callable[[Event], None]) -> None:
         assert isinstance(effect.item, WorkRow), "an endpoint is a queue of work"
-        job = _Job(effect.item, effect.token, tell)
+        job = _Job(effect.item, effect.token, report)
         if not self._given:
             self._idle.clear()
             self._performer.take_part(self._stay())
@@ -112,14 +112,14 @@ class HandlerLanes:
 
     def _leave_all(self) -> None:
         """The process waits no longer. By now nothing more may begin, so what has not begun is as it was."""
-        for job, ended in self._heard():
-            self._tell(job, ended if ended.answer is not None else UNTOUCHED)
+        for job, ended in self._take_ended():
+            self._report(job, ended if ended.answer is not None else UNTOUCHED)
         jobs, self._given = self._given, {}
         for token, job in jobs.items():
-            self._tell(job, LaneEnd(self._runner.cut_off(job.row)) if token in self._begun else UNTOUCHED)
-        self._performer.told()
+            self._report(job, LaneEnd(self._runner.cut_off(job.row)) if token in self._begun else UNTOUCHED)
+        self._performer.reported()
 
-    def _heard(self) -> Iterator[tuple[_Job, LaneEnd]]:
+    def _take_ended(self) -> Iterator[tuple[_Job, LaneEnd]]:
         """What has ended since the last time. What was left alone meanwhile is no news any more."""
         while self._ends:
             job, ended = self._ends.popleft()
@@ -128,29 +128,29 @@ class HandlerLanes:
                 yield job, ended
 
     def _collect(self) -> None:
-        """Again after a while, as long as there is something to hear."""
-        has_news, heard = False, 0
+        """Again after a while, as long as something has ended."""
+        has_news, count = False, 0
         self._is_collecting = False
-        for job, ended in self._heard():
-            heard += 1
+        for job, ended in self._take_ended():
+            count += 1
             has_news = has_news or ended.has_news
-            self._tell(job, ended)
+            self._report(job, ended)
         if has_news:
             self._wake_soon()
         if not self._given:
             self._idle.set()
-        elif heard and not self._is_collecting:
+        elif count and not self._is_collecting:
             self._is_collecting = True
             self._performer.loop.call_later(COLLECT_S, self._collect)
-        self._performer.told()
+        self._performer.reported()
 
-    def _tell(self, job: _Job, ended: LaneEnd) -> None:
+    def _report(self, job: _Job, ended: LaneEnd) -> None:
         if ended.answer is None:
             self._performer.take_part(self._put_aside(job))
             return
         if ended.answer is not OwnTransaction.UNTOUCHED:
             self.handled += 1
-        job.tell(self._event(job, ended.answer))
+        job.report(self._event(job, ended.answer))
 
     async def _put_aside(self, job: _Job) -> None:
         event: Event = DeliverFailed(job.token, "cancelled: the process is shutting down")
@@ -159,8 +159,8 @@ class HandlerLanes:
         except (Exception, SystemExit) as error:
             event = self._event(job, error)
         finally:
-            job.tell(event)
-            self._performer.told()
+            job.report(event)
+            self._performer.reported()
 
     def _event(self, job: _Job, answer: Answer | BaseException) -> Event:
         if not isinstance(answer, BaseException):
@@ -169,7 +169,7 @@ class HandlerLanes:
         return failure_event(job.token, answer)
 
     def _wake_soon(self) -> None:
-        """Others hear of many commits at once: each word to them is a round trip of its own."""
+        """Many commits are announced to other processes at once: each notification is a round trip of its own."""
         if not self._wake_due:
             self._wake_due = True
             wait_s = self._woken_at + WAKE_EVERY_S - time.monotonic()

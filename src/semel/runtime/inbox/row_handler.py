@@ -53,7 +53,7 @@ class RowHandler:
             LaneEnd(None) if run is None else self._lane_end(run, row, next(ends))
             for run, row in zip(runs, rows, strict=True)
         ]
-        self._tell_gate(rows, ended)
+        self._report_to_gate(rows, ended)
         return ended
 
     def _lane_run(self, row: WorkRow) -> HandlerRun | None:
@@ -68,11 +68,11 @@ class RowHandler:
             log.warning("the store did not take the end of %s", row.identity, exc_info=ended.answer)
             return LaneEnd(OwnTransaction.LOST)
         if row.key is not None and ended.answer is OwnTransaction.FINISHED:
-            # the next message of the key may be handled now, by whoever hears of it first
+            # the next message of the key may be handled now, by whoever is notified first
             return LaneEnd(ended.answer, has_news=True)
         return ended
 
-    def _tell_gate(self, rows: Sequence[WorkRow], ended: Sequence[LaneEnd]) -> None:
+    def _report_to_gate(self, rows: Sequence[WorkRow], ended: Sequence[LaneEnd]) -> None:
         gate, now = self.app.gate(self.endpoint.name), self.app.clock()
         for row, each in zip(rows, ended, strict=True):
             if isinstance(each.answer, BaseException):

@@ -173,8 +173,8 @@ class HttpSenders:
         except TimeoutError:
             raise PeerUnavailable(f"{_host(url)} did not answer within {POST_S:g} s", fix="it is sent again") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            said = str(error) or type(error).__name__
-            raise PeerUnavailable(f"{_host(url)} does not answer: {said}", fix="it is sent again") from None
+            cause = str(error) or type(error).__name__
+            raise PeerUnavailable(f"{_host(url)} does not answer: {cause}", fix="it is sent again") from None
 
 
 async def _read_some(response: httpx.Response) -> None:

@@ -103,7 +103,7 @@ class InboxService:
     ) -> None:
         await asyncio.gather(*(each.close() for each in self._runners))
         for name in self._workers:
-            self.app.gate(name).hold(False)  # nobody would hear any more that it goes on
+            self.app.gate(name).hold(False)  # nobody would notice any more that it goes on
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -160,7 +160,7 @@ class InboxService:
         gate, clock = self.app.gate(options.name), self.app.clock
 
         def may_begin(token: int) -> bool:
-            return worker.may_begin(token, self.performer.now()) and not gate.is_shut(clock())
+            return worker.may_begin(token, self.performer.now()) and not gate.takes_nothing(clock())
 
         runner = LaneRunner(options.name, rows.in_lane, rows.deliver, may_begin, rows.cut_off, options.share_commit)
         self._lanes.append(HandlerLanes(self.performer, runner, options.parallel))
@@ -277,7 +277,7 @@ async def _drain(app: Application, timeout_s: float) -> int:
 def has_due_work(app: Application) -> bool:
     """Whether a message can be handled, is being handled or is to be tried again. One that was sent for later is not
     due, and neither is one behind a dead letter of its key or at an endpoint that is paused or has an open breaker."""
-    paused = paused_endpoints(app) | {name for name in app.endpoints if app.gate(name).is_shut(app.clock())}
+    paused = paused_endpoints(app) | {name for name in app.endpoints if app.gate(name).takes_nothing(app.clock())}
     open_endpoints = [each for each in app.endpoints.values() if each.name not in paused]
     if any(app.buffers.get(each.name) for each in open_endpoints):
         return True

@@ -280,7 +280,7 @@ class PipeNode:
         self._listeners[name] = on_message
 
     def send_along(self, route: Sequence[str], envelope: Envelope, *, back: str = "") -> None:
-        """Send a message along a route, once. `back` is the name under which an answer will be heard."""
+        """Send a message along a route, once. `back` is the name under which an answer will come."""
         self.performer.check_open()
         self.post(Parcel(tuple(route), (f"{LOCAL}#{back}",) if back else (), (envelope,)))
         self._flush_later()
@@ -593,7 +593,7 @@ class PipeNode:
         self._report_connection(peer, PeerDisconnected)
 
     def _report_connection(self, node: str, event: type[PeerConnected] | type[PeerDisconnected]) -> None:
-        """Workers that send over this connection hear of it under the names of those whom they send to."""
+        """Workers that send over this connection get the event under the names of those whom they send to."""
         for port in self._ports.values():
             for peer, route in port.routes.items():
                 if first_node(route) == node:

@@ -25,7 +25,7 @@ LEARNED_MAX = 1_000
 
 
 class Takes(Enum):
-    """How a machine wants to hear what comes for it: the parcel, what is in it one by one, or the parcel with the
+    """How a machine wants to get what comes for it: the parcel, what is in it one by one, or the parcel with the
     address on it that was meant."""
 
     PARCELS = "parcels"
@@ -65,7 +65,7 @@ class Port:
         self._learned: OrderedDict[str, tuple[str, ...]] = OrderedDict()
 
     def learn(self, peer: str, back: tuple[str, ...]) -> None:
-        """The way by which a peer was last heard is the way to answer it, unless a route to it was configured."""
+        """The way by which a peer last sent is the way to answer it, unless a route to it was configured."""
         if peer in self.routes:
             return
         self._learned[peer] = back

@@ -238,11 +238,11 @@ class ClientSockets:
                 return Accept(subprotocol, socket)
             case NewClient(hub=hub, subprotocol=subprotocol, session=session, mode=mode):
                 socket = ClientSocket(await self._reachable(hub), session, _codec(subprotocol), mode)
-                # who is not told `connected` takes the answer for it
+                # who does not get `connected` takes the answer for it
                 return Accept(subprotocol, socket, waits=mode is not None)
 
     async def _ask_handler(self, client: NewClient, request: HttpRequest) -> NewClient | HandshakeRefused:
-        """Whether it may come in, if an event handler wants to decide that. Nothing of it is kept: a client that hears
+        """Whether it may come in, if an event handler wants to decide that. Nothing of it is kept: a client that gets
         no answer comes again."""
         handlers = self._handlers.get(client.hub)
         handler = handlers.for_system_event(SystemEvent.CONNECT) if handlers is not None else None

@@ -229,8 +229,8 @@ class HttpConnection(asyncio.Protocol):
                     self._fail(status_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
 
     def _fail(self, error: HttpError) -> None:
-        """The request that is being read cannot be read on. Whoever reads its body hears of it and answers; otherwise
-        it is answered here, in the style of the service if the head says for whom it was."""
+        """The request that is being read cannot be read on. Whoever reads its body gets the error and answers;
+        otherwise it is answered here, in the style of the service if the head says for whom it was."""
         if self._reader is not None:
             self._ignores_input = True
             self._deadline = _NEVER
@@ -532,8 +532,8 @@ def _certificate(transport: asyncio.BaseTransport) -> ClientCertificate | None:
     der = tls.getpeercert(binary_form=True)
     if der is None:
         return None
-    said = tls.getpeercert()
-    return ClientCertificate(der, _name(said, "subject"), _name(said, "issuer"), said.get("subjectAltName", ()))
+    fields = tls.getpeercert()
+    return ClientCertificate(der, _name(fields, "subject"), _name(fields, "issuer"), fields.get("subjectAltName", ()))
 
 
 def _name(certificate: dict[str, Any], field: str) -> tuple[tuple[str, str], ...]:

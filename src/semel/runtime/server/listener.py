@@ -41,7 +41,7 @@ NOBODYS_BYTES = 64 * 1024
 
 
 class Listener:
-    """`errors` is the style of answers to what cannot be read or is for no service. `responded` hears the status of
+    """`errors` is the style of answers to what cannot be read or is for no service. `responded` gets the status of
     each answer."""
 
     def __init__(

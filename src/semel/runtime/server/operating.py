@@ -117,8 +117,8 @@ class Operating:
     async def _overview(self, request: HttpRequest, names: dict[str, str]) -> HttpResponse:
         found = await asyncio.gather(*(part.overview() for part in self._parts))
         parts = {
-            part.name: {"problem": part.health().problem or None, **said}
-            for part, said in zip(self._parts, found, strict=True)
+            part.name: {"problem": part.health().problem or None, **status}
+            for part, status in zip(self._parts, found, strict=True)
         }
         body = msgspec.json.encode({"node": self._node, "version": __version__, "parts": parts})
         return HttpResponse(200, (("content-type", JSON), _NO_STORE), body)

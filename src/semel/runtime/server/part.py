@@ -32,7 +32,7 @@ from semel.runtime.transports.websocket import SocketService
 # -- services at addresses
 
 # A listener finds the mount of a request by its path as soon as the head has come, so the body is limited, and an error
-# answered, as the service wants it: also an error that the service never hears of.
+# answered, as the service wants it: also an error that the service never sees.
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 

@@ -124,7 +124,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(store: Store, settings: ServerSettings, parts: Sequence[PartFactory]) -> AsyncIterator[Listening]:
-    """Serve for as long as the block lasts. At the end clients are told to come back (1001), and what was taken is
+    """Serve for as long as the block lasts. At the end clients are asked to come back (1001), and what was taken is
     finished. That takes less than 10 seconds, whatever the store does. Raises a `StoreError` at the end if it did not
     answer to the last."""
     performer = await Performer(store).start()

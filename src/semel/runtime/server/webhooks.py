@@ -75,11 +75,11 @@ class Cookies:
 
     def keep(self, response: httpx.Response, connection: str) -> None:
         """Those of a response that took the event. Who sets too much has none."""
-        said = response.headers.get_list("set-cookie")
-        if not said or not response.is_success:
+        cookies = response.headers.get_list("set-cookie")
+        if not cookies or not response.is_success:
             return
         jar = self._jars.setdefault(connection, httpx.Cookies())
-        if sum(map(len, said)) <= CHARS_MAX:
+        if sum(map(len, cookies)) <= CHARS_MAX:
             jar.extract_cookies(response)
         if not 0 < len(jar) <= COOKIES_MAX:
             del self._jars[connection]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 class Inbox(Protocol):
-    """Where a transport puts what it hears. Called on the loop."""
+    """Where a transport puts what it receives. Called on the loop."""
 
     @property
     def is_full(self) -> bool:

@@ -112,5 +112,5 @@ class FrameBuffer:
 
 def prove(secret: bytes, role: str, challenge: Challenge, name: str, nonce: bytes) -> bytes:
     """The proof of one side. `name` and `nonce` are the dialler's."""
-    said = msgspec.msgpack.encode([role, VERSION, challenge.name, challenge.nonce, name, nonce])
-    return hmac.new(secret, said, hashlib.sha256).digest()
+    signed = msgspec.msgpack.encode([role, VERSION, challenge.name, challenge.nonce, name, nonce])
+    return hmac.new(secret, signed, hashlib.sha256).digest()

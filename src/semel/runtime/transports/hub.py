@@ -51,7 +51,7 @@ class _Gathered:
 
 class HubTransport:
     """`name` is how peers know this process; `url` is the address of the hub with its token, as `WebPubSubClient` takes
-    it. Only `peers` are heard: what others publish to the group of this node is dropped."""
+    it. Only `peers` count: what others publish to the group of this node is dropped."""
 
     def __init__(self, name: str, url: Url, *, peers: tuple[str, ...], limits: HubLimits | None = None) -> None:
         self.name = check_id("name", name)
@@ -79,7 +79,7 @@ class HubTransport:
         await self._client.join_group(self.name)
         return self
 
-    # -- hearing
+    # -- receiving
 
     async def _receive(self, message: Message) -> None:
         inbox = self._inbox

@@ -1,8 +1,8 @@
 """Messages between processes over TCP. See `frames` for what goes over the wire.
 
 A peer is known by its name, which it proves with the shared secret; a newer connection of the same name replaces the
-older one, so a process that comes back is heard at once. Messages are dropped when there is no connection or when the
-peer does not take them: the resend machine sends them again.
+older one, so a process that comes back is received at once. Messages are dropped when there is no connection or when
+the peer does not take them: the resend machine sends them again.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ class SocketService(Protocol):
         ...
 
     def on_closed(self, peer: WebSocketPeer, code: int | None, reason: str) -> None:
-        """The last that is heard of a peer. `code` is that of the close frame that began the end, whoever sent it; 1005
+        """The last event of a peer. `code` is that of the close frame that began the end, whoever sent it; 1005
         if that said nothing, None if the connection ended without one."""
         ...
 
@@ -305,9 +305,9 @@ class WebSocketPeer(asyncio.Protocol):
     """One client on a WebSocket."""
 
     __slots__ = (
-        "_close", "_deadline", "_gathered", "_gathered_bytes", "_head", "_heard", "_host", "_is_closing", "_is_deaf",
-        "_is_full", "_is_stalled", "_loop", "_pinged", "_reader", "_reason", "_service", "_taken", "_taken_at",
-        "_transport", "_written", "address", "is_held", "key", "subprotocol",
+        "_close", "_deadline", "_gathered", "_gathered_bytes", "_head", "_host", "_is_closing", "_is_deaf",
+        "_is_full", "_is_stalled", "_loop", "_pinged", "_reader", "_reason", "_received_at", "_service", "_taken",
+        "_taken_at", "_transport", "_written", "address", "is_held", "key", "subprotocol",
     )  # fmt: skip
 
     def __init__(
@@ -323,9 +323,9 @@ class WebSocketPeer(asyncio.Protocol):
         self._reader = FrameReader(host.limits.frame_bytes)
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
-        self._heard = self._pinged = self._loop.time()
+        self._received_at = self._pinged = self._loop.time()
         self._written = self._taken = 0
-        self._taken_at = self._heard
+        self._taken_at = self._received_at
         self._deadline: float | None = None
         self._close: CloseFrame | None = None
         self._reason = ""
@@ -382,7 +382,7 @@ class WebSocketPeer(asyncio.Protocol):
                 self._service.on_stalled(self)
 
     def _send(self, data: bytes) -> None:
-        # It may have broken, with nobody told of it yet.
+        # It may have broken, with nobody notified yet.
         if not self._transport.is_closing():
             if self._head:
                 data, self._head = self._head + data, b""
@@ -415,7 +415,7 @@ class WebSocketPeer(asyncio.Protocol):
     def release(self) -> None:
         if self.is_held:
             self.is_held = False
-            self._heard = self._loop.time()
+            self._received_at = self._loop.time()
             if not self._transport.is_closing():
                 self._transport.resume_reading()
 
@@ -448,9 +448,9 @@ class WebSocketPeer(asyncio.Protocol):
             return
         if self.is_held:
             return
-        if now - self._heard >= limits.dead_s:
+        if now - self._received_at >= limits.dead_s:
             self.abort(f"nothing came for {limits.dead_s:g} s")
-        elif now - max(self._heard, self._pinged) >= limits.ping_s:
+        elif now - max(self._received_at, self._pinged) >= limits.ping_s:
             self._pinged = now
             self.flush()
             self._send(_PING_FRAME)
@@ -468,7 +468,7 @@ class WebSocketPeer(asyncio.Protocol):
     # -- what the loop says
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self._loop.time()
+        self._received_at = self._loop.time()
         if self._is_deaf:
             return
         messages = self._reader.feed(data)

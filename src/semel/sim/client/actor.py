@@ -142,7 +142,7 @@ class Actor:
 
     def ask(self, ask: SubmitRequest) -> None:
         self._asked[ask.token] = ask
-        self.tell(ask)
+        self.feed(ask)
 
     def publish(
         self, group: str, body: str, *, id: str | None = None, keep: bool = False, timeout_s: float | None = None
@@ -154,7 +154,7 @@ class Actor:
     def join(self, group: str) -> None:
         self.ask(SubmitRequest(next(self.world.tokens), JoinGroup(group)))
 
-    def tell(self, event: Event) -> None:
+    def feed(self, event: Event) -> None:
         self.perform(self.client.receive(event, self.world.now))
 
     def later(self, delay: float, event: Event) -> None:
@@ -162,7 +162,7 @@ class Actor:
 
         def do() -> None:
             if life == self.life:
-                self.tell(event)
+                self.feed(event)
 
         self.world.clock.after(delay, f"{self.name} {type(event).__name__}", do)
 
@@ -195,7 +195,7 @@ class Actor:
         def kept() -> None:
             self.outbox[entry.id] = entry
             self.kept.add(entry.request.data.body.decode())
-            self.tell(Kept([entry.id]))
+            self.feed(Kept([entry.id]))
 
         life = self.life
         self._busy_until = max(self._busy_until, self.world.now + 0.002)
@@ -218,7 +218,7 @@ class Actor:
             if life == self.life:
                 self.got.append(row)
                 self._had = row[2]
-                self.tell(MessageDelivered(effect.number))
+                self.feed(MessageDelivered(effect.number))
 
         self.world.clock.at(self._busy_until, f"{self.name} has {row[2]}", do)
 
@@ -237,9 +237,9 @@ class Actor:
 
     @property
     def connection(self) -> str:
-        """The id of its session, as the application was told; empty while there is no socket."""
-        told = [state for state in self.states if isinstance(state, Online | Recovered | Interrupted | SessionLost)]
-        return told[-1].connection_id if told and isinstance(told[-1], Online | Recovered) else ""
+        """The id of its session, as the application knows it; empty while there is no socket."""
+        sessions = [state for state in self.states if isinstance(state, Online | Recovered | Interrupted | SessionLost)]
+        return sessions[-1].connection_id if sessions and isinstance(sessions[-1], Online | Recovered) else ""
 
     @property
     def unsettled(self) -> set[int]:

@@ -72,23 +72,23 @@ class ClientWorld(HubNode):
             if life != actor.life or actor.client.phase is Phase.STOPPED:
                 return
             if self.now < self.unreachable_until:
-                actor.tell(OpenFailed(effect.socket, PeerUnavailable("nobody is there")))
+                actor.feed(OpenFailed(effect.socket, PeerUnavailable("nobody is there")))
                 return
             peer = f"p{next(self._peers)}"
             link = SocketLink(peer, actor, effect.socket, effect.recover.connection_id if effect.recover else peer)
             actor.link = self.links[link.peer] = link
             self._protocols[link.peer] = Subprotocol.JSON_RELIABLE
-            actor.tell(SocketOpened(effect.socket, Subprotocol.JSON_RELIABLE))
+            actor.feed(SocketOpened(effect.socket, Subprotocol.JSON_RELIABLE))
             if effect.recover is None:
                 permissions = Permissions.of_roles(EVERYTHING)
                 token = f"token of {link.peer}"
-                self.tell(
+                self.feed(
                     link.peer,
                     NewSession(link.peer, token, Subprotocol.JSON_RELIABLE, actor.name, permissions, in_order=True),
                 )
             else:
                 assert effect.recover.token == f"token of {effect.recover.connection_id}"
-                self.tell(link.peer, ResumeSession(effect.recover.connection_id, effect.recover.token, in_order=True))
+                self.feed(link.peer, ResumeSession(effect.recover.connection_id, effect.recover.token, in_order=True))
 
         self.clock.after(self._delay(), f"{actor.name} dials", answer)
 
@@ -139,15 +139,15 @@ class ClientWorld(HubNode):
                 self.send(link.peer, *requests)  # type: ignore[arg-type]
         elif isinstance(data, SocketClosed):
             link.is_whole = False
-            self.tell(link.peer, data)
+            self.feed(link.peer, data)
 
     def _receive_at_client(self, link: SocketLink, data: bytes | ClosePeer | SocketClosed) -> None:
         if isinstance(data, bytes):
             for payload in link.down.come_in(data):
-                link.actor.tell(FrameReceived(link.socket, payload))
+                link.actor.feed(FrameReceived(link.socket, payload))
         elif isinstance(data, ClosePeer):
             link.is_whole = False
-            link.actor.tell(Closed(link.socket, data.code, data.reason))
+            link.actor.feed(Closed(link.socket, data.code, data.reason))
 
     def cut(self, link: SocketLink, *, hub_knows_after_s: float = 0.0, client_knows: bool = True) -> None:
         """It breaks between two bytes, in each direction. Each end learns of it, or has to find out."""
@@ -163,7 +163,7 @@ class ClientWorld(HubNode):
 
         def hub_knows() -> None:
             if self.hub is hub:
-                self.tell(link.peer, SocketClosed())
+                self.feed(link.peer, SocketClosed())
 
         self.clock.after(hub_knows_after_s, f"{link.peer} is gone", hub_knows)
         if client_knows:

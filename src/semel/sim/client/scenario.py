@@ -101,7 +101,7 @@ class NetworkFaults:
 
     def _close_from_outside(self) -> None:
         if (link := self._some_link()) is not None:
-            self._world.tell("rest", CloseConnections(Connection(link.connection), reason="enough"))
+            self._world.feed("rest", CloseConnections(Connection(link.connection), reason="enough"))
 
     def _long_outage(self) -> None:
         world = self._world

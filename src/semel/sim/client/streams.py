@@ -76,7 +76,7 @@ class StreamActor(Actor):
         self.seen: dict[str, GroupStateItem] = {}
         self._steps: dict[int, Callable[[Result], None]] = {}
         self.waits = 0
-        self.last_said: dict[str, str] | None = None
+        self.last_state: dict[str, str] | None = None
         super().__init__(world, name, options)
 
     def perform(self, effects: list[Effect]) -> None:  # type: ignore[override]
@@ -104,7 +104,7 @@ class StreamActor(Actor):
         token = next(self.world.tokens)
         self._steps[token] = then
         self.waits += 1
-        self.tell(make(token))
+        self.feed(make(token))
 
     def _begun(self, sent: SentStream, result: Result) -> None:
         if not isinstance(result, RequestFailed):
@@ -169,14 +169,14 @@ class StreamActor(Actor):
     def _had_later(self, number: int, sequence_id: int) -> None:
         def do() -> None:
             self._had = sequence_id
-            self.tell(MessageDelivered(number))
+            self.feed(MessageDelivered(number))
 
         self.world.clock.at(self._busy_until, f"{self.name} has {sequence_id}", do)
 
     # -- states
 
     def say(self, value: str | None) -> None:
-        state = self.last_said = None if value is None else {"mood": value}
+        state = self.last_state = None if value is None else {"mood": value}
         self.ask(SubmitRequest(next(self.world.tokens), SetGroupState(GROUP, state=state)))
 
     def watch(self) -> None:
@@ -185,7 +185,7 @@ class StreamActor(Actor):
     def _see(self, changed: tuple[GroupStateItem, ...]) -> None:
         for item in changed:
             if self.seen.get(item.connection_id) == (None if item.state is None else item):
-                self.world.violated(f"{self.name} was told twice of {item}")
+                self.world.violated(f"{self.name} was notified twice of {item}")
             if item.state is None:
                 self.seen.pop(item.connection_id, None)
             else:
@@ -196,7 +196,7 @@ class StreamActor(Actor):
 
 
 def check_streams(world: ClientWorld) -> Iterator[str]:
-    """In the hub each part is once and in order, and the end is as its sender was told."""
+    """In the hub each part is once and in order, and the end is as it was reported to its sender."""
     published = _streams(world)
     for actor in _members(world):
         for sent in actor.sent.values():
@@ -259,7 +259,7 @@ def _check_all_received(actor: StreamActor, due: dict[str, list[tuple[StreamPart
 
 
 def check_states(world: ClientWorld) -> Iterator[str]:
-    """What a watcher was told is what the store holds, and what each has said last is there."""
+    """What was reported to a watcher is what the store holds, and the last state of each is there."""
     rows = {name: row.states[GROUP] for name, row in _sessions(world) if GROUP in row.states}
     there = {name: (own.state, own.updated_at) for name, own in rows.items()}
     for actor in _members(world):
@@ -267,8 +267,8 @@ def check_states(world: ClientWorld) -> Iterator[str]:
         if seen != there:
             yield f"{actor.name} sees what is not there, or not all"
         own = rows[actor.connection].state if actor.connection in rows else None
-        if own != actor.last_said:
-            yield f"{actor.name} said {actor.last_said}, and there is {own}"
+        if own != actor.last_state:
+            yield f"{actor.name} said {actor.last_state}, and there is {own}"
 
 
 def _sessions(world: ClientWorld) -> Iterator[tuple[str, SessionRow]]:

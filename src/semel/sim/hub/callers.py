@@ -48,7 +48,7 @@ class Caller:
         self._count += 1
         name = f"call {self._count}"
         self.open[name] = node, node.lives, call
-        node.tell(name, call)
+        node.feed(name, call)
 
     def publish(self, group: str, node: StormNode) -> None:
         name = f"rest {self._count}"
@@ -139,7 +139,7 @@ class GuestCaller(Caller):
 
     def _receive_for(self, name: str, node: StormNode) -> None:
         chance = self.storm.chance
-        numbers = [said.sequence_id or 0 for said in node.take(name) if isinstance(said, GroupMessage)]
+        numbers = [response.sequence_id or 0 for response in node.take(name) if isinstance(response, GroupMessage)]
         if numbers and chance.random() < 0.5:
             node.send(name, SequenceAck(chance.choice(numbers)))
         roll = chance.random()

@@ -171,8 +171,8 @@ class StormClient:
     def receive(self) -> None:
         if self.node is None:
             return
-        for said in self.node.take(self.socket):
-            match said:
+        for response in self.node.take(self.socket):
+            match response:
                 case Connected():
                     self.is_connected = True
                     self.send_again()

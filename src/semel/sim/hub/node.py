@@ -79,7 +79,7 @@ class HubNode:
         self.nodes.append(self)
         self.store: MemoryStore = MemoryStore(clock=lambda: round(self.now * 1e6)) if beside is None else beside.store
         self.options = options
-        self.said: dict[str, list[Response | ClosePeer | Answer]] = defaultdict(list)
+        self.sent: dict[str, list[Response | ClosePeer | Answer]] = defaultdict(list)
         self.notes: list[Notify] = []
         self.failing: list[SemelError] = []
         self.held: list[CommitGroup] | None = None
@@ -130,31 +130,31 @@ class HubNode:
         self._protocols[peer] = protocol
         permissions = Permissions.of_roles(roles)
         opened = NewSession(peer, f"token of {peer}", protocol, user, permissions, groups, in_order=in_order)
-        self.tell(peer, opened)
+        self.feed(peer, opened)
 
     def open(self, peer: str, connection: str) -> None:
         """A new session whose name is not that of its socket."""
         self._protocols[peer] = Subprotocol.JSON_RELIABLE
-        self.tell(
+        self.feed(
             peer, NewSession(connection, "token", Subprotocol.JSON_RELIABLE, None, Permissions.of_roles(EVERYTHING))
         )
 
     def resume(self, peer: str, connection: str, in_order: bool = False) -> None:
         self._protocols[peer] = Subprotocol.JSON_RELIABLE
         self._back.add(peer)
-        self.tell(peer, ResumeSession(connection, f"token of {connection}", in_order))
+        self.feed(peer, ResumeSession(connection, f"token of {connection}", in_order))
 
     def send(self, peer: str, *requests: Request) -> None:
-        self.tell(peer, Frames(requests))
+        self.feed(peer, Frames(requests))
 
     def ack(self, peer: str, sequence_id: int) -> None:
         self.send(peer, SequenceAck(sequence_id))
 
     def drop(self, peer: str, code: int | None = None) -> None:
-        self.tell(peer, SocketClosed(code))
+        self.feed(peer, SocketClosed(code))
 
-    def tell(self, peer: str, told: object) -> None:
-        self.interpreter.feed(self.seat, Received(peer, told))
+    def feed(self, peer: str, event: object) -> None:
+        self.interpreter.feed(self.seat, Received(peer, event))
 
     def pass_time(self, seconds: float) -> None:
         """For all nodes that live."""
@@ -170,8 +170,8 @@ class HubNode:
 
     def take(self, peer: str) -> list[Response | ClosePeer | Answer]:
         """What was sent to a peer since the last time, without the `connected` of a client that has come back."""
-        said = self.said.pop(peer, [])
-        return said[1:] if peer in self._back and said and isinstance(said[0], Connected) else said
+        sent = self.sent.pop(peer, [])
+        return sent[1:] if peer in self._back and sent and isinstance(sent[0], Connected) else sent
 
     # -- the driver
 
@@ -199,12 +199,12 @@ class HubNode:
                 for peer in peers:
                     self.write(peer, written)
         elif not isinstance(message, WelcomePeer):
-            self.said[effect.peer].append(message)
+            self.sent[effect.peer].append(message)
 
     def write(self, peer: str, written: bytes) -> None:
         codec = codec_for(self._protocols[peer])
         for frame in frames_of(written):
-            self.said[peer].append(codec.decode_response(payload_of(frame)))  # type: ignore[union-attr]
+            self.sent[peer].append(codec.decode_response(payload_of(frame)))  # type: ignore[union-attr]
 
 
 def frames_of(written: bytes) -> Iterator[bytes]:

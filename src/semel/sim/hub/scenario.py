@@ -63,14 +63,14 @@ def _check_confirmed(storm: HubStorm, client: StormClient) -> Iterator[str]:
     due = {storm.books.offsets[body][0] for body in storm.due(client)}
     for event in _confirmed_by(storm, client):
         first, last = event.first or 0, event.last or 0
-        told = f"{event.n} of {first} to {last} confirmed by {client.name}"
+        logged = f"{event.n} of {first} to {last} confirmed by {client.name}"
         inside = {offset for offset in ids if first <= offset <= last}
         if not before < first <= last:
-            yield f"{told} after {before}"
+            yield f"{logged} after {before}"
         if event.n > len(inside & got) + len(inside - due - got):
-            yield f"{told}, but only {len(inside & got)} were had"
+            yield f"{logged}, but only {len(inside & got)} were had"
         if event.n == len(inside) and event.fold != fold_ids(ids[offset] for offset in inside):
-            yield f"{told}, but those were others"
+            yield f"{logged}, but those were others"
         before = last
 
 
@@ -98,12 +98,12 @@ def check_ended(storm: HubStorm) -> Iterator[str]:
     for name in sorted(books.ends.keys() & storm.caller.visitors.keys()):
         (start, groups), end = books.begins[name], books.ends[name]
         due = [books.ids[at] for at, body in books.written() if start < at <= end and books.targets[body] in groups]
-        told = [event for event in events if event.peer == name and event.hop.endswith(">sub")]
+        logged = [event for event in events if event.peer == name and event.hop.endswith(">sub")]
         fold = 0
-        for event in told:
+        for event in logged:
             fold ^= event.fold or 0
-        if sum(event.n for event in told) != len(due) or fold != fold_ids(due):
-            ranges = [(event.kind.name, event.first, event.last, event.n) for event in told]
+        if sum(event.n for event in logged) != len(due) or fold != fold_ids(due):
+            ranges = [(event.kind.name, event.first, event.last, event.n) for event in logged]
             yield f"{len(due)} were due to {name}, and the ledger tells of {ranges}"
 
 

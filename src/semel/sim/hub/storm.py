@@ -61,7 +61,7 @@ class StormNode(HubNode):
         self.lives += 1
         for client in self.storm.clients:
             if client.node is self:
-                self.said[client.socket].append(ClosePeer(CloseCode.INTERNAL, "the hub was started again"))
+                self.sent[client.socket].append(ClosePeer(CloseCode.INTERNAL, "the hub was started again"))
 
     def commit_one(self) -> None:
         interpreter, group = self.groups.pop(0)
@@ -233,7 +233,7 @@ class HubStorm:
         return all({body for _, body in client.got}.issuperset(self.due(client)) for client in self.clients)
 
     def due(self, client: StormClient) -> list[str]:
-        """What was written after it was told that it is in the group, and before it asked to be out."""
+        """What was written after it learned that it is in the group, and before it asked to be out."""
         return [
             body
             for offset, body in self.books.written()
@@ -277,7 +277,7 @@ class HubStorm:
 
     def ask(self, node: StormNode, call: Call) -> Answer:
         """And wait for the answer."""
-        node.tell("asked", call)
+        node.feed("asked", call)
         self._settle()
         [answer] = node.take("asked")
         assert isinstance(answer, Answer)

@@ -38,7 +38,7 @@ RELAY_RETRY = RetryPolicy(interval_s=0.2, factor=2.0, interval_max_s=2.0)
 
 
 class AppProcess(Node):
-    """Its machines are workers, and what its doors have in hand is lost with it."""
+    """Its machines are workers, and what it is receiving is lost with it."""
 
     def __init__(self, world: InboxWorld, name: str, database: Database, drift: Drift, outside: Outside) -> None:
         self._inbox = world
@@ -91,7 +91,7 @@ class AppProcess(Node):
             return
         except Exception as error:
             event = DeliverFailed(effect.token, cause_of(error), type_names(type(error)))
-        # whoever dies here has done it, and nobody has heard
+        # whoever dies here has done it, and nobody knows
         self._later(self._inbox.between((0.0, 0.05)), "handled", self._handled, seat, event)
 
     def _run_row(self, name: str, row: WorkRow) -> Answer:
@@ -155,7 +155,7 @@ class AppProcess(Node):
             raise StaleFence("another has it", fix="let it go")
         return outcome.results
 
-    # -- the doors
+    # -- receiving
 
     def receive(self, endpoint: str, envelopes: Sequence[Envelope], settle: Sequence[Settle]) -> None:
         """At a durable endpoint: one commit for all, then each is acknowledged."""

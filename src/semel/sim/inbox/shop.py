@@ -73,7 +73,7 @@ class Outside:
             self.received.setdefault(envelope.data.decode(), set()).add(envelope.id)
         else:
             self.world.see("remote.duplicate")
-        if self.world.strikes("remote.unheard", weather.unheard):
+        if self.world.strikes("remote.unanswered", weather.unanswered):
             raise PeerUnavailable("the connection broke", fix="send it again")
 
 

@@ -58,7 +58,7 @@ class RemoteWeather:
     """What is outside: it may be away, or take a message and not say so."""
 
     away: float = 0.0
-    unheard: float = 0.0
+    unanswered: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def draw_inbox_weather(random: Random) -> InboxWeather:
             parallel=random.choice((1, 2, 4)),
             ahead=random.choice((0, 3)),
         ),
-        remote=RemoteWeather(away=_sometimes(random, 0.05, 0.3), unheard=_sometimes(random, 0.05, 0.3)),
+        remote=RemoteWeather(away=_sometimes(random, 0.05, 0.3), unanswered=_sometimes(random, 0.05, 0.3)),
         stores=StoreWeather(
             commit_s=random.choice(((0.0005, 0.005), (0.005, 0.05))),
             read_s=(0.0005, 0.005),

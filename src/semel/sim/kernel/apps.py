@@ -40,7 +40,7 @@ class Item:
 
 
 class Producer:
-    """The application on a producer's node: appends its items to the outbox, in order, and tries again until told.
+    """The application on a producer's node: appends its items to the outbox, in order, and tries again until done.
 
     The items outlive the process, as a user's own database would. What was under way in a life that ended is in doubt.
     """

@@ -152,7 +152,7 @@ class Database:
         self._after("commit", self._perform, request, fate)
 
     def commit_alone(self, unit: Unit) -> Outcome:
-        """A transaction of somebody who is not a machine: at once, and nobody but him hears of it."""
+        """A transaction of somebody who is not a machine: at once, and nobody else is notified."""
         [outcome] = self.store.commit([unit])
         self.wake()
         return outcome

@@ -260,7 +260,7 @@ class Node(Process):
         self.interpreter.feed(seat, event)
 
     def _handle_itself(self, seat: Seat, token: int, row: WorkRow) -> None:
-        """The handler has a connection of its own to the database, and may not hear what became of its commit."""
+        """The handler has a connection of its own to the database, and may not learn what became of its commit."""
         if not self.database.up:
             self._handled(seat, DeliverFailed(token, "there is no database"))
             return

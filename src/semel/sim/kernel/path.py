@@ -260,7 +260,7 @@ class SimulatedPath:
             node.reload(machine)
 
     def _trimmed(self, node: Node, machine: str) -> None:
-        """A reader behind a rival begins again where its cursor stands. One that came too late is told so, and begins
+        """A reader behind a rival begins again where its cursor stands. One that came too late is refused, and begins
         at the first record left. For anybody else records that were needed are gone."""
         if node.database.up and isinstance(found := self._read_on(node, machine), Trimmed):
             if machine == READER and self._has_seen_nothing():

@@ -407,8 +407,8 @@ def _hop_counts(counts: Counter[Kind]) -> HopCounts:
 
 
 def _handovers(built: Built) -> set[tuple[str, str]]:
-    """Where the end of a pipe hands a message to the pipe's own middle or takes it out, and behind the door of a second
-    branch: there is no link."""
+    """Where the end of a pipe hands a message to the pipe's own middle or takes it out, and behind the entry of a
+    second branch: there is no link."""
     into = {(plan.config.name, out.peer) for plan in built.workers for out in plan.config.outlets if out.packs}
     out_of = {
         (peer, plan.config.name)
@@ -417,8 +417,8 @@ def _handovers(built: Built) -> set[tuple[str, str]]:
         if inlet.unpacks
         for peer in inlet.peers
     }
-    doors = {(begin, end) for begin, end in built.routes if begin.startswith(f"{end}~")}
-    return into | out_of | doors
+    entries = {(begin, end) for begin, end in built.routes if begin.startswith(f"{end}~")}
+    return into | out_of | entries
 
 
 def _depths(built: Built) -> dict[str, int]:

@@ -67,7 +67,7 @@ class Volatile:
         self.next_deadline = self.machine.next_deadline
 
     def receive(self, event: Event, *, in_danger: bool) -> None:
-        """`in_danger`: it may die with what it hears in hand."""
+        """`in_danger`: it may die with what it has just received."""
         machine = self.machine
         if not in_danger or not self._crash:
             self.perform(machine.receive(event, self._world.now))
@@ -118,8 +118,8 @@ class Volatile:
 class Durable(Process):
     """A durable stage in the production interpreter, on a memory store that survives it.
 
-    When it dies, it has committed what it was hearing and confirmed nothing of it. Should it stand suspended after its
-    retries, somebody lets it go on at once.
+    When it dies, it has committed what it was receiving and confirmed nothing of it. Should it stand suspended after
+    its retries, somebody lets it go on at once.
     """
 
     has_timers = True

@@ -14,9 +14,9 @@ from semel.pubsub.client.streams import Window
 from semel.pubsub.hub import clients
 from semel.pubsub.hub.in_order import InOrder
 from semel.pubsub.protocol.messages import GroupStateItem, SendToGroup
-from semel.sim.plants import registry
+from semel.sim.plants.registry import plant as any_plant
 
-plant = partial(registry.plant, caught_by="client")
+plant = partial(any_plant, caught_by="client")
 
 Pendings = list[Pending]
 

@@ -21,9 +21,9 @@ from semel.pubsub.hub.read_barrier import ReadBarrier
 from semel.pubsub.hub.session import RowVersions, Session
 from semel.pubsub.hub.session_rows import SessionRow, Spilled
 from semel.pubsub.hub.tail import Tail
-from semel.sim.plants import registry
+from semel.sim.plants.registry import plant as any_plant
 
-plant = partial(registry.plant, caught_by="hub")
+plant = partial(any_plant, caught_by="hub")
 
 # -- sessions and what their rows say
 
@@ -69,7 +69,7 @@ def _stay_forgotten(right: Callable[..., None], session: Session, *args: Any) ->
 
 @plant(
     "hub-end-not-awaited",
-    "whoever asks for the end of a session is told that it is gone as soon as nobody finds it",
+    "whoever asks for the end of a session is answered that it is gone as soon as nobody finds it",
     (Endings, "begin"),
 )
 def _end_not_awaited(

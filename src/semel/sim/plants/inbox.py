@@ -150,12 +150,12 @@ def _reschedule_is_insert(
 
 
 @plant(
-    "inbox-requeue-through-door",
-    "a message that is tried again comes in through the door, as a duplicate of itself",
+    "inbox-requeue-through-dedup",
+    "a message that is tried again is received again, as a duplicate of itself",
     (Worker, "_finish"),
     caught_by="inbox",
 )
-def _requeue_through_door(
+def _requeue_through_dedup(
     right: Callable[..., list[Effect]], worker: Worker, token: int, to: WorkState, kind: Kind, **more: Any
 ) -> list[Effect]:
     if to is not WorkState.SCHEDULED or not worker.config.queue.startswith("inbox/"):

@@ -23,9 +23,9 @@ from semel.pipes.services.storage import SaveIndex
 from semel.pipes.workers.inlet import Arrival, Inlet
 from semel.pipes.workers.outlet import Outlet
 from semel.pipes.workers.stage import Stage, _Held
-from semel.sim.plants import registry
+from semel.sim.plants.registry import plant as any_plant
 
-plant = partial(registry.plant, caught_by="pipes")
+plant = partial(any_plant, caught_by="pipes")
 
 # -- resending
 

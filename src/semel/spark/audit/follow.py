@@ -84,13 +84,13 @@ def follow(
     given: Sequence[str | Path],
     options: AuditOptions,
     following: FollowOptions,
-    tell: Callable[[Audit, dict[str, DataFrame]], None],
+    on_result: Callable[[Audit, dict[str, DataFrame]], None],
 ) -> None:
-    """Audit the stores again and again until told to stop. `tell` hears every result, with its tables."""
+    """Audit the stores again and again until `following.stop`. `on_result` gets every result, with its tables."""
     with opened(spark, given, options, following) as follower:
         while True:
             began = time.monotonic()
-            tell(*follower.step())
+            on_result(*follower.step())
             while (left := began + following.every_s - time.monotonic()) > 0 and not following.stop():
                 time.sleep(min(left, 0.2))
             if following.stop():
@@ -325,7 +325,7 @@ class Followed(PreparedAudit):
 
 # -- letting go
 
-# Of a message that was let go of, a mark stays for a while. What is heard of it later is known to be late, and is not
+# Of a message that was let go of, a mark stays for a while. What comes of it later is known to be late, and is not
 # taken for a message that nobody sent.
 
 

@@ -121,7 +121,7 @@ class Forgotten(msgspec.Struct, frozen=True):
 
 class FollowState(msgspec.Struct, frozen=True):
     """`horizon`: the windows before it are closed for good. `closed` is how the messages went that were let go of, from
-    end to end, and `late` counts those of which something was heard again. `notes` are what was to be said when it
+    end to end, and `late` counts those of which something came again. `notes` are what was to be said when it
     began."""
 
     asked: AuditQuestion

@@ -1,4 +1,4 @@
-"""What an audit has to say beside its figures: how hops were read, and what could not be told."""
+"""What an audit has to say beside its figures: how hops were read, and what could not be determined."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def trimmed(ranges: Mapping[tuple[str, str], int]) -> list[str]:
     """`ranges`: how many there are, by pipeline and hop."""
     return [
         f"{place(pipeline, hop)}: {plural(n, 'range')} of the ledger about records that were trimmed, so their messages"
-        " cannot be told: name the folder that the index was exported to"
+        " cannot be determined: name the folder that the index was exported to"
         for (pipeline, hop), n in sorted(ranges.items())
     ]
 

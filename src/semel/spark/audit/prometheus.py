@@ -1,6 +1,6 @@
 """An audit in Prometheus' text format, for the textfile collector of node_exporter.
 
-Each metric is there once with its help and type, and after it a sample for each hop. A figure that cannot be told
+Each metric is there once with its help and type, and after it a sample for each hop. A figure that is unknown
 (nothing was sent) has no sample, since a 0 or a 1 would be a lie.
 """
 

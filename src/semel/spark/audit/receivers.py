@@ -201,7 +201,7 @@ class Receivers:
         return judged.where(wrong).drop("fits", "nameless")
 
     def unnamed(self) -> dict[str, int]:
-        """By hop, how many were told of that cannot be named: the terms of a message decide, or the session is one
+        """By hop, how many are in the ledger that cannot be named: the terms of a message decide, or the session is one
         that is not judged."""
         known = self._sessions.where(~F.col("is_judged")).select(*_SESSION)
         others = expand.fanned_ranges(self.ledger).join(F.broadcast(known), list(_SESSION), "left_semi")

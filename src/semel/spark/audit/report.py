@@ -119,8 +119,8 @@ def _holding_sentence(audit: Audit, found: dict[Finding, int], wanted: set[Findi
     settled = sum(hop.total.sent - hop.total.in_flight for hop in all_hops)
     counted_in = f"{plural(settled, 'send')} over {plural(len(all_hops), 'hop')}"
     start = f"It holds: {_none_of(wanted)} in {counted_in}" if wanted else "Nothing is claimed"
-    told = [count_in_words(finding, count) for finding, count in found.items() if count]
-    return f"{start}; not part of the claim: {_listed(told)}." if told else f"{start}."
+    counted = [count_in_words(finding, count) for finding, count in found.items() if count]
+    return f"{start}; not part of the claim: {_listed(counted)}." if counted else f"{start}."
 
 
 def _none_of(findings: set[Finding]) -> str:
@@ -156,10 +156,10 @@ def between(comparison: ChainComparison) -> dict[Finding, int]:
 
 def points_sentence(comparison: ChainComparison) -> str:
     counts, found = comparison.counts, between(comparison)
-    told = _listed([count_in_words(finding, count) for finding, count in found.items() if count]) or "no difference"
+    counted = _listed([count_in_words(finding, count) for finding, count in found.items() if count]) or "no difference"
     return (
         f"From {comparison.sender} to {comparison.receiver}: {counts.unique:,} of {plural(counts.sent, 'message')} "
-        f"arrived; {told}."
+        f"arrived; {counted}."
     )
 
 

@@ -159,7 +159,7 @@ class Audit:
 
     `examples` are the first of each finding, at most `examples_max` each; all of them are in the table `findings`.
     `now` is when it was judged: None where there is no event to take the time from.
-    `late` are messages that an audit which goes on had let go of, and of which it heard again. They are not judged.
+    `late` are messages that an audit which goes on had let go of, and that came again. They are not judged.
     """
 
     sources: tuple[str, ...]

@@ -228,7 +228,7 @@ def _foot(audit: Audit) -> Text:
 
 
 def as_dict(audit: Audit, fail_on: Iterable[Finding] = tuple(Finding)) -> dict[str, Any]:
-    """The whole audit. Times are microseconds since 1970; what cannot be told is null."""
+    """The whole audit. Times are microseconds since 1970; what is unknown is null."""
     wanted = tuple(fail_on)
     judgement = judge(audit, wanted)
     return {

@@ -111,7 +111,7 @@ class BodySuite(StoreSuite):
         assert store.work(QUEUE, "m") is None
 
     def test_a_part_written_again_changes_nothing(self, store: Store) -> None:
-        """A sender that did not hear back sends the part again."""
+        """A sender that got no answer sends the part again."""
         put_parts(store)
         commit(store, PutBlob("body", 1, PARTS[1]), PutBlob("body", 1, PARTS[1]))
         commit(store, Append(STREAM, naming("m")))

@@ -205,9 +205,9 @@ class ReadSuite(StoreSuite):
             append(store, f"a{number}")
             assert woken.wait(30)
         stop()
-        _wait_for_a_commit(store, "calls that were under way are over when a later listener has heard")
+        _wait_for_a_commit(store, "calls that were under way are over when a later listener was called")
         woken.clear()
-        _wait_for_a_commit(store, "unheard by the first")
+        _wait_for_a_commit(store, "not for the first")
         assert not woken.is_set()
 
     def test_own_commits_are_heard_where_they_are_made_and_nowhere_else(self, store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Many at once: whatever the interleaving, one wins and nobody is told otherwise."""
+"""Many at once: whatever the interleaving, one wins and everybody gets the same answer."""
 
 from __future__ import annotations
 

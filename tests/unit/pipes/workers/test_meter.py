@@ -74,7 +74,7 @@ def test_what_could_not_be_written_is_told_with_the_rest(folds: bool) -> None:
 
 def test_no_range_speaks_of_what_the_ledger_names() -> None:
     meter = HopMeter("A>B", folds=True)
-    meter.count_told(Kind.FAILED)
+    meter.count_reported(Kind.FAILED)
     assert not meter.has_news
     assert meter.counts == {Kind.FAILED: 1}
     meter.put_back([Event(Kind.FAILED, "A>B", message="a")])

@@ -1397,7 +1397,7 @@ def test_who_was_in_a_group_is_in_it_again_after_a_loss() -> None:
     ben.join("g")
     world.run_for(1)
     assert ben.link is not None
-    ben.tell(Closed(ben.link.socket, CloseCode.POLICY))
+    ben.feed(Closed(ben.link.socket, CloseCode.POLICY))
     world.run_for(5)
     assert ben.losses == 1
     ann.publish("g", "hello")

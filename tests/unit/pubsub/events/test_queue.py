@@ -104,7 +104,7 @@ class Scene(World):
     def reply(self, reply: Reply = OK) -> PendingEvent:
         """To the first call that waits. Returns the event that was told."""
         call = self.calls.pop(0)
-        self.tell(HANDLERS, Replied(call.token, reply))
+        self.feed(HANDLERS, Replied(call.token, reply))
         return call.event
 
     @property
@@ -224,17 +224,17 @@ def test_a_large_event_is_told_whole(scene: Scene) -> None:
     body = "x" * 600_000
     scene.event(1, body)
     [fetch] = scene.fetches
-    scene.tell(HANDLERS, Fetched(fetch.token, b"".join(scene.store.body(fetch.blob))))
+    scene.feed(HANDLERS, Fetched(fetch.token, b"".join(scene.store.body(fetch.blob))))
     assert scene.reply(said(body)).data == text(body)
     assert scene.take(ALICE)[-1] == Ack(1)
 
 
 def test_a_large_event_that_cannot_be_read_now_is_told_later(scene: Scene) -> None:
     scene.event(1, "x" * 600_000)
-    scene.tell(HANDLERS, Fetched(scene.fetches.pop().token, None))
+    scene.feed(HANDLERS, Fetched(scene.fetches.pop().token, None))
     scene.pass_time(LEASE_S + SWEEP_S)
     [fetch] = scene.fetches
-    scene.tell(HANDLERS, Fetched(fetch.token, b"".join(scene.store.body(fetch.blob))))
+    scene.feed(HANDLERS, Fetched(fetch.token, b"".join(scene.store.body(fetch.blob))))
     scene.reply()
     assert acks(scene) == [(1, None)]
 
@@ -243,7 +243,7 @@ def test_a_large_event_that_can_never_be_read_holds_up_the_others_only_for_so_lo
     scene.event(1, "x" * 600_000)
     scene.event(2)
     for _ in range(FETCHES_MAX):
-        scene.tell(HANDLERS, Fetched(scene.fetches.pop().token, None))
+        scene.feed(HANDLERS, Fetched(scene.fetches.pop().token, None))
         scene.pass_time(LEASE_S + SWEEP_S)
     assert scene.state_of("alice#1") is WorkState.DEAD
     scene.reply()
@@ -401,7 +401,7 @@ def test_after_a_crash_an_event_goes_on_with_its_id_when_the_claim_has_run_out(s
     [second] = scene.calls
     assert second.event == first.event
     assert second.token != first.token
-    scene.tell(HANDLERS, Replied(first.token, OK))
+    scene.feed(HANDLERS, Replied(first.token, OK))
     assert acks(scene, "again") == []
     scene.reply()
     assert acks(scene, "again") == [(1, None)]
@@ -479,7 +479,7 @@ def test_who_has_lost_its_claim_forgets_the_event_and_the_client_may_ask_again(s
     token = scene.calls[0].token
     scene.pass_time(0)
     assert scene.cancelled == [token]
-    scene.tell(HANDLERS, Replied(token, OK))
+    scene.feed(HANDLERS, Replied(token, OK))
     assert scene.take(ALICE) == []
     scene.calls.clear()
     scene.event(1)
@@ -552,7 +552,7 @@ def test_disconnected_says_why_in_the_words_that_were_used(gone: SocketClosed, r
     scene = Scene(ALL)
     scene.connect(ALICE, protocol=Subprotocol.JSON)
     scene.reply()
-    scene.tell(ALICE, gone)
+    scene.feed(ALICE, gone)
     assert msgspec.json.decode(scene.reply().data.body) == {"reason": reason}
 
 
@@ -664,7 +664,7 @@ def test_an_event_goes_with_its_session_to_another_node(one: Scene, two: Scene) 
     [first] = one.calls
     two.resume("new", ALICE)
     assert one.cancelled == [first.token]
-    one.tell(HANDLERS, Replied(first.token, OK))
+    one.feed(HANDLERS, Replied(first.token, OK))
     assert two.calls == []
     one.calls.clear()
     for _ in range(9):

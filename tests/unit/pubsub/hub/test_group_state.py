@@ -285,16 +285,16 @@ def test_states_and_watches_survive_a_restart(world: World) -> None:
 
 
 def test_who_had_no_room_for_updates_gets_a_snapshot_instead(world: World) -> None:
-    world.tell(BOB, SocketStalled())
+    world.feed(BOB, SocketStalled())
     put(world, TYPING)
     put(world, AWAY)
     assert world.take(BOB) == []
-    world.tell(BOB, SocketDrained())
+    world.feed(BOB, SocketDrained())
     [said] = world.take(BOB)
     assert isinstance(said, GroupStateSnapshot)
     assert [item.state for item in said.items] == [AWAY]
-    world.tell(BOB, SocketStalled())
-    world.tell(BOB, SocketDrained())
+    world.feed(BOB, SocketStalled())
+    world.feed(BOB, SocketDrained())
     assert world.take(BOB) == []
 
 

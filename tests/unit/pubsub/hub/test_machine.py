@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import msgspec
 import pytest
+from tests.unit.pubsub.hub.parts import NOW, Bench
 from tests.unit.pubsub.hub.world import HUB, World, text
 
 from semel.errors import SemelError, StoreBusy, StoreFull, StoreReadOnly, StoreUnavailable
@@ -31,11 +33,18 @@ from semel.pubsub.hub.calls import (
     Revoke,
     User,
 )
-from semel.pubsub.hub.machine import HubOptions
+from semel.pubsub.hub.catchup import CatchUp
+from semel.pubsub.hub.closing import Closing
+from semel.pubsub.hub.floors import Floors
+from semel.pubsub.hub.lost_sessions import LostSessions
+from semel.pubsub.hub.machine import HubOptions, Upkeep
+from semel.pubsub.hub.node_lease import NodeLease
 from semel.pubsub.hub.records import NO_TERMS, RecordKind, group_target, message
 from semel.pubsub.hub.session import GROUPS_CHARS_MAX
 from semel.pubsub.hub.session_rows import AcksRow, acks_key, read_session, session_key
 from semel.pubsub.hub.sockets import ClosePeer, SocketDrained, SocketStalled
+from semel.pubsub.hub.spills import Spills
+from semel.pubsub.hub.tail import Tail
 from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import (
     Ack,
@@ -652,7 +661,7 @@ def test_who_comes_back_is_connected_first_with_a_fresh_token_and_then_hears_wha
     pair.drop(BOB)
     pair.publish(ALICE, "g", "missed")
     pair.resume("again", BOB)
-    [connected, said] = pair.said.pop("again")
+    [connected, said] = pair.sent.pop("again")
     assert connected == Connected(BOB, f"user of {BOB}", f"token of {BOB}")
     assert isinstance(said, GroupMessage)
 
@@ -942,11 +951,11 @@ def test_the_longest_names_and_keys_are_fine(pair: World) -> None:
 
 def test_what_a_stalled_client_has_no_room_for_comes_when_it_has(pair: World) -> None:
     pair.publish(ALICE, "g", "m1")
-    pair.tell(BOB, SocketStalled())
+    pair.feed(BOB, SocketStalled())
     pair.publish(ALICE, "g", "m2")
     pair.publish(ALICE, "g", "m3")
     assert pair.bodies(BOB) == ["m1"]
-    pair.tell(BOB, SocketDrained())
+    pair.feed(BOB, SocketDrained())
     assert pair.bodies(BOB) == ["m2", "m3"]
     pair.publish(ALICE, "g", "m4")
     assert pair.bodies(BOB) == ["m4"]
@@ -955,7 +964,7 @@ def test_what_a_stalled_client_has_no_room_for_comes_when_it_has(pair: World) ->
 def test_a_plain_client_that_stalls_is_closed(world: World) -> None:
     world.connect(ALICE, protocol=Subprotocol.JSON)
     world.take(ALICE)
-    world.tell(ALICE, SocketStalled())
+    world.feed(ALICE, SocketStalled())
     [shut] = world.take(ALICE)
     assert isinstance(shut, ClosePeer)
     assert world.call(Find(Connection(ALICE))).outcome is Outcome.NOT_FOUND
@@ -1152,3 +1161,27 @@ def test_a_close_of_one_that_left_before_it_was_there_is_done(world: World) -> N
     [answer] = world.take("later")
     assert isinstance(answer, Answer)
     assert answer.outcome is not Outcome.FAILED
+
+
+# -- upkeep
+
+
+@pytest.mark.parametrize("has_lease", [False, True])
+def test_all_is_tried_again_and_only_who_has_a_lease_trims(has_lease: bool) -> None:
+    tail, floors, closing = Mock(spec=Tail), Mock(spec=Floors), Mock(spec=Closing)
+    spills, missing, catch_up = Mock(spec=Spills), Mock(spec=LostSessions), Mock(spec=CatchUp)
+    lease = NodeLease("hub/chat/nodes", "node", is_shared=True)
+    if has_lease:
+        lease.hold(1, NOW + 10)
+    upkeep = Upkeep(Bench(trim_s=5.0).context, lease, tail, floors, closing, spills, missing, catch_up)
+    upkeep.on_timer(NOW)
+    upkeep.start(NOW)
+    upkeep.on_timer(NOW + 4)
+    tail.read_on.assert_not_called()
+    upkeep.on_timer(NOW + 5)
+    closing.try_again.assert_called_once_with(NOW + 5)
+    for part in (spills, missing, catch_up):
+        part.try_again.assert_called_once_with()
+    tail.read_on.assert_called_once_with()
+    assert floors.update.called == has_lease
+    assert upkeep.next_deadline() == NOW + 10

@@ -250,7 +250,7 @@ def test_what_waits_for_a_session_to_come_has_a_limit(one: World, two: World, mo
         two.publish("new", "g", "x" * 50, number)
     assert two.take("new") == []
     two.publish("new", "g", "x", 13)
-    [shut] = two.said["new"]
+    [shut] = two.sent["new"]
     assert isinstance(shut, ClosePeer)
     assert shut.code is CloseCode.INTERNAL
     two.resume("newer", ALICE)

@@ -72,7 +72,7 @@ def wakes(*worlds: World) -> None:
 
 def call(asked: World, call: Call, *others: World) -> Answer:
     """The others are woken by what it writes, and it by what they write."""
-    asked.tell("rest", call)
+    asked.feed("rest", call)
     for _ in range(4):
         wakes(*others, asked)
     [answer] = asked.take("rest")
@@ -181,7 +181,7 @@ def test_a_session_that_is_about_to_end_is_not_said_to_be_gone_before_it_is(
     assert one.call_later(asked)
     one.let_go()
     wakes(one)
-    assert [answer.outcome for answer in one.said["later"]] == [Outcome.NOT_FOUND]  # type: ignore[union-attr]
+    assert [answer.outcome for answer in one.sent["later"]] == [Outcome.NOT_FOUND]  # type: ignore[union-attr]
 
 
 # -- what that costs, and when it cannot be had
@@ -193,7 +193,7 @@ def test_all_who_ask_at_once_wait_for_one_read(one: World) -> None:
     one.connect(ALICE)
     two.reads = []
     for number in range(100):
-        two.tell(f"call-{number}", Find(Connection(ALICE)))
+        two.feed(f"call-{number}", Find(Connection(ALICE)))
         assert len(two.reads) == 1
     first = two.reads.pop()
     first()  # it was asked for by the first, and may have looked too early for the others
@@ -305,7 +305,7 @@ def test_an_order_reaches_the_session_of_a_node_that_has_died(
     if is_back:
         two.resume("back", ALICE)
     for _ in range(5):
-        assert is_done(two, change) or not two.said["later"]
+        assert is_done(two, change) or not two.sent["later"]
         two.pass_time(4)
     assert two.take("later") == [DONE]
     assert is_done(two, change)
@@ -450,7 +450,7 @@ def test_nobody_is_taken_in_who_came_after_the_decision(one: World, two: World) 
     two.held = []
     two.connect("carol")
     [group], two.held = two.held, None
-    two.tell("later", JoinMembers(Everybody(), ("h",)))
+    two.feed("later", JoinMembers(Everybody(), ("h",)))
     one.connect("bob")
     two.interpreter.committed(group, two.store.commit(group.units))
     wakes(two)
@@ -472,4 +472,4 @@ def test_who_asks_a_hub_that_begins_anew_is_told_so(one: World) -> None:
     assert two.call_later(Find(Connection(ALICE)))
     two.now += 11
     wakes(two)
-    assert two.said["later"] == [Answer(Outcome.FAILED, "the node was not heard of for too long")]
+    assert two.sent["later"] == [Answer(Outcome.FAILED, "the node was not heard of for too long")]

@@ -445,7 +445,7 @@ def test_what_is_asked_of_a_session_waits_until_its_take_over_is_heard_of(
     for world in (one, two):
         world.interpreter.wake(is_own=False)
     asker = two if is_asked_there else one
-    asker.tell("later", call)
+    asker.feed("later", call)
     two.interpreter.wake(is_own=False)
     assert asker.take("later") == []
     two.interpreter.committed(taken, outcomes)
@@ -458,7 +458,7 @@ def test_a_session_that_came_while_it_was_ordered_about_is_looked_for_here_too(o
     """The order went to the node that had it, and stands after the record that says that it is here."""
     two.held = []
     two.resume("new", ALICE)
-    two.tell("later", CloseConnections(Connection(ALICE)))
+    two.feed("later", CloseConnections(Connection(ALICE)))
     [taken], two.held = two.held, None
     outcomes = two.store.commit(taken.units)
     one.interpreter.wake(is_own=False)
@@ -496,7 +496,7 @@ def test_an_order_follows_a_session_that_its_node_has_lost_and_does_not_know_to_
     three = World(SHARED, "three", beside=one)
     for world in (one, two):
         one.nodes.remove(world)
-    one.tell("later", call)
+    one.feed("later", call)
     three.resume("new", BOB)
     two.publish(BOB, "g", "refused", 60)
     for world in (two, one):
@@ -516,7 +516,7 @@ def test_a_session_that_another_node_took_while_its_end_was_on_its_way_is_closed
 ) -> None:
     """Who has taken it may be heard of before the refusal."""
     one.held = []
-    one.tell("later", CloseConnections(Connection(ALICE)))
+    one.feed("later", CloseConnections(Connection(ALICE)))
     [end], one.held = one.held, None
     two.resume("new", ALICE)
     outcomes = one.store.commit(end.units)
@@ -533,7 +533,7 @@ def test_a_session_that_another_node_took_while_its_end_was_on_its_way_is_closed
 def test_a_session_whose_end_is_on_its_way_is_not_taken_up_again(one: World, two: World) -> None:
     """It would be here twice, and get everything twice."""
     one.held = []
-    one.tell("later", CloseConnections(Connection(ALICE)))
+    one.feed("later", CloseConnections(Connection(ALICE)))
     [end], one.held = one.held, None
     one.resume("new", ALICE)
     assert one.take("new") == [ClosePeer(CloseCode.INTERNAL, "the session is about to end")]
@@ -546,7 +546,7 @@ def test_a_session_whose_end_is_on_its_way_is_not_taken_up_again(one: World, two
 
 def test_one_whose_end_failed_is_taken_up_again_and_is_here_once(one: World, two: World) -> None:
     one.held = []
-    one.tell("later", CloseConnections(Connection(ALICE)))
+    one.feed("later", CloseConnections(Connection(ALICE)))
     [end], one.held = one.held, None
     one.interpreter.failed(end, AWAY)
     one.resume("new", ALICE)
@@ -594,7 +594,7 @@ def test_an_order_that_failed_after_it_was_given_up_is_no_trouble(one: World, tw
 def test_a_call_for_a_session_that_another_took_is_answered(one: World, two: World) -> None:
     one.nodes.remove(one)
     two.resume("new", ALICE)
-    one.tell("later", Grant(ALICE, Permission.SEND_TO_GROUP, "x"))
+    one.feed("later", Grant(ALICE, Permission.SEND_TO_GROUP, "x"))
     one.interpreter.wake()
     assert [answer.outcome for answer in one.take("later")] == [Outcome.DONE]  # type: ignore[union-attr]
     assert ALICE not in one.hub.roster.sessions

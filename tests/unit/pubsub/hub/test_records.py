@@ -13,6 +13,7 @@ from semel.pubsub.hub.records import (
     NO_TERMS,
     RELIABLE,
     DeliveryTerms,
+    RecordKind,
     digest_of,
     id_identity,
     kind_of,
@@ -25,6 +26,7 @@ from semel.pubsub.hub.records import (
     terms_of,
 )
 from semel.pubsub.protocol.messages import Data, DataType, StreamPart
+from semel.record_types import type_names
 
 TEXT = Data(DataType.TEXT, b"x")
 
@@ -87,3 +89,24 @@ def test_data_that_is_not_what_it_says_becomes_binary(content: str | None, body:
     envelope = Envelope("m", data=body, datacontenttype=content)
     record = Record(Position(STREAM, 1, 1), envelope, 0, 0, "g/g", None, None)
     assert kind_of(of_record(record).envelope) is kind
+
+
+# -- kinds of records
+
+
+def test_numbers_that_are_stored_never_change() -> None:
+    assert {kind.name: kind.value for kind in RecordKind} == {
+        "MESSAGE": 0,
+        "JOIN": 1,
+        "LEAVE": 2,
+        "OPEN": 3,
+        "CLOSE": 4,
+        "STATE": 5,
+        "ORDER": 6,
+        "REPLY": 7,
+    }
+
+
+def test_the_exported_index_calls_them_by_name() -> None:
+    names = ["message", "join", "leave", "open", "close", "state", "order", "reply"]
+    assert dict(enumerate(names)) == type_names()

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.pubsub.hub.world import HUB, World, text
 
 from semel.errors import StoreUnavailable
 from semel.kernel.ops import Put, Unit
 from semel.pubsub.hub.calls import (
+    Answer,
+    Attendance,
     Call,
     Check,
     CloseConnections,
     Connection,
+    ConnectionInfo,
     Everybody,
     Find,
     Grant,
     Group,
+    GroupInfo,
+    HubInfo,
     JoinMembers,
+    ListConnections,
+    ListGroups,
     Outcome,
     Publish,
     RemoveMembers,
+    Summarize,
     User,
 )
+from semel.pubsub.hub.roster import Elsewhere
+from semel.pubsub.hub.service import _page
 from semel.pubsub.hub.session_rows import SessionRow, read_session, session_key
 from semel.pubsub.hub.sockets import ClosePeer
+from semel.pubsub.protocol.frames import Subprotocol
 from semel.pubsub.protocol.messages import Disconnected
 from semel.pubsub.protocol.permissions import GROUPS_MAX, Permission
 from semel.websocket import CloseCode
@@ -89,8 +102,8 @@ def test_who_asks_again_for_a_close_that_failed_hears_when_it_is_durable(
 
 def test_who_asks_for_a_close_that_is_under_way_hears_what_becomes_of_it(world: World) -> None:
     world.held = []
-    world.tell("first", CloseConnections(Connection(ALICE)))
-    world.tell("second", CloseConnections(Connection(ALICE)))
+    world.feed("first", CloseConnections(Connection(ALICE)))
+    world.feed("second", CloseConnections(Connection(ALICE)))
     assert (outcomes(world, "first"), outcomes(world, "second")) == ([], [])
     world.let_go()
     assert (outcomes(world, "first"), outcomes(world, "second")) == ([Outcome.DONE], [Outcome.DONE])
@@ -99,7 +112,7 @@ def test_who_asks_for_a_close_that_is_under_way_hears_what_becomes_of_it(world: 
 def test_who_asks_for_a_close_that_is_under_way_hears_that_it_failed(world: World) -> None:
     world.held = []
     world.drop(ALICE, CloseCode.NORMAL)
-    world.tell("rest", CloseConnections(Connection(ALICE)))
+    world.feed("rest", CloseConnections(Connection(ALICE)))
     world.failing = [AWAY]
     world.let_go()
     assert outcomes(world, "rest") == [Outcome.FAILED]
@@ -117,7 +130,7 @@ def test_what_was_not_closed_is_closed_later_and_nothing_is_left_of_it(world: Wo
 
 def test_a_close_of_which_nobody_knew_whether_it_happened_is_done_if_the_session_is_gone(world: World) -> None:
     world.held = []
-    world.tell("first", CloseConnections(Connection(ALICE)))
+    world.feed("first", CloseConnections(Connection(ALICE)))
     [group], world.held = world.held, None
     world.store.commit(group.units)
     world.interpreter.unknown(group)
@@ -185,14 +198,14 @@ def test_who_asks_for_a_change_of_groups_that_is_under_way_hears_what_becomes_of
     world: World, change: Call, begin: set[str], is_row_under_way: bool
 ) -> None:
     world.held = []
-    world.tell("first", change)
+    world.feed("first", change)
     if is_row_under_way:
         [record], world.held = world.held, None
         world.interpreter._driver.commit = lambda group: held.append(group)  # type: ignore[attr-defined]
         held = world.held = []
         world.interpreter.committed(record, world.store.commit(record.units))
         heal(world)
-    world.tell("second", change)
+    world.feed("second", change)
     assert (outcomes(world, "first"), outcomes(world, "second")) == ([], [])
     world.failing = [AWAY] * 4
     world.let_go()
@@ -211,7 +224,7 @@ def test_of_several_grants_at_once_those_count_that_are_durable(world: World, is
     world.connect("carol", roles=())
     world.held = []
     for group in ("a", "b", "c"):
-        world.tell(group, Grant("carol", Permission.SEND_TO_GROUP, group))
+        world.feed(group, Grant("carol", Permission.SEND_TO_GROUP, group))
     if is_first_done:
         [first], world.held = world.held, []
         world.interpreter.committed(first, world.store.commit(first.units))
@@ -269,7 +282,7 @@ def test_what_is_asked_of_a_session_that_is_not_durable_yet_is_done_when_it_is(c
     hub = world.hub
     world.held = []
     world.connect("carol", "carl", roles=(), groups=("g",))
-    world.tell("later", call)
+    world.feed("later", call)
     assert outcome(world, Find(Connection("carol"))) is Outcome.DONE
     assert outcomes(world, "later") == []
     world.let_go()
@@ -288,7 +301,7 @@ def test_what_is_asked_of_a_session_that_is_not_durable_yet_is_done_when_it_is(c
 def test_what_is_asked_of_a_session_that_never_becomes_durable_is_answered(world: World, call: Call) -> None:
     world.held = []
     world.connect("carol", "carl")
-    world.tell("later", call)
+    world.feed("later", call)
     world.failing = [AWAY]
     world.let_go()
     expected = Outcome.DONE if isinstance(call, CloseConnections) else Outcome.NOT_FOUND
@@ -311,3 +324,69 @@ def test_a_client_that_goes_before_its_session_is_durable_leaves_nothing_behind(
     assert world.hub is hub
     assert (len(hub.endings), len(hub.roster)) == (0, 0)
     assert (world.store.head(f"hub/{HUB}").offset > head) is not is_failing
+
+
+# -- what operators see of a hub
+
+
+@pytest.fixture
+def seen() -> World:
+    """Ann is in two groups, Bob has lost his socket and missed a message, and Cat is on another node."""
+    seen = World()
+    seen.connect("ann", "Ann", groups=("news", "sport"))
+    seen.connect("bob", "Bob", groups=("news",))
+    seen.connect("dan", protocol=Subprotocol.JSON)
+    seen.drop("bob")
+    seen.publish("ann", "news", "four")
+    seen.hub.elsewhere.add(Elsewhere("cat", "Ann", "other", {"news": 1, "music": 1}))
+    return seen
+
+
+def ids(answer: Answer) -> list[str]:
+    return [row.connection_id for row in answer.rows if isinstance(row, ConnectionInfo)]
+
+
+def test_a_hub_is_told_in_four_numbers(seen: World) -> None:
+    assert seen.call(Summarize()).rows == (HubInfo(connected=2, waiting=1, elsewhere=1, groups=3),)
+
+
+def test_connections_are_told_as_far_as_this_node_knows(seen: World) -> None:
+    answer = seen.call(ListConnections())
+    assert ids(answer) == ["ann", "bob", "cat", "dan"]
+    ann, bob, cat, dan = answer.rows
+    assert isinstance(ann, ConnectionInfo)
+    assert isinstance(bob, ConnectionInfo)
+    assert isinstance(dan, ConnectionInfo)
+    assert (ann.state, ann.user_id, ann.groups) == (Attendance.CONNECTED, "Ann", ("news", "sport"))
+    assert (ann.protocol, ann.waiting_since) == (Subprotocol.JSON_RELIABLE, None)
+    assert (bob.state, bob.waiting_since, bob.backlog, bob.backlog_bytes) == (Attendance.WAITING, seen.now, 1, 4)
+    assert (dan.user_id, dan.protocol, dan.backlog) == (None, Subprotocol.JSON, 0)
+    assert cat == ConnectionInfo("cat", Attendance.ELSEWHERE, "other", ("music", "news"), "Ann")
+
+
+def test_connections_of_a_group_and_of_a_user(seen: World) -> None:
+    assert ids(seen.call(ListConnections(Group("news")))) == ["ann", "bob", "cat"]
+    assert ids(seen.call(ListConnections(User("Ann")))) == ["ann", "cat"]
+    assert seen.call(ListConnections(Group("nobody's"))) == Answer()
+    assert seen.call(ListConnections(User("nobody"))) == Answer()
+
+
+def test_lists_come_in_pages(seen: World) -> None:
+    first = seen.call(ListConnections(limit=3))
+    assert (ids(first), first.more) == (["ann", "bob", "cat"], True)
+    second = seen.call(ListConnections(Everybody(), "cat", 3))
+    assert (ids(second), second.more) == (["dan"], False)
+    groups = seen.call(ListGroups(limit=2))
+    assert (groups.rows, groups.more) == ((GroupInfo("music", 1), GroupInfo("news", 3)), True)
+    assert seen.call(ListGroups("news", 2)) == Answer(rows=(GroupInfo("sport", 1),))
+
+
+@given(st.sets(st.text(min_size=1, max_size=3)), st.integers(1, 5))
+def test_pages_one_after_the_other_are_the_whole(names: set[str], limit: int) -> None:
+    found: list[str] = []
+    more = True
+    while more:
+        page, more = _page(names, found[-1] if found else "", limit)
+        assert len(page) <= limit
+        found += page
+    assert found == sorted(names)

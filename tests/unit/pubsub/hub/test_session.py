@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.pubsub.hub.parts import HUB, live, run, session
+from tests.unit.pubsub.hub.parts import EVERYTHING, HUB, live, run, session
 
 from semel.kernel.ops import Advanced
 from semel.kernel.store import State
-from semel.pubsub.hub.session import Session
+from semel.pubsub.hub.session import AckMemory, Memberships, Session
 from semel.pubsub.hub.session_phase import SessionChange, SessionPhase
-from semel.pubsub.hub.session_rows import AcksRow, OwnState, SpilledAcks, SpillRow, read_acks, read_session
+from semel.pubsub.hub.session_rows import AcksRow, OwnState, SessionRow, SpilledAcks, SpillRow, read_acks, read_session
 from semel.pubsub.protocol.permissions import Permission, Permissions
 
 
@@ -159,3 +159,95 @@ def test_a_socket_that_comes_ends_the_time_of_waiting() -> None:
     alice.attach("socket", in_order=True)
     assert alice.dropped_at is None
     assert alice.in_order is not None
+
+
+# -- the memory of ackIds
+
+
+def test_what_is_on_its_way_is_known_and_not_taken() -> None:
+    acks = AckMemory([(1, 3)])
+    acks.claimed.add(5)
+    assert acks.is_known(5)
+    assert 5 not in acks.taken
+
+
+def test_an_ack_id_that_may_not_be_claimed_yet_is_known_all_the_same() -> None:
+    acks = AckMemory([])
+    acks.wait_for(7)
+    assert acks.is_known(7)
+    assert 7 not in acks.claimed
+
+
+def test_each_time_that_it_was_sent_again_is_answered() -> None:
+    acks = AckMemory([])
+    acks.wait_for(7)
+    acks.repeat(7)
+    acks.repeat(7)
+    assert acks.take_repeats(7) == 2
+    assert not acks.is_known(7)
+
+
+def test_one_that_was_sent_once_is_answered_once() -> None:
+    acks = AckMemory([])
+    acks.wait_for(7)
+    acks.wait_for(8)
+    acks.repeat(8)
+    acks.claim_waiting([7, 8])
+    assert acks.waiting == {8: 1}
+    assert 7 in acks.claimed
+
+
+def test_after_a_failure_what_was_on_its_way_may_be_tried_again() -> None:
+    acks = AckMemory([(1, 3)])
+    acks.claimed.add(5)
+    acks.fall_back()
+    assert not acks.is_known(5)
+    assert list(acks.claimed.ranges()) == [(1, 3)]
+
+
+# -- memberships
+
+
+@pytest.fixture
+def groups() -> Memberships:
+    return Memberships(SessionRow(None, "", "node", 0, EVERYTHING, {"g": 3}))
+
+
+def test_a_change_is_settled_when_it_is_durable(groups: Memberships) -> None:
+    assert groups.is_settled("g", True)
+    groups.wanted.add("h")
+    assert not groups.is_settled("h", True)
+    groups.join("h", 7)
+    assert groups.is_settled("h", True)
+    assert "h" not in groups.applied
+
+
+def test_a_stay_is_remembered_while_something_of_it_may_be_missing(groups: Memberships) -> None:
+    groups.leave("g", 9, served=5)
+    assert groups.left == [("g", 3, 9)]
+    groups.forget_stays(8)
+    assert groups.left == [("g", 3, 9)]
+    groups.forget_stays(9)
+    assert groups.left == []
+
+
+def test_a_stay_of_which_the_client_has_everything_is_forgotten_at_once(groups: Memberships) -> None:
+    groups.leave("g", 9, served=9)
+    assert groups.left == []
+
+
+def test_what_failed_is_not_wanted_any_more(groups: Memberships) -> None:
+    groups.wanted = {"h"}
+    groups.fall_back()
+    assert groups.wanted == {"g"}
+
+
+def test_stays_that_have_ended_count_as_groups(groups: Memberships, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.pubsub.hub.session.GROUPS_MAX", 2)
+    assert groups.has_room_for(["h"], served=0)
+    groups.leave("g", 9, served=0)
+    assert not groups.has_room_for(["h", "i"], served=0)
+    assert not groups.has_room_for(["h"], served=0)  # "g" is wanted still
+    groups.wanted.discard("g")
+    assert groups.has_room_for(["h"], served=0)
+    assert groups.has_room_for(["h", "i"], served=9)

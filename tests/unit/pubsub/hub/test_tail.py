@@ -10,7 +10,7 @@ from semel.kernel.ops import Append, Fresh
 from semel.kernel.position import Position
 from semel.kernel.store import Record
 from semel.pubsub.hub.records import RecordKind
-from semel.pubsub.hub.tail import READ_ROWS, Tail
+from semel.pubsub.hub.tail import READ_ROWS, PendingReads, Tail
 
 Told = tuple[int, list[str]]
 
@@ -103,3 +103,27 @@ def test_a_commit_in_another_epoch_is_not_applied() -> None:
     own = Append("hub/h", Envelope("m1"), target="g/a")
     following.tail.take_own([own], [Fresh(Position("hub/h", 2, 1))], 0.0)
     assert (following.epoch_changes, following.together, following.tail.offset) == (1, [], 0)
+
+
+# -- reads under way
+
+
+def test_who_asks_while_an_answer_is_on_its_way_gets_another_read() -> None:
+    asked: list[str] = []
+    reads = PendingReads[str, str](asked.append)
+    for who in ("first", "second", "third"):
+        reads.ask("key", who)
+    assert asked == ["key"]
+    assert reads.answered("key") == ["first"]
+    assert asked == ["key", "key"]
+    assert reads.answered("key") == ["second", "third"]
+    assert (reads.answered("key"), len(reads), asked) == ([], 0, ["key", "key"])
+
+
+def test_reads_of_different_keys_do_not_wait_for_each_other() -> None:
+    asked: list[str] = []
+    reads = PendingReads[str, str](asked.append)
+    reads.ask("a", "first")
+    reads.ask("b", "second")
+    assert (asked, list(reads)) == (["a", "b"], ["a", "b"])
+    assert reads.answered("b") == ["second"]

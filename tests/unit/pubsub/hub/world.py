@@ -44,14 +44,14 @@ class World(HubNode):
         self.send(peer, SendToGroup(group, text(body), ack_id))
 
     def call(self, call: Call) -> Answer:
-        self.tell("rest", call)
+        self.feed("rest", call)
         [answer] = self.take("rest")
         assert isinstance(answer, Answer)
         return answer
 
     def call_later(self, call: Call) -> bool:
         """Without waiting for the answer."""
-        self.tell("later", call)
+        self.feed("later", call)
         return not self.take("later")
 
     def bodies(self, peer: str) -> list[str]:

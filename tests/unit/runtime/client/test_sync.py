@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from tests.unit.runtime.client.client_hub import WAIT_S, FakeHub
 
-from semel import ClientOptions, SyncWebPubSubClient
+from semel import ClientOptions
 from semel.errors import AuthError, HandlerError, InputError, LocalProtocolError, PeerUnavailable, RequestInDoubt
 from semel.pubsub.client.data import Message, data_of
 from semel.pubsub.client.events import Online, State
@@ -24,6 +25,9 @@ from semel.pubsub.protocol.messages import (
     SendToGroup,
     SequenceAck,
 )
+from semel.runtime.client.client import WebPubSubClient
+from semel.runtime.client.streams import OutgoingStream
+from semel.runtime.client.sync import SyncOutgoingStream, SyncWebPubSubClient, Waiting, looking, waiting
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import scaled
 
@@ -259,3 +263,66 @@ async def test_an_outbox_and_errors_work_alike(hub: FakeHub) -> None:
     line = await hub.welcome()
     assert isinstance(await line.take(), SendToGroup)
     assert await running is True
+
+
+# -- the same names, parameters and words as the client on asyncio
+
+
+PAIRS = [
+    (WebPubSubClient, SyncWebPubSubClient),
+    (OutgoingStream, SyncOutgoingStream),
+]
+FOR_THE_OTHER_CLIENT = {"end", "raise_error"}
+"""What a client does for the one that waits."""
+
+
+def public(of: type) -> dict[str, Any]:
+    return {name: each for name, each in vars(of).items() if not name.startswith("_") and inspect.isfunction(each)}
+
+
+@pytest.mark.parametrize(("asynchronous", "synchronous"), PAIRS, ids=["client", "outgoing"])
+def test_the_same_methods_take_the_same(asynchronous: type, synchronous: type) -> None:
+    theirs = public(asynchronous)
+    if asynchronous is WebPubSubClient:
+        theirs = {name: each for name, each in theirs.items() if name not in FOR_THE_OTHER_CLIENT}
+    ours = public(synchronous)
+    assert sorted(theirs) == sorted(ours)
+    for name, method in theirs.items():
+        assert list(inspect.signature(method).parameters.values()) == list(
+            inspect.signature(ours[name]).parameters.values()
+        ) or name.startswith("on_")  # handlers are functions there and coroutines here
+        assert not inspect.iscoroutinefunction(ours[name])
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def add(self, n: int, *, twice: bool = False) -> int:
+        """Add a number."""
+        self.count += 2 * n if twice else n
+        return self.count
+
+    def seen(self, *, more: int = 0) -> int:
+        """Look at the count."""
+        return self.count + more
+
+
+class SyncCounter(Waiting[Counter]):
+    def __init__(self) -> None:
+        self._async = Counter()
+
+    def _call(self, asked: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run(asked)
+
+    add = waiting(Counter.add)
+    seen = looking(Counter.seen)
+
+
+def test_a_method_is_called_with_what_it_is_given_and_waited_for() -> None:
+    counter = SyncCounter()
+    assert counter.add(1) == 1
+    assert counter.add(2, twice=True) == 5
+    assert counter.seen(more=2) == 7
+    assert SyncCounter.add.__doc__ == "Add a number."
+    assert SyncCounter.seen.__doc__ == "Look at the count."

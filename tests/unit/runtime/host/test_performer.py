@@ -168,7 +168,7 @@ async def test_machines_and_producers_share_transactions(store: ScriptedStore, p
 async def test_a_send_leaves_only_after_the_machines_have_heard_of_the_commit(performer: Performer) -> None:
     wire = Wire()
     performer.attach(wire)
-    at_told: list[tuple[bool, int]] = []
+    at_completed: list[tuple[bool, int]] = []
 
     def confirm(event: Event) -> Sequence[Effect]:
         return [Send("peer", "confirm")] if isinstance(event, Committed) else ()
@@ -176,8 +176,8 @@ async def test_a_send_leaves_only_after_the_machines_have_heard_of_the_commit(pe
     puppet = Puppet(begin=[Commit((append("a"),), token=1)], answer=confirm)
 
     def look(point: str) -> None:
-        if point == "perform.told":
-            at_told.append((isinstance(puppet.heard[0], Committed), len(wire.written)))
+        if point == "perform.completed":
+            at_completed.append((isinstance(puppet.heard[0], Committed), len(wire.written)))
 
     on_reach(look)
     try:
@@ -186,7 +186,7 @@ async def test_a_send_leaves_only_after_the_machines_have_heard_of_the_commit(pe
     finally:
         on_reach(None)
 
-    assert at_told == [(True, 0)]
+    assert at_completed == [(True, 0)]
     assert wire.written == [("peer", "confirm")]
 
 

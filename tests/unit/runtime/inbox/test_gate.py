@@ -42,7 +42,7 @@ def test_it_opens_tries_one_and_closes_and_says_so_once_each(caplog: pytest.LogC
     assert (gate.room(29.0, 8), gate.enter("c", 29.0), gate.next_deadline(29.0)) == (0, False, 30.0)
     assert gate.room(30.0, 8) == 1
     assert gate.enter("c", 30.0)
-    assert (gate.room(30.0, 8), gate.next_deadline(30.0), gate.is_shut(30.0)) == (0, None, False)
+    assert (gate.room(30.0, 8), gate.next_deadline(30.0), gate.takes_nothing(30.0)) == (0, None, False)
     gate.succeeded("c", 31.0)
     assert gate.room(31.0, 8) == 8
     assert told == [30.0, None]
@@ -74,8 +74,8 @@ def test_what_says_nothing_about_handlers_is_not_counted(error: Exception) -> No
 def test_a_pause_takes_nothing_until_it_is_over() -> None:
     gate = EndpointGate("orders", None)
     gate.pause(10.0)
-    assert (gate.room(9.0, 3), gate.is_shut(9.0), gate.next_deadline(9.0)) == (0, True, 10.0)
-    assert (gate.room(10.0, 3), gate.is_shut(10.0), gate.next_deadline(10.0)) == (3, False, None)
+    assert (gate.room(9.0, 3), gate.takes_nothing(9.0), gate.next_deadline(9.0)) == (0, True, 10.0)
+    assert (gate.room(10.0, 3), gate.takes_nothing(10.0), gate.next_deadline(10.0)) == (3, False, None)
 
 
 @dataclass
@@ -141,11 +141,13 @@ async def test_what_an_operator_pauses_takes_no_deliveries_where_the_application
     async with InboxService(app):
         assert await app.deliver("sms", message) is DeliveryEnd.GIVE_BACK
         set_paused(app, "sms", False)
-        await asyncio.to_thread(wait_until, lambda: not app.gate("sms").is_shut(app.clock()), "the end of the pause")
+        await asyncio.to_thread(
+            wait_until, lambda: not app.gate("sms").takes_nothing(app.clock()), "the end of the pause"
+        )
         assert await app.deliver("sms", message) is DeliveryEnd.ACK
         set_paused(app, "sms", True)
-        await asyncio.to_thread(wait_until, lambda: app.gate("sms").is_shut(app.clock()), "the pause")
-    assert not app.gate("sms").is_shut(app.clock()), "who runs nothing hears of no end"
+        await asyncio.to_thread(wait_until, lambda: app.gate("sms").takes_nothing(app.clock()), "the pause")
+    assert not app.gate("sms").takes_nothing(app.clock()), "who runs nothing hears of no end"
     assert runs == ["a"]
 
 

@@ -10,13 +10,8 @@ import pytest
 
 from semel import App, on
 from semel.errors import StoreUnavailable
-from semel.inbox.messages import envelope_of
-from semel.inbox.reservation import reservation_of
-from semel.kernel.effects import OwnTransaction
-from semel.kernel.ops import WorkRow, WorkState
 from semel.runtime.inbox import service
 from semel.runtime.inbox.definition import Periodic
-from semel.runtime.inbox.row_handler import RowHandler
 from semel.runtime.inbox.service import InboxService
 from semel.stores.memory import MemoryStore
 from semel.testing.limits import scaled
@@ -44,31 +39,6 @@ def test_trouble_of_the_store_is_no_failure_of_the_handler(on_crash: str, runs: 
     app.drain()
     assert len(calls) == runs
     assert [entry.event.kind.name for entry in app.store.history("a")] == ["ACCEPTED", last]
-
-
-@pytest.mark.asyncio
-async def test_an_end_that_is_cut_off_is_no_attempt_of_the_handler() -> None:
-    """The process ends while the store does not answer: the claim runs out, and it is decided again."""
-    app = App(MemoryStore(), name="shop")
-    mail = app.endpoint("mail", mode="inline")
-    mail.on(Mail, idempotency="reserved")(lambda message: None)
-
-    class Hangs:
-        begun = asyncio.Event()
-
-        async def commit(self, ops: object) -> None:
-            self.begun.set()
-            await asyncio.Event().wait()
-
-    committer: Any = Hangs()
-    threads: Any = None
-    rows = RowHandler(app, mail, app.context, committer, threads)
-    envelope = reservation_of(envelope_of(Mail("a"), "a"))
-    row = WorkRow("inbox/mail", "a", None, 1, WorkState.CLAIMED, 0, 1, 1, "w", envelope)
-    task = asyncio.create_task(rows.deliver(row))
-    await asyncio.wait_for(committer.begun.wait(), scaled(30))
-    task.cancel()
-    assert await task is OwnTransaction.LOST
 
 
 class Ticks:

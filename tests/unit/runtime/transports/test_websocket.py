@@ -271,7 +271,7 @@ class TestPeer:
 
     async def test_a_pong_is_a_sign_of_life(self) -> None:
         peer, line, _, _ = connected(ping_s=20, dead_s=60)
-        peer._heard = now() - 61
+        peer._received_at = now() - 61
         peer.data_received(masked(0x8A, b""))
         peer.check(now())
         assert not line.is_aborted
@@ -283,7 +283,7 @@ class TestPeer:
         assert not line.is_reading_
         peer.check(now() + 1000)
         assert not line.is_aborted
-        peer._heard -= 1000
+        peer._received_at -= 1000
         peer.release()
         assert line.is_reading_
         peer.check(now() + 1)
@@ -361,15 +361,15 @@ class TestPeer:
             peer.hold()
         begin = now()
         line.stuck = 950  # so much it takes in nearly a minute
-        peer._heard = begin + 59
+        peer._received_at = begin + 59
         peer.check(begin + 59)
         assert not line.is_aborted
         line.stuck = 901
         for later in (100, 118):
-            peer._heard = begin + later
+            peer._received_at = begin + later
             peer.check(begin + later)
             assert not line.is_aborted
-        peer._heard = begin + 120
+        peer._received_at = begin + 120
         peer.check(begin + 120)
         assert line.is_aborted
 

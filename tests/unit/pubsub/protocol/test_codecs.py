@@ -5,7 +5,7 @@ from hypothesis import given
 from tests.unit.pubsub.protocol.frame_values import responses
 
 from semel.errors import LocalProtocolError
-from semel.pubsub.protocol.codecs import SimpleCodec
+from semel.pubsub.protocol.codecs import SimpleCodec, codec_for
 from semel.pubsub.protocol.frames import Frame
 from semel.pubsub.protocol.messages import Data, DataType, GroupMessage, Response, ServerMessage, StreamPart
 
@@ -41,3 +41,21 @@ def test_only_messages_are_sent(response: Response) -> None:
 def test_text_that_is_not_utf8_is_our_own_mistake() -> None:
     with pytest.raises(LocalProtocolError, match="not UTF-8"):
         encode(ServerMessage(Data(DataType.TEXT, b"\xff")))
+
+
+@pytest.mark.parametrize(
+    ("subprotocol", "codec"),
+    [
+        ("json.webpubsub.azure.v1", "JsonCodec"),
+        ("json.reliable.webpubsub.azure.v1", "JsonCodec"),
+        ("protobuf.webpubsub.azure.v1", "ProtobufCodec"),
+        ("protobuf.reliable.webpubsub.azure.v1", "ProtobufCodec"),
+        ("mine", "SimpleCodec"),
+        (None, "SimpleCodec"),
+    ],
+)
+def test_a_subprotocol_has_its_codec_and_every_other_client_is_a_simple_one(
+    subprotocol: str | None, codec: str
+) -> None:
+    assert type(codec_for(subprotocol)).__name__ == codec
+    assert codec_for(subprotocol) is codec_for(subprotocol)
