@@ -90,7 +90,7 @@ def read(dispatcher: Any, socket: Any, on_readable: Callable[[], bool], check: C
 
 
 def _is_readable(socket: Any) -> bool:
-    """Of a closed one there is at least to read that it is closed."""
+    """A closed one has something to read as well: that it is closed."""
     try:
         return bool(select.select([socket], [], [], LOOK_S)[0])
     except (OSError, ValueError):
