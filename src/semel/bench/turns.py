@@ -1,8 +1,9 @@
 """`semel bench turns`: how long a commit waits for the write lock of a SQLite file that handlers keep busy.
 
 Each handler is a process that holds the lock for 20 ms, back to back. Beside them one store commits now and then, with
-and without the queue for the lock. And one store alone: which share of a commit the queue takes where nobody waits,
-by the processor's time, since its microseconds are lost in the noise of the disk.
+and without the queue for the lock. A server publishes beside them too, on a file of its own, as the inbox is never in
+the server's: what is left to share is the disk. And one store alone: which share of a commit the queue takes where
+nobody waits, by the processor's time, since its microseconds are lost in the noise of the disk.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from semel.bench.pubsub_load import GOODBYE, masked, open_clients
+from semel.bench.pubsub_sides import GROUP, SemelServer
+from semel.errors import PeerUnavailable
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Enqueue, Unit
 from semel.stores.sqlite import SqliteStore
@@ -31,6 +35,8 @@ from semel.stores.sqlite_turns import LOOK_S
 
 HOLD_MS = 20.0
 P99_WANTED_MS = 150.0
+PUBLISH_P99_WANTED_MS = 50.0
+PUBLISH_WAIT_S = 60.0
 ALONE_WANTED = 0.02
 ALONE_TURNS = 20
 ALONE_COMMITS = 50
@@ -65,6 +71,21 @@ class LockWaits:
 
 
 @dataclass(frozen=True, slots=True)
+class PublishWaits:
+    """How long a publish waits for its ack, in milliseconds, beside so many handlers on another file."""
+
+    handlers: int
+    publishes: int
+    p50_ms: float
+    p99_ms: float
+    longest_ms: float
+
+    @property
+    def holds(self) -> bool:
+        return self.p99_ms < PUBLISH_P99_WANTED_MS
+
+
+@dataclass(frozen=True, slots=True)
 class TurnsResult:
     """`commit_us` is what a commit of a store that is alone takes of the processor; `queue_us` is the queue's part."""
 
@@ -72,6 +93,7 @@ class TurnsResult:
     commit_us: float
     queue_us: float
     lines: tuple[LockWaits, ...]
+    publishes: tuple[PublishWaits, ...]
 
     @property
     def share(self) -> float:
@@ -79,7 +101,8 @@ class TurnsResult:
 
     @property
     def holds(self) -> bool:
-        return self.share < ALONE_WANTED and all(line.holds for line in self.lines)
+        waits: list[LockWaits | PublishWaits] = [*self.lines, *self.publishes]
+        return self.share < ALONE_WANTED and all(each.holds for each in waits)
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "share": self.share, "holds": self.holds}
@@ -92,7 +115,11 @@ def run(options: TurnsBenchOptions, console: Console) -> TurnsResult:
         folder = Path(name).resolve()
         alone = _measure_alone(folder)
         lines = [_measure(folder, options, *case) for case in progress.track(cases, description="measuring")]
-    return TurnsResult(options.hold_ms, *alone, tuple(lines))
+        publishes = [
+            _measure_publishes(folder, options, count)
+            for count in progress.track(options.handlers, description="publishing")
+        ]
+    return TurnsResult(options.hold_ms, *alone, tuple(lines), tuple(publishes))
 
 
 def table(result: TurnsResult) -> Table:
@@ -111,6 +138,16 @@ def table(result: TurnsResult) -> Table:
             f"{line.p99_ms:,.1f} ms",
             f"{line.longest_ms:,.1f} ms",
             f"{line.handled_per_s:,.1f}",
+        )
+    for each in result.publishes:
+        view.add_row(
+            str(each.handlers),
+            "a server's publishes",
+            str(each.publishes),
+            f"{each.p50_ms:,.1f} ms",
+            f"{each.p99_ms:,.1f} ms",
+            f"{each.longest_ms:,.1f} ms",
+            "",
         )
     return view
 
@@ -145,6 +182,40 @@ def _commit_for(store: SqliteStore, seconds: float, hold_ms: float) -> list[floa
         store.commit([Unit((_enqueue("beside", len(waits)),))])
         waits.append(1000 * (time.perf_counter() - begin))
         time.sleep(random.uniform(0, hold_ms / 1000))
+    return sorted(waits)
+
+
+def _measure_publishes(folder: Path, options: TurnsBenchOptions, handlers: int) -> PublishWaits:
+    with ExitStack() as stack:
+        inbox = stack.enter_context(closing(SqliteStore(f"sqlite:///{folder}/inbox-{handlers}.db")))
+        stack.enter_context(_handlers(inbox, handlers, options.hold_ms, in_turn=True))
+        server = stack.enter_context(SemelServer(f"sqlite:///{folder}/server-{handlers}.db", folder))
+        server.await_hub()
+        waits = _publish_for(server, options.seconds, options.hold_ms)
+    return PublishWaits(handlers, len(waits), waits[len(waits) // 2], waits[int(0.99 * len(waits))], waits[-1])
+
+
+def _publish_for(server: SemelServer, seconds: float, hold_ms: float) -> list[float]:
+    """One publish at a time, each waited for until its ack is here; in order of length."""
+    waits: list[float] = []
+    [(sock, _)] = open_clients(server.port, server.path(), 1)
+    with sock:
+        sock.setblocking(True)
+        sock.settimeout(PUBLISH_WAIT_S)
+        until = time.perf_counter() + seconds
+        while (begin := time.perf_counter()) < until:
+            number = len(waits) + 1
+            text = f'{{"type":"sendToGroup","group":"{GROUP}","ackId":{number},"dataType":"text","data":"x"}}'
+            sock.sendall(masked(text.encode()))
+            received = b""
+            while b'"ackId":%d,' % number not in received:
+                data = sock.recv(65536)
+                if not data:
+                    raise PeerUnavailable("the server has closed the connection", fix="see what it printed above")
+                received += data
+            waits.append(1000 * (time.perf_counter() - begin))
+            time.sleep(random.uniform(0, hold_ms / 1000))
+        sock.send(GOODBYE)
     return sorted(waits)
 
 

@@ -30,7 +30,7 @@ from semel.bench.spark import (
     SparkResult,
 )
 from semel.bench.store import Measurement, Result, StoreBenchOptions
-from semel.bench.turns import LockWaits, TurnsBenchOptions, TurnsResult
+from semel.bench.turns import LockWaits, PublishWaits, TurnsBenchOptions, TurnsResult
 from semel.cli import bench as cli_bench
 from semel.cli.bench import parse_millions, parse_parts, parse_scales
 from semel.errors import ConfigError
@@ -104,7 +104,7 @@ def asked_turns(monkeypatch: pytest.MonkeyPatch) -> list[TurnsBenchOptions]:
         seen.append(options)
         hold = options.hold_ms
         lines = (LockWaits(4, False, 9, hold, 10 * hold, 0.0, 0.0), LockWaits(4, True, 9, hold, hold, 0.0, 0.0))
-        return TurnsResult(hold, 300.0, 3.0, lines)
+        return TurnsResult(hold, 300.0, 3.0, lines, (PublishWaits(4, 9, hold / 9, hold / 3, hold),))
 
     monkeypatch.setattr(bench_turns, "run", run)
     return seen
@@ -131,8 +131,13 @@ def test_waits_that_are_too_long_are_a_false_claim_in_turn_only(
 
 
 def test_a_queue_that_is_dear_for_who_is_alone_is_a_false_claim() -> None:
-    assert TurnsResult(20.0, 300.0, 5.9, ()).holds
-    assert not TurnsResult(20.0, 300.0, 6.0, ()).holds
+    assert TurnsResult(20.0, 300.0, 5.9, (), ()).holds
+    assert not TurnsResult(20.0, 300.0, 6.0, (), ()).holds
+
+
+def test_publishes_that_wait_too_long_are_a_false_claim() -> None:
+    assert TurnsResult(20.0, 300.0, 3.0, (), (PublishWaits(4, 9, 1.0, 49.9, 80.0),)).holds
+    assert not TurnsResult(20.0, 300.0, 3.0, (), (PublishWaits(4, 9, 1.0, 50.0, 80.0),)).holds
 
 
 def test_a_small_measurement_of_turns_for_real(semel: Semel) -> None:
@@ -140,6 +145,7 @@ def test_a_small_measurement_of_turns_for_real(semel: Semel) -> None:
     assert ran.exit_code in (0, 1)
     assert [line["in_turn"] for line in ran.result["lines"]] == [False, True]
     assert all(line["commits"] > 0 for line in ran.result["lines"])
+    assert [each["handlers"] for each in ran.result["publishes"] if each["publishes"] > 0] == [1]
     assert list(Path().iterdir()) == []
 
 
