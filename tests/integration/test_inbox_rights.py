@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from secrets import token_hex
 
 import psycopg
 import pytest
 
 from semel import App
+from semel.runtime.inbox.operating import schema_sql
 from semel.testing.limits import scaled
 
 pytestmark = pytest.mark.connected
@@ -33,8 +38,9 @@ def handles_one(url: str) -> bool:
         app.close()
 
 
-def test_once_the_tables_are_there_nobody_needs_the_right_to_make_any(postgres_url: str) -> None:
-    App(postgres_url).store.close()
+@contextmanager
+def clerk_of(postgres_url: str) -> Iterator[str]:
+    """The database for somebody who may use its tables and make none."""
     clerk = f"clerk_{token_hex(4)}"
     with psycopg.connect(postgres_url, autocommit=True) as db:
         db.execute(f"CREATE ROLE {clerk} LOGIN")
@@ -42,10 +48,40 @@ def test_once_the_tables_are_there_nobody_needs_the_right_to_make_any(postgres_u
             db.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
             db.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {clerk}")
             db.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {clerk}")
-            assert handles_one(postgres_url.replace("postgres@", f"{clerk}@", 1))
+            yield postgres_url.replace("postgres@", f"{clerk}@", 1)
         finally:
             db.execute(f"DROP OWNED BY {clerk}")
             db.execute(f"DROP ROLE {clerk}")
+
+
+def test_once_the_tables_are_there_nobody_needs_the_right_to_make_any(postgres_url: str) -> None:
+    App(postgres_url).store.close()
+    with clerk_of(postgres_url) as url:
+        assert handles_one(url)
+
+
+def test_printed_sql_makes_tables_that_a_role_without_rights_can_use(postgres_url: str) -> None:
+    sql = schema_sql(App(postgres_url))
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        db.execute(sql.encode())
+    with clerk_of(postgres_url) as url:
+        assert handles_one(url)
+
+
+def test_printed_sql_makes_a_file_that_can_be_used(tmp_path: Path) -> None:
+    app = App(f"sqlite:///{tmp_path}/shop.db")
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+        db.executescript(schema_sql(app))
+    runs = []
+
+    @app.endpoint("orders").on(Order)
+    def handle(order: Order, db: sqlite3.Connection) -> None:
+        runs.append(order.id)
+
+    app.send(Order("a"), to="orders")
+    app.drain(scaled(30))
+    assert (runs, app.store.migrate()[0]) == (["a"], app.store.status().schema)
+    app.close()
 
 
 def test_the_tables_may_have_a_schema_of_their_own(postgres_url: str) -> None:

@@ -14,7 +14,7 @@ from semel.kernel.ops import Attempts, Finish, Log, Op, Put, Refused, WorkRow, W
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.inbox.definition import Application, breaker_key, now_us
 from semel.stores.points import reach
-from semel.stores.queries import load_migrations
+from semel.stores.queries import load_migrations, postgres_record_sql, sqlite_record_sql
 
 LETTERS = (WorkState.DEAD, WorkState.PARKED)
 """Both wait for a human: given up after its last attempt, or put aside."""
@@ -169,6 +169,9 @@ def _letter(app: Application, endpoint: str, identity: str) -> WorkRow:
 
 
 def schema_sql(app: Application) -> str:
-    """The statements that create the tables, for somebody who has the right to run them."""
-    engine = "sqlite" if app.url.startswith("sqlite:") else "postgres"
-    return "\n".join(sql for _, sql in load_migrations(engine))
+    """The statements that create the tables, for somebody who has the right to run them. The last one records what the
+    tables are, as a migration would: without it they are nobody's store."""
+    is_sqlite = app.url.startswith("sqlite:")
+    steps = load_migrations("sqlite" if is_sqlite else "postgres")
+    record = sqlite_record_sql(steps[-1][0]) if is_sqlite else postgres_record_sql(steps[-1][0])
+    return "\n".join([*(sql for _, sql in steps), record])
