@@ -140,6 +140,9 @@ def psycopg_providers(store: PostgresPlace) -> list[Provider]:
             yield connection
             connection.commit()
         except BaseException:
+            # a server notices a closed connection a moment later, and until then the next attempt would find our locks
+            with suppress(psycopg.Error):
+                connection.rollback()
             with suppress(psycopg.Error):
                 connection.close()
             raise
