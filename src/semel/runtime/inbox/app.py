@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 from semel.errors import InputError
 from semel.inbox.endpoint import EndpointMode
+from semel.inbox.messages import check_envelope
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
 from semel.runtime.inbox import operating, service
@@ -42,6 +43,7 @@ class App(Application):
         """Take one delivery of a transport, and say what becomes of it: an ack, or not. An inline endpoint handles it
         first; a buffered one waits until it has room for it in memory."""
         found = self.check_endpoint(endpoint)
+        check_envelope(envelope)
         if found.options.mode is EndpointMode.DURABLE:
             raise InputError(f"endpoint {endpoint!r} is durable", fix="let a durable endpoint store it: receive()")
         if found.options.mode is EndpointMode.BUFFERED:
@@ -54,7 +56,7 @@ class App(Application):
         if found.options.mode is not EndpointMode.BUFFERED:
             return super().receive(endpoint, envelopes)
         _ = self.handlers
-        buffer_of(self, found).put_now(envelopes)
+        buffer_of(self, found).put_now([check_envelope(each) for each in envelopes])
         return [Verdict.BUFFERED] * len(envelopes)
 
     # -- for operators

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from hashlib import sha256
@@ -22,12 +22,12 @@ import msgspec
 from semel.auth.keys import parse_connection_string
 from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy, StoreError
 from semel.inbox.cron import Schedule
-from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy, keep_warning
-from semel.inbox.failure import FailureRule, FailureRules, on
+from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy, is_seconds, keep_warning
+from semel.inbox.failure import FailureRule, FailureRules, check_rules, on
 from semel.inbox.identity import Identity, IdentityMode, identify, identify_id, inbox_hop
 from semel.inbox.inline import KEEPING_S
-from semel.inbox.messages import Attributes, envelope_of, type_name
-from semel.inbox.outbox import outbox_queue, parse_destination
+from semel.inbox.messages import Attributes, check_envelope, envelope_of, in_us, type_name
+from semel.inbox.outbox import check_broker, outbox_queue, parse_destination
 from semel.inbox.reservation import as_message
 from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind, message_event
@@ -56,7 +56,7 @@ from semel.runtime.inbox.late_marks import LateMarks
 from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
 from semel.runtime.inbox.providers import Provider, given_provider, own_providers
 from semel.runtime.inbox.relay import Sender
-from semel.runtime.inbox.settings import needed_store, read_settings
+from semel.runtime.inbox.settings import check_not_the_servers, needed_store, read_settings
 from semel.runtime.transactions import bind
 from semel.stores.open import open_store
 from semel.stores.points import reach
@@ -115,8 +115,8 @@ class Application:
         hub = hub if hub is not None else self.settings.hub
         self.name = name
         self.mode = _mode(identity)
-        self.keep_s = keep_s or self.settings.keep_s or KEEP_S
-        self.styles = styles or StylePolicy()
+        self.keep_s = check_keep(next(each for each in (keep_s, self.settings.keep_s, KEEP_S) if each is not None))
+        self.styles = _policy(styles)
         self.endpoints: dict[str, InboxEndpoint] = {}
         self.rules: tuple[FailureRule, ...] = ()
         self.routes: dict[str, str] = {}
@@ -127,6 +127,7 @@ class Application:
         self.buffers: dict[str, Any] = {}
         self._gates: dict[str, EndpointGate] = {}
         self.url = store if isinstance(store, str) else store.url
+        check_not_the_servers(self.settings, self.url)
         self._node = node
         self._store: Store | None = None if isinstance(store, str) else store
         self._owns_store = isinstance(store, str)
@@ -146,7 +147,7 @@ class Application:
         if name in self.endpoints:
             raise ConfigError(f"there are two endpoints {name!r}", fix="add the handlers of both to one of them")
         options = {"keep_s": self.keep_s, **options, **self.settings.endpoints.get(name, {})}
-        self.endpoints[name] = InboxEndpoint(EndpointOptions(name, **options), tuple(errors))
+        self.endpoints[name] = InboxEndpoint(EndpointOptions(name, **options), check_rules(errors))
         if (warning := keep_warning(self.endpoints[name].options)) is not None:
             log.warning("%s", warning)
         self._handlers = None
@@ -154,7 +155,7 @@ class Application:
 
     def errors(self, *rules: FailureRule) -> None:
         """Rules for the failures of all handlers; those of a handler and of its endpoint come first."""
-        self.rules += rules
+        self.rules += check_rules(rules)
 
     def provide(self, kind: type, begin: Any) -> None:
         """Let handlers ask for a transaction of this type. `begin` opens one: sessions.begin, engine.begin."""
@@ -167,14 +168,29 @@ class Application:
         self.routes[message if isinstance(message, str) else type_name(message)] = to
 
     def sender(self, name: str, send: Sender) -> None:
-        """Who sends to a destination outside: "hub", "url", or the name of a broker."""
-        self.senders[name] = send
+        """Who sends to a destination outside: "hub", "url", or a name of your own: "kafka" gets what goes to
+        kafka:orders."""
+        if not callable(send):
+            raise ConfigError(f"{send!r} sends nothing", fix="pass a coroutine function of destination and envelope")
+        self.senders[check_broker(name)] = send
 
     def every(
-        self, schedule: str, message: Callable[[], object] | object, *, to: str, name: str, tz: Any = None
+        self,
+        schedule: str,
+        message: Callable[[], object] | object,
+        *,
+        to: str,
+        name: str,
+        tz: Any = None,
+        **attributes: Unpack[Attributes],
     ) -> None:
         """Send a message at the times of a cron schedule. However many processes run, each time sends one."""
-        self.periodic.append(Periodic(Schedule(name, schedule, tz) if tz else Schedule(name, schedule), message, to))
+        parse_destination(to)
+        times = Schedule(name, schedule, tz) if tz else Schedule(name, schedule)
+        periodic = Periodic(times, message, to, attributes)
+        if not periodic.is_made_each_time:
+            envelope_of(message, name, **attributes)  # refused here, not when its time has come
+        self.periodic.append(periodic)
 
     # -- the store
 
@@ -225,7 +241,7 @@ class Application:
 
     @property
     def context(self) -> HandlerContext:
-        return HandlerContext(self.name, self.store, self.routes, now_us, mint, self.endpoints)
+        return HandlerContext(self.name, self.store, self.routes, now_us, mint, self.endpoints, self.senders)
 
     def close(self) -> None:
         """Close what this application has opened. Marks that are still to be written get a last try."""
@@ -251,7 +267,7 @@ class Application:
     ) -> tuple[str, Verdict]:
         """Store a message at an endpoint, in a commit of its own. Returns its id and whether it is new."""
         envelope = envelope_of(message, id if id is not None else mint(), **attributes)
-        due = None if after_s is None else now_us() + round(after_s * 1_000_000)
+        due = None if after_s is None else now_us() + in_us(after_s)
         handler = self.handlers[self._durable(to).name].get(envelope.type)
         if handler is None:
             raise InputError(
@@ -268,7 +284,7 @@ class Application:
         A message of an unknown type is stored like any other and becomes a dead letter: nothing is lost.
         """
         self._durable(endpoint)
-        verdicts = self._commit([self.enqueue(endpoint, envelope) for envelope in envelopes])
+        verdicts = self._commit([self.enqueue(endpoint, check_envelope(envelope)) for envelope in envelopes])
         reach("inbox.stored")
         return verdicts
 
@@ -437,9 +453,26 @@ class Periodic:
     schedule: Schedule
     message: Any
     to: str
+    attributes: Attributes = field(default_factory=Attributes)
+
+    @property
+    def is_made_each_time(self) -> bool:
+        return callable(self.message) and not isinstance(self.message, type)
 
     def make(self) -> object:
-        return self.message() if callable(self.message) and not isinstance(self.message, type) else self.message
+        return self.message() if self.is_made_each_time else self.message
+
+
+def check_keep(keep_s: float) -> float:
+    if not is_seconds(keep_s) or keep_s <= 0:
+        raise ConfigError(f"keep_s is {keep_s!r}", fix="use seconds above 0: an identity is kept for a time")
+    return keep_s
+
+
+def _policy(styles: StylePolicy | None) -> StylePolicy:
+    if styles is not None and not isinstance(styles, StylePolicy):
+        raise ConfigError(f"styles is {styles!r}", fix="give a policy: styles=StylePolicy(with_transaction='eager')")
+    return styles or StylePolicy()
 
 
 def _mode(text: str) -> IdentityMode:

@@ -44,9 +44,11 @@ class HandlerContext:
     now: Callable[[], int]
     mint: Callable[[], str]
     endpoints: Collection[str] = ()
+    senders: Collection[str] = ()
 
     def outbox(self, handler: str, handled: Identity | None) -> Outbox:
-        return Outbox(OutboxCalls(self.app, handler, handled), self.routes, self.now, self.mint, self.endpoints)
+        calls = OutboxCalls(self.app, handler, handled)
+        return Outbox(calls, self.routes, self.now, self.mint, self.endpoints, self.senders)
 
 
 @dataclass(frozen=True, slots=True)

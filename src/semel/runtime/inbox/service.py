@@ -224,7 +224,8 @@ class InboxService:
         while True:
             due, calls = periodic.schedule.next_after(after), OutboxCalls(self.app.name)
             try:
-                calls.schedule_next(periodic.schedule, periodic.make(), periodic.to, after=after)
+                made = periodic.make()
+                calls.schedule_next(periodic.schedule, made, periodic.to, after=after, **periodic.attributes)
                 await self.committer.commit(calls.enqueues)
                 after = due
             except StoreError:

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
 
 from semel.errors import InputError
 from semel.kernel.ops import Op, Result
@@ -23,6 +24,12 @@ def bind(store: Store, connection: Any) -> Tx | AsyncTx:
         connection = connection()
     if isinstance(connection, AsyncConnection | AsyncSession):
         return AsyncSqlAlchemyTx(store, connection)
+    if not isinstance(connection, Connection | Session | scoped_session):
+        raise InputError(
+            f"a {type(connection).__name__} of SQLAlchemy has no transaction",
+            fix="pass the Connection or Session that it opens: `with engine.begin() as connection:`,"
+            " `with sessions.begin() as session:`",
+        )
     return bind_connection(store, connection)
 
 
