@@ -24,7 +24,7 @@ from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy, Sto
 from semel.inbox.cron import Schedule
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy, is_seconds, keep_warning
 from semel.inbox.failure import FailureRule, FailureRules, check_rules, on
-from semel.inbox.identity import Identity, IdentityMode, identify, identify_id, inbox_hop
+from semel.inbox.identity import Identity, IdentityMode, first_envelope, identify, inbox_hop
 from semel.inbox.inline import KEEPING_S
 from semel.inbox.messages import Attributes, check_envelope, envelope_of, in_us, type_name
 from semel.inbox.outbox import check_broker, outbox_queue, parse_destination
@@ -78,15 +78,52 @@ class Verdict(StrEnum):
     BUFFERED = "buffered"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class First:
     """The answer of `app.first`: true for the first one. `result` is what the first one left for its duplicates."""
 
     is_first: bool
     result: bytes = b""
+    _mark: FirstMark | None = field(default=None, repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return self.is_first
+
+    def keep(self, result: bytes) -> None:
+        """Leave a result for the duplicates, in the same transaction as the mark: at most 4,096 bytes."""
+        mark = self._own_mark()
+        kept = mark.tx.keep_result(mark.scope, mark.identity, result)
+        if asyncio.iscoroutine(kept):
+            kept.close()
+            raise InputError("the calls of this connection are awaited", fix="use `await first.keep_async(...)`")
+        self._check_kept(kept, result)
+
+    async def keep_async(self, result: bytes) -> None:
+        """`keep` for the answer of `first_async`."""
+        mark = self._own_mark()
+        self._check_kept(await mark.tx.keep_result(mark.scope, mark.identity, result), result)
+
+    def _own_mark(self) -> FirstMark:
+        if self._mark is None:
+            raise InputError("a duplicate has its result already", fix="keep one only `if first:`")
+        return self._mark
+
+    def _check_kept(self, is_kept: bool, result: bytes) -> None:
+        if not is_kept:
+            raise InputError(
+                "the transaction of the mark has ended",
+                fix="keep the result before the commit, or after another first()",
+            )
+        self.result = result
+
+
+@dataclass(frozen=True, slots=True)
+class FirstMark:
+    """What the first one has written, and in which transaction."""
+
+    tx: Any
+    scope: str
+    identity: str
 
 
 class Application:
@@ -367,14 +404,23 @@ class Application:
     # -- in transactions of the user
 
     def first(
-        self, connection: Any, endpoint: str, id: str, *, result: bytes = b"", keep_s: float | None = None
+        self,
+        connection: Any,
+        endpoint: str,
+        id: str | Envelope,
+        *,
+        source: str | None = None,
+        deduplication_id: str | None = None,
+        result: bytes = b"",
+        keep_s: float | None = None,
     ) -> First:
         """Whether this is the first time that a message is handled, by the user's own open transaction.
 
         The mark is written with whatever the user writes, and gone with it when that is rolled back. Raises StoreBusy
-        when another transaction is handling the same message just now: give it back, or try again later.
+        when another transaction is handling the same message just now: give it back, or try again later. `id` may be
+        the envelope; of an event, `source` and `deduplication_id` say what its envelope would.
         """
-        op = self._remember(endpoint, id, result, keep_s)
+        op = self._remember(endpoint, id, source, deduplication_id, result, keep_s)
         self._sweep_sometimes()
         tx: Any = bind(self.store, connection)
         answer = tx.apply([op], wait=False)
@@ -383,31 +429,47 @@ class Application:
             raise InputError(
                 f"calls of a {type(connection).__name__} are awaited", fix="use `await app.first_async(...)`"
             )
-        return _first(answer[0])
+        return _first(answer[0], tx, op)
 
     async def first_async(
-        self, connection: Any, endpoint: str, id: str, *, result: bytes = b"", keep_s: float | None = None
+        self,
+        connection: Any,
+        endpoint: str,
+        id: str | Envelope,
+        *,
+        source: str | None = None,
+        deduplication_id: str | None = None,
+        result: bytes = b"",
+        keep_s: float | None = None,
     ) -> First:
         """`first` for a connection whose calls are awaited."""
-        op = self._remember(endpoint, id, result, keep_s)
+        op = self._remember(endpoint, id, source, deduplication_id, result, keep_s)
         self._sweep_sometimes()
         tx: Any = bind(self.store, connection)
-        return _first((await tx.apply([op], wait=False))[0])
+        return _first((await tx.apply([op], wait=False))[0], tx, op)
 
-    def _remember(self, endpoint: str, id: str, result: bytes, keep_s: float | None) -> Remember:
+    def _remember(
+        self,
+        endpoint: str,
+        id: str | Envelope,
+        source: str | None,
+        deduplication_id: str | None,
+        result: bytes,
+        keep_s: float | None,
+    ) -> Remember:
         """The endpoint need not have handlers: who calls `first` is one."""
         known = self.endpoints.get(endpoint)
         keep = keep_s if keep_s is not None else known.options.keep_s if known is not None else self.keep_s
-        who = identify_id(self.name, endpoint, id, self.mode)
-        hop = inbox_hop(endpoint)
+        envelope = first_envelope(id, source, deduplication_id)
+        who, hop = self.identity_of(endpoint, envelope), inbox_hop(endpoint)
         return Remember(
             who.queue,
             who.identity,
             scope=who.scope if who.scope != who.queue else None,
-            keep_s=keep,
+            keep_s=check_keep(keep),
             result=result,
-            on_fresh=(Event(Kind.ACCEPTED, hop, message=id), Event(Kind.HANDLED, hop, message=id)),
-            on_duplicate=Event(Kind.DUPLICATE, hop, message=id),
+            on_fresh=(Event(Kind.ACCEPTED, hop, message=envelope.id), Event(Kind.HANDLED, hop, message=envelope.id)),
+            on_duplicate=Event(Kind.DUPLICATE, hop, message=envelope.id),
         )
 
     @contextmanager
@@ -487,9 +549,11 @@ def _verdict(result: Result) -> Verdict:
     return Verdict.STORED if isinstance(result, Fresh) else Verdict.DUPLICATE
 
 
-def _first(result: Result) -> First:
+def _first(result: Result, tx: Any, op: Remember) -> First:
     assert isinstance(result, Fresh | Duplicate), "an identity is new or it is not"
-    return First(True) if isinstance(result, Fresh) else First(False, result.result or b"")
+    if isinstance(result, Duplicate):
+        return First(False, result.result or b"")
+    return First(True, op.result, FirstMark(tx, op.scope or op.queue, op.identity))
 
 
 def breaker_key(app: str, endpoint: str) -> str:

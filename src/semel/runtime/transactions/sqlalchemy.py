@@ -69,6 +69,12 @@ class AsyncSqlAlchemyTx:
     async def apply(self, ops: Sequence[Op], *, wait: bool = True) -> tuple[Result, ...]:
         return await self._connection.run_sync(lambda own: bind_connection(self._store, own).apply(ops, wait=wait))
 
+    async def keep_result(self, scope: str, identity: str, result: bytes) -> bool:
+        def keep(own: Any) -> bool:
+            return own.in_transaction() and bind_connection(self._store, own).keep_result(scope, identity, result)
+
+        return await self._connection.run_sync(keep)
+
 
 class AdaptedSqliteSession:
     """An aiosqlite connection, by what SQLAlchemy has made of it: a cursor whose calls wait for another thread.

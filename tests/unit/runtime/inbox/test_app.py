@@ -16,6 +16,7 @@ from semel import App, Envelope, Outbox, StylePolicy, on
 from semel.errors import ConfigError, InputError
 from semel.inbox.endpoint import Style
 from semel.inbox.outbox import Destination
+from semel.stores.memory import MemoryStore
 
 
 @dataclass
@@ -168,3 +169,15 @@ def test_a_sender_has_a_name_that_a_destination_can_have(name: Any) -> None:
         App("memory:").sender(name, print)
     with pytest.raises(ConfigError, match="sends nothing"):
         App("memory:").sender("kafka", cast("Any", "kafka://broker"))
+
+
+def test_in_memory_a_result_is_kept_with_its_mark_too() -> None:
+    store = MemoryStore()
+    app, connection = App(store), store.connect()
+    first = app.first(connection, "charges", "a")
+    first.keep(b"charged")
+    connection.commit()
+    with pytest.raises(InputError, match="has ended"):
+        first.keep(b"too late")
+    assert app.first(connection, "charges", "a").result == b"charged"
+    connection.close()
