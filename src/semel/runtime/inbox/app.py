@@ -66,7 +66,7 @@ class App(Application):
         return operating.dead_letters(self, endpoint)
 
     def replay(self, endpoint: str, identity: str) -> None:
-        """Let a dead letter be handled again."""
+        """Let a dead letter be handled again. It is named by its identity, or by the id of its message."""
         operating.replay(self, endpoint, identity)
 
     def discard(self, endpoint: str, identity: str) -> None:

@@ -312,7 +312,7 @@ class Application:
                 fix=f"add one: @{to}.on(...), or send it to the endpoint that has it",
             )
         if isinstance(message, Envelope):
-            handler.message_of(envelope)  # refused here, where its sender sees it
+            _check_readable(handler, envelope)
         return envelope.id, self._commit([self.enqueue(to, envelope, key=key, due=due)])[0]
 
     def receive(self, endpoint: str, envelopes: Sequence[Envelope]) -> list[Verdict]:
@@ -523,6 +523,16 @@ class Periodic:
 
     def make(self) -> object:
         return self.message() if self.is_made_each_time else self.message
+
+
+def _check_readable(handler: ReadyHandler, envelope: Envelope) -> None:
+    """Refused where its sender sees it. There is no dead letter to replay: nothing was stored."""
+    try:
+        handler.message_of(envelope)
+    except MessageRefused as error:
+        raise MessageRefused(
+            error.message, fix="send a body with the fields that the handler reads; nothing was stored"
+        ) from None
 
 
 def check_keep(keep_s: float) -> float:
