@@ -18,11 +18,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from functools import partial
 from tempfile import TemporaryDirectory
+from typing import Unpack
 
 from semel.errors import InputError
 from semel.inbox.endpoint import EndpointMode
-from semel.inbox.messages import check_envelope
+from semel.inbox.messages import Attributes, check_envelope
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
 from semel.runtime.inbox import operating, service
@@ -59,6 +61,24 @@ class App(Application):
         buffer_of(self, found).put_now([check_envelope(each) for each in envelopes])
         return [Verdict.BUFFERED] * len(envelopes)
 
+    async def receive_async(self, endpoint: str, envelopes: Sequence[Envelope]) -> list[Verdict]:
+        """`receive` for a coroutine: other tasks go on while the store is waited for."""
+        return await asyncio.to_thread(self.receive, endpoint, envelopes)
+
+    async def send_async(
+        self,
+        message: object,
+        to: str,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        after_s: float | None = None,
+        **attributes: Unpack[Attributes],
+    ) -> tuple[str, Verdict]:
+        """`send` for a coroutine."""
+        send = partial(self.send, message, to, id=id, key=key, after_s=after_s, **attributes)
+        return await asyncio.to_thread(send)
+
     # -- for operators
 
     def dead_letters(self, endpoint: str) -> list[DeadLetter]:
@@ -82,11 +102,17 @@ class App(Application):
 
     def run(self) -> None:
         """Run until SIGINT or SIGTERM, then finish what has begun."""
+        _check_no_loop("run")
         service.run_until_signalled(self)
 
     def drain(self, timeout_s: float = 30.0) -> int:
         """Handle all that is due, in this thread, and return how many messages there were. For tests."""
+        _check_no_loop("drain")
         return service.drain(self, timeout_s)
+
+    async def drain_async(self, timeout_s: float = 30.0) -> int:
+        """`drain` for a test that is a coroutine."""
+        return await service.drain_async(self, timeout_s)
 
     def memory(self) -> App:
         """The same application on a store of its own, in memory. For tests: what its handlers send stays where it can
@@ -107,3 +133,13 @@ class App(Application):
         super().close()
         if self._folder is not None:
             self._folder.cleanup()
+
+
+def _check_no_loop(name: str) -> None:
+    """A loop that waits for another one would stand still."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    instead = {"drain": "await app.drain_async()", "run": "await app.serve()"}[name]
+    raise InputError(f"{name}() is called inside an event loop", fix=f"use `{instead}`")

@@ -20,7 +20,7 @@ from typing import Any, Unpack
 import msgspec
 
 from semel.auth.keys import parse_connection_string
-from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy, StoreError
+from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy, StoreError, TransactionEnded
 from semel.inbox.cron import Schedule
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy, is_seconds, keep_warning
 from semel.inbox.failure import FailureRule, FailureRules, check_rules, on
@@ -64,7 +64,7 @@ from semel.stores.points import reach
 log = logging.getLogger(__name__)
 
 UNREADABLE_TYPE = "unreadable"
-UNREADABLE = on(MessageRefused).dead_letter()
+NEVER_AGAIN = on(MessageRefused, TransactionEnded).dead_letter()
 SWEEP_EVERY_S = 60.0
 SWEEP_ROWS = 200
 
@@ -253,8 +253,9 @@ class Application:
         return self._handlers
 
     def rules_for(self, endpoint: InboxEndpoint, handler: ReadyHandler | None) -> FailureRules:
-        """What nobody can read will not be readable the next time, whatever a rule for all errors says."""
-        own = (UNREADABLE, *handler.errors) if handler is not None else (UNREADABLE,)
+        """What nobody can read will not be readable the next time, and what has committed without its mark would have
+        its effect again, whatever a rule for all errors says."""
+        own = (NEVER_AGAIN, *handler.errors) if handler is not None else (NEVER_AGAIN,)
         return FailureRules(own, endpoint.errors, self.rules, failed_head=endpoint.options.failed_head)
 
     def gate(self, endpoint: str) -> EndpointGate:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from semel.errors import StaleFence
+from semel.errors import StaleFence, TransactionEnded
 from semel.kernel.effects import OwnTransaction
 from semel.kernel.store import Store
 from semel.runtime.inbox.handling import HandlerRun
@@ -67,6 +67,8 @@ def run_together(runs: Sequence[HandlerRun]) -> list[LaneEnd]:
     if len(runs) > 1:
         try:
             return _run_shared(runs)
+        except _Spoilt as spoilt:
+            return [*spoilt.ends, *(run_alone(run) for run in runs[len(spoilt.ends) :])]
         except StaleFence:
             pass  # one of them is no longer ours, and its own run will say which
         except Exception:
@@ -89,7 +91,7 @@ def _run_shared(runs: Sequence[HandlerRun]) -> list[LaneEnd]:
     with begin() as transaction:
         points = savepoints_of(store, transaction)
         points.begin()
-        ends = [_run_behind(points, run, transaction) for run in runs]
+        ends = _run_all(points, runs, transaction)
         reach("inbox.returned")
         good = [(run, outbox) for run, outbox in zip(runs, ends, strict=True) if isinstance(outbox, Outbox)]
         _apply_all(store, transaction, good)
@@ -101,10 +103,29 @@ def _run_shared(runs: Sequence[HandlerRun]) -> list[LaneEnd]:
     ]
 
 
+class _Spoilt(Exception):
+    """A handler has ended the transaction that others share. Those before it may have had their effect without their
+    mark, as it has: none of them is tried again."""
+
+    def __init__(self, ends: Sequence[LaneEnd]) -> None:
+        self.ends = ends
+
+
+def _run_all(points: Savepoints, runs: Sequence[HandlerRun], transaction: Any) -> list[Outbox | BaseException]:
+    ends: list[Outbox | BaseException] = []
+    for run in runs:
+        ends.append(_run_behind(points, run, transaction))
+        if isinstance(error := ends[-1], TransactionEnded):
+            raise _Spoilt([LaneEnd(end if isinstance(end, BaseException) else error) for end in ends])
+    return ends
+
+
 def _run_behind(points: Savepoints, run: HandlerRun, transaction: Any) -> Outbox | BaseException:
     points.set()
     try:
         return run.begun_in(transaction)
+    except TransactionEnded as error:
+        return error  # there is no savepoint to go back to
     except (Exception, SystemExit) as error:
         points.go_back()
         return error

@@ -181,3 +181,28 @@ def test_in_memory_a_result_is_kept_with_its_mark_too() -> None:
         first.keep(b"too late")
     assert app.first(connection, "charges", "a").result == b"charged"
     connection.close()
+
+
+# -- inside an event loop
+
+
+def test_a_coroutine_sends_receives_and_drains() -> None:
+    app, runs = App("sqlite:///never.db", name="shop"), []
+
+    @app.endpoint("orders").on(Order)
+    def handle(order: Order) -> None:
+        runs.append(order.id)
+
+    async def story() -> None:
+        twin = app.memory()
+        assert await twin.send_async(Order("a"), to="orders", id="a") == ("a", "stored")
+        brought = Envelope("b", type="Order", data=b'{"id": "b"}')
+        assert await twin.receive_async("orders", [brought]) == ["stored"]
+        for call, fix in ((twin.drain, "drain_async"), (twin.run, "serve")):
+            with pytest.raises(InputError, match="inside an event loop") as refused:
+                call()
+            assert fix in refused.value.fix
+        assert await twin.drain_async() == 2
+
+    asyncio.run(story())
+    assert runs == ["a", "b"]
