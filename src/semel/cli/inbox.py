@@ -122,6 +122,9 @@ def init(
     context: typer.Context,
     name: AppArgument,
     sql: Annotated[bool, typer.Option("--sql", help="Print the statements instead of running them.")] = False,
+    schema: Annotated[
+        str | None, typer.Option("--schema", metavar="NAME", help="Make them in this schema. PostgreSQL only.")
+    ] = None,
 ) -> CommandResult:
     """Create the tables of an application's store. Afterwards it needs no right to create any.
 
@@ -129,15 +132,30 @@ def init(
     Examples:
       semel inbox init shop:app
       semel inbox init shop:app --sql > semel.sql
+      semel inbox init shop:app --schema semel
     """
     from semel.runtime.inbox.operating import schema_sql
 
     if sql:
-        text = schema_sql(load_app(name))
+        text = schema_sql(load_app(name), schema)
         return CommandResult({"sql": text}, [text])
+    if schema is not None:
+        return _init_in_schema(name, schema)
     with opened(name) as found:
         status = found.store.status()
     return CommandResult({"schema": status.schema}, [f"the store of {name} is ready: schema {status.schema}"])
+
+
+def _init_in_schema(name: str, schema: str) -> CommandResult:
+    from semel.runtime.inbox.own_schema import fix_search_path, make_in_schema
+
+    with opened(name) as found:
+        version = make_in_schema(found.url, schema)
+    lines = [
+        f"the store of {name} is ready in {schema}: schema {version}",
+        f"let the roles of the application find it: {fix_search_path(schema)}",
+    ]
+    return CommandResult({"schema": version, "in": schema}, lines)
 
 
 @app.command("run")

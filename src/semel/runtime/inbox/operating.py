@@ -16,6 +16,7 @@ from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Attempts, Finish, Log, Op, Put, Refused, WorkRow, WorkState
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.inbox.definition import Application, breaker_key, now_us
+from semel.runtime.inbox.own_schema import check_schema, schema_prologue
 from semel.stores.points import reach
 from semel.stores.queries import load_migrations, postgres_record_sql, sqlite_record_sql
 
@@ -230,10 +231,11 @@ def _letter_of_message(app: Application, queue: str, endpoint: str, id: str) -> 
     return found[0] if found else None
 
 
-def schema_sql(app: Application) -> str:
+def schema_sql(app: Application, schema: str | None = None) -> str:
     """The statements that create the tables, for somebody who has the right to run them. The last one records what the
     tables are, as a migration would: without it they are nobody's store."""
     is_sqlite = app.url.startswith("sqlite:")
     steps = load_migrations("sqlite" if is_sqlite else "postgres")
     record = sqlite_record_sql(steps[-1][0]) if is_sqlite else postgres_record_sql(steps[-1][0])
-    return "\n".join([*(sql for _, sql in steps), record])
+    prologue = [] if schema is None else [schema_prologue(check_schema(app.url, schema))]
+    return "\n".join([*prologue, *(sql for _, sql in steps), record])
