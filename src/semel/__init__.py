@@ -30,7 +30,9 @@ from semel.version import __version__
 
 if TYPE_CHECKING:
     from semel.inbox.breaker import BreakerOptions
-    from semel.inbox.failure import on, retry
+    from semel.inbox.endpoint import StylePolicy
+    from semel.inbox.failure import exponential, on, retry
+    from semel.inbox.settle import DeliveryEnd
     from semel.kernel.retry import RetryPolicy
     from semel.kernel.work import Worker, WorkerConfig
     from semel.pipes.language.path import Pipe
@@ -40,7 +42,9 @@ if TYPE_CHECKING:
     from semel.runtime.host.committer import Committer
     from semel.runtime.host.performer import Performer
     from semel.runtime.inbox.app import App
+    from semel.runtime.inbox.definition import Verdict
     from semel.runtime.inbox.outbox import Outbox
+    from semel.runtime.inbox.providers import django_transaction
     from semel.runtime.pipes.node import PipeNode
 
 __all__ = [
@@ -52,6 +56,7 @@ __all__ = [
     "Claim",
     "ClientOptions",
     "Committer",
+    "DeliveryEnd",
     "Duplicate",
     "Enqueue",
     "Envelope",
@@ -68,15 +73,19 @@ __all__ = [
     "Put",
     "Remember",
     "RetryPolicy",
+    "StylePolicy",
     "SyncWebPubSubClient",
     "Tx",
     "Unit",
+    "Verdict",
     "WebPubSubClient",
     "WorkState",
     "Worker",
     "WorkerConfig",
     "__version__",
+    "django_transaction",
     "errors",
+    "exponential",
     "on",
     "open_store",
     "retry",
@@ -88,15 +97,20 @@ _LATER = {
     "BreakerOptions": "semel.inbox.breaker",
     "ClientOptions": "semel.pubsub.client.events",
     "Committer": "semel.runtime.host.committer",
+    "DeliveryEnd": "semel.inbox.settle",
     "Performer": "semel.runtime.host.performer",
     "Pipe": "semel.pipes.language.path",
     "Outbox": "semel.runtime.inbox.outbox",
     "PipeNode": "semel.runtime.pipes.node",
     "RetryPolicy": "semel.kernel.retry",
+    "StylePolicy": "semel.inbox.endpoint",
     "SyncWebPubSubClient": "semel.runtime.client.sync",
+    "Verdict": "semel.runtime.inbox.definition",
     "WebPubSubClient": "semel.runtime.client.client",
     "Worker": "semel.kernel.work",
     "WorkerConfig": "semel.kernel.work",
+    "django_transaction": "semel.runtime.inbox.providers",
+    "exponential": "semel.inbox.failure",
     "on": "semel.inbox.failure",
     "retry": "semel.inbox.failure",
 }

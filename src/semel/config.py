@@ -526,13 +526,16 @@ def _shared_file(settings: _Settings, file: Path | None, text: str) -> list[tupl
     """Handlers write in transactions of their own length. On SQLite, where one at a time writes, they would hold up
     every publish of a server on the same file."""
     own, server = settings.inbox.store, settings.store.url or DEFAULT_URL
-    if own is None or not (own.startswith("sqlite:") and server.startswith("sqlite:")):
-        return []
-    paths = [Path(url.removeprefix("sqlite:///").partition("?")[0]).resolve() for url in (own, server)]
-    if paths[0] != paths[1]:
+    if own is None or not is_same_file(own, server):
         return []
     where = _where(("inbox", "store"), file, text)
     return [(f"{where}: {own} is the file of [store], which is the server's", "give the inbox a file of its own")]
+
+
+def is_same_file(*urls: str) -> bool:
+    """Whether the URLs of stores lead to one SQLite file."""
+    paths = [Path(url.removeprefix("sqlite:///").partition("?")[0]).resolve() for url in urls]
+    return all(url.startswith("sqlite:") for url in urls) and len(set(paths)) == 1
 
 
 def _not_json() -> ConfigError:

@@ -10,7 +10,8 @@
     ├── AuthError               who are you?
     ├── Forbidden               you may not do this
     ├── HandlerError            the user's own code failed
-    │   └── HandlerCutOff       the process ended before it did: it is handled again
+    │   ├── HandlerCutOff       the process ended before it did: it is handled again
+    │   └── TransactionEnded    it has committed by itself: it is not tried again
     ├── DuplicateMessage        only raised by APIs that ask for it; elsewhere a duplicate is a result
     ├── StoreError
     │   ├── StoreUnavailable    cannot be reached or opened
@@ -117,6 +118,13 @@ class HandlerCutOff(HandlerError):
     """The process ended before the handler did. The message is handled again, and the attempt does not count."""
 
     code = "handler-cut-off"
+
+
+class TransactionEnded(HandlerError):
+    """A handler has committed or rolled back the transaction that it was given. Its effect may be there without the
+    mark, so it is not tried again."""
+
+    code = "transaction-ended"
 
 
 class DuplicateMessage(SemelError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -848,6 +849,33 @@ def test_who_handles_it_just_now_is_not_waited_for(first_shop: Shop) -> None:
             app.first(other, "charges", "a")
         db.commit()
         assert not app.first(other, "charges", "a")
+
+
+def test_a_busy_file_is_waited_for_as_long_as_the_users_connection_waits(first_shop: Shop) -> None:
+    path = first_shop.url.removeprefix("sqlite:///")
+    with first_shop.connect() as db, closing(sqlite3.connect(path, timeout=0.2)) as hasty:
+        write(db, "holds the lock")
+        began = time.monotonic()
+        with pytest.raises(StoreBusy):
+            first_shop.app.first(hasty, "charges", "a")
+        assert 0.1 < time.monotonic() - began < limits.scaled(4)
+        assert hasty.execute("PRAGMA busy_timeout").fetchone() == (200,)
+
+
+def test_first_knows_a_message_as_every_endpoint_does(first_shop: Shop) -> None:
+    app = first_shop.app
+    event = Envelope("7", source="/shop", data=b"{}")
+    intent = Envelope("9", headers={DEDUPLICATION_HEADER: "charge 7"})
+    with first_shop.connect() as db:
+        assert app.first(db, "charges", event)
+        assert not app.first(db, "charges", "7", source="/shop")
+        assert app.first(db, "charges", "7"), "of no source it is another"
+        assert app.first(db, "charges", "8", deduplication_id="charge 7")
+        assert not app.first(db, "charges", intent)
+        with pytest.raises(InputError, match="says its source"):
+            app.first(db, "charges", event, source="/shop")
+    app.endpoint("orders")
+    assert app.receive("orders", [event, intent]) == ["duplicate", "duplicate"]
 
 
 def test_a_message_that_was_first_elsewhere_is_a_duplicate_at_the_door(first_shop: Shop) -> None:

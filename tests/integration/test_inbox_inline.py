@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 from tests.integration.inbox_shop import Order, Shop, write
 
 from semel import on
@@ -73,6 +75,17 @@ def test_a_message_takes_effect_once_and_both_deliveries_are_acknowledged(shop: 
     assert calls.count("a") == (2 if style == "optimistic" else 1)
 
 
+@pytest.mark.parametrize("style", ["eager", "optimistic"])
+def test_a_duplicate_is_one_line_and_no_failure(shop: Shop, style: str, caplog: pytest.LogCaptureFixture) -> None:
+    handler(shop, style, [])
+    deliver(shop, "a")
+    with caplog.at_level("INFO", "semel.runtime.inbox"):
+        deliver(shop, "a")
+    [record] = [each for each in caplog.records if each.name.startswith("semel.runtime.inbox")]
+    assert (record.levelname, record.exc_info) == ("INFO", None)
+    assert record.getMessage() == "a at sms is a duplicate: it was handled before"
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_what_is_remembered_has_no_body(shop: Shop, style: str) -> None:
     handler(shop, style, [])
@@ -133,6 +146,32 @@ def test_one_that_cannot_succeed_is_kept_as_a_dead_letter_before_it_is_acknowled
     [letter] = shop.app.dead_letters("sms")
     assert (letter.message, letter.cause) == ("a", "ValueError: never")
     assert "ada" in letter.body
+
+
+def test_a_failed_attempt_holds_no_locks_when_its_connection_is_closed(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that has not noticed yet would let the next attempt find the message taken."""
+    shop, seen = Shop(postgres_url), []
+
+    class Watched(psycopg.Connection[Any]):
+        def close(self) -> None:
+            if not self.closed:
+                seen.append(self.info.transaction_status)
+            super().close()
+
+    shop.app.endpoint("sms", mode="inline")
+
+    @shop.on("sms", idempotency="eager")
+    def text(order: Order, db: Any) -> None:
+        raise ValueError("never")
+
+    connect = psycopg.connect
+    monkeypatch.setattr(psycopg, "connect", Watched.connect)
+    deliver(shop, "a")
+    monkeypatch.setattr(psycopg, "connect", connect)
+    assert seen == [TransactionStatus.IDLE] * 3
+    shop.app.close()
 
 
 @pytest.mark.parametrize("style", STYLES)

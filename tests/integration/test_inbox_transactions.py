@@ -14,7 +14,7 @@ from tests.integration.providers import FORMS, Form
 from tests.integration.users import POSTGRES, SQLITE, Way, django_connection
 
 from semel import Outbox
-from semel.errors import InputError, StoreBusy
+from semel.errors import InputError, LimitExceeded, StoreBusy
 from semel.inbox.messages import envelope_of
 from semel.kernel.ops import WorkState
 from semel.runtime.inbox.providers import django_transaction
@@ -151,6 +151,37 @@ def test_first_and_outbox_go_with_the_users_own_commit(own: tuple[Shop, Way]) ->
     shop.drain()
     assert (shop.effects(), shop.sent()) == (["a"], ["r"])
     check_conservation(shop, "charges")
+
+
+def answer(shop: Shop, user: Any, id: str) -> Any:
+    ask = shop.app.first_async if is_async(user) else shop.app.first
+    return user.wait(ask(user.connection, "charges", id))
+
+
+def keep(user: Any, first: Any, result: bytes) -> None:
+    user.wait(first.keep_async(result) if is_async(user) else first.keep(result))
+
+
+def test_a_result_that_is_known_at_the_end_goes_with_the_mark(own: tuple[Shop, Way]) -> None:
+    shop, way = own
+    with way(shop.url) as user:
+        keep(user, answer(shop, user, "a"), b"lost")
+        user.rollback()
+        found = answer(shop, user, "a")
+        keep(user, found, b"not yet")
+        keep(user, found, b'{"charged": "\xc3\xbc"}\x00')
+        assert found.result == b'{"charged": "\xc3\xbc"}\x00'
+        with pytest.raises(LimitExceeded, match="4,097 bytes"):
+            keep(user, found, b"x" * 4097)
+        user.commit()
+        with pytest.raises(InputError, match="has ended"):
+            keep(user, found, b"too late")
+        user.rollback()
+        again = answer(shop, user, "a")
+        assert (bool(again), again.result) == (False, b'{"charged": "\xc3\xbc"}\x00')
+        with pytest.raises(InputError, match="a duplicate has its result already"):
+            keep(user, again, b"mine")
+        user.commit()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from django.db.transaction import atomic
+from sqlalchemy import create_engine
+from sqlalchemy.orm import sessionmaker
 from tests.integration.users import GENERAL, POSTGRES, SQLITE, Way, django_connection
 
 from semel.errors import InputError, LocalProtocolError, NotAStore, StaleFence, StoreBusy
@@ -151,6 +153,15 @@ def test_autocommit_is_refused(store: Store, url: str, way: Way) -> None:
             user.apply(store, done, ENQUEUE)
         assert refused.value.fix
     assert (state_of(store), store.work("outbox/shop", "o")) == (WorkState.CLAIMED, None)
+
+
+@pytest.mark.parametrize("make", [lambda engine: engine, sessionmaker], ids=["engine", "sessionmaker"])
+def test_what_only_opens_transactions_is_refused(tmp_path: Path, make: Any) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/semel.db")
+    engine = create_engine(f"sqlite:///{tmp_path}/semel.db")
+    with closing(store), pytest.raises(InputError, match="has no transaction") as refused:
+        bind(store, make(engine))
+    assert "begin()" in refused.value.fix
 
 
 def test_another_store_is_refused(

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from semel.cli.options import bundled
-from semel.cli.terminal import CommandResult
-from semel.errors import EXIT_USAGE, ConfigError
+from semel.cli.terminal import CommandResult, Terminal
+from semel.errors import ConfigError, InputError, SemelError
 
 if TYPE_CHECKING:
     from semel.runtime.inbox.app import App
@@ -27,7 +26,17 @@ AppArgument = Annotated[
 EndpointArgument = Annotated[str, typer.Argument(metavar="ENDPOINT", help="One of its endpoints.", show_default=False)]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id of a dead letter.", show_default=False)]
 
-LOOK_S = 0.2
+OptionalIdArgument = Annotated[
+    str | None, typer.Argument(metavar="[ID]", help="The id of a dead letter.", show_default=False)
+]
+AllOption = Annotated[bool, typer.Option("--all", help="All dead letters of the endpoint.")]
+CauseOption = Annotated[
+    str | None, typer.Option("--cause", metavar="TEXT", help="All whose cause has this text in it.")
+]
+
+CHILD = "SEMEL_INBOX_CHILD"
+"""Set for the processes of `run --processes`: the one that starts them has said what runs."""
+LIST_MAX = 1000
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 letters = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -70,20 +79,31 @@ def load_app(name: str) -> App:
     module_name, colon, attribute = name.partition(":")
     if not colon or not module_name or not attribute:
         raise ConfigError(f"{name!r} names no application", fix="write it as module:name, such as shop:app")
-    sys.path.insert(0, os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != module_name.partition(".")[0] and error.name != module_name:
-            raise
-        raise ConfigError(
-            f"there is no module {module_name!r}", fix="run the command in the folder of the module, or install it"
-        ) from None
+    module = _import(module_name)
     found = getattr(module, attribute, None)
     if not isinstance(found, App):
         there = ", ".join(sorted(key for key, value in vars(module).items() if isinstance(value, App))) or "none"
         raise ConfigError(f"{module_name} has no application {attribute!r}", fix=f"name one of: {there}")
     return found
+
+
+def _import(name: str) -> ModuleType:
+    """What the user's own module raises is the user's to correct, and no fault of the command."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except SemelError:
+        raise  # it says already what to do
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in (name, name.partition(".")[0]):
+            raise ConfigError(
+                f"there is no module {name!r}", fix="run the command in the folder of the module, or install it"
+            ) from None
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"module {name!r} cannot be imported: {type(error).__name__}: {error}",
+            fix=f"correct it: {last.filename}, line {last.lineno}; --debug shows the way there",
+        ) from error
 
 
 @contextmanager
@@ -102,6 +122,9 @@ def init(
     context: typer.Context,
     name: AppArgument,
     sql: Annotated[bool, typer.Option("--sql", help="Print the statements instead of running them.")] = False,
+    schema: Annotated[
+        str | None, typer.Option("--schema", metavar="NAME", help="Make them in this schema. PostgreSQL only.")
+    ] = None,
 ) -> CommandResult:
     """Create the tables of an application's store. Afterwards it needs no right to create any.
 
@@ -109,15 +132,30 @@ def init(
     Examples:
       semel inbox init shop:app
       semel inbox init shop:app --sql > semel.sql
+      semel inbox init shop:app --schema semel
     """
     from semel.runtime.inbox.operating import schema_sql
 
     if sql:
-        text = schema_sql(load_app(name))
+        text = schema_sql(load_app(name), schema)
         return CommandResult({"sql": text}, [text])
+    if schema is not None:
+        return _init_in_schema(name, schema)
     with opened(name) as found:
         status = found.store.status()
     return CommandResult({"schema": status.schema}, [f"the store of {name} is ready: schema {status.schema}"])
+
+
+def _init_in_schema(name: str, schema: str) -> CommandResult:
+    from semel.runtime.inbox.own_schema import fix_search_path, make_in_schema
+
+    with opened(name) as found:
+        version = make_in_schema(found.url, schema)
+    lines = [
+        f"the store of {name} is ready in {schema}: schema {version}",
+        f"let the roles of the application find it: {fix_search_path(schema)}",
+    ]
+    return CommandResult({"schema": version, "in": schema}, lines)
 
 
 @app.command("run")
@@ -138,34 +176,39 @@ def run(
       semel inbox run shop:app
       semel inbox run shop:app --processes 4
     """
+    from semel.cli.inbox_processes import run_processes
+
+    terminal: Terminal = context.obj
     with opened(name) as found:
         handlers = found.handlers  # refused here, before any process is started
+        if CHILD not in os.environ:
+            terminal.note(
+                "\n".join([*described(found), "in this process" if processes == 1 else f"in {processes} processes"])
+            )
         if processes == 1:
             found.run()
     if processes > 1:
-        _run_processes(name, processes)
+        os.environ[CHILD] = "1"
+        run_processes([sys.executable, "-m", "semel", "inbox", "run", name], processes, terminal.say)
     return CommandResult({"endpoints": sorted(handlers)}, ["stopped"])
 
 
-def _run_processes(name: str, count: int) -> None:
-    """One that dies is started again; a signal ends them all."""
-    command = [sys.executable, "-m", "semel", "inbox", "run", name]
-    signals: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: signals.append(number))
-    children = [subprocess.Popen(command) for _ in range(count)]
-    try:
-        while not signals:
-            ended = [child for child in children if child.poll() is not None]
-            if any(child.returncode == EXIT_USAGE for child in ended):
-                raise ConfigError(f"a process of {name} could not start", fix="see what it printed")
-            children = [subprocess.Popen(command) if child in ended else child for child in children]
-            time.sleep(LOOK_S)
-    finally:
-        for child in children:
-            child.terminate()
-        for child in children:
-            child.wait()
+def described(app: App) -> list[str]:
+    """What is about to run, for whoever reads the log."""
+    lines = [f"{app.name} on {_without_password(app.url)}"]
+    for name, handlers in app.handlers.items():
+        options = app.endpoints[name].options
+        lines.append(f"  {name} ({options.mode}, {options.parallel} at a time): {', '.join(handlers) or 'no handlers'}")
+    lines += [f"  every {each.schedule.expression}: {each.schedule.name} to {each.to}" for each in app.periodic]
+    return lines
+
+
+def _without_password(url: str) -> str:
+    if not url.startswith("postgres"):
+        return url
+    from semel.stores.postgres_connection import redact
+
+    return redact(url)
 
 
 @app.command("send")
@@ -213,11 +256,13 @@ def status(context: typer.Context, name: AppArgument) -> CommandResult:
 
     with opened(name) as found:
         rows = queue_status(found)
-    view = Table("queue", "paused", "breaker", "ready", "scheduled", "claimed", "parked", "dead")
+    states = ("ready", "scheduled", "claimed", "deferred", "parked", "dead")
+    view = Table("queue", "paused", "breaker", *states, "blocked")
     for row in rows:
-        counts = [f"{row.counts.get(state, 0):,}" for state in ("ready", "scheduled", "claimed", "parked", "dead")]
+        counts = [f"{row.counts.get(state, 0):,}" for state in states]
         breaker = f"open until {row.breaker}" if row.breaker else ""
-        view.add_row(row.queue, "yes" if row.paused else "", breaker, *counts)
+        blocked = f"{row.blocked:,} behind a dead letter" if row.blocked else ""
+        view.add_row(row.queue, "yes" if row.paused else "", breaker, *counts, blocked)
     return CommandResult({"queues": [row.as_dict() for row in rows]}, [view])
 
 
@@ -257,7 +302,14 @@ def _set_paused(name: str, endpoint: str, paused: bool) -> CommandResult:
 
 @letters.command("list")
 @bundled
-def list_letters(context: typer.Context, name: AppArgument, endpoint: EndpointArgument) -> CommandResult:
+def list_letters(
+    context: typer.Context,
+    name: AppArgument,
+    endpoint: EndpointArgument,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=LIST_MAX, metavar="N", help="How many to show at most.")
+    ] = LIST_MAX,
+) -> CommandResult:
     """List the dead letters of an endpoint, the oldest first.
 
     \b
@@ -266,12 +318,17 @@ def list_letters(context: typer.Context, name: AppArgument, endpoint: EndpointAr
     """
     from rich.table import Table
 
+    from semel.runtime.inbox.operating import count_letters, dead_letters
+
     with opened(name) as found:
-        rows = found.dead_letters(endpoint)
-    view = Table("id", "type", "attempts", "cause")
+        rows, total = dead_letters(found, endpoint, limit), count_letters(found, endpoint)
+    view = Table("id", "state", "type", "attempts", "cause")
     for row in rows:
-        view.add_row(row.identity, row.type, str(row.attempts), row.cause)
-    return CommandResult({"dead_letters": [row.as_dict() for row in rows]}, [view])
+        view.add_row(row.identity, row.state, row.type, str(row.attempts), row.cause)
+    lines: list[Any] = [view]
+    if total > len(rows):
+        lines.append(f"the oldest {len(rows):,} of {total:,}")
+    return CommandResult({"dead_letters": [row.as_dict() for row in rows], "total": total}, lines)
 
 
 @letters.command("show")
@@ -295,30 +352,62 @@ def show_letter(context: typer.Context, name: AppArgument, endpoint: EndpointArg
 @letters.command("replay")
 @bundled
 def replay_letter(
-    context: typer.Context, name: AppArgument, endpoint: EndpointArgument, id: IdArgument
+    context: typer.Context,
+    name: AppArgument,
+    endpoint: EndpointArgument,
+    id: OptionalIdArgument = None,
+    all_: AllOption = False,
+    cause: CauseOption = None,
 ) -> CommandResult:
     """Let a dead letter be handled again, with its attempts counted from the beginning.
 
     \b
     Examples:
       semel inbox dead-letters replay shop:app orders order-7
+      semel inbox dead-letters replay shop:app orders --cause ConnectionError
     """
     with opened(name) as found:
-        found.replay(endpoint, id)
-    return CommandResult({"replayed": id}, [f"{id} will be handled again"])
+        moved = _move_letters(found, endpoint, found.replay, id, all_, cause)
+    return _moved("replayed", id, moved, "will be handled again", "will be handled again")
 
 
 @letters.command("discard")
 @bundled
 def discard_letter(
-    context: typer.Context, name: AppArgument, endpoint: EndpointArgument, id: IdArgument
+    context: typer.Context,
+    name: AppArgument,
+    endpoint: EndpointArgument,
+    id: OptionalIdArgument = None,
+    all_: AllOption = False,
+    cause: CauseOption = None,
 ) -> CommandResult:
     """Give up a dead letter for good. Its identity is still remembered.
 
     \b
     Examples:
       semel inbox dead-letters discard shop:app orders order-7
+      semel inbox dead-letters discard shop:app orders --all
     """
     with opened(name) as found:
-        found.discard(endpoint, id)
-    return CommandResult({"discarded": id}, [f"{id} is discarded"])
+        moved = _move_letters(found, endpoint, found.discard, id, all_, cause)
+    return _moved("discarded", id, moved, "is discarded", "are discarded")
+
+
+def _move_letters(
+    app: App, endpoint: str, move: Callable[[str, str], None], id: str | None, all_: bool, cause: str | None
+) -> list[str]:
+    """One by its id, or all of a kind. Exactly one of the three ways has to be said: nothing said is not everything."""
+    from semel.runtime.inbox.operating import letters_like, move_many
+
+    if [id is not None, all_, cause is not None].count(True) != 1:
+        raise InputError("name what is meant", fix="give the ID of one, --cause TEXT for those that have it, or --all")
+    if id is not None:
+        move(endpoint, id)
+        return [id]
+    return move_many(lambda each: move(endpoint, each), letters_like(app, endpoint, cause or ""))
+
+
+def _moved(what: str, id: str | None, moved: list[str], one: str, many: str) -> CommandResult:
+    if id is not None:
+        return CommandResult({what: id}, [f"{id} {one}"])
+    return CommandResult({what: moved, "count": len(moved)}, [f"dead letters that {many}: {len(moved):,}"])

@@ -74,6 +74,11 @@ class Terminal:
             self._noted.add(text)
             self.err.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
+    def say(self, text: str) -> None:
+        """Tell people of something that happened, as often as it does."""
+        if not self.json:
+            self.err.print(text, markup=False, highlight=False, soft_wrap=True)
+
     @contextmanager
     def progress(self, what: str, total: float | None = None) -> Iterator[Callable[..., None]]:
         """A progress bar on stderr where a person waits. Yields `update(done, what=…, total=…)`. A terminal that cannot

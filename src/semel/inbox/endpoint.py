@@ -18,6 +18,7 @@ back, so such a handler is always reserved, and `on_crash` says what an expired 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
@@ -172,6 +173,14 @@ class EndpointOptions:
                 object.__setattr__(self, name, _word(f"{name} of endpoint {self.name!r}", value, words))
 
     def _check_numbers(self) -> None:
+        for name in ("parallel", "buffer_high", "buffer_low", "share_commit"):
+            value = getattr(self, name)
+            is_count = isinstance(value, int) and not isinstance(value, bool)
+            _check(is_count, f"{name} is {value!r}", "use a whole number")
+        for name in ("lease_s", "keep_s", "expire_s", "redelivery_s"):
+            value = getattr(self, name)
+            may_be_none = name in ("expire_s", "redelivery_s")
+            _check((value is None and may_be_none) or is_seconds(value), f"{name} is {value!r}", "use seconds")
         _check(self.parallel >= 1, f"parallel is {self.parallel}", "use 1 or more")
         _check(
             0 < self.buffer_low <= self.buffer_high,
@@ -197,6 +206,11 @@ class EndpointOptions:
             f"the breaker of endpoint {self.name!r} is {self.breaker!r}",
             "give breaker=BreakerOptions(...), or leave it out",
         )
+
+
+def is_seconds(value: object) -> bool:
+    """A number of seconds that can be counted to: no text, no NaN, not for ever."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check(holds: bool, problem: str, fix: str) -> None:

@@ -116,6 +116,17 @@ class FailureRule:
         return replace(self, steps=longer)
 
 
+def check_rules(rules: Iterable[FailureRule]) -> tuple[FailureRule, ...]:
+    """The rules of one place, if they are rules."""
+    found = tuple(rules)
+    for each in found:
+        if not isinstance(each, FailureRule):
+            raise ConfigError(
+                f"{each!r} is not a rule for failures", fix="give rules one by one: app.errors(on(TimeoutError).park())"
+            )
+    return found
+
+
 def _times(times: int) -> int:
     if not 1 <= times <= STEPS_MAX:
         raise ConfigError(f"{times} times", fix=f"use a number from 1 to {STEPS_MAX}")

@@ -69,6 +69,18 @@ def identify_id(app: str, endpoint: str, id: str, mode: IdentityMode) -> Identit
     return _identity(app, endpoint, id_text(check_id("id", id)), mode)
 
 
+def first_envelope(id: str | Envelope, source: str | None = None, deduplication_id: str | None = None) -> Envelope:
+    """What `app.first` was told of a message, as the envelope that has the same identity."""
+    if isinstance(id, Envelope):
+        if source is not None or deduplication_id is not None:
+            raise InputError(
+                "an envelope says its source and deduplication id itself", fix="leave source and deduplication_id out"
+            )
+        return id
+    headers = {} if deduplication_id is None else {DEDUPLICATION_HEADER: deduplication_id}
+    return Envelope(check_id("id", id), source=source if source is not None else OWN_SOURCE, headers=headers)
+
+
 def _identity(app: str, endpoint: str, text: str, mode: IdentityMode) -> Identity:
     queue = inbox_queue(endpoint)
     # an application may be called like an endpoint of another: the third part keeps their scopes apart

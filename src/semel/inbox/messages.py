@@ -8,6 +8,7 @@ Which key a message is ordered by is not part of it, and `session` is the applic
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, TypedDict, TypeGuard, Unpack
 
 import msgspec
@@ -85,6 +86,13 @@ class MessageTypes:
         return kind
 
 
+def in_us(after_s: object) -> int:
+    """A wait that somebody asks for, in microseconds."""
+    if not isinstance(after_s, int | float) or not math.isfinite(after_s):
+        raise InputError(f"after_s is {after_s!r}", fix="use seconds from now")
+    return round(after_s * 1_000_000)
+
+
 class Attributes(TypedDict, total=False):
     """What a sender may say of a message beside its body. `type` is needed for dicts, texts and bytes."""
 
@@ -104,6 +112,16 @@ def envelope_of(message: object, id: str, **attributes: Unpack[Attributes]) -> E
     if "type" not in attributes:
         attributes["type"] = _type_of(message)
     return Envelope(id, data=data, datacontenttype=content, **attributes)
+
+
+def check_envelope(brought: object) -> Envelope:
+    """What a transport has brought has an id of its own: only its envelope says it."""
+    if not isinstance(brought, Envelope):
+        raise InputError(
+            f"a {type(brought).__name__} is not an envelope",
+            fix="wrap what the transport brought: Envelope(id, type=..., data=...), or hand a message to app.send()",
+        )
+    return brought
 
 
 def _type_of(message: object) -> str:

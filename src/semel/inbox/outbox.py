@@ -5,7 +5,7 @@
     stream:orders                 a stream of the same store
     endpoint:billing              an inbox endpoint of the same store
     https://example.com/orders    a POST to a URL
-    nats:orders.new               a subject of a broker (amqp: a routing key)
+    nats:orders.new               a subject of a broker, by the sender that the application has for it
 
 A row is known by its destination and the message's id: the same message to two destinations is two rows, and to the
 same one twice is one. Rows of one key and destination are sent in order; one that is scheduled for later takes its turn
@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Unpack
 from urllib.parse import urlsplit
 
-from semel.errors import InputError
+from semel.errors import ConfigError, InputError
 from semel.inbox.cron import Schedule, periodic_id
 from semel.inbox.identity import Identity, derived_id, sourced_text
 from semel.inbox.messages import Attributes, envelope_of
@@ -33,7 +33,9 @@ DESTINATION_HEADER = "semel-destination"
 DESTINATION_CHARS_MAX = 2048
 CANCELLED = "cancelled"
 BROKERS = ("amqp", "nats")
+"""Known to be brokers also where nobody has said yet who sends to them."""
 _RECEIVERS = ("group", "user", "connection")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,31}\Z")
 _HUB = re.compile(r"[A-Za-z][A-Za-z0-9_`,.\[\]]{0,127}\Z")
 _PRINTABLE = re.compile(r"[!-~]+\Z")
 
@@ -74,8 +76,6 @@ def parse_destination(text: str) -> Destination:
         raise _unknown(text)
     if scheme in ("http", "https"):
         return _url(text)
-    if scheme in BROKERS:
-        return Destination(DestinationKind.BROKER, scheme, to=_subject(text, rest))
     match scheme:
         case "hub":
             return _hub(text, rest)
@@ -83,14 +83,29 @@ def parse_destination(text: str) -> Destination:
             return Destination(DestinationKind.STREAM, check_stream(rest))
         case "endpoint":
             return Destination(DestinationKind.ENDPOINT, check_text("the endpoint", rest, chars_max=PART_CHARS_MAX))
-    raise _unknown(text)
+    if not _SCHEME.match(scheme):
+        raise _unknown(text)
+    return Destination(DestinationKind.BROKER, scheme, to=_subject(text, rest))
+
+
+def check_broker(name: object) -> str:
+    """A name under which an application may have a sender of its own."""
+    if not isinstance(name, str) or not _SCHEME.match(name) or name in ("stream", "endpoint"):
+        raise ConfigError(
+            f"{name!r} is nobody to send to",
+            fix='use "url", "hub", or the part of a destination before the colon: app.sender("kafka", ...)',
+        )
+    return name
+
+
+FIX_DESTINATION = (
+    "use endpoint:<name>, stream:<name>, hub:<hub>, hub:<hub>/group/<group>, https://...,"
+    " or nats:<subject> with app.sender('nats', ...)"
+)
 
 
 def _unknown(text: str) -> InputError:
-    return InputError(
-        f"{text!r} is not a destination",
-        fix="use hub:<hub>, hub:<hub>/group/<group>, stream:<name>, endpoint:<name>, https://..., nats:<subject>",
-    )
+    return InputError(f"{text!r} is not a destination", fix=FIX_DESTINATION)
 
 
 def _hub(text: str, rest: str) -> Destination:
@@ -112,10 +127,14 @@ def _url(text: str) -> Destination:
     if not usable or not _PRINTABLE.match(text) or parts.fragment:
         raise _bad_url(text)
     if parts.username is not None or parts.password is not None:
-        raise InputError(
-            "a destination with a user or password in its URL", fix="leave them out: destinations are stored and shown"
-        )
+        raise _secret()
     return Destination(DestinationKind.URL, text)
+
+
+def _secret() -> InputError:
+    return InputError(
+        "a destination with a user or password in its URL", fix="leave them out: destinations are stored and shown"
+    )
 
 
 def _bad_url(text: str) -> InputError:
@@ -123,6 +142,8 @@ def _bad_url(text: str) -> InputError:
 
 
 def _subject(text: str, subject: str) -> str:
+    if subject.startswith("//") and "@" in subject[2:].partition("/")[0]:
+        raise _secret()
     if not _PRINTABLE.match(subject):
         raise InputError(f"{text!r} has a subject with spaces or signs", fix="use printable ASCII without spaces")
     return subject

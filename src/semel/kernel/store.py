@@ -164,11 +164,18 @@ class Tx(Protocol):
         """
         ...
 
+    def keep_result(self, scope: str, identity: str, result: bytes) -> bool:
+        """Set the result of an identity that this transaction has remembered, which may be known only at its end.
+        False when it has none: its transaction was rolled back."""
+        ...
+
 
 class AsyncTx(Protocol):
     """A `Tx` on a connection whose calls are awaited."""
 
     async def apply(self, ops: Sequence[Op], *, wait: bool = True) -> tuple[Result, ...]: ...
+
+    async def keep_result(self, scope: str, identity: str, result: bytes) -> bool: ...
 
 
 class Store(Protocol):

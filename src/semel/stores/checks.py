@@ -109,8 +109,13 @@ def _check_remember(op: Remember) -> None:
     if op.scope is not None:
         check_text("scope", op.scope, chars_max=KEY_CHARS_MAX)
     _check_seconds("keep_s", op.keep_s)
-    _check_bytes("result", op.result, RESULT_BYTES_MAX, "keep what is large elsewhere, and its name here")
+    check_result(op.result)
     _check_verdict_events(op)
+
+
+def check_result(result: bytes) -> bytes:
+    _check_bytes("result", result, RESULT_BYTES_MAX, "keep what is large elsewhere, and its name here")
+    return result
 
 
 def _check_verdict_events(op: Append | Enqueue | Remember) -> None:

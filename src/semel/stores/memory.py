@@ -19,7 +19,7 @@ import msgspec
 from semel.errors import InputError, StoreRefused, StoreUnavailable
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Entry, Event, Mark
-from semel.kernel.ops import Claim, Op, Outcome, Result, Unit, WorkRow, WorkState
+from semel.kernel.ops import Claim, Op, Outcome, Remember, Result, Unit, WorkRow, WorkState
 from semel.kernel.position import EPOCH_GAP, Position, check_epoch
 from semel.kernel.store import (
     IDENTITY_KEEP_S,
@@ -36,6 +36,7 @@ from semel.kernel.store import (
     Trimmed,
 )
 from semel.stores.apply import apply
+from semel.stores.checks import check_result
 from semel.stores.engine import CursorHead, Known, Move, NewRecord, NewWork, WorkHead
 from semel.stores.points import reach
 from semel.stores.shared import (
@@ -807,6 +808,20 @@ class MemoryConnection:
         self._units.append(unit)
         return outcomes[-1]
 
+    def keep_result(self, scope: str, identity: str, result: bytes) -> bool:
+        """Nothing is written before the commit: it is enough to say it otherwise."""
+        for at, unit in enumerate(self._units):
+            ops = tuple(
+                msgspec.structs.replace(op, result=result)
+                if isinstance(op, Remember) and ((op.scope or op.queue), op.identity) == (scope, identity)
+                else op
+                for op in unit.ops
+            )
+            if ops != unit.ops:
+                self._units[at] = msgspec.structs.replace(unit, ops=ops)
+                return True
+        return False
+
     def commit(self) -> None:
         if self._is_open:
             try:
@@ -830,6 +845,9 @@ class MemoryTx:
 
     def apply(self, ops: Sequence[Op], *, wait: bool = True) -> tuple[Result, ...]:
         return unwrap_bound(self._connection.apply(check_bound(ops)))
+
+    def keep_result(self, scope: str, identity: str, result: bytes) -> bool:
+        return self._connection.keep_result(scope, identity, check_result(result))
 
 
 def _assign(target: Any, changes: dict[str, Any]) -> None:

@@ -196,6 +196,7 @@ class PostgresStore:
                 with transaction(session, "own_schema", lock_s=MIGRATE_S, wait_s=MIGRATE_S) as run:
                     if _schema(Statements(look)) >= number:
                         continue
+                    run.ask("into_own_schema")
                     session.execute(sql.encode(), prepare=False)
                     reach("migrate.step")
                     run.run("record_schema", number)

@@ -43,6 +43,11 @@ SELECT pg_advisory_xact_lock(1397050700, 1)
 -- name: own_schema
 SELECT pg_advisory_xact_lock(1397050700, 2)
 
+-- name: into_own_schema
+-- New tables come where the others are: the first schema of the search path may be another.
+SELECT set_config('search_path', quote_ident(n.nspname) || ', ' || current_setting('search_path'), true)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('semel_store')
+
 -- name: own_sweep
 SELECT pg_try_advisory_xact_lock(1397050700, 3)
 

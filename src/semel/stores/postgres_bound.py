@@ -32,7 +32,7 @@ from semel.kernel.ledger import Event
 from semel.kernel.ops import Advanced, Duplicate, Enqueue, Finish, Fresh, Log, Op, Remember, Result, WorkState
 from semel.kernel.position import Position
 from semel.stores.apply import events_of, fill_event, work_envelope
-from semel.stores.checks import COUNT_MAX, check_units
+from semel.stores.checks import COUNT_MAX, check_result, check_units
 from semel.stores.postgres_connection import FIX_DATA, Row, redact, translate_state
 from semel.stores.queries import load_queries
 from semel.stores.rows import ENVELOPE_COLUMNS, envelope_row
@@ -350,6 +350,10 @@ def _bytes_of(op: _Work) -> bytes:
 def _event_row(event: Event) -> dict[str, Any]:
     row = {name: value for name in LEDGER_FIELDS if (value := getattr(event, name)) is not None}
     return {**row, "session": event.session or event.message}
+
+
+def keep_result_query(scope: str, identity: str, result: bytes) -> BoundQuery:
+    return BoundQuery("keep_result", {"scope": scope, "identity": identity, "result": check_result(result)})
 
 
 # -- the steps

@@ -213,6 +213,11 @@ WHERE EXISTS (
 )
 LIMIT 1
 
+-- name: keep_result
+UPDATE semel_work SET result = $result::bytea
+WHERE scope = $scope::text AND identity = $identity::text AND state = 5
+RETURNING seq
+
 -- name: spoil
 -- There is no savepoint to go back to: what the call has done must not be committed.
 SELECT 1 / 0

@@ -21,6 +21,7 @@ from semel.stores.postgres_bound import (
     check_durable,
     check_same_store,
     is_plain,
+    keep_result_query,
     run_steps,
 )
 from semel.stores.postgres_connection import Row, Statements, errors
@@ -64,6 +65,10 @@ class PostgresTx:
                 raise
             return self._apply_generally(check_bound(ops))
 
+    def keep_result(self, scope: str, identity: str, result: bytes) -> bool:
+        query = keep_result_query(scope, identity, result)
+        return is_begun(self._connection) and bool(self._ask(query))
+
     def _ask(self, query: BoundQuery) -> list[Row]:
         """Whether it is prepared is for the connection to say: behind a pooler it must not be."""
         text, values = query.encoded()
@@ -85,6 +90,10 @@ class PostgresTx:
                     f"another transaction created the same {error} at this moment",
                     fix="roll back and run the transaction again",
                 ) from None
+
+
+def is_begun(connection: Connection[Any] | AsyncConnection[Any]) -> bool:
+    return connection.info.transaction_status != TransactionStatus.IDLE
 
 
 def check_open(connection: Connection[Any] | AsyncConnection[Any]) -> None:

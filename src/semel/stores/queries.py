@@ -20,3 +20,12 @@ def load_migrations(engine: str) -> list[tuple[int, str]]:
     folder = resources.files("semel.stores").joinpath("migrations").joinpath(engine)
     steps = [(int(entry.name[:4]), entry.read_text()) for entry in folder.iterdir() if entry.name.endswith(".sql")]
     return sorted(steps)
+
+
+def sqlite_record_sql(schema: int) -> str:
+    """For tables that somebody makes by hand: the row that a migration leaves, with a name that no other store has."""
+    return f"INSERT INTO semel_store VALUES (1, lower(hex(randomblob(16))), {schema}, 1, 0, 0, 0, 0, 0);\n"
+
+
+def postgres_record_sql(schema: int) -> str:
+    return load_queries("postgres.sql")["record_schema"].replace("$1", str(schema)) + ";\n"

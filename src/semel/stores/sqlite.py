@@ -311,11 +311,12 @@ class SqliteStore:
             self._retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), limit, turn)
 
     def begin_users(self, session: SqliteSession) -> None:
-        """In turn like our own. The connection's own wait would not beat, and be passed over."""
+        """In turn like our own, for as long as the connection would wait by itself: its own wait would not beat, and be
+        passed over."""
         if session.busy_s is not None:
             return self._begin(session, session.busy_s)
-        with at_once(session):
-            self._begin(session)
+        with at_once(session) as busy_s:
+            self._begin(session, busy_s)
 
     def give_way(self, limit_s: float) -> None:
         """Before a transaction that begins by itself: let those go first who wait for the write lock in turn."""

@@ -385,6 +385,9 @@ SELECT name, head, first FROM semel_stream ORDER BY name
 -- name: status_cursors
 SELECT name, stream, epoch, "offset", pins FROM semel_cursor ORDER BY name
 
+-- name: keep_result
+UPDATE semel_work SET result = ? WHERE scope = ? AND identity = ? AND state = 5 RETURNING seq
+
 -- name: status_remembered
 SELECT (SELECT count(*) FROM semel_identity) + (SELECT count(*) FROM semel_work WHERE state = 5)
 

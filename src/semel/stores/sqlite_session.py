@@ -23,7 +23,7 @@ class SqliteSession(Protocol):
 
     @property
     def busy_s(self) -> float | None:
-        """How long `BEGIN` may be tried, or None for as long as the store does."""
+        """How long `BEGIN` may be tried, or None for as long as the connection itself waits."""
         ...
 
     def execute(self, sql: str, params: Any = ()) -> Any: ...

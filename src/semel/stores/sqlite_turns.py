@@ -236,11 +236,12 @@ def _content(file: _File | None) -> bytes:
 
 
 @contextmanager
-def at_once(session: SqliteSession) -> Iterator[None]:
-    """SQLite does not wait in this connection. A user's may be set to, in steps of up to 100 ms and without a beat."""
+def at_once(session: SqliteSession) -> Iterator[float]:
+    """SQLite does not wait in this connection. A user's may be set to, in steps of up to 100 ms and without a beat;
+    gives the seconds for which it would."""
     [(timeout,)] = session.execute("PRAGMA busy_timeout").fetchall()
     session.execute("PRAGMA busy_timeout = 0").fetchall()
     try:
-        yield
+        yield timeout / 1000
     finally:
         session.execute(f"PRAGMA busy_timeout = {timeout}").fetchall()

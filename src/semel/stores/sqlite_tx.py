@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from semel.errors import InputError
 from semel.kernel.ops import Op, Result, Unit
 from semel.stores.apply import apply
+from semel.stores.checks import check_result
 from semel.stores.shared import check_bound, unwrap_bound
-from semel.stores.sqlite_engine import SqliteEngine
+from semel.stores.sqlite_engine import Q, SqliteEngine
 from semel.stores.sqlite_session import SqliteSession, session_of
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ class SqliteTx:
             finally:
                 session.execute("RELEASE semel")
         return results
+
+    def keep_result(self, scope: str, identity: str, result: bytes) -> bool:
+        values = (check_result(result), scope, identity)
+        self._check_begun()
+        with self._store._watched(), self._session.as_it_is():
+            if not self._session.in_transaction:
+                return False
+            return bool(self._session.execute(Q["keep_result"], values).fetchall())
 
     def _apply(self, unit: Unit) -> tuple[Result, ...]:
         engine = SqliteEngine(self._session, self._store._clock(), self._store.node)

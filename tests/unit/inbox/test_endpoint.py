@@ -168,3 +168,14 @@ def test_a_transport_that_redelivers_after_the_memory_is_warned_of() -> None:
     warning = keep_warning(EndpointOptions("orders", keep_s=300.0, redelivery_s=3600.0))
     assert warning is not None
     assert "keep_s to 3600" in warning
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"parallel": "4"}, {"parallel": 1.5}, {"share_commit": True}, {"buffer_high": None}, {"lease_s": float("nan")},
+     {"lease_s": "30"}, {"keep_s": None}, {"keep_s": float("inf")}, {"expire_s": "1"}, {"redelivery_s": float("nan")}],
+)  # fmt: skip
+def test_what_is_no_number_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} is") as caught:
+        EndpointOptions("orders", **options)
+    assert caught.value.fix.startswith("use ")

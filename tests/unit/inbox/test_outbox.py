@@ -53,6 +53,7 @@ def caller() -> OutboxCalls:
         ("https://a.example:8443/x?y=1", Destination(DestinationKind.URL, "https://a.example:8443/x?y=1")),
         ("nats:orders.new", Destination(DestinationKind.BROKER, "nats", to="orders.new")),
         ("amqp:orders", Destination(DestinationKind.BROKER, "amqp", to="orders")),
+        ("kafka:orders", Destination(DestinationKind.BROKER, "kafka", to="orders")),
     ],
 )
 def test_a_destination_and_its_text_undo_each_other(text: str, expected: Destination) -> None:
@@ -82,7 +83,7 @@ def test_names_of_a_hub_that_differ_in_case_are_one() -> None:
     ["", "chat", "hub:", "hub:1", "hub:chat/", "hub:chat/room", "hub:chat/group", "hub:chat/group/", "hub:chat/all/x",
      "stream:", "stream:Orders", "endpoint:", "endpoint:" + "x" * 200, "https://", "https:///x", "http://a:b@c/",
      "http://a/#f", "http://a b/", "http://a:x/", "http://a:0/", "http://[::/",
-     "nats:", "nats:a b", "kafka:t", "x" * 3000],
+     "nats:", "nats:a b", "Kafka:t", "kafka:", "ka fka:t", "kafka://ann:secret@broker/t", "x" * 3000],
 )  # fmt: skip
 def test_what_is_no_destination_is_refused(wrong: str) -> None:
     with pytest.raises(InputError) as caught:

@@ -561,7 +561,7 @@ class Performer:
         try:
             return delivered(effect.token, _checked_answer(host.name, effect.item, host.handler(effect.item)))
         except Exception as error:
-            log.warning("the handler of %s failed", host.name, exc_info=True)
+            log.warning("the handler of %s failed at %s", host.name, effect.item.envelope.id, exc_info=True)
             return failure_event(effect.token, error)
 
     async def _handle(self, seat: Seat, effect: Deliver) -> None:
@@ -569,7 +569,7 @@ class Performer:
         try:
             event = delivered(effect.token, await self._call_handler(seat.machine.name, effect.item))
         except (Exception, SystemExit) as error:
-            log.warning("the handler of %s failed", seat.machine.name, exc_info=True)
+            log.warning("the handler of %s failed at %s", seat.machine.name, effect.item.envelope.id, exc_info=True)
             event = failure_event(effect.token, error)
         finally:
             self._interpreter.feed(seat, event)

@@ -18,10 +18,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from functools import partial
 from tempfile import TemporaryDirectory
+from typing import Unpack
 
 from semel.errors import InputError
 from semel.inbox.endpoint import EndpointMode
+from semel.inbox.messages import Attributes, check_envelope
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
 from semel.runtime.inbox import operating, service
@@ -42,6 +45,7 @@ class App(Application):
         """Take one delivery of a transport, and say what becomes of it: an ack, or not. An inline endpoint handles it
         first; a buffered one waits until it has room for it in memory."""
         found = self.check_endpoint(endpoint)
+        check_envelope(envelope)
         if found.options.mode is EndpointMode.DURABLE:
             raise InputError(f"endpoint {endpoint!r} is durable", fix="let a durable endpoint store it: receive()")
         if found.options.mode is EndpointMode.BUFFERED:
@@ -54,8 +58,26 @@ class App(Application):
         if found.options.mode is not EndpointMode.BUFFERED:
             return super().receive(endpoint, envelopes)
         _ = self.handlers
-        buffer_of(self, found).put_now(envelopes)
+        buffer_of(self, found).put_now([check_envelope(each) for each in envelopes])
         return [Verdict.BUFFERED] * len(envelopes)
+
+    async def receive_async(self, endpoint: str, envelopes: Sequence[Envelope]) -> list[Verdict]:
+        """`receive` for a coroutine: other tasks go on while the store is waited for."""
+        return await asyncio.to_thread(self.receive, endpoint, envelopes)
+
+    async def send_async(
+        self,
+        message: object,
+        to: str,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        after_s: float | None = None,
+        **attributes: Unpack[Attributes],
+    ) -> tuple[str, Verdict]:
+        """`send` for a coroutine."""
+        send = partial(self.send, message, to, id=id, key=key, after_s=after_s, **attributes)
+        return await asyncio.to_thread(send)
 
     # -- for operators
 
@@ -64,7 +86,7 @@ class App(Application):
         return operating.dead_letters(self, endpoint)
 
     def replay(self, endpoint: str, identity: str) -> None:
-        """Let a dead letter be handled again."""
+        """Let a dead letter be handled again. It is named by its identity, or by the id of its message."""
         operating.replay(self, endpoint, identity)
 
     def discard(self, endpoint: str, identity: str) -> None:
@@ -80,11 +102,17 @@ class App(Application):
 
     def run(self) -> None:
         """Run until SIGINT or SIGTERM, then finish what has begun."""
+        _check_no_loop("run")
         service.run_until_signalled(self)
 
     def drain(self, timeout_s: float = 30.0) -> int:
         """Handle all that is due, in this thread, and return how many messages there were. For tests."""
+        _check_no_loop("drain")
         return service.drain(self, timeout_s)
+
+    async def drain_async(self, timeout_s: float = 30.0) -> int:
+        """`drain` for a test that is a coroutine."""
+        return await service.drain_async(self, timeout_s)
 
     def memory(self) -> App:
         """The same application on a store of its own, in memory. For tests: what its handlers send stays where it can
@@ -105,3 +133,13 @@ class App(Application):
         super().close()
         if self._folder is not None:
             self._folder.cleanup()
+
+
+def _check_no_loop(name: str) -> None:
+    """A loop that waits for another one would stand still."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    instead = {"drain": "await app.drain_async()", "run": "await app.serve()"}[name]
+    raise InputError(f"{name}() is called inside an event loop", fix=f"use `{instead}`")

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from hashlib import sha256
@@ -20,14 +20,14 @@ from typing import Any, Unpack
 import msgspec
 
 from semel.auth.keys import parse_connection_string
-from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy, StoreError
+from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy, StoreError, TransactionEnded
 from semel.inbox.cron import Schedule
-from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy, keep_warning
-from semel.inbox.failure import FailureRule, FailureRules, on
-from semel.inbox.identity import Identity, IdentityMode, identify, identify_id, inbox_hop
+from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy, is_seconds, keep_warning
+from semel.inbox.failure import FailureRule, FailureRules, check_rules, on
+from semel.inbox.identity import Identity, IdentityMode, first_envelope, identify, inbox_hop
 from semel.inbox.inline import KEEPING_S
-from semel.inbox.messages import Attributes, envelope_of, type_name
-from semel.inbox.outbox import outbox_queue, parse_destination
+from semel.inbox.messages import Attributes, check_envelope, envelope_of, in_us, type_name
+from semel.inbox.outbox import check_broker, outbox_queue, parse_destination
 from semel.inbox.reservation import as_message
 from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind, message_event
@@ -56,7 +56,7 @@ from semel.runtime.inbox.late_marks import LateMarks
 from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
 from semel.runtime.inbox.providers import Provider, given_provider, own_providers
 from semel.runtime.inbox.relay import Sender
-from semel.runtime.inbox.settings import needed_store, read_settings
+from semel.runtime.inbox.settings import check_not_the_servers, needed_store, read_settings
 from semel.runtime.transactions import bind
 from semel.stores.open import open_store
 from semel.stores.points import reach
@@ -64,7 +64,7 @@ from semel.stores.points import reach
 log = logging.getLogger(__name__)
 
 UNREADABLE_TYPE = "unreadable"
-UNREADABLE = on(MessageRefused).dead_letter()
+NEVER_AGAIN = on(MessageRefused, TransactionEnded).dead_letter()
 SWEEP_EVERY_S = 60.0
 SWEEP_ROWS = 200
 
@@ -78,15 +78,52 @@ class Verdict(StrEnum):
     BUFFERED = "buffered"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class First:
     """The answer of `app.first`: true for the first one. `result` is what the first one left for its duplicates."""
 
     is_first: bool
     result: bytes = b""
+    _mark: FirstMark | None = field(default=None, repr=False, compare=False)
 
     def __bool__(self) -> bool:
         return self.is_first
+
+    def keep(self, result: bytes) -> None:
+        """Leave a result for the duplicates, in the same transaction as the mark: at most 4,096 bytes."""
+        mark = self._own_mark()
+        kept = mark.tx.keep_result(mark.scope, mark.identity, result)
+        if asyncio.iscoroutine(kept):
+            kept.close()
+            raise InputError("the calls of this connection are awaited", fix="use `await first.keep_async(...)`")
+        self._check_kept(kept, result)
+
+    async def keep_async(self, result: bytes) -> None:
+        """`keep` for the answer of `first_async`."""
+        mark = self._own_mark()
+        self._check_kept(await mark.tx.keep_result(mark.scope, mark.identity, result), result)
+
+    def _own_mark(self) -> FirstMark:
+        if self._mark is None:
+            raise InputError("a duplicate has its result already", fix="keep one only `if first:`")
+        return self._mark
+
+    def _check_kept(self, is_kept: bool, result: bytes) -> None:
+        if not is_kept:
+            raise InputError(
+                "the transaction of the mark has ended",
+                fix="keep the result before the commit, or after another first()",
+            )
+        self.result = result
+
+
+@dataclass(frozen=True, slots=True)
+class FirstMark:
+    """What the first one has written, and in which transaction."""
+
+    tx: Any
+    scope: str
+    identity: str
 
 
 class Application:
@@ -115,8 +152,8 @@ class Application:
         hub = hub if hub is not None else self.settings.hub
         self.name = name
         self.mode = _mode(identity)
-        self.keep_s = keep_s or self.settings.keep_s or KEEP_S
-        self.styles = styles or StylePolicy()
+        self.keep_s = check_keep(next(each for each in (keep_s, self.settings.keep_s, KEEP_S) if each is not None))
+        self.styles = _policy(styles)
         self.endpoints: dict[str, InboxEndpoint] = {}
         self.rules: tuple[FailureRule, ...] = ()
         self.routes: dict[str, str] = {}
@@ -127,6 +164,7 @@ class Application:
         self.buffers: dict[str, Any] = {}
         self._gates: dict[str, EndpointGate] = {}
         self.url = store if isinstance(store, str) else store.url
+        check_not_the_servers(self.settings, self.url)
         self._node = node
         self._store: Store | None = None if isinstance(store, str) else store
         self._owns_store = isinstance(store, str)
@@ -146,7 +184,7 @@ class Application:
         if name in self.endpoints:
             raise ConfigError(f"there are two endpoints {name!r}", fix="add the handlers of both to one of them")
         options = {"keep_s": self.keep_s, **options, **self.settings.endpoints.get(name, {})}
-        self.endpoints[name] = InboxEndpoint(EndpointOptions(name, **options), tuple(errors))
+        self.endpoints[name] = InboxEndpoint(EndpointOptions(name, **options), check_rules(errors))
         if (warning := keep_warning(self.endpoints[name].options)) is not None:
             log.warning("%s", warning)
         self._handlers = None
@@ -154,7 +192,7 @@ class Application:
 
     def errors(self, *rules: FailureRule) -> None:
         """Rules for the failures of all handlers; those of a handler and of its endpoint come first."""
-        self.rules += rules
+        self.rules += check_rules(rules)
 
     def provide(self, kind: type, begin: Any) -> None:
         """Let handlers ask for a transaction of this type. `begin` opens one: sessions.begin, engine.begin."""
@@ -167,14 +205,29 @@ class Application:
         self.routes[message if isinstance(message, str) else type_name(message)] = to
 
     def sender(self, name: str, send: Sender) -> None:
-        """Who sends to a destination outside: "hub", "url", or the name of a broker."""
-        self.senders[name] = send
+        """Who sends to a destination outside: "hub", "url", or a name of your own: "kafka" gets what goes to
+        kafka:orders."""
+        if not callable(send):
+            raise ConfigError(f"{send!r} sends nothing", fix="pass a coroutine function of destination and envelope")
+        self.senders[check_broker(name)] = send
 
     def every(
-        self, schedule: str, message: Callable[[], object] | object, *, to: str, name: str, tz: Any = None
+        self,
+        schedule: str,
+        message: Callable[[], object] | object,
+        *,
+        to: str,
+        name: str,
+        tz: Any = None,
+        **attributes: Unpack[Attributes],
     ) -> None:
         """Send a message at the times of a cron schedule. However many processes run, each time sends one."""
-        self.periodic.append(Periodic(Schedule(name, schedule, tz) if tz else Schedule(name, schedule), message, to))
+        parse_destination(to)
+        times = Schedule(name, schedule, tz) if tz else Schedule(name, schedule)
+        periodic = Periodic(times, message, to, attributes)
+        if not periodic.is_made_each_time:
+            envelope_of(message, name, **attributes)  # refused here, not when its time has come
+        self.periodic.append(periodic)
 
     # -- the store
 
@@ -200,8 +253,9 @@ class Application:
         return self._handlers
 
     def rules_for(self, endpoint: InboxEndpoint, handler: ReadyHandler | None) -> FailureRules:
-        """What nobody can read will not be readable the next time, whatever a rule for all errors says."""
-        own = (UNREADABLE, *handler.errors) if handler is not None else (UNREADABLE,)
+        """What nobody can read will not be readable the next time, and what has committed without its mark would have
+        its effect again, whatever a rule for all errors says."""
+        own = (NEVER_AGAIN, *handler.errors) if handler is not None else (NEVER_AGAIN,)
         return FailureRules(own, endpoint.errors, self.rules, failed_head=endpoint.options.failed_head)
 
     def gate(self, endpoint: str) -> EndpointGate:
@@ -225,7 +279,7 @@ class Application:
 
     @property
     def context(self) -> HandlerContext:
-        return HandlerContext(self.name, self.store, self.routes, now_us, mint, self.endpoints)
+        return HandlerContext(self.name, self.store, self.routes, now_us, mint, self.endpoints, self.senders)
 
     def close(self) -> None:
         """Close what this application has opened. Marks that are still to be written get a last try."""
@@ -251,7 +305,7 @@ class Application:
     ) -> tuple[str, Verdict]:
         """Store a message at an endpoint, in a commit of its own. Returns its id and whether it is new."""
         envelope = envelope_of(message, id if id is not None else mint(), **attributes)
-        due = None if after_s is None else now_us() + round(after_s * 1_000_000)
+        due = None if after_s is None else now_us() + in_us(after_s)
         handler = self.handlers[self._durable(to).name].get(envelope.type)
         if handler is None:
             raise InputError(
@@ -259,7 +313,7 @@ class Application:
                 fix=f"add one: @{to}.on(...), or send it to the endpoint that has it",
             )
         if isinstance(message, Envelope):
-            handler.message_of(envelope)  # refused here, where its sender sees it
+            _check_readable(handler, envelope)
         return envelope.id, self._commit([self.enqueue(to, envelope, key=key, due=due)])[0]
 
     def receive(self, endpoint: str, envelopes: Sequence[Envelope]) -> list[Verdict]:
@@ -268,7 +322,7 @@ class Application:
         A message of an unknown type is stored like any other and becomes a dead letter: nothing is lost.
         """
         self._durable(endpoint)
-        verdicts = self._commit([self.enqueue(endpoint, envelope) for envelope in envelopes])
+        verdicts = self._commit([self.enqueue(endpoint, check_envelope(envelope)) for envelope in envelopes])
         reach("inbox.stored")
         return verdicts
 
@@ -351,14 +405,23 @@ class Application:
     # -- in transactions of the user
 
     def first(
-        self, connection: Any, endpoint: str, id: str, *, result: bytes = b"", keep_s: float | None = None
+        self,
+        connection: Any,
+        endpoint: str,
+        id: str | Envelope,
+        *,
+        source: str | None = None,
+        deduplication_id: str | None = None,
+        result: bytes = b"",
+        keep_s: float | None = None,
     ) -> First:
         """Whether this is the first time that a message is handled, by the user's own open transaction.
 
         The mark is written with whatever the user writes, and gone with it when that is rolled back. Raises StoreBusy
-        when another transaction is handling the same message just now: give it back, or try again later.
+        when another transaction is handling the same message just now: give it back, or try again later. `id` may be
+        the envelope; of an event, `source` and `deduplication_id` say what its envelope would.
         """
-        op = self._remember(endpoint, id, result, keep_s)
+        op = self._remember(endpoint, id, source, deduplication_id, result, keep_s)
         self._sweep_sometimes()
         tx: Any = bind(self.store, connection)
         answer = tx.apply([op], wait=False)
@@ -367,31 +430,47 @@ class Application:
             raise InputError(
                 f"calls of a {type(connection).__name__} are awaited", fix="use `await app.first_async(...)`"
             )
-        return _first(answer[0])
+        return _first(answer[0], tx, op)
 
     async def first_async(
-        self, connection: Any, endpoint: str, id: str, *, result: bytes = b"", keep_s: float | None = None
+        self,
+        connection: Any,
+        endpoint: str,
+        id: str | Envelope,
+        *,
+        source: str | None = None,
+        deduplication_id: str | None = None,
+        result: bytes = b"",
+        keep_s: float | None = None,
     ) -> First:
         """`first` for a connection whose calls are awaited."""
-        op = self._remember(endpoint, id, result, keep_s)
+        op = self._remember(endpoint, id, source, deduplication_id, result, keep_s)
         self._sweep_sometimes()
         tx: Any = bind(self.store, connection)
-        return _first((await tx.apply([op], wait=False))[0])
+        return _first((await tx.apply([op], wait=False))[0], tx, op)
 
-    def _remember(self, endpoint: str, id: str, result: bytes, keep_s: float | None) -> Remember:
+    def _remember(
+        self,
+        endpoint: str,
+        id: str | Envelope,
+        source: str | None,
+        deduplication_id: str | None,
+        result: bytes,
+        keep_s: float | None,
+    ) -> Remember:
         """The endpoint need not have handlers: who calls `first` is one."""
         known = self.endpoints.get(endpoint)
         keep = keep_s if keep_s is not None else known.options.keep_s if known is not None else self.keep_s
-        who = identify_id(self.name, endpoint, id, self.mode)
-        hop = inbox_hop(endpoint)
+        envelope = first_envelope(id, source, deduplication_id)
+        who, hop = self.identity_of(endpoint, envelope), inbox_hop(endpoint)
         return Remember(
             who.queue,
             who.identity,
             scope=who.scope if who.scope != who.queue else None,
-            keep_s=keep,
+            keep_s=check_keep(keep),
             result=result,
-            on_fresh=(Event(Kind.ACCEPTED, hop, message=id), Event(Kind.HANDLED, hop, message=id)),
-            on_duplicate=Event(Kind.DUPLICATE, hop, message=id),
+            on_fresh=(Event(Kind.ACCEPTED, hop, message=envelope.id), Event(Kind.HANDLED, hop, message=envelope.id)),
+            on_duplicate=Event(Kind.DUPLICATE, hop, message=envelope.id),
         )
 
     @contextmanager
@@ -437,9 +516,36 @@ class Periodic:
     schedule: Schedule
     message: Any
     to: str
+    attributes: Attributes = field(default_factory=Attributes)
+
+    @property
+    def is_made_each_time(self) -> bool:
+        return callable(self.message) and not isinstance(self.message, type)
 
     def make(self) -> object:
-        return self.message() if callable(self.message) and not isinstance(self.message, type) else self.message
+        return self.message() if self.is_made_each_time else self.message
+
+
+def _check_readable(handler: ReadyHandler, envelope: Envelope) -> None:
+    """Refused where its sender sees it. There is no dead letter to replay: nothing was stored."""
+    try:
+        handler.message_of(envelope)
+    except MessageRefused as error:
+        raise MessageRefused(
+            error.message, fix="send a body with the fields that the handler reads; nothing was stored"
+        ) from None
+
+
+def check_keep(keep_s: float) -> float:
+    if not is_seconds(keep_s) or keep_s <= 0:
+        raise ConfigError(f"keep_s is {keep_s!r}", fix="use seconds above 0: an identity is kept for a time")
+    return keep_s
+
+
+def _policy(styles: StylePolicy | None) -> StylePolicy:
+    if styles is not None and not isinstance(styles, StylePolicy):
+        raise ConfigError(f"styles is {styles!r}", fix="give a policy: styles=StylePolicy(with_transaction='eager')")
+    return styles or StylePolicy()
 
 
 def _mode(text: str) -> IdentityMode:
@@ -454,9 +560,11 @@ def _verdict(result: Result) -> Verdict:
     return Verdict.STORED if isinstance(result, Fresh) else Verdict.DUPLICATE
 
 
-def _first(result: Result) -> First:
+def _first(result: Result, tx: Any, op: Remember) -> First:
     assert isinstance(result, Fresh | Duplicate), "an identity is new or it is not"
-    return First(True) if isinstance(result, Fresh) else First(False, result.result or b"")
+    if isinstance(result, Duplicate):
+        return First(False, result.result or b"")
+    return First(True, op.result, FirstMark(tx, op.scope or op.queue, op.identity))
 
 
 def breaker_key(app: str, endpoint: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from semel.errors import ConfigError, InputError
 from semel.inbox.endpoint import EndpointOptions, HandlerFacts, Style, StylePolicy, style_for
-from semel.inbox.failure import FailureRule
+from semel.inbox.failure import FailureRule, check_rules
 from semel.inbox.messages import MessageTypes, decode
 from semel.kernel.envelope import Envelope
 from semel.runtime.inbox.injection import Signature, read_signature
@@ -84,9 +84,10 @@ class InboxEndpoint:
         handler: "eager", "optimistic", "reserved" or "none".
         """
         style = None if idempotency is None else _style(idempotency)
+        rules = check_rules(errors)
 
         def register(function: F) -> F:
-            self._registered.append(Registered(function, message, key, outside, style, tuple(errors)))
+            self._registered.append(Registered(function, message, key, outside, style, rules))
             return function
 
         return register

@@ -27,6 +27,7 @@ from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.inbox.endpoint import ReadyHandler
 from semel.runtime.inbox.injection import Wanted
 from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
+from semel.runtime.inbox.own_commits import check_not_ended, watched
 from semel.runtime.transactions import bind
 from semel.stores.points import reach
 
@@ -44,9 +45,11 @@ class HandlerContext:
     now: Callable[[], int]
     mint: Callable[[], str]
     endpoints: Collection[str] = ()
+    senders: Collection[str] = ()
 
     def outbox(self, handler: str, handled: Identity | None) -> Outbox:
-        return Outbox(OutboxCalls(self.app, handler, handled), self.routes, self.now, self.mint, self.endpoints)
+        calls = OutboxCalls(self.app, handler, handled)
+        return Outbox(calls, self.routes, self.now, self.mint, self.endpoints, self.senders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,9 @@ class HandlerRun:
         try:
             with self._begin() as transaction:
                 self._apply_first(transaction)
+                ended = watched(transaction)
                 self._call({**given, Wanted.TRANSACTION: transaction})
+                check_not_ended(self.handler.signature.name, ended)
                 if not self._commit_at_once(outbox, transaction):
                     self._apply(outbox, transaction)
         except StaleFence:
@@ -91,8 +96,9 @@ class HandlerRun:
 
     def begun_in(self, transaction: Any) -> Outbox:
         """Run in a transaction that others share; what it sends is written with theirs."""
-        outbox = self._outbox()
+        outbox, ended = self._outbox(), watched(transaction)
         self._call({**self._given(outbox), Wanted.TRANSACTION: transaction})
+        check_not_ended(self.handler.signature.name, ended)
         return outbox
 
     async def on_loop(self) -> Answer:
@@ -122,7 +128,9 @@ class HandlerRun:
             tx: Any = bind(self.context.store, transaction)
             if self.before:
                 _check_new(await tx.apply(self.before, wait=False))
+            ended = watched(transaction)
             await self._call({**given, Wanted.TRANSACTION: transaction})
+            check_not_ended(self.handler.signature.name, ended)
             reach("inbox.returned")
             _check_new((await apply_outbox_async(tx, outbox, *self.mark))[: len(self.mark)])
             reach("inbox.marked")
@@ -132,7 +140,9 @@ class HandlerRun:
         transaction = await asyncio.to_thread(manager.__enter__)
         try:
             await _to_its_end(self._apply_first, transaction)
+            ended = watched(transaction)
             await self._call({**given, Wanted.TRANSACTION: transaction})
+            check_not_ended(self.handler.signature.name, ended)
             await _to_its_end(self._apply, outbox, transaction)
         except BaseException as error:
             if not await _to_its_end(manager.__exit__, type(error), error, error.__traceback__):

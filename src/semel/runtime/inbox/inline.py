@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from semel.errors import StaleFence, StoreError
+from semel.errors import DuplicateMessage, StaleFence, StoreError
 from semel.inbox.inline import CommitOps, InlineSteps, MarkLater, PauseEndpoint, RunHandler, Step, StoreBody, WaitFor
 from semel.inbox.settle import DeliveryEnd, RowFate, Settlement
 from semel.kernel.envelope import Envelope
@@ -132,8 +132,10 @@ class InlineDelivery:
     def _warn(self, step: Step, error: Exception) -> None:
         if isinstance(error, StoreError):
             log.warning("the store did not take %s: %s", self.envelope.id, error)
+        elif isinstance(error, DuplicateMessage):
+            log.info("%s at %s is a duplicate: it was handled before", self.envelope.id, self.endpoint.name)
         elif isinstance(step, RunHandler):
-            log.warning("the handler of %s failed", self.endpoint.name, exc_info=error)
+            log.warning("the handler of %s failed at %s", self.endpoint.name, self.envelope.id, exc_info=error)
 
     # -- the handler
 

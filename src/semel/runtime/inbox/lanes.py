@@ -165,7 +165,7 @@ class HandlerLanes:
     def _event(self, job: _Job, answer: Answer | BaseException) -> Event:
         if not isinstance(answer, BaseException):
             return delivered(job.token, answer)
-        log.warning("a handler of %s failed", self._runner.name, exc_info=answer)
+        log.warning("a handler of %s failed at %s", self._runner.name, job.row.envelope.id, exc_info=answer)
         return failure_event(job.token, answer)
 
     def _wake_soon(self) -> None:

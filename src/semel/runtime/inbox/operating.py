@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from semel.errors import InputError, StoreBusy
+from semel.inbox.endpoint import FailedHead
+from semel.inbox.identity import identify_id
 from semel.inbox.outbox import outbox_hop, outbox_queue
 from semel.kernel.envelope import rfc3339
 from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Attempts, Finish, Log, Op, Put, Refused, WorkRow, WorkState
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.inbox.definition import Application, breaker_key, now_us
+from semel.runtime.inbox.own_schema import check_schema, schema_prologue
 from semel.stores.points import reach
-from semel.stores.queries import load_migrations
+from semel.stores.queries import load_migrations, postgres_record_sql, sqlite_record_sql
 
 LETTERS = (WorkState.DEAD, WorkState.PARKED)
 """Both wait for a human: given up after its last attempt, or put aside."""
 LETTERS_MAX = 1000
+BLOCKED_LOOK_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,8 @@ class QueueStatus:
     counts: dict[str, int]
     breaker: str = ""
     """Until when the breaker of a process is open."""
+    blocked: int = 0
+    """How many open messages wait behind a dead or parked one of their key, among the first 10,000."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,12 +60,24 @@ def queue_status(app: Application) -> list[QueueStatus]:
     """One line for each endpoint, and one for the outbox."""
     paused, now = paused_endpoints(app), now_us()
     rows = [(each.options.queue, name in paused, open_until(app, name, now)) for name, each in app.endpoints.items()]
+    passing = {each.options.queue for each in app.endpoints.values() if each.options.failed_head is FailedHead.PASSES}
     found = []
     for queue, is_paused, breaker in [*rows, (outbox_queue(app.name), False, "")]:
         counts = app.store.work_counts(queue).get(queue, {})
         by_name = {state.name.lower(): count for state, count in counts.items()}
-        found.append(QueueStatus(queue, is_paused, by_name, breaker))
+        has_letters = any(counts.get(state) for state in LETTERS) and queue not in passing
+        blocked = count_blocked(app, queue) if has_letters else 0
+        found.append(QueueStatus(queue, is_paused, by_name, breaker, blocked))
     return found
+
+
+def count_blocked(app: Application, queue: str) -> int:
+    letters = app.store.work_rows(queue, LETTERS, limit=LETTERS_MAX)
+    keys = {row.key for row in letters} - {None}
+    if not keys:
+        return 0
+    behind = app.store.work_rows(queue, (WorkState.READY, WorkState.SCHEDULED), limit=BLOCKED_LOOK_MAX)
+    return sum(row.key in keys for row in behind)
 
 
 def open_until(app: Application, endpoint: str, now: int) -> str:
@@ -106,9 +125,39 @@ def _place(app: Application, name: str) -> _Place:
     return _Place(options.queue, options.hop, options.keep_s)
 
 
-def dead_letters(app: Application, endpoint: str) -> list[DeadLetter]:
+def dead_letters(app: Application, endpoint: str, limit: int = LETTERS_MAX) -> list[DeadLetter]:
     queue = _place(app, endpoint).queue
-    return [letter_of(row) for row in app.store.work_rows(queue, LETTERS, limit=LETTERS_MAX)]
+    return [letter_of(row) for row in app.store.work_rows(queue, LETTERS, limit=limit)]
+
+
+def count_letters(app: Application, endpoint: str) -> int:
+    """All of them, however many `dead_letters` shows."""
+    queue = _place(app, endpoint).queue
+    counts = app.store.work_counts(queue).get(queue, {})
+    return sum(counts.get(state, 0) for state in LETTERS)
+
+
+def letters_like(app: Application, endpoint: str, cause: str = "") -> list[str]:
+    """The identities of all dead letters whose cause has that text in it, the oldest first."""
+    queue = _place(app, endpoint).queue
+    return [row.identity for row in _letters(app, queue) if cause in (row.cause or "")]
+
+
+def _letters(app: Application, queue: str) -> Iterator[WorkRow]:
+    after = 0
+    while rows := app.store.work_rows(queue, LETTERS, after, LETTERS_MAX):
+        yield from rows
+        after = rows[-1].seq
+
+
+def move_many(move: Callable[[str], None], identities: Iterable[str]) -> list[str]:
+    """Those that were moved: what somebody else has moved meanwhile is left alone."""
+    moved = []
+    for identity in identities:
+        with suppress(InputError, StoreBusy):
+            move(identity)
+            moved.append(identity)
+    return moved
 
 
 def letter_of(row: WorkRow) -> DeadLetter:
@@ -158,8 +207,11 @@ def _move(app: Application, row: WorkRow, endpoint: str, finish: Finish, kind: K
 
 
 def _letter(app: Application, endpoint: str, identity: str) -> WorkRow:
+    """By its identity, or by the id of its message, which is what logs and senders say."""
     queue = _place(app, endpoint).queue
     row = app.store.work(queue, identity)
+    if row is None:
+        row = _letter_of_message(app, queue, endpoint, identity)
     if row is None or row.state not in LETTERS:
         state = "is not known" if row is None else f"is {row.state.name.lower()}"
         raise InputError(
@@ -168,7 +220,22 @@ def _letter(app: Application, endpoint: str, identity: str) -> WorkRow:
     return row
 
 
-def schema_sql(app: Application) -> str:
-    """The statements that create the tables, for somebody who has the right to run them."""
-    engine = "sqlite" if app.url.startswith("sqlite:") else "postgres"
-    return "\n".join(sql for _, sql in load_migrations(engine))
+def _letter_of_message(app: Application, queue: str, endpoint: str, id: str) -> WorkRow | None:
+    by_id = app.store.work(queue, identify_id(app.name, endpoint, id, app.mode).identity)
+    if by_id is not None:
+        return by_id
+    found = [row for row in _letters(app, queue) if row.envelope.id == id]
+    if len(found) > 1:
+        names = ", ".join(repr(row.identity) for row in found[:5])
+        raise InputError(f"{len(found)} dead letters at {endpoint!r} have the id {id!r}", fix=f"name one: {names}")
+    return found[0] if found else None
+
+
+def schema_sql(app: Application, schema: str | None = None) -> str:
+    """The statements that create the tables, for somebody who has the right to run them. The last one records what the
+    tables are, as a migration would: without it they are nobody's store."""
+    is_sqlite = app.url.startswith("sqlite:")
+    steps = load_migrations("sqlite" if is_sqlite else "postgres")
+    record = sqlite_record_sql(steps[-1][0]) if is_sqlite else postgres_record_sql(steps[-1][0])
+    prologue = [] if schema is None else [schema_prologue(check_schema(app.url, schema))]
+    return "\n".join([*prologue, *(sql for _, sql in steps), record])

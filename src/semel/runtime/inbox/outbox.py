@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Unpack
 
 from semel.errors import InputError, StaleFence
-from semel.inbox.messages import Attributes, type_name
-from semel.inbox.outbox import Destination, DestinationKind, OutboxCalls, parse_destination
+from semel.inbox.messages import Attributes, in_us, type_name
+from semel.inbox.outbox import BROKERS, FIX_DESTINATION, Destination, DestinationKind, OutboxCalls, parse_destination
 from semel.kernel.ops import Log, Op, Result
 from semel.kernel.store import AsyncTx, Tx
 
@@ -30,9 +30,12 @@ class Outbox:
         now: Callable[[], int],
         mint: Callable[[], str],
         endpoints: Collection[str] = (),
+        senders: Collection[str] = (),
     ) -> None:
-        """`endpoints` are those of the application; empty where it has none to its knowledge."""
+        """`endpoints` are those of the application; empty where it has none to its knowledge. `senders` are for the
+        destinations that Semel itself does not know."""
         self._endpoints = endpoints
+        self._senders = senders
         self._calls = calls
         self._routes = routes
         self._now = now
@@ -82,13 +85,7 @@ class Outbox:
     def _to(self, message: object, to: Destination | str | None) -> Destination:
         found = self._routed(message, to)
         destination = found if isinstance(found, Destination) else parse_destination(found)
-        is_known = not self._endpoints or destination.name in self._endpoints
-        if destination.kind is DestinationKind.ENDPOINT and not is_known:
-            raise InputError(
-                f"there is no endpoint {destination.name!r} in this application",
-                fix=f"make it: app.endpoint({destination.name!r}), or publish to one that there is",
-            )
-        return destination
+        return check_known(destination, self._endpoints, self._senders)
 
     def _routed(self, message: object, to: Destination | str | None) -> Destination | str:
         if to is not None:
@@ -105,7 +102,7 @@ class Outbox:
         if (at is None) == (after_s is None):
             raise InputError("a scheduled message needs a time", fix="give either at= or after_s=")
         if after_s is not None:
-            return self._now() + round(after_s * 1_000_000)
+            return self._now() + in_us(after_s)
         assert at is not None, "one of the two is given"
         if at.tzinfo is None:
             raise InputError(f"{at} has no time zone", fix="use datetime.now(UTC) or give a tzinfo")
@@ -125,6 +122,22 @@ class Outbox:
         """Each is a unit of its own: one that comes too late is refused, and the others are not."""
         calls = self._calls
         return tuple((op, Log(event)) for op, event in zip(calls.cancels, calls.cancelled, strict=True))
+
+
+def check_known(destination: Destination, endpoints: Collection[str], senders: Collection[str]) -> Destination:
+    """Refuse where it is written what would otherwise fail when it is sent."""
+    name = destination.name
+    if destination.kind is DestinationKind.ENDPOINT and endpoints and name not in endpoints:
+        raise InputError(
+            f"there is no endpoint {name!r} in this application",
+            fix=f"make it: app.endpoint({name!r}), or publish to one that there is",
+        )
+    if destination.kind is DestinationKind.BROKER and name not in (*BROKERS, *senders):
+        raise InputError(
+            f"nobody sends to {name}: {destination}",
+            fix=f"add who does: app.sender({name!r}, send), or {FIX_DESTINATION}",
+        )
+    return destination
 
 
 def apply_cancels(tx: Tx, outbox: Outbox) -> None:

@@ -128,10 +128,15 @@ def sqlite_provider(store: SqliteStore) -> Provider:
 def psycopg_providers(store: PostgresPlace) -> list[Provider]:
     import psycopg
 
+    from semel.runtime.inbox.psycopg_watch import WatchedAsyncCursor, WatchedCursor
     from semel.stores.postgres_done import DoneCommit
 
     url = store.url
-    idle: _Idle[psycopg.Connection[Any]] = _Idle(lambda: psycopg.connect(url), lambda connection: connection.close())
+
+    def connect() -> psycopg.Connection[Any]:
+        return psycopg.connect(url, cursor_factory=WatchedCursor)
+
+    idle: _Idle[psycopg.Connection[Any]] = _Idle(connect, lambda connection: connection.close())
 
     @contextmanager
     def begin() -> Iterator[psycopg.Connection[Any]]:
@@ -140,6 +145,9 @@ def psycopg_providers(store: PostgresPlace) -> list[Provider]:
             yield connection
             connection.commit()
         except BaseException:
+            # a server notices a closed connection a moment later, and until then the next attempt would find our locks
+            with suppress(psycopg.Error):
+                connection.rollback()
             with suppress(psycopg.Error):
                 connection.close()
             raise
@@ -148,7 +156,8 @@ def psycopg_providers(store: PostgresPlace) -> list[Provider]:
     @asynccontextmanager
     async def begin_async() -> AsyncIterator[psycopg.AsyncConnection[Any]]:
         # committed at its end, rolled back by an exception, and closed: its loop may be gone by the next message
-        async with await psycopg.AsyncConnection.connect(url) as connection:
+        connecting = psycopg.AsyncConnection.connect(url, cursor_factory=WatchedAsyncCursor)
+        async with await connecting as connection:
             yield connection
 
     at_once = DoneCommit(url, store.node, store.store_id)

@@ -224,7 +224,8 @@ class InboxService:
         while True:
             due, calls = periodic.schedule.next_after(after), OutboxCalls(self.app.name)
             try:
-                calls.schedule_next(periodic.schedule, periodic.make(), periodic.to, after=after)
+                made = periodic.make()
+                calls.schedule_next(periodic.schedule, made, periodic.to, after=after, **periodic.attributes)
                 await self.committer.commit(calls.enqueues)
                 after = due
             except StoreError:
@@ -262,10 +263,10 @@ async def _until_signalled(app: Application) -> None:
 
 
 def drain(app: Application, timeout_s: float) -> int:
-    return run_loop(_drain(app, timeout_s))
+    return run_loop(drain_async(app, timeout_s))
 
 
-async def _drain(app: Application, timeout_s: float) -> int:
+async def drain_async(app: Application, timeout_s: float) -> int:
     async with InboxService(app) as service, asyncio.timeout(timeout_s):
         while await asyncio.to_thread(has_due_work, app):  # noqa: ASYNC110 - other processes may work at it too
             await asyncio.sleep(DRAIN_LOOK_S)

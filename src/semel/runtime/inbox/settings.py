@@ -14,18 +14,20 @@ from typing import Any
 from semel.errors import ConfigError
 
 _FILE = "semel.toml"
-_VARIABLES = "SEMEL_INBOX__"
+_VARIABLES = ("SEMEL_INBOX__", "SEMEL_STORE__")
 
 
 @dataclass(frozen=True, slots=True)
 class InboxSettings:
-    """`endpoints` has the options of each endpoint that is named. `where` is the file, for messages."""
+    """`endpoints` has the options of each endpoint that is named. `where` is the file, for messages. `server` is the
+    store of the server, None where nothing is configured."""
 
     store: str | None = None
     hub: str | None = field(default=None, repr=False)
     keep_s: float | None = None
     endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
     where: str = _FILE
+    server: str | None = None
 
 
 def read_settings(config: str | Path | None = None) -> InboxSettings:
@@ -33,7 +35,7 @@ def read_settings(config: str | Path | None = None) -> InboxSettings:
     has_variables = any(name.upper().startswith(_VARIABLES) for name in os.environ)
     if config is None and not has_variables and not Path(_FILE).is_file():
         return InboxSettings()  # without the time that it takes to load what reads it
-    from semel.config import load_config
+    from semel.config import DEFAULT_URL, load_config
 
     found = load_config(Path(config) if config is not None else None)
     section = found.inbox
@@ -43,7 +45,21 @@ def read_settings(config: str | Path | None = None) -> InboxSettings:
         section.keep_s,
         {each.name: each.options for each in section.endpoint},
         str(found.file or "the environment"),
+        found.store.url or DEFAULT_URL,
     )
+
+
+def check_not_the_servers(settings: InboxSettings, store: str) -> None:
+    """What [inbox] may not say, the code may not either: handlers would hold up every publish of the server."""
+    if settings.server is None or not store.startswith("sqlite:"):
+        return
+    from semel.config import is_same_file
+
+    if is_same_file(store, settings.server):
+        raise ConfigError(
+            f"{store} is the file of [store] in {settings.where}, which is the server's",
+            fix="give the application a file of its own",
+        )
 
 
 def needed_store(settings: InboxSettings) -> str:

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from semel.errors import StaleFence
+from semel.errors import StaleFence, TransactionEnded
 from semel.kernel.effects import OwnTransaction
 from semel.kernel.store import Store
 from semel.runtime.inbox.handling import HandlerRun
@@ -63,6 +63,15 @@ class _SqliteSavepoints:
         self._connection.execute(f"ROLLBACK TO {POINT}")
 
 
+class _NoSavepoints:
+    def begin(self) -> None: ...
+
+    def set(self) -> None: ...
+
+    def go_back(self) -> None:
+        raise HandlerFailedWithoutSavepoint
+
+
 def savepoints_of(store: Store, connection: Any) -> Savepoints:
     if isinstance(store, SqliteStore):
         return _SqliteSavepoints(store, connection)
@@ -82,6 +91,8 @@ class SharedCommits:
         if len(runs) > 1:
             try:
                 return self._run_shared(runs)
+            except _Spoilt as spoilt:
+                return [*spoilt.ends, *(run_alone(run) for run in runs[len(spoilt.ends) :])]
             except StaleFence:
                 pass  # one of them is no longer ours, and its own run will say which
             except Exception:
@@ -111,12 +122,9 @@ def _run_shared(runs: Sequence[HandlerRun], *, behind_savepoints: bool = True) -
     assert provider is not None, "handlers that share a commit have a transaction"
     begin: Callable[[], Any] = provider.begin
     with begin() as transaction:
-        if behind_savepoints:
-            points = savepoints_of(store, transaction)
-            points.begin()
-            ends = [_run_behind(points, run, transaction) for run in runs]
-        else:
-            ends = [_run_all_or_none(run, transaction) for run in runs]
+        points = savepoints_of(store, transaction) if behind_savepoints else _NoSavepoints()
+        points.begin()
+        ends = _run_all(points, runs, transaction)
         reach("inbox.returned")
         good = [(run, outbox) for run, outbox in zip(runs, ends, strict=True) if isinstance(outbox, Outbox)]
         _apply_all(store, transaction, good)
@@ -128,20 +136,32 @@ def _run_shared(runs: Sequence[HandlerRun], *, behind_savepoints: bool = True) -
     ]
 
 
+class _Spoilt(Exception):
+    """A handler has ended the transaction that others share. Those before it may have had their effect without their
+    mark, as it has: none of them is tried again."""
+
+    def __init__(self, ends: Sequence[LaneEnd]) -> None:
+        self.ends = ends
+
+
+def _run_all(points: Savepoints, runs: Sequence[HandlerRun], transaction: Any) -> list[Outbox | BaseException]:
+    ends: list[Outbox | BaseException] = []
+    for run in runs:
+        ends.append(_run_behind(points, run, transaction))
+        if isinstance(error := ends[-1], TransactionEnded):
+            raise _Spoilt([LaneEnd(end if isinstance(end, BaseException) else error) for end in ends])
+    return ends
+
+
 def _run_behind(points: Savepoints, run: HandlerRun, transaction: Any) -> Outbox | BaseException:
     points.set()
     try:
         return run.begun_in(transaction)
+    except TransactionEnded as error:
+        return error  # there is no savepoint to go back to
     except (Exception, SystemExit) as error:
         points.go_back()
         return error
-
-
-def _run_all_or_none(run: HandlerRun, transaction: Any) -> Outbox | BaseException:
-    try:
-        return run.begun_in(transaction)
-    except (Exception, SystemExit) as error:
-        raise HandlerFailedWithoutSavepoint from error
 
 
 def _apply_all(store: Store, transaction: Any, good: Sequence[tuple[HandlerRun, Outbox]]) -> None:

@@ -29,6 +29,9 @@ class DjangoTx:
     def apply(self, ops: Sequence[Op], *, wait: bool = True) -> tuple[Result, ...]:
         return self._driver().apply(ops, wait=wait)
 
+    def keep_result(self, scope: str, identity: str, result: bytes) -> bool:
+        return self._driver().keep_result(scope, identity, result)
+
     def _driver(self) -> Tx:
         connection = self._connection
         if connection.vendor == "sqlite":

@@ -12,9 +12,9 @@ from psycopg.rows import tuple_row
 from semel.kernel.ops import Op, Result
 from semel.kernel.store import AsyncTx, Store, Tx
 from semel.runtime.transactions.base import PostgresPlace, need_postgres
-from semel.stores.postgres_bound import BoundQuery, bound_errors, bound_steps, run_steps_async
+from semel.stores.postgres_bound import BoundQuery, bound_errors, bound_steps, keep_result_query, run_steps_async
 from semel.stores.postgres_connection import Row
-from semel.stores.postgres_tx import check_open
+from semel.stores.postgres_tx import check_open, is_begun
 
 
 def bind(store: Store, connection: Any) -> Tx | AsyncTx:
@@ -33,6 +33,10 @@ class AsyncPsycopgTx:
     async def apply(self, ops: Sequence[Op], *, wait: bool = True) -> tuple[Result, ...]:
         check_open(self._connection)
         return await run_steps_async(bound_steps(ops, self._store.store_id, self._store.node, wait=wait), self._ask)
+
+    async def keep_result(self, scope: str, identity: str, result: bytes) -> bool:
+        query = keep_result_query(scope, identity, result)
+        return is_begun(self._connection) and bool(await self._ask(query))
 
     async def _ask(self, query: BoundQuery) -> list[Row]:
         text, values = query.encoded()

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
 
 from semel.errors import InputError
 from semel.kernel.ops import Op, Result
@@ -23,6 +24,12 @@ def bind(store: Store, connection: Any) -> Tx | AsyncTx:
         connection = connection()
     if isinstance(connection, AsyncConnection | AsyncSession):
         return AsyncSqlAlchemyTx(store, connection)
+    if not isinstance(connection, Connection | Session | scoped_session):
+        raise InputError(
+            f"a {type(connection).__name__} of SQLAlchemy has no transaction",
+            fix="pass the Connection or Session that it opens: `with engine.begin() as connection:`,"
+            " `with sessions.begin() as session:`",
+        )
     return bind_connection(store, connection)
 
 
@@ -61,6 +68,12 @@ class AsyncSqlAlchemyTx:
 
     async def apply(self, ops: Sequence[Op], *, wait: bool = True) -> tuple[Result, ...]:
         return await self._connection.run_sync(lambda own: bind_connection(self._store, own).apply(ops, wait=wait))
+
+    async def keep_result(self, scope: str, identity: str, result: bytes) -> bool:
+        def keep(own: Any) -> bool:
+            return own.in_transaction() and bind_connection(self._store, own).keep_result(scope, identity, result)
+
+        return await self._connection.run_sync(keep)
 
 
 class AdaptedSqliteSession:

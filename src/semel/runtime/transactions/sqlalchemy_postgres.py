@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from semel.errors import InputError
 from semel.kernel.ops import Op, Result
 from semel.runtime.transactions.base import PostgresPlace
-from semel.stores.postgres_bound import BoundQuery, bound_errors, bound_steps, run_steps
+from semel.stores.postgres_bound import BoundQuery, bound_errors, bound_steps, keep_result_query, run_steps
 from semel.stores.postgres_connection import Row
 
 PARAMSTYLES = ("numeric_dollar", "pyformat")
@@ -36,6 +36,10 @@ class SqlAlchemyTx:
 
     def apply(self, ops: Sequence[Op], *, wait: bool = True) -> tuple[Result, ...]:
         return run_steps(bound_steps(ops, self._store.store_id, self._store.node, wait=wait), self._ask)
+
+    def keep_result(self, scope: str, identity: str, result: bytes) -> bool:
+        query = keep_result_query(scope, identity, result)
+        return self._connection.in_transaction() and bool(self._ask(query))
 
     def _ask(self, query: BoundQuery) -> Sequence[Row]:
         with bound_errors(self._store.url, DBAPIError):

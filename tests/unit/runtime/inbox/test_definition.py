@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_a_dead_letter_and_kept_once(app: App) -> None:
 def test_the_first_in_a_transaction_of_the_user_leaves_its_result_for_the_others(app: App) -> None:
     store = app.store
     assert isinstance(store, MemoryStore)
-    for answer in (First(True), First(False, b"done")):
+    for answer in (First(True, b"done"), First(False, b"done")):
         connection = store.connect()
         assert app.first(connection, "orders", "a", result=b"done") == answer
         connection.commit()

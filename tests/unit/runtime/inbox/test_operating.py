@@ -97,8 +97,8 @@ def test_a_letter_that_somebody_else_has_moved_meanwhile_is_not_moved_again(
 def test_the_status_has_a_line_for_each_queue(app: App) -> None:
     set_paused(app, "orders", True)
     assert [each.as_dict() for each in queue_status(app)] == [
-        {"queue": "inbox/orders", "paused": True, "counts": {"dead": 1}, "breaker": ""},
-        {"queue": "outbox/shop", "paused": False, "counts": {}, "breaker": ""},
+        {"queue": "inbox/orders", "paused": True, "counts": {"dead": 1}, "breaker": "", "blocked": 0},
+        {"queue": "outbox/shop", "paused": False, "counts": {}, "breaker": "", "blocked": 0},
     ]
 
 

@@ -46,6 +46,22 @@ def test_without_a_store_an_application_is_refused(folder: Path) -> None:
     assert App("memory:").keep_s == KEEP_S
 
 
+def test_the_servers_file_is_refused_whoever_names_it(folder: Path) -> None:
+    write(folder, '[store]\nurl = "sqlite:///srv.db"')
+    (folder / "link.db").symlink_to("srv.db")
+    for url in ("sqlite:///srv.db", f"sqlite:///{folder}/srv.db", "sqlite:///link.db"):
+        with pytest.raises(ConfigError, match="which is the server's") as refused:
+            App(url)
+        assert "file of its own" in refused.value.fix
+    assert App("sqlite:///shop.db").url == "sqlite:///shop.db"
+
+
+def test_the_servers_file_may_be_named_by_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEMEL_STORE__URL", "sqlite:///srv.db")
+    with pytest.raises(ConfigError, match="which is the server's"):
+        App("sqlite:///srv.db")
+
+
 def test_the_environment_wins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEMEL_INBOX__STORE", "sqlite:///env.db")
     monkeypatch.setenv("SEMEL_INBOX__HUB", HUB)
