@@ -235,8 +235,6 @@ class InlineSteps:
         row, first = yield from self._claim()
         if row is None:
             return Exit.DUPLICATE_OPEN if _is_claimed(first) else Exit.DUPLICATE_HANDLED
-        if isinstance(first, Duplicate) and first.state is WorkState.PARKED:
-            return (yield from self._park_again(row))
         if is_ambiguous(row) and self.options.on_crash is not OnCrash.RETRY:
             return (yield from self._ambiguous(row))
         if row.attempts > self.rules.attempts_max:
@@ -253,7 +251,8 @@ class InlineSteps:
         return (claimed.rows[0] if claimed.rows else None), first
 
     def _claim_op(self) -> Claim:
-        return Claim(self.who.queue, self.owner, lease_s=self.options.lease_s, identity=self.who.identity)
+        """Not one that is parked: whoever claimed it and died would leave it to a worker, which runs it."""
+        return Claim(self.who.queue, self.owner, lease_s=self.options.lease_s, identity=self.who.identity, parked=False)
 
     def _attempts(self, row: WorkRow) -> Generator[Step, Any, Exit]:
         """The claim stays between attempts and keeps others away."""
@@ -301,15 +300,6 @@ class InlineSteps:
             yield CommitOps((finish,))
         except StoreError:
             return
-
-    def _park_again(self, row: WorkRow) -> Generator[Step, Any, Exit]:
-        """A claim by its identity finds a parked row too. It waits for a human, not for the broker."""
-        finish = Finish(
-            row.queue, row.identity, WorkState.PARKED, fence=row.fence, cause=row.cause, holds=self._blocks(),
-            attempts=Attempts.RELEASE,
-        )  # fmt: skip
-        yield CommitOps((finish,))
-        return Exit.DUPLICATE_HANDLED
 
     def _blocks(self) -> bool:
         return self.options.failed_head is FailedHead.BLOCKS
