@@ -76,9 +76,11 @@ class RunHandler:
 
 @dataclass(frozen=True, slots=True)
 class StoreBody:
-    """Store the message with its body, if it is new, to be handled `after_s` from now. Answer the store's result."""
+    """Store the message with its body, if it is new, to be handled `after_s` from now. Answer the store's result.
+    Not `keyed`: its key cannot be made."""
 
     after_s: float | None = None
+    keyed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,8 @@ process die there it is handled then, and fails again if it must."""
 @dataclass(frozen=True, slots=True)
 class InlineSteps:
     """`style` and `rules` are those of its handler; None if no handler knows the type. `enqueue` is the write that
-    would store the message with its body. `tries` of its handler were made from memory before."""
+    would store the message with its body. `tries` of its handler were made from memory before. `refused` says why no
+    handler may have it: its key cannot be made, say."""
 
     options: EndpointOptions
     style: Style | None
@@ -126,12 +129,13 @@ class InlineSteps:
     failure_of: Callable[[Exception], Failure]
     is_expired: bool = False
     tries: int = 0
+    refused: Exception | None = None
 
     def run(self) -> Steps:
         try:
             if self.is_expired:
                 return (yield from self._expire())
-            if self.style is None:
+            if self.style is None or self.refused is not None:
                 return (yield from self._refuse())
             exit = yield from self._reserved() if self.style is Style.RESERVED else self._in_transaction(self.style)
         except StoreBusy:
@@ -152,7 +156,7 @@ class InlineSteps:
         return self._settled(Exit.EXPIRED)
 
     def _refuse(self) -> Steps:
-        error = MessageRefused(
+        error = self.refused or MessageRefused(
             f"no handler at {self.options.name!r} knows messages of type {self.envelope.type!r}",
             fix="add a handler for it, then replay the dead letter",
         )
@@ -213,7 +217,7 @@ class InlineSteps:
         """Stored with its body, then put where it belongs. Should we die between, it is handled like any that is
         stored; should a worker have it already, it decides."""
         exit = exit_of(decision)
-        first = yield StoreBody(_wait_s(decision) if exit is Exit.SCHEDULE else KEEPING_S)
+        first = yield StoreBody(_wait_s(decision) if exit is Exit.SCHEDULE else KEEPING_S, self.refused is None)
         if isinstance(first, Duplicate):
             return Exit.DUPLICATE_HANDLED
         if exit is not Exit.SCHEDULE:

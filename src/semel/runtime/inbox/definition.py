@@ -49,7 +49,7 @@ from semel.kernel.store import Store
 from semel.kernel.text import clean_cause
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.host.performer import steady_clock
-from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler, key_of
+from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler, key_of, key_text
 from semel.runtime.inbox.gate import EndpointGate
 from semel.runtime.inbox.handling import HandlerContext
 from semel.runtime.inbox.late_marks import LateMarks
@@ -245,7 +245,7 @@ class Application:
         to: str,
         *,
         id: str | None = None,
-        key: str | None = None,
+        key: str | int | None = None,
         after_s: float | None = None,
         **attributes: Unpack[Attributes],
     ) -> tuple[str, Verdict]:
@@ -268,9 +268,31 @@ class Application:
         A message of an unknown type is stored like any other and becomes a dead letter: nothing is lost.
         """
         self._durable(endpoint)
-        verdicts = self._commit([self.enqueue(endpoint, envelope) for envelope in envelopes])
+        enqueues, refused = [], []
+        for envelope in envelopes:
+            try:
+                enqueues.append(self.enqueue(endpoint, envelope))
+            except InputError as error:
+                # whoever brought it can do nothing about it, and without its key it would lose its turn in silence
+                enqueues.append(self._to_be_refused(endpoint, envelope))
+                refused.append((len(enqueues) - 1, clean_cause(str(error))))
+        verdicts = self._commit(enqueues)
         reach("inbox.stored")
+        for at, cause in refused:
+            if verdicts[at] is Verdict.STORED:
+                self._refuse(endpoint, enqueues[at], cause)
         return verdicts
+
+    def _to_be_refused(self, endpoint: str, envelope: Envelope) -> Enqueue:
+        """Not due before it is a dead letter. Should we die in between, it is handled then, and out of turn."""
+        return self.enqueue(endpoint, envelope, due=now_us() + round(KEEPING_S * 1_000_000), keyed=False)
+
+    def _refuse(self, endpoint: str, enqueue: Enqueue, cause: str) -> None:
+        dead = Finish(
+            enqueue.queue, enqueue.identity, WorkState.DEAD, keep_s=None, cause=cause, was=WorkState.SCHEDULED
+        )
+        hop = self.check_endpoint(endpoint).options.hop
+        self._commit_one((dead, Log(message_event(Kind.DEAD_LETTERED, hop, "", enqueue.envelope, cause=cause))))
 
     def keep_unreadable(self, endpoint: str, data: bytes, why: str, **attributes: Unpack[Attributes]) -> str:
         """Keep what a transport has brought and nobody can make a message of: without an id, or not to be decoded. It
@@ -278,22 +300,26 @@ class Application:
         it is kept once."""
         attributes.setdefault("type", UNREADABLE_TYPE)
         envelope = Envelope(f"unreadable-{sha256(data).hexdigest()}", data=data, **attributes)
-        enqueue = self.enqueue(endpoint, envelope, due=now_us() + round(KEEPING_S * 1_000_000))
+        enqueue = self._to_be_refused(endpoint, envelope)
         [first] = self._commit_one((enqueue,))
         if isinstance(first, Fresh):
-            cause, hop = clean_cause(why), self.check_endpoint(endpoint).options.hop
-            dead = Finish(
-                enqueue.queue, enqueue.identity, WorkState.DEAD, keep_s=None, cause=cause, was=WorkState.SCHEDULED
-            )
-            self._commit_one((dead, Log(message_event(Kind.DEAD_LETTERED, hop, "", envelope, cause=cause))))
+            self._refuse(endpoint, enqueue, clean_cause(why))
         return envelope.id
 
     def mark_later(self, ops: tuple[Op, ...]) -> None:
         """Write a mark once the store is back. Should this process end first, the claim runs out and is ambiguous."""
         self._later.write(ops)
 
-    def enqueue(self, endpoint: str, envelope: Envelope, *, key: str | None = None, due: int | None = None) -> Enqueue:
-        """The write that stores a message at an endpoint, if it is new."""
+    def enqueue(
+        self,
+        endpoint: str,
+        envelope: Envelope,
+        *,
+        key: str | int | None = None,
+        due: int | None = None,
+        keyed: bool = True,
+    ) -> Enqueue:
+        """The write that stores a message at an endpoint, if it is new. Raises InputError for a key that is none."""
         options, envelope = self.check_endpoint(endpoint).options, as_message(envelope)
         if options.expire_s is not None and envelope.time is None:
             envelope = msgspec.structs.replace(envelope, time=due if due is not None else now_us())
@@ -302,7 +328,7 @@ class Application:
             who.queue,
             who.identity,
             envelope,
-            key=key if key is not None else self._key(endpoint, envelope),
+            key=None if not keyed else key_text(key, envelope) if key is not None else self._key(endpoint, envelope),
             due=due,
             scope=who.scope if who.scope != who.queue else None,
             on_fresh=message_event(Kind.ACCEPTED, options.hop, "", envelope),
@@ -317,7 +343,7 @@ class Application:
         handler = self.handlers[endpoint].get(envelope.type)
         try:
             return key_of(handler, envelope) if handler is not None else envelope.session
-        except Exception:
+        except MessageRefused:
             return None
 
     def check_endpoint(self, endpoint: str) -> InboxEndpoint:
