@@ -49,7 +49,9 @@ from semel.kernel.store import Store
 from semel.kernel.text import clean_cause
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.host.performer import steady_clock
+from semel.runtime.inbox.call_sweeper import CallSweeper
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler, key_of, key_text
+from semel.runtime.inbox.forks import forget_in_children
 from semel.runtime.inbox.gate import EndpointGate
 from semel.runtime.inbox.handling import HandlerContext
 from semel.runtime.inbox.late_marks import LateMarks
@@ -65,8 +67,6 @@ log = logging.getLogger(__name__)
 
 UNREADABLE_TYPE = "unreadable"
 UNREADABLE = on(MessageRefused).dead_letter()
-SWEEP_EVERY_S = 60.0
-SWEEP_ROWS = 200
 
 
 class Verdict(StrEnum):
@@ -124,8 +124,6 @@ class Application:
         self.periodic: list[Periodic] = []
         self.hub = parse_connection_string(hub) if hub is not None else None
         self.clock = steady_clock()
-        self.buffers: dict[str, Any] = {}
-        self._gates: dict[str, EndpointGate] = {}
         self.url = store if isinstance(store, str) else store.url
         self._node = node
         self._store: Store | None = None if isinstance(store, str) else store
@@ -134,10 +132,29 @@ class Application:
         self._own: list[Provider] | None = None
         self._handlers: dict[str, dict[str, ReadyHandler]] | None = None
         self._registered = 0
+        self._is_forked = False
+        self._begin_process()
+        outbox_queue(name)
+        forget_in_children(self)
+
+    def _begin_process(self) -> None:
+        """What belongs to this process and to no other."""
+        self.buffers: dict[str, Any] = {}
+        self._gates: dict[str, EndpointGate] = {}
         self._opening = threading.Lock()
         self._later = LateMarks(lambda: self.store)
-        self._swept_at = time.monotonic()
-        outbox_queue(name)
+        self._sweeper = CallSweeper(lambda: self.store)
+
+    def forget_parent(self) -> object:
+        """For `forks`: in a child, everything that is open is its parent's."""
+        left = (self._store, self._own, self._handlers, self._later, self._sweeper, self.buffers)
+        self._own = self._handlers = None
+        if self._owns_store:
+            self._store = None
+        else:
+            self._is_forked = True
+        self._begin_process()
+        return left
 
     # -- what the application is made of
 
@@ -182,7 +199,12 @@ class Application:
     def store(self) -> Store:
         with self._opening:
             if self._store is None:
-                self._store = open_store(self.url, node=self._node)
+                self._store = open_store(self.url, node=self._node, ledger_keep_s=self.settings.ledger_keep_s)
+            if self._is_forked and not self.url.startswith("memory"):
+                raise ConfigError(
+                    "the store was opened before this process was forked, and belongs to its parent",
+                    fix='give the application an address instead of an open store: App("sqlite:///shop.db")',
+                )
             return self._store
 
     @property
@@ -385,7 +407,7 @@ class Application:
         when another transaction is handling the same message just now: give it back, or try again later.
         """
         op = self._remember(endpoint, id, result, keep_s)
-        self._sweep_sometimes()
+        self._sweeper.called()
         tx: Any = bind(self.store, connection)
         answer = tx.apply([op], wait=False)
         if asyncio.iscoroutine(answer):
@@ -400,7 +422,7 @@ class Application:
     ) -> First:
         """`first` for a connection whose calls are awaited."""
         op = self._remember(endpoint, id, result, keep_s)
-        self._sweep_sometimes()
+        self._sweeper.called()
         tx: Any = bind(self.store, connection)
         return _first((await tx.apply([op], wait=False))[0])
 
@@ -440,20 +462,6 @@ class Application:
         yield outbox
         tx: Any = bind(self.store, connection)
         await apply_outbox_async(tx, outbox)
-
-    def _sweep_sometimes(self) -> None:
-        """Without a runner nobody else forgets what is past its time. On a thread: the caller's transaction may hold
-        the lock that a sweep waits for."""
-        now = time.monotonic()
-        if now - self._swept_at >= SWEEP_EVERY_S:
-            self._swept_at = now
-            threading.Thread(target=self._sweep, name="semel-inbox-sweep", daemon=True).start()
-
-    def _sweep(self) -> None:
-        try:
-            self.store.sweep(now_us(), SWEEP_ROWS)
-        except StoreBusy:
-            return
 
 
 @dataclass(frozen=True, slots=True)
