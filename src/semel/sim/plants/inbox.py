@@ -113,7 +113,7 @@ def _store_trouble_is_duplicate(right: Callable[..., Settlement], steps: InlineS
     caught_by="inbox",
 )
 def _acked_before_kept(
-    right: Callable[..., Any], steps: InlineSteps, decision: Decision, cause: str
+    right: Callable[..., Any], steps: InlineSteps, decision: Decision, cause: str, *more: Any
 ) -> Generator[Any, Any, Exit]:
     yield from ()
     return exit_of(decision)
