@@ -199,6 +199,50 @@ def test_a_process_that_is_asked_to_end_finishes_what_it_has_begun(
     check_once(app, folder, 20)
 
 
+DEADLY = """
+import os, sqlite3, time
+from dataclasses import dataclass
+from semel import App
+
+app = App("sqlite:///shop.db", name="shop")
+orders = app.endpoint("orders", lease_s=1.0, parallel=4)
+
+@dataclass
+class Order:
+    id: str
+    customer: str
+
+@orders.on(Order, key=lambda order: order.customer)
+def handle(order: Order, db: sqlite3.Connection):
+    time.sleep(0.01)
+    if order.id in ("004", "012"):
+        os._exit(1)
+    db.execute("INSERT INTO effect VALUES (?, ?)", (order.id, os.getpid()))
+"""
+
+
+@pytest.mark.slow(20)
+def test_of_many_that_a_process_had_only_those_that_killed_it_are_given_up(
+    app: App, folder: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    """Each has a key of its own, which a letter that is given up would block."""
+    (folder / "shop.py").write_text(DEADLY)
+    for number in range(24):
+        app.send(Order(f"{number:03}", f"customer {number}"), to="orders", id=f"{number:03}")
+    start(folder, processes, "--processes", "2")
+    limits.wait_until(lambda: not app.store.work_counts() or _only_dead(app), "the end of the work")
+    letters = {letter.message: letter.cause for letter in app.dead_letters("orders")}
+    assert set(letters) == {"004", "012"}
+    assert all("its worker died" in (cause or "") for cause in letters.values())
+    assert Counter(id for id, _ in effects(folder)) == {
+        f"{number:03}": 1 for number in range(24) if number not in (4, 12)
+    }
+
+
+def _only_dead(app: App) -> bool:
+    return {state for counts in app.store.work_counts().values() for state in counts} == {WorkState.DEAD}
+
+
 @pytest.mark.slow(6)
 def test_processes_share_the_work_and_end_together(
     app: App, folder: Path, processes: list[subprocess.Popen[bytes]]

@@ -65,7 +65,7 @@ FIRST = {
     "client-end-overtakes": 190,
     "hub-forgets-ids": 50,
     "inbox-dead-letters-swept": 100,
-    "inbox-parked-runs-again": 60,
+    "inbox-parked-runs-again": 310,
     "inbox-head-never-blocks": 50,
 }
 """Some are seldom met: from which seed on a test looks for them."""

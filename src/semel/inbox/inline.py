@@ -18,7 +18,7 @@ claim that runs out, and never a letter without its text.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -33,7 +33,7 @@ from semel.inbox.rows import done_row, end_row
 from semel.inbox.settle import Exit, Settlement, exit_of, settle
 from semel.kernel.effects import OwnTransaction
 from semel.kernel.envelope import Envelope
-from semel.kernel.ledger import Kind, message_event
+from semel.kernel.ledger import Event, Kind, message_event
 from semel.kernel.ops import (
     Attempts,
     Claim,
@@ -76,9 +76,11 @@ class RunHandler:
 
 @dataclass(frozen=True, slots=True)
 class StoreBody:
-    """Store the message with its body, if it is new, to be handled `after_s` from now. Answer the store's result."""
+    """Store the message with its body, if it is new, to be handled `after_s` from now. Answer the store's result.
+    Not `keyed`: its key cannot be made."""
 
     after_s: float | None = None
+    keyed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,8 @@ process die there it is handled then, and fails again if it must."""
 @dataclass(frozen=True, slots=True)
 class InlineSteps:
     """`style` and `rules` are those of its handler; None if no handler knows the type. `enqueue` is the write that
-    would store the message with its body. `tries` of its handler were made from memory before."""
+    would store the message with its body. `tries` of its handler were made from memory before. `refused` says why no
+    handler may have it: its key cannot be made, say."""
 
     options: EndpointOptions
     style: Style | None
@@ -126,12 +129,13 @@ class InlineSteps:
     failure_of: Callable[[Exception], Failure]
     is_expired: bool = False
     tries: int = 0
+    refused: Exception | None = None
 
     def run(self) -> Steps:
         try:
             if self.is_expired:
                 return (yield from self._expire())
-            if self.style is None:
+            if self.style is None or self.refused is not None:
                 return (yield from self._refuse())
             exit = yield from self._reserved() if self.style is Style.RESERVED else self._in_transaction(self.style)
         except StoreBusy:
@@ -152,7 +156,7 @@ class InlineSteps:
         return self._settled(Exit.EXPIRED)
 
     def _refuse(self) -> Steps:
-        error = MessageRefused(
+        error = self.refused or MessageRefused(
             f"no handler at {self.options.name!r} knows messages of type {self.envelope.type!r}",
             fix="add a handler for it, then replay the dead letter",
         )
@@ -163,10 +167,10 @@ class InlineSteps:
 
     def _in_transaction(self, style: Style) -> Generator[Step, Any, Exit]:
         """Retries happen here: the broker waits meanwhile."""
-        attempt = self.tries + 1
+        attempt, failed = self.tries + 1, _NONE_FAILED
         while True:
             try:
-                left = yield self._run_in_transaction(style)
+                left = yield self._run_in_transaction(style, attempt, failed)
                 if isinstance(left, tuple) and left:
                     yield CommitOps(left)
                 return Exit.OK
@@ -178,42 +182,47 @@ class InlineSteps:
                 failure = self.failure_of(error)
             decision = yield from self._decide(failure, attempt)
             if not isinstance(decision, Again) or decision.passes:
-                return (yield from self._give_up_new(style, decision, failure.text))
+                return (yield from self._give_up_new(style, decision, failure.text, attempt, failed))
+            failed = (*failed, self._event(Kind.FAILED, attempt, failure.text))
             yield WaitFor(decision.at)
             attempt += 1
 
-    def _run_in_transaction(self, style: Style) -> RunHandler:
-        mark = (self._remember(Kind.HANDLED),)
+    def _event(self, kind: Kind, attempt: int, cause: str | None) -> Event:
+        return message_event(kind, self.options.hop, "", self.envelope, attempt=attempt, cause=cause)
+
+    def _run_in_transaction(self, style: Style, attempt: int, failed: tuple[Event, ...]) -> RunHandler:
+        mark = (self._remember(Kind.HANDLED, None, attempt, failed),)
         return RunHandler(before=mark if style is Style.EAGER else (), mark=mark if style is Style.OPTIMISTIC else ())
 
-    def _remember(self, kind: Kind, cause: str | None = None) -> Remember:
-        hop, event = self.options.hop, message_event
+    def _remember(self, kind: Kind, cause: str | None, attempt: int = 1, failed: tuple[Event, ...] = ()) -> Remember:
+        """Nothing was stored before, so the attempts that failed are told with the end."""
         return Remember(
             self.who.queue,
             self.who.identity,
             scope=_scope(self.who),
             keep_s=self.options.keep_s,
-            on_fresh=(
-                event(Kind.ACCEPTED, hop, "", self.envelope),
-                event(kind, hop, "", self.envelope, cause=cause),
-            ),
-            on_duplicate=event(Kind.DUPLICATE, hop, "", self.envelope),
+            on_fresh=(self._event(Kind.ACCEPTED, 1, None), *failed, self._event(kind, attempt, cause)),
+            on_duplicate=self._event(Kind.DUPLICATE, 1, None),
         )
 
-    def _give_up_new(self, style: Style, decision: Decision, cause: str) -> Generator[Step, Any, Exit]:
+    def _give_up_new(
+        self, style: Style, decision: Decision, cause: str, attempt: int, failed: tuple[Event, ...]
+    ) -> Generator[Step, Any, Exit]:
         """The handler's transaction is rolled back, and with it the mark: there is no row."""
         exit = exit_of(decision)
         if exit is Exit.DISCARD and style is not Style.NONE:
-            yield CommitOps((self._remember(Kind.DISCARDED, cause),))
+            yield CommitOps((self._remember(Kind.DISCARDED, cause, attempt, failed),))
         elif exit in (Exit.SCHEDULE, Exit.DEAD_LETTER, Exit.PARK):
-            return (yield from self._keep_new(decision, cause))
+            return (yield from self._keep_new(decision, cause, attempt, failed))
         return exit
 
-    def _keep_new(self, decision: Decision, cause: str) -> Generator[Step, Any, Exit]:
+    def _keep_new(
+        self, decision: Decision, cause: str, attempt: int = 1, failed: tuple[Event, ...] = ()
+    ) -> Generator[Step, Any, Exit]:
         """Stored with its body, then put where it belongs. Should we die between, it is handled like any that is
         stored; should a worker have it already, it decides."""
         exit = exit_of(decision)
-        first = yield StoreBody(_wait_s(decision) if exit is Exit.SCHEDULE else KEEPING_S)
+        first = yield StoreBody(_wait_s(decision) if exit is Exit.SCHEDULE else KEEPING_S, self.refused is None)
         if isinstance(first, Duplicate):
             return Exit.DUPLICATE_HANDLED
         if exit is not Exit.SCHEDULE:
@@ -224,9 +233,11 @@ class InlineSteps:
                 was=WorkState.SCHEDULED,
             )  # fmt: skip
             try:
-                yield CommitOps((finish, Log(message_event(kind, self.options.hop, "", self.envelope, cause=cause))))
+                yield CommitOps((finish, *map(Log, failed), Log(self._event(kind, attempt, cause))))
             except StaleFence:
                 return Exit.DUPLICATE_HANDLED
+        else:
+            yield CommitOps(tuple(map(Log, (*failed, self._event(Kind.FAILED, attempt, cause)))))
         return exit
 
     # -- reserved: a committed claim, the effect, the mark
@@ -235,8 +246,6 @@ class InlineSteps:
         row, first = yield from self._claim()
         if row is None:
             return Exit.DUPLICATE_OPEN if _is_claimed(first) else Exit.DUPLICATE_HANDLED
-        if isinstance(first, Duplicate) and first.state is WorkState.PARKED:
-            return (yield from self._park_again(row))
         if is_ambiguous(row) and self.options.on_crash is not OnCrash.RETRY:
             return (yield from self._ambiguous(row))
         if row.attempts > self.rules.attempts_max:
@@ -253,13 +262,15 @@ class InlineSteps:
         return (claimed.rows[0] if claimed.rows else None), first
 
     def _claim_op(self) -> Claim:
-        return Claim(self.who.queue, self.owner, lease_s=self.options.lease_s, identity=self.who.identity)
+        """Not one that is parked: whoever claimed it and died would leave it to a worker, which runs it."""
+        return Claim(self.who.queue, self.owner, lease_s=self.options.lease_s, identity=self.who.identity, parked=False)
 
     def _attempts(self, row: WorkRow) -> Generator[Step, Any, Exit]:
         """The claim stays between attempts and keeps others away."""
         attempt = row.attempts
         while True:
             try:
+                row = replace(row, attempts=attempt)
                 left = yield RunHandler(mark=done_row(self.options, row, self.envelope), claim=row)
                 if left is OwnTransaction.LOST:
                     return Exit.DUPLICATE_OPEN
@@ -275,10 +286,11 @@ class InlineSteps:
                 failure = self.failure_of(error)
             decision = yield from self._decide(failure, attempt)
             if not isinstance(decision, Again) or decision.passes:
-                return (yield from self._give_up(row, decision, failure.text))
+                return (yield from self._give_up(replace(row, attempts=attempt), decision, failure.text))
             yield WaitFor(decision.at)
             try:
-                yield CommitOps((Renew(row.queue, row.identity, row.fence, self.options.lease_s),))
+                renew = Renew(row.queue, row.identity, row.fence, self.options.lease_s)
+                yield CommitOps((renew, Log(self._event(Kind.FAILED, attempt, failure.text))))
             except StaleFence:
                 return Exit.DUPLICATE_OPEN
             attempt += 1
@@ -302,15 +314,6 @@ class InlineSteps:
         except StoreError:
             return
 
-    def _park_again(self, row: WorkRow) -> Generator[Step, Any, Exit]:
-        """A claim by its identity finds a parked row too. It waits for a human, not for the broker."""
-        finish = Finish(
-            row.queue, row.identity, WorkState.PARKED, fence=row.fence, cause=row.cause, holds=self._blocks(),
-            attempts=Attempts.RELEASE,
-        )  # fmt: skip
-        yield CommitOps((finish,))
-        return Exit.DUPLICATE_HANDLED
-
     def _blocks(self) -> bool:
         return self.options.failed_head is FailedHead.BLOCKS
 
@@ -333,12 +336,12 @@ class InlineSteps:
             kept = yield from self._take_body(row)
             if kept is None:
                 return Exit.DUPLICATE_OPEN
-            yield CommitOps(self._kept(kept, decision, cause))
+            yield CommitOps(self._kept(replace(kept, attempts=row.attempts), decision, cause))
         return exit
 
     def _take_body(self, row: WorkRow) -> Generator[Step, Any, WorkRow | None]:
         """Under the fence that we have: opened, given its body, and claimed again, all in one commit."""
-        opened = Finish(row.queue, row.identity, WorkState.READY, fence=row.fence)
+        opened = Finish(row.queue, row.identity, WorkState.READY, fence=row.fence, attempts=Attempts.RELEASE)
         body = msgspec.structs.replace(self.enqueue, replace=True, due=None, on_fresh=None, on_duplicate=None)
         try:
             *_, claimed = yield CommitOps((opened, body, self._claim_op()), stores_body=True)
@@ -354,7 +357,7 @@ class InlineSteps:
                 row.queue, row.identity, WorkState.SCHEDULED, fence=row.fence, delay_s=_wait_s(decision), cause=cause,
                 passes=True,
             )  # fmt: skip
-            return again, Log(message_event(Kind.FAILED, self.options.hop, "", self.envelope, cause=cause))
+            return again, Log(self._event(Kind.FAILED, row.attempts, cause))
         to, kind = _KEPT[exit]
         return end_row(self.options, row, self.envelope, to, kind, cause=cause, holds=_holds(decision))
 
@@ -368,6 +371,7 @@ class InlineSteps:
         return decision
 
 
+_NONE_FAILED: tuple[Event, ...] = ()
 _KEPT = {
     Exit.DEAD_LETTER: (WorkState.DEAD, Kind.DEAD_LETTERED),
     Exit.PARK: (WorkState.PARKED, Kind.SUSPENDED),

@@ -148,7 +148,8 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     """Take up to `limit` rows that are due, for `lease_s`. Expired leases are taken over by the same statement.
 
     Of one key only the first `per_key` rows are taken, in order, and none while another claim on the key lives.
-    `identity` or `key` ask for one row or one key; a deferred or parked row is only ever claimed by its identity.
+    `identity` or `key` ask for one row or one key; a deferred or parked row is only ever claimed by its identity. With
+    `parked` False a parked one is not claimed at all: for callers who must not take what waits for a person.
     """
 
     queue: str
@@ -158,15 +159,17 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
     per_key: int = 1
     identity: str | None = None
     key: str | None = None
+    parked: bool = True
 
 
 class Renew(msgspec.Struct, frozen=True, gc=False):
-    """Extend a claim to `lease_s` from now, by the store's clock."""
+    """Let a claim end `lease_s` from now, by the store's clock. A `cause` is written into the row with it."""
 
     queue: str
     identity: str
     fence: int
     lease_s: float = 30.0
+    cause: str | None = None
 
 
 class Finish(msgspec.Struct, frozen=True, gc=False):

@@ -81,6 +81,10 @@ RENEW_AGAIN = 1 / 10
 """A renewal that failed is made again after this part of the lease."""
 WORKER_DIED = ("semel.WorkerDied", "Exception", "BaseException")
 """The names under which a policy finds a message whose worker died again and again."""
+ALONE = "it runs alone, because its worker died while it had this message"
+"""The cause of a row that is handed out while its worker has nothing else. If the worker dies of it too, it was that
+row: whatever else a worker had when it died may be innocent."""
+BEFORE = "; before that: "
 RENEW_TOGETHER = 1 / 6
 """Who is to be renewed within this part of the lease is renewed with one that is due."""
 
@@ -165,7 +169,12 @@ class _Held:
 
 
 class Worker:
-    """Claims, delivers, finishes. What it holds when it dies is claimed by another after the lease."""
+    """Claims, delivers, finishes. What it holds when it dies is claimed by another after the lease.
+
+    Which of the rows has killed it nobody knows. So one that comes from a dead worker and is at its last attempt is a
+    suspect: it waits until all others have left the application, a mark is written into its row, and it runs alone.
+    Only a row that has this mark when its worker dies is given up for it. Meanwhile nothing is claimed.
+    """
 
     wants_rest = True
 
@@ -176,6 +185,8 @@ class Worker:
         self._token = 0
         self._held: dict[int, _Held] = {}
         self._waiting: deque[int] = deque()
+        self._suspects: deque[int] = deque()
+        self._apart: int | None = None
         self._with_app: set[int] = set()
         self._claiming: int | None = None
         self._asked_at = 0.0
@@ -309,6 +320,8 @@ class Worker:
     def _may_claim(self) -> bool:
         if self._claiming is not None or self._paused_until is not None or self._resting:
             return False
+        if any(token in self._held for token in (self._apart, *self._suspects)):
+            return False
         room = self._room()
         return room > 0 and (room >= min(self.config.batch, max(1, self._capacity // 2)) or not self._held)
 
@@ -341,15 +354,16 @@ class Worker:
         return [*effects, *self._claim(now)] if self._take_woken() and self._is_dry else effects
 
     def _take(self, row: WorkRow, now: float) -> list[Effect]:
-        """A row that nobody may try any more, because whoever had it last did not live to say so, is not handed out."""
+        """A row that nobody may try any more, because it has killed whoever had it last, is not handed out."""
         token = self._next_token()
         self._held[token] = _Held(row, renew_at(now, self.config.lease_s), self._asked_at + self.config.lease_s)
         last = self._policy.last_attempt(row)
-        if last is not None and row.attempts > last:
+        if last is not None and row.attempts > last and _died_alone(row):
             decision = self._policy.decide(_died(row), row, row.attempts - 1, now, _chance(row))
             if isinstance(decision.then if isinstance(decision, PauseThen) else decision, Enough):
                 return self._carry_out(token, decision, _died(row).text, now)
-        self._waiting.append(token)
+        is_suspect = last is not None and row.attempts >= last + (not row.taken_over)
+        (self._suspects if is_suspect else self._waiting).append(token)
         return []
 
     def _hand_out(self, now: float) -> list[Effect]:
@@ -358,15 +372,37 @@ class Worker:
         while self._waiting and len(self._with_app) < self.config.parallel:
             if self._has_no_room(now):
                 return [*effects, *self._release_waiting()]
-            token = self._waiting.popleft()
+            effects += self._deliver(self._waiting.popleft(), now)
+        return [*effects, *self._set_apart(now)]
+
+    def _deliver(self, token: int, now: float) -> list[Effect]:
+        held = self._held.get(token)
+        if held is None:
+            return []
+        if now >= held.until:
+            del self._held[token]
+            return []
+        self._with_app.add(token)
+        self._pass_gate(token, held.row, now)
+        return [Deliver(held.row, token, held.row.attempts)]
+
+    def _set_apart(self, now: float) -> list[Effect]:
+        """When the application has nothing else: the mark first, and `_begin_apart` when it is written."""
+        while self._suspects and not self._with_app and not self._waiting and self._apart not in self._held:
+            if self._has_no_room(now):
+                return self._release_waiting()
+            token = self._suspects.popleft()
             held = self._held.get(token)
-            if held is not None and now >= held.until:
-                del self._held[token]
-            elif held is not None:
-                self._with_app.add(token)
-                self._pass_gate(token, held.row, now)
-                effects.append(Deliver(held.row, token, held.row.attempts))
-        return effects
+            if held is not None and now < held.until:
+                self._apart = token
+                return [self._renew(token, held, now)]
+            self._held.pop(token, None)
+        return []
+
+    def _begin_apart(self, token: int, now: float) -> list[Effect]:
+        if self._has_no_room(now):
+            return self._release_waiting()
+        return self._deliver(token, now)
 
     def _has_no_room(self, now: float) -> bool:
         return self.config.gate is not None and self.config.gate.room(now, 1) == 0
@@ -409,7 +445,7 @@ class Worker:
             case DeliverLost(token=token):
                 return [*self._claim_lost(token), *self._go_on(now)]
             case DeliverUntouched(token=token):
-                return [self._release(self._held.pop(token).row), *self._hand_out(now)]
+                return [self._release(token, self._held.pop(token).row), *self._hand_out(now)]
 
     def _try_again(self, token: int, failure: Failure, now: float) -> list[Effect]:
         held = self._held.get(token)
@@ -489,12 +525,15 @@ class Worker:
             self._releasing.remove(commit)
             return []
         if (token := self._renewing.pop(commit, None)) is not None:
-            if (renewed := self._held.get(token)) is not None:
-                renewed.until = renewed.asked_until
-            return []
+            if (renewed := self._held.get(token)) is None:
+                return []
+            renewed.until = renewed.asked_until
+            return self._begin_apart(token, now) if token == self._apart and token not in self._with_app else []
         held = self._held.pop(self._finishing.pop(commit), None)
-        # the next of its key may be claimed now
-        return self._claim(now) if held is not None and held.row.key is not None else self._go_on(now)
+        if held is not None and held.row.key is not None:
+            # the next of its key may be claimed now
+            return [*self._hand_out(now), *self._claim(now)]
+        return self._go_on(now)
 
     def _failed(self, commit: int, now: float) -> list[Effect]:
         """Let go of the row: either another worker has it already, or the lease will run out and one will claim it."""
@@ -513,7 +552,13 @@ class Worker:
         held = self._held.pop(token, None)
         if held is None:
             return []
-        return [Notify("claim-lost", f"{self.name} lost its claim on {held.row.identity}", held.row.envelope.id)]
+        lost = Notify("claim-lost", f"{self.name} lost its claim on {held.row.identity}", held.row.envelope.id)
+        return [lost, self._unmark(held.row)] if token == self._apart else [lost]
+
+    def _unmark(self, row: WorkRow) -> Commit:
+        """We live: whoever claims it next must not take its mark for our death."""
+        renew = Renew(row.queue, row.identity, row.fence, self.config.lease_s, cause=_cause_before(row) or "")
+        return self._commit_release(renew)
 
     # -- leases
 
@@ -533,7 +578,8 @@ class Worker:
         held.asked_until = now + self.config.lease_s
         commit = self._next_token()
         self._renewing[commit] = token
-        renew = Renew(held.row.queue, held.row.identity, held.row.fence, self.config.lease_s)
+        cause = _mark_of(held.row) if token == self._apart else None
+        renew = Renew(held.row.queue, held.row.identity, held.row.fence, self.config.lease_s, cause)
         return Commit((renew,), commit, chain=None)
 
     def _renew_again(self, commit: int, now: float) -> list[Effect]:
@@ -555,25 +601,55 @@ class Worker:
 
     def _release_waiting(self) -> list[Effect]:
         """What nobody has begun is given back, each for itself: that one is lost says nothing of the others."""
-        tokens, self._waiting = self._waiting, deque()
-        rows = [held.row for token in tokens if (held := self._held.pop(token, None)) is not None]
-        return [self._release(row) for row in rows]
+        tokens = [*self._waiting, *self._suspects]
+        if self._apart is not None and self._apart not in self._with_app:
+            tokens.append(self._apart)
+        self._waiting, self._suspects = deque(), deque()
+        rows = [(token, held.row) for token in tokens if (held := self._held.pop(token, None)) is not None]
+        return [self._release(token, row) for token, row in rows]
 
-    def _release(self, row: WorkRow) -> Commit:
+    def _release(self, token: int, row: WorkRow) -> Commit:
+        """One that came from a dead worker is let go as a claim that has run out: that its effect may have happened is
+        news for the next one too."""
+        cause = _cause_before(row) or "" if token == self._apart else None
+        if row.taken_over:
+            return self._commit_release(Renew(row.queue, row.identity, row.fence, 0.0, cause))
+        ready = Finish(
+            row.queue, row.identity, WorkState.READY, fence=row.fence, cause=cause, attempts=Attempts.RELEASE
+        )
+        return self._commit_release(ready)
+
+    def _commit_release(self, op: Op) -> Commit:
         commit = self._next_token()
         self._releasing.add(commit)
-        finish = Finish(row.queue, row.identity, WorkState.READY, fence=row.fence, attempts=Attempts.RELEASE)
-        return Commit((finish,), commit, chain=None)
+        return Commit((op,), commit, chain=None)
 
 
 def _is_stale(results: Sequence[object]) -> bool:
     return any(isinstance(result, Stale) for result in results)
 
 
+def _mark_of(row: WorkRow) -> str:
+    before = _cause_before(row)
+    return clean_cause(f"{ALONE}{BEFORE}{before}") if before else ALONE
+
+
+def _died_alone(row: WorkRow) -> bool:
+    return row.taken_over and row.cause is not None and row.cause.startswith(ALONE)
+
+
+def _cause_before(row: WorkRow) -> str | None:
+    """What it had failed with before it ran alone."""
+    if row.cause is None or not row.cause.startswith(ALONE):
+        return row.cause
+    return row.cause.removeprefix(ALONE).removeprefix(BEFORE) or None
+
+
 def _died(row: WorkRow) -> Failure:
-    if row.cause is None:
+    before = _cause_before(row)
+    if not before:
         return Failure(f"its worker died {row.attempts - 1} times while it had this message", WORKER_DIED)
-    text = f"its worker died while it had this message, at attempt {row.attempts - 1}; before that: {row.cause}"
+    text = f"its worker died while it had this message, at attempt {row.attempts - 1}{BEFORE}{before}"
     return Failure(clean_cause(text), WORKER_DIED)
 
 

@@ -291,7 +291,9 @@ class _Application:
             return stale
         row = self.work[(op.queue, op.identity)]
         due = self.engine.now + int(op.lease_s * 1_000_000)
-        self.moves.append(Move(op.queue, op.identity, row.key, WorkState.CLAIMED, op.fence, holds=True, due=due))
+        self.moves.append(
+            Move(op.queue, op.identity, row.key, WorkState.CLAIMED, op.fence, holds=True, due=due, cause=op.cause)
+        )
         return _DONE
 
     def _set(self, mapping: dict[Any, Any], key: object, value: object) -> None:

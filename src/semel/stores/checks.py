@@ -160,6 +160,12 @@ def _check_renew(op: Renew) -> None:
     _check_name(op.queue)
     check_id("identity", op.identity)
     _check_seconds("lease_s", op.lease_s)
+    _check_cause(op)
+
+
+def _check_cause(op: Finish | Renew) -> None:
+    if op.cause is not None:
+        check_text("cause", op.cause, chars_max=CAUSE_CHARS_MAX, empty=True)
 
 
 def _check_finish(op: Finish) -> None:
@@ -173,8 +179,7 @@ def _check_finish(op: Finish) -> None:
         _check_number("due", op.due, 0, TIME_MAX)
     if op.delay_s is not None:
         _check_seconds("delay_s", op.delay_s)
-    if op.cause is not None:
-        check_text("cause", op.cause, chars_max=CAUSE_CHARS_MAX, empty=True)
+    _check_cause(op)
     if op.passes and op.to is not WorkState.SCHEDULED:
         raise LocalProtocolError(f"a row that is {op.to.name} does not pass", fix="passes is for SCHEDULED, a retry")
 

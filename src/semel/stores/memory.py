@@ -44,6 +44,7 @@ from semel.stores.shared import (
     blob_refused,
     check_bound,
     exported_mark,
+    is_found_aside,
     ledger_end,
     named_counts,
     scope_refused,
@@ -330,7 +331,7 @@ class MemoryEngine:
     def _claimable(self, claim: Claim) -> list[_Work]:
         if claim.identity is not None:
             row = self.data.work.get((claim.queue, claim.identity))
-            return [row] if row is not None and self._may_claim_alone(row) else []
+            return [row] if row is not None and self._may_claim_alone(claim, row) else []
         groups: list[list[_Work]] = [[row] for row in self._rows(claim.queue) if row.key is None and self._is_due(row)]
         groups += self._keyed_groups(claim)
         if claim.key is not None:
@@ -370,8 +371,8 @@ class MemoryEngine:
     def _is_due(self, row: _Work) -> bool:
         return row.state in (WorkState.READY, WorkState.SCHEDULED, WorkState.CLAIMED) and row.due <= self.now
 
-    def _may_claim_alone(self, row: _Work) -> bool:
-        if row.state in (WorkState.DEFERRED, WorkState.PARKED):
+    def _may_claim_alone(self, claim: Claim, row: _Work) -> bool:
+        if is_found_aside(claim, row.state):
             return True
         if not self._is_due(row):
             return False

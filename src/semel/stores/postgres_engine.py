@@ -35,7 +35,14 @@ from semel.stores.postgres_connection import (
 )
 from semel.stores.postgres_fronts import LOWEST, Front, Fronts
 from semel.stores.rows import envelope_of, envelope_row
-from semel.stores.shared import blob_refused, claimed_row, exported_mark, scope_refused, start_of_epoch
+from semel.stores.shared import (
+    blob_refused,
+    claimed_row,
+    exported_mark,
+    is_found_aside,
+    scope_refused,
+    start_of_epoch,
+)
 
 NEWS_ROWS = 1000
 TOGETHER = frozenset(
@@ -583,7 +590,7 @@ class PostgresEngine:
 
     def _pick_one(self, claim: Claim) -> list[WorkRow]:
         found = [work_row_of(row) for row in self._ask("pick_one", claim.queue, claim.identity)]
-        if not found or found[0].state in (WorkState.DEFERRED, WorkState.PARKED):
+        if not found or is_found_aside(claim, found[0].state):
             return found
         if not self._is_due(found[0]):
             return []

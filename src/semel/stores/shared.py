@@ -9,11 +9,18 @@ import msgspec
 from semel.errors import InputError, LocalProtocolError, StaleFence, StoreRefused
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Mark
-from semel.kernel.ops import Append, Op, Outcome, Refused, Result, Trim, Unit, WorkRow, WorkState
+from semel.kernel.ops import Append, Claim, Op, Outcome, Refused, Result, Trim, Unit, WorkRow, WorkState
 from semel.kernel.position import EPOCH_GAP
 from semel.kernel.store import State
 
 ASIDE = frozenset({WorkState.DEFERRED, WorkState.PARKED, WorkState.DEAD})
+
+
+def is_found_aside(claim: Claim, state: WorkState) -> bool:
+    """Whether a claim by its identity takes up a row that no other claim sees."""
+    return state is WorkState.DEFERRED or (state is WorkState.PARKED and claim.parked)
+
+
 """The states of the few rows that wait for somebody, often for long."""
 
 

@@ -17,7 +17,14 @@ from semel.kernel.store import IndexEntry, Record, State, StreamInfo
 from semel.stores.engine import CursorHead, Known, Move, NewRecord, NewWork, WorkHead
 from semel.stores.queries import load_queries
 from semel.stores.rows import envelope_columns, envelope_of, envelope_row
-from semel.stores.shared import blob_refused, claimed_row, exported_mark, scope_refused, start_of_epoch
+from semel.stores.shared import (
+    blob_refused,
+    claimed_row,
+    exported_mark,
+    is_found_aside,
+    scope_refused,
+    start_of_epoch,
+)
 from semel.stores.sqlite_records import insert_records
 from semel.stores.sqlite_session import SqliteSession
 
@@ -276,7 +283,7 @@ class SqliteEngine:
         if found is None:
             return []
         row = work_row_of(found)
-        if row.state in (WorkState.DEFERRED, WorkState.PARKED):
+        if is_found_aside(claim, row.state):
             return [row]
         if row.state > WorkState.CLAIMED or row.due > self.now:
             return []

@@ -115,6 +115,35 @@ class Delivery:
         return balance(events, sum(states.get(state, 0) for state in OPEN_STATES)).holds
 
 
+def told(delivery: Delivery) -> list[tuple[Kind, int]]:
+    return [(entry.event.kind, entry.event.attempt) for entry in delivery.store.ledger(START, 1000)]
+
+
+@pytest.mark.parametrize("style", [Style.EAGER, Style.OPTIMISTIC, Style.RESERVED])
+def test_the_ledger_has_each_attempt_that_failed(style: Style) -> None:
+    delivery = Delivery(style, on(ValueError).retry([1, 2]).dead_letter())
+    delivery.handler = raises(ValueError("no"))
+    assert delivery.arrives() is ACK
+    accepted, *rest = told(delivery)
+    assert accepted[0] is Kind.ACCEPTED
+    assert rest == [(Kind.FAILED, 1), (Kind.FAILED, 2), (Kind.DEAD_LETTERED, 3)]
+    assert delivery.balances()
+
+
+@pytest.mark.parametrize("style", [Style.EAGER, Style.OPTIMISTIC, Style.RESERVED])
+def test_the_ledger_has_the_attempts_before_one_that_succeeded(style: Style) -> None:
+    delivery = Delivery(style, on(ValueError).retry([1, 2]).dead_letter())
+    outcomes = [ValueError("no"), None]
+
+    def handler() -> None:
+        if (error := outcomes.pop(0)) is not None:
+            raise error
+
+    delivery.handler = handler
+    assert delivery.arrives() is ACK
+    assert told(delivery)[1:] == [(Kind.FAILED, 1), (Kind.HANDLED, 2)]
+
+
 def raises(error: Exception) -> Callable[[], None]:
     def handler() -> None:
         raise error

@@ -28,7 +28,7 @@ def test_stores_answer_alike(kind: type, name: str) -> None:
 
 @pytest.mark.parametrize("kind", [MemoryTx, SqliteTx, PostgresTx])
 def test_transactions_answer_alike(kind: type) -> None:
-    assert methods(Tx) == ["apply"]
+    assert methods(Tx) == ["apply", "keep_result"]
     assert list(inspect.signature(kind.apply).parameters) == list(inspect.signature(Tx.apply).parameters)  # type: ignore[attr-defined]
 
 

@@ -14,6 +14,7 @@ from semel.kernel.effects import (
     Committed,
     CommitUnknown,
     Delivered,
+    DeliverLost,
     DeliverUntouched,
     Drain,
     LoadFailed,
@@ -45,7 +46,7 @@ from semel.kernel.ops import (
 from semel.kernel.position import Position
 from semel.kernel.retry import Again, Decision, Enough, Failure, GiveUp, PauseThen, Release, Requeue, RetryPolicy
 from semel.kernel.store import Records
-from semel.kernel.work import Follower, FollowerConfig, Worker, WorkerConfig
+from semel.kernel.work import ALONE, Follower, FollowerConfig, Worker, WorkerConfig
 from semel.stores.memory import MemoryStore
 
 QUEUE, EFFECTS, STREAM = "inbox/orders", "hub/effects", "hub/orders"
@@ -712,9 +713,8 @@ def test_a_message_that_kills_its_worker_is_given_up_as_the_policy_says(
     bench: Bench, then: GiveUp, state: WorkState, kind: Kind
 ) -> None:
     enqueue(bench, "a")
-    for _ in range(2):
-        commit(bench, Claim(QUEUE, "one that dies", lease_s=1.0))
-        bench.now += 2.0
+    die(bench)
+    die(bench, cause=ALONE)
     start_worker(bench, retry=RetryPolicy(retries=1, then=then))
     row = bench.store.work(QUEUE, "a")
     assert row is not None
@@ -724,9 +724,7 @@ def test_a_message_that_kills_its_worker_is_given_up_as_the_policy_says(
 
 def test_a_message_that_kills_its_worker_is_given_up_also_by_a_rule_that_pauses(bench: Bench) -> None:
     enqueue(bench, "a", "b")
-    for _ in range(2):
-        commit(bench, Claim(QUEUE, "one that dies", lease_s=1.0, identity="a"))
-        bench.now += 2.0
+    die(bench, identity="a", cause=ALONE)
     start_worker(bench, policy=Script(PauseThen(60.0, Enough("dead_letter")), last_attempt=1), parallel=2)
     assert (bench.delivered, state_of(bench, "a"), state_of(bench, "b")) == ([], WorkState.DEAD, WorkState.READY)
     bench.wait(60.0)
@@ -738,7 +736,10 @@ def test_a_death_after_failures_names_the_last_of_them(bench: Bench) -> None:
     start_worker(bench, retry=RetryPolicy(retries=1, interval_s=1.0, then="dead_letter"), idle_s=60.0)
     enqueue(bench, "a")
     bench.now += 2.0
-    bench.store.commit([Unit((Claim(QUEUE, "one that dies", lease_s=1.0),))])
+    [claimed] = bench.store.commit([Unit((Claim(QUEUE, "one that dies"),))])[0].results
+    assert isinstance(claimed, Claimed)
+    marked = Renew(QUEUE, "a", claimed.rows[0].fence, 1.0, cause=f"{ALONE}; before that: 'a'")
+    bench.store.commit([Unit((marked,))])
     bench.wait(100.0)
     row = bench.store.work(QUEUE, "a")
     assert row is not None
@@ -754,6 +755,102 @@ def test_a_last_attempt_is_made_whatever_became_of_those_before(bench: Bench) ->
         bench.now += 2.0
     start_worker(bench, retry=RetryPolicy(retries=2))
     assert effects(bench) == ["a"]
+
+
+# -- suspects
+
+
+def die(bench: Bench, limit: int = 1, identity: str | None = None, cause: str | None = None) -> None:
+    """A worker claims, and is never heard of again."""
+    [claimed] = commit(bench, Claim(QUEUE, "one that dies", limit=limit, lease_s=1.0, identity=identity))
+    if cause is not None:
+        commit(bench, *(Renew(QUEUE, row.identity, row.fence, 1.0, cause) for row in claimed.rows))
+    bench.now += 2.0
+
+
+def start_with_suspects(bench: Bench, *ids: str, deaths: int = 2, keyed: bool = False, **more: Any) -> Worker:
+    """Their workers have died so often that this attempt is the last one; nobody knows of which of them."""
+    for id in ids:
+        enqueue(bench, id, key=id if keyed else None)
+    for _ in range(deaths):
+        die(bench, limit=len(ids))
+    return start_worker(bench, retry=RetryPolicy(retries=2, then="dead_letter"), parallel=4, **more)
+
+
+def cause_of(bench: Bench, id: str) -> str | None:
+    row = bench.store.work(QUEUE, id)
+    assert row is not None
+    return row.cause
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_suspects_run_one_after_the_other_each_marked_and_alone(bench: Bench, keyed: bool) -> None:
+    held = hold(bench)
+    start_with_suspects(bench, "a", "b", "c", keyed=keyed)
+    for id in ("a", "b", "c"):
+        assert [each.item.identity for _, each in held] == [id]
+        assert [each for each in ("a", "b", "c") if cause_of(bench, each) == ALONE][-1] == id
+        answer(bench, held)
+    assert [state_of(bench, id) for id in ("a", "b", "c")] == [WorkState.DONE] * 3
+
+
+@pytest.mark.parametrize("deaths", [2, 3, 7])
+def test_who_was_held_beside_others_when_a_worker_died_is_never_given_up_for_it(bench: Bench, deaths: int) -> None:
+    bench.handler = record_effect
+    start_with_suspects(bench, "a", "b", "c", deaths=deaths)
+    assert sorted(effects(bench)) == ["a", "b", "c"]
+
+
+def test_a_suspect_waits_for_what_is_with_the_application_and_nothing_new_is_claimed(bench: Bench) -> None:
+    held = hold(bench)
+    enqueue(bench, "s")
+    die(bench)
+    enqueue(bench, "a", "b")
+    start_worker(bench, retry=RetryPolicy(retries=1), parallel=4)
+    assert [each.item.identity for _, each in held] == ["a", "b"]
+    enqueue(bench, "c")
+    answer(bench, held)
+    assert ([each.item.identity for _, each in held], cause_of(bench, "s")) == (["b"], None)
+    answer(bench, held)
+    assert ([each.item.identity for _, each in held], cause_of(bench, "s")) == (["s"], ALONE)
+    assert state_of(bench, "c") is WorkState.READY
+    answer(bench, held)
+    assert [each.item.identity for _, each in held] == ["c"]
+
+
+def test_a_suspect_that_fails_is_given_up_for_that(bench: Bench) -> None:
+    bench.handler = fail_always
+    start_with_suspects(bench, "a")
+    assert (state_of(bench, "a"), cause_of(bench, "a")) == (WorkState.DEAD, "'a'")
+
+
+def test_a_mark_that_the_store_does_not_take_is_written_again_before_the_suspect_runs(bench: Bench) -> None:
+    enqueue(bench, "a")
+    die(bench)
+    bench.fail_commits = [None, DOWN]
+    start_worker(bench, retry=RetryPolicy(retries=1), lease_s=30.0)
+    assert bench.delivered == []
+    bench.wait(4.0)
+    assert bench.delivered == ["a"]
+
+
+def test_a_suspect_that_is_given_back_is_not_blamed_and_still_comes_from_a_dead_worker(bench: Bench) -> None:
+    held = hold(bench)
+    worker = start_with_suspects(bench, "a")
+    token = held[0][1].token
+    give_back = worker.receive(DeliverUntouched(token), bench.now)
+    [op] = [op for each in give_back if isinstance(each, Commit) for op in each.ops if isinstance(op, Renew)]
+    assert (op.lease_s, op.cause) == (0.0, "")
+    _, [claimed] = [each.results for each in bench.store.commit([Unit((op,)), Unit((Claim(QUEUE, "next"),))])]
+    assert (claimed.rows[0].taken_over, claimed.rows[0].cause) == (True, "")
+
+
+def test_a_suspect_whose_end_is_in_doubt_is_not_taken_for_one_that_killed(bench: Bench) -> None:
+    held = hold(bench)
+    worker = start_with_suspects(bench, "a")
+    token = held[0][1].token
+    lost = worker.receive(DeliverLost(token), bench.now)
+    assert [op.cause for each in lost if isinstance(each, Commit) for op in each.ops if isinstance(op, Renew)] == [""]
 
 
 # -- gates

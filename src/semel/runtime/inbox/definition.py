@@ -49,7 +49,9 @@ from semel.kernel.store import Store
 from semel.kernel.text import clean_cause
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.host.performer import steady_clock
-from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler, key_of
+from semel.runtime.inbox.call_sweeper import CallSweeper
+from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler, key_of, key_text
+from semel.runtime.inbox.forks import forget_in_children
 from semel.runtime.inbox.gate import EndpointGate
 from semel.runtime.inbox.handling import HandlerContext
 from semel.runtime.inbox.late_marks import LateMarks
@@ -65,8 +67,6 @@ log = logging.getLogger(__name__)
 
 UNREADABLE_TYPE = "unreadable"
 NEVER_AGAIN = on(MessageRefused, TransactionEnded).dead_letter()
-SWEEP_EVERY_S = 60.0
-SWEEP_ROWS = 200
 
 
 class Verdict(StrEnum):
@@ -161,8 +161,6 @@ class Application:
         self.periodic: list[Periodic] = []
         self.hub = parse_connection_string(hub) if hub is not None else None
         self.clock = steady_clock()
-        self.buffers: dict[str, Any] = {}
-        self._gates: dict[str, EndpointGate] = {}
         self.url = store if isinstance(store, str) else store.url
         check_not_the_servers(self.settings, self.url)
         self._node = node
@@ -172,10 +170,29 @@ class Application:
         self._own: list[Provider] | None = None
         self._handlers: dict[str, dict[str, ReadyHandler]] | None = None
         self._registered = 0
+        self._is_forked = False
+        self._begin_process()
+        outbox_queue(name)
+        forget_in_children(self)
+
+    def _begin_process(self) -> None:
+        """What belongs to this process and to no other."""
+        self.buffers: dict[str, Any] = {}
+        self._gates: dict[str, EndpointGate] = {}
         self._opening = threading.Lock()
         self._later = LateMarks(lambda: self.store)
-        self._swept_at = time.monotonic()
-        outbox_queue(name)
+        self._sweeper = CallSweeper(lambda: self.store)
+
+    def forget_parent(self) -> object:
+        """For `forks`: in a child, everything that is open is its parent's."""
+        left = (self._store, self._own, self._handlers, self._later, self._sweeper, self.buffers)
+        self._own = self._handlers = None
+        if self._owns_store:
+            self._store = None
+        else:
+            self._is_forked = True
+        self._begin_process()
+        return left
 
     # -- what the application is made of
 
@@ -235,7 +252,12 @@ class Application:
     def store(self) -> Store:
         with self._opening:
             if self._store is None:
-                self._store = open_store(self.url, node=self._node)
+                self._store = open_store(self.url, node=self._node, ledger_keep_s=self.settings.ledger_keep_s)
+            if self._is_forked and not self.url.startswith("memory"):
+                raise ConfigError(
+                    "the store was opened before this process was forked, and belongs to its parent",
+                    fix='give the application an address instead of an open store: App("sqlite:///shop.db")',
+                )
             return self._store
 
     @property
@@ -299,7 +321,7 @@ class Application:
         to: str,
         *,
         id: str | None = None,
-        key: str | None = None,
+        key: str | int | None = None,
         after_s: float | None = None,
         **attributes: Unpack[Attributes],
     ) -> tuple[str, Verdict]:
@@ -322,9 +344,31 @@ class Application:
         A message of an unknown type is stored like any other and becomes a dead letter: nothing is lost.
         """
         self._durable(endpoint)
-        verdicts = self._commit([self.enqueue(endpoint, check_envelope(envelope)) for envelope in envelopes])
+        enqueues, refused = [], []
+        for envelope in [check_envelope(each) for each in envelopes]:
+            try:
+                enqueues.append(self.enqueue(endpoint, envelope))
+            except InputError as error:
+                # whoever brought it can do nothing about it, and without its key it would lose its turn in silence
+                enqueues.append(self._to_be_refused(endpoint, envelope))
+                refused.append((len(enqueues) - 1, clean_cause(str(error))))
+        verdicts = self._commit(enqueues)
         reach("inbox.stored")
+        for at, cause in refused:
+            if verdicts[at] is Verdict.STORED:
+                self._refuse(endpoint, enqueues[at], cause)
         return verdicts
+
+    def _to_be_refused(self, endpoint: str, envelope: Envelope) -> Enqueue:
+        """Not due before it is a dead letter. Should we die in between, it is handled then, and out of turn."""
+        return self.enqueue(endpoint, envelope, due=now_us() + round(KEEPING_S * 1_000_000), keyed=False)
+
+    def _refuse(self, endpoint: str, enqueue: Enqueue, cause: str) -> None:
+        dead = Finish(
+            enqueue.queue, enqueue.identity, WorkState.DEAD, keep_s=None, cause=cause, was=WorkState.SCHEDULED
+        )
+        hop = self.check_endpoint(endpoint).options.hop
+        self._commit_one((dead, Log(message_event(Kind.DEAD_LETTERED, hop, "", enqueue.envelope, cause=cause))))
 
     def keep_unreadable(self, endpoint: str, data: bytes, why: str, **attributes: Unpack[Attributes]) -> str:
         """Keep what a transport has brought and nobody can make a message of: without an id, or not to be decoded. It
@@ -332,22 +376,26 @@ class Application:
         it is kept once."""
         attributes.setdefault("type", UNREADABLE_TYPE)
         envelope = Envelope(f"unreadable-{sha256(data).hexdigest()}", data=data, **attributes)
-        enqueue = self.enqueue(endpoint, envelope, due=now_us() + round(KEEPING_S * 1_000_000))
+        enqueue = self._to_be_refused(endpoint, envelope)
         [first] = self._commit_one((enqueue,))
         if isinstance(first, Fresh):
-            cause, hop = clean_cause(why), self.check_endpoint(endpoint).options.hop
-            dead = Finish(
-                enqueue.queue, enqueue.identity, WorkState.DEAD, keep_s=None, cause=cause, was=WorkState.SCHEDULED
-            )
-            self._commit_one((dead, Log(message_event(Kind.DEAD_LETTERED, hop, "", envelope, cause=cause))))
+            self._refuse(endpoint, enqueue, clean_cause(why))
         return envelope.id
 
     def mark_later(self, ops: tuple[Op, ...]) -> None:
         """Write a mark once the store is back. Should this process end first, the claim runs out and is ambiguous."""
         self._later.write(ops)
 
-    def enqueue(self, endpoint: str, envelope: Envelope, *, key: str | None = None, due: int | None = None) -> Enqueue:
-        """The write that stores a message at an endpoint, if it is new."""
+    def enqueue(
+        self,
+        endpoint: str,
+        envelope: Envelope,
+        *,
+        key: str | int | None = None,
+        due: int | None = None,
+        keyed: bool = True,
+    ) -> Enqueue:
+        """The write that stores a message at an endpoint, if it is new. Raises InputError for a key that is none."""
         options, envelope = self.check_endpoint(endpoint).options, as_message(envelope)
         if options.expire_s is not None and envelope.time is None:
             envelope = msgspec.structs.replace(envelope, time=due if due is not None else now_us())
@@ -356,7 +404,7 @@ class Application:
             who.queue,
             who.identity,
             envelope,
-            key=key if key is not None else self._key(endpoint, envelope),
+            key=None if not keyed else key_text(key, envelope) if key is not None else self._key(endpoint, envelope),
             due=due,
             scope=who.scope if who.scope != who.queue else None,
             on_fresh=message_event(Kind.ACCEPTED, options.hop, "", envelope),
@@ -371,7 +419,7 @@ class Application:
         handler = self.handlers[endpoint].get(envelope.type)
         try:
             return key_of(handler, envelope) if handler is not None else envelope.session
-        except Exception:
+        except MessageRefused:
             return None
 
     def check_endpoint(self, endpoint: str) -> InboxEndpoint:
@@ -422,7 +470,7 @@ class Application:
         the envelope; of an event, `source` and `deduplication_id` say what its envelope would.
         """
         op = self._remember(endpoint, id, source, deduplication_id, result, keep_s)
-        self._sweep_sometimes()
+        self._sweeper.called()
         tx: Any = bind(self.store, connection)
         answer = tx.apply([op], wait=False)
         if asyncio.iscoroutine(answer):
@@ -445,7 +493,7 @@ class Application:
     ) -> First:
         """`first` for a connection whose calls are awaited."""
         op = self._remember(endpoint, id, source, deduplication_id, result, keep_s)
-        self._sweep_sometimes()
+        self._sweeper.called()
         tx: Any = bind(self.store, connection)
         return _first((await tx.apply([op], wait=False))[0], tx, op)
 
@@ -493,20 +541,6 @@ class Application:
         yield outbox
         tx: Any = bind(self.store, connection)
         await apply_outbox_async(tx, outbox)
-
-    def _sweep_sometimes(self) -> None:
-        """Without a runner nobody else forgets what is past its time. On a thread: the caller's transaction may hold
-        the lock that a sweep waits for."""
-        now = time.monotonic()
-        if now - self._swept_at >= SWEEP_EVERY_S:
-            self._swept_at = now
-            threading.Thread(target=self._sweep, name="semel-inbox-sweep", daemon=True).start()
-
-    def _sweep(self) -> None:
-        try:
-            self.store.sweep(now_us(), SWEEP_ROWS)
-        except StoreBusy:
-            return
 
 
 @dataclass(frozen=True, slots=True)

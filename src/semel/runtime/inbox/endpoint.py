@@ -24,7 +24,7 @@ class Registered:
 
     function: Callable[..., Any]
     message: Any
-    key: Callable[[Any], str | None] | None
+    key: Callable[[Any], str | int | None] | None
     outside: bool
     style: Style | None
     errors: tuple[FailureRule, ...]
@@ -40,7 +40,7 @@ class ReadyHandler:
     signature: Signature
     style: Style
     provider: Provider | None
-    key: Callable[[Any], str | None] | None = None
+    key: Callable[[Any], str | int | None] | None = None
     errors: tuple[FailureRule, ...] = ()
 
     def message_of(self, envelope: Envelope) -> Any:
@@ -72,7 +72,7 @@ class InboxEndpoint:
         self,
         message: Any = None,
         *,
-        key: Callable[[Any], str | None] | None = None,
+        key: Callable[[Any], str | int | None] | None = None,
         outside: bool = False,
         idempotency: str | None = None,
         errors: Iterable[FailureRule] = (),
@@ -177,7 +177,22 @@ def key_of(handler: ReadyHandler, envelope: Envelope) -> str | None:
     """The key of a message that came in; its session where the handler names no key."""
     if handler.key is None:
         return envelope.session
-    key = handler.key(handler.message_of(envelope))
+    message = handler.message_of(envelope)
+    try:
+        key = handler.key(message)
+    except Exception as error:
+        raise InputError(
+            f"the key of message {envelope.id!r} cannot be made: {type(error).__name__}: {error}",
+            fix="let key= return text for every message of its type, or None",
+        ) from error
+    return key_text(key, envelope)
+
+
+def key_text(key: object, envelope: Envelope) -> str | None:
+    """Numbers of customers and orders are the most usual keys, so an int is taken as its text. Anything else that is no
+    text is refused: not every text of an object is the same each time."""
+    if isinstance(key, int) and not isinstance(key, bool):
+        return str(key)
     if key is not None and not isinstance(key, str):
-        raise InputError(f"the key of message {envelope.id!r} is {key!r}", fix="let key= return text, or None")
+        raise InputError(f"the key of message {envelope.id!r} is {key!r}", fix="let it be text, an int, or None")
     return key

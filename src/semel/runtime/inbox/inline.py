@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from semel.errors import DuplicateMessage, StaleFence, StoreError
+from semel.errors import DuplicateMessage, InputError, StaleFence, StoreError
 from semel.inbox.inline import CommitOps, InlineSteps, MarkLater, PauseEndpoint, RunHandler, Step, StoreBody, WaitFor
 from semel.inbox.settle import DeliveryEnd, RowFate, Settlement
 from semel.kernel.envelope import Envelope
@@ -45,17 +45,23 @@ def inline_steps(
 ) -> InlineSteps:
     """Everything that is decided about one delivery. `now` is in microseconds."""
     handler = app.handlers[endpoint.name].get(envelope.type)
+    refused = None
+    try:
+        enqueue = app.enqueue(endpoint.name, envelope)
+    except InputError as error:
+        enqueue, refused = app.enqueue(endpoint.name, envelope, keyed=False), error
     return InlineSteps(
         endpoint.options,
         handler.style if handler is not None else None,
         app.rules_for(endpoint, handler),
         app.identity_of(endpoint.name, envelope),
         envelope,
-        app.enqueue(endpoint.name, envelope),
+        enqueue,
         app.name,
         failure_of,
         endpoint.options.is_expired(envelope.time, now),
         tries,
+        refused,
     )
 
 
@@ -114,9 +120,10 @@ class InlineDelivery:
                 return results
             case RunHandler():
                 return await self._run_counted(step, ticket)
-            case StoreBody(after_s=after_s):
+            case StoreBody(after_s=after_s, keyed=keyed):
                 due = None if after_s is None else now_us() + round(after_s * 1_000_000)
-                [first] = await self._commit((self.app.enqueue(self.endpoint.name, self.envelope, due=due),))
+                enqueue = self.app.enqueue(self.endpoint.name, self.envelope, due=due, keyed=keyed)
+                [first] = await self._commit((enqueue,))
                 reach("letter.stored")
                 return first
             case WaitFor(seconds=seconds):

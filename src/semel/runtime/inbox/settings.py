@@ -1,6 +1,7 @@
 """What `[inbox]` of semel.toml, or the environment, says about an application.
 
 store, hub, keep_s       what the code says wins: `App(store)`; the file completes it
+[ledger] keep_s          for how long the application's own store keeps its ledger
 [[inbox.endpoint]]       the file wins over the code: who runs an application sets it up for the place it runs in
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 from semel.errors import ConfigError
 
 _FILE = "semel.toml"
-_VARIABLES = ("SEMEL_INBOX__", "SEMEL_STORE__")
+_VARIABLES = ("SEMEL_INBOX__", "SEMEL_LEDGER__", "SEMEL_STORE__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class InboxSettings:
     endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
     where: str = _FILE
     server: str | None = None
+    ledger_keep_s: float | None = None
 
 
 def read_settings(config: str | Path | None = None) -> InboxSettings:
@@ -46,6 +48,7 @@ def read_settings(config: str | Path | None = None) -> InboxSettings:
         {each.name: each.options for each in section.endpoint},
         str(found.file or "the environment"),
         found.store.url or DEFAULT_URL,
+        found.ledger.keep_s,
     )
 
 

@@ -2,6 +2,7 @@
 
 an ack            stands only for what the store has, or for a handler that ran where nothing is promised
 once              effects in transactions happen once; outside at least once, or at most once where it is said
+blame             only what ran alone is given up because its worker died
 order             effects of a key come in the order of the key
 nothing lost      every message has its effect, or somebody can see why not
 outgoing          the same under the same id however often a handler runs, and one effect at the receiver
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from semel.inbox.endpoint import FailedHead, OnCrash, Style
+from semel.inbox.endpoint import EndpointMode, FailedHead, OnCrash, Style
 from semel.inbox.outbox import outbox_hop, outbox_queue
 from semel.inbox.reservation import is_reservation
 from semel.kernel.ledger import START, Event, Kind, balance
@@ -23,6 +24,7 @@ from semel.sim.inbox.shop import APP, KEEP_S, Outside, SimulatedApp
 from semel.sim.inbox.weather import EndpointPlan, InboxWorld
 from semel.sim.kernel.database import Database
 
+WORKER_DIED_TEXT = "its worker died"
 ALL = 10**9
 MOVING = (WorkState.READY, WorkState.SCHEDULED, WorkState.CLAIMED)
 FAR_S = 30 * 24 * 3600.0
@@ -63,6 +65,7 @@ class InboxChecker:
         for plan in self._world.weather.endpoints:
             self._check_once(plan)
             self._check_balance(plan.name, events)
+            self._check_blame(plan, events)
         self._check_order()
         self._check_outgoing(events, drained)
         if drained:
@@ -82,6 +85,16 @@ class InboxChecker:
         for (name, id), count in self._outside.done.items():
             if name == plan.name and count > 1 + self.replays[name, id]:
                 self._world.violated(f"{name}: {id} happened {count} times and may at most once")
+
+    def _check_blame(self, plan: EndpointPlan, events: list[Event]) -> None:
+        """At inline endpoints the broker says how many are handled at a time."""
+        hop = self._app.endpoints[plan.name].options.hop
+        if plan.mode is not EndpointMode.DURABLE:
+            return
+        for event in events:
+            died = event.hop == hop and (event.cause or "").startswith(WORKER_DIED_TEXT)
+            if died and (plan.name, event.message) not in self._outside.alone:
+                self._world.violated(f"{plan.name}: {event.message} was given up for a death beside others")
 
     def _check_order(self) -> None:
         for plan in self._world.weather.endpoints:

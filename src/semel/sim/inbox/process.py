@@ -41,8 +41,9 @@ class AppProcess(Node):
     """Its machines are workers, and what it is receiving is lost with it."""
 
     def __init__(self, world: InboxWorld, name: str, database: Database, drift: Drift, outside: Outside) -> None:
-        self._inbox = world
+        self._inbox, self._outside = world, outside
         self._micros_drift = drift
+        self._in_hand: dict[str, dict[int, str]] = {}
         self.app = SimulatedApp(world, database, outside, self._micros)
         self._relay = Relay(outbox_hop(APP), self.app.enqueue, self.app.senders)
         # the kernel's nodes and databases ask a world for its stores and nodes only, and this one has them
@@ -70,7 +71,24 @@ class AppProcess(Node):
 
     # -- rows
 
+    def _note(self, seat: Seat, effect: Deliver) -> None:
+        """Who was the only one that its worker had handed out? Only such a one may be blamed for a death."""
+        assert isinstance(effect.item, WorkRow), "there are only workers here"
+        in_hand, name = self._in_hand.setdefault(seat.machine.name, {}), seat.machine.name.rpartition("/")[2]
+        in_hand[effect.token] = effect.item.envelope.id
+        found = {(name, id) for id in in_hand.values()}
+        self._outside.alone = self._outside.alone - found if len(found) > 1 else self._outside.alone | found
+
+    def _returned(self, seat: Seat, token: int, event: Event) -> None:
+        self._in_hand[seat.machine.name].pop(token, None)
+        self._handled(seat, event)
+
+    def _end_life(self) -> None:
+        self._in_hand.clear()
+        super()._end_life()
+
     def deliver(self, seat: Seat, effect: Deliver) -> None:
+        self._note(seat, effect)
         slow = self._inbox.strikes("handler.slow", self._inbox.weather.handlers.slow)
         delay_s = self._inbox.between((0.5, 4.0) if slow else (0.001, 0.05))
         self._later(delay_s, "handler", self._handle_row, seat, effect)
@@ -92,7 +110,7 @@ class AppProcess(Node):
         except Exception as error:
             event = DeliverFailed(effect.token, cause_of(error), type_names(type(error)))
         # whoever dies here has done it, and nobody knows
-        self._later(self._inbox.between((0.0, 0.05)), "handled", self._handled, seat, event)
+        self._later(self._inbox.between((0.0, 0.05)), "handled", self._returned, seat, effect.token, event)
 
     def _run_row(self, name: str, row: WorkRow) -> Answer:
         endpoint = self.app.endpoints[name]

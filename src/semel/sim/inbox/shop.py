@@ -57,6 +57,7 @@ class Outside:
     world: InboxWorld
     done: Counter[tuple[str, str]] = field(default_factory=Counter)
     runs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    alone: set[tuple[str, str]] = field(default_factory=set)
     poison: set[str] = field(default_factory=set)
     received: dict[str, set[str]] = field(default_factory=dict)
     promised: dict[str, str] = field(default_factory=dict)

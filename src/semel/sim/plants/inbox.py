@@ -11,6 +11,7 @@ import msgspec
 
 import semel.inbox.inline
 import semel.inbox.rows
+import semel.kernel.work
 from semel.errors import DuplicateMessage, PeerUnavailable, StoreError
 from semel.inbox.inline import InlineSteps
 from semel.inbox.outbox import OutboxCalls
@@ -112,7 +113,7 @@ def _store_trouble_is_duplicate(right: Callable[..., Settlement], steps: InlineS
     caught_by="inbox",
 )
 def _acked_before_kept(
-    right: Callable[..., Any], steps: InlineSteps, decision: Decision, cause: str
+    right: Callable[..., Any], steps: InlineSteps, decision: Decision, cause: str, *more: Any
 ) -> Generator[Any, Any, Exit]:
     yield from ()
     return exit_of(decision)
@@ -230,12 +231,21 @@ def _ambiguous_runs(right: Callable[..., bool], row: WorkRow) -> bool:
 @plant(
     "inbox-parked-runs-again",
     "a redelivery runs a message that was put aside for a human",
-    (InlineSteps, "_park_again"),
+    (InlineSteps, "_claim_op"),
     caught_by="inbox",
 )
-def _parked_runs_again(right: Callable[..., Any], steps: InlineSteps, row: WorkRow) -> Generator[Any, Any, Exit]:
-    exit: Exit = yield from steps._attempts(row)
-    return exit
+def _parked_runs_again(right: Callable[..., Claim], steps: InlineSteps) -> Claim:
+    return msgspec.structs.replace(right(steps), parked=True)
+
+
+@plant(
+    "inbox-poison-blames-neighbours",
+    "whatever a worker had when it died counts as what killed it, and is given up",
+    (semel.kernel.work, "_died_alone"),
+    caught_by="inbox",
+)
+def _poison_blames_neighbours(right: Callable[..., bool], row: WorkRow) -> bool:
+    return row.taken_over
 
 
 @plant(

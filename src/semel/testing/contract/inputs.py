@@ -72,6 +72,7 @@ def _bad_texts(bad: str) -> dict[str, Op]:
         "claim key": Claim(QUEUE, "w", key=bad),
         "renew queue": Renew(bad, "w", 1),
         "renew identity": Renew(QUEUE, bad, 1),
+        "renew cause": Renew(QUEUE, "w", 1, cause=bad),
         "finish queue": Finish(bad, "w", WorkState.DONE),
         "finish identity": Finish(QUEUE, bad, WorkState.DONE),
         "finish cause": Finish(QUEUE, "w", WorkState.DEAD, cause=bad),

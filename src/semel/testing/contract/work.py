@@ -270,6 +270,15 @@ class ClaimSuite(StoreSuite):
         time.outlast_short()
         assert claim_one(store).attempts == 2
 
+    def test_a_renewal_may_write_a_cause_which_the_next_claim_sees(self, store: Store, time: Time) -> None:
+        enqueue(store, "a")
+        row = claim_one(store, lease_s=LONG_S)
+        commit(store, Renew(QUEUE, "a", row.fence, cause="runs alone"))
+        commit(store, Renew(QUEUE, "a", row.fence, lease_s=time.short_s))
+        time.outlast_short()
+        again = claim_one(store)
+        assert (again.cause, again.taken_over, again.attempts) == ("runs alone", True, 2)
+
     def test_renewing_what_is_not_claimed(self, store: Store) -> None:
         enqueue(store, "a")
         assert commit_refused(store, Renew(QUEUE, "a", 0)) == (Stale(0),)
@@ -425,6 +434,14 @@ class FinishSuite(StoreSuite):
         finish(store, claim_one(store), aside)
         assert claim(store, 10) == []
         assert claim_one(store, identity="a").attempts == 2
+
+    def test_a_claim_may_leave_alone_what_is_parked(self, store: Store) -> None:
+        enqueue(store, "a", "b")
+        for id, aside in (("a", WorkState.PARKED), ("b", WorkState.DEFERRED)):
+            finish(store, claim_one(store, identity=id), aside)
+        assert claim(store, identity="a", parked=False) == []
+        assert claim_one(store, identity="b", parked=False).identity == "b"
+        assert claim_one(store, identity="a").identity == "a"
 
     @pytest.mark.parametrize("aside", [WorkState.PARKED, WorkState.DEFERRED, WorkState.DEAD])
     def test_what_is_put_aside_may_be_let_go_again(self, store: Store, aside: WorkState) -> None:

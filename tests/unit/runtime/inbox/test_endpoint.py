@@ -107,7 +107,18 @@ def test_the_key_is_the_handlers_or_the_session(orders: InboxEndpoint) -> None:
 
 
 def test_a_key_that_is_no_text_is_refused(orders: InboxEndpoint) -> None:
-    orders.on(Order, key=lambda order: 7)(without)  # type: ignore[arg-type, return-value]
-    with pytest.raises(InputError, match="the key of message 'a' is 7") as refused:
+    orders.on(Order, key=lambda order: 7.5)(without)  # type: ignore[arg-type, return-value]
+    with pytest.raises(InputError, match=r"the key of message 'a' is 7\.5") as refused:
         key_of(ready(orders)["Order"], Envelope("a", data=b'{"id":"7"}'))
-    assert "return text, or None" in refused.value.fix
+    assert "text, an int, or None" in refused.value.fix
+
+
+def test_a_key_that_is_a_number_is_its_text(orders: InboxEndpoint) -> None:
+    orders.on(Order, key=lambda order: int(order.id))(without)
+    assert key_of(ready(orders)["Order"], Envelope("a", data=b'{"id":"7"}')) == "7"
+
+
+def test_a_key_that_cannot_be_made_is_refused_with_its_cause(orders: InboxEndpoint) -> None:
+    orders.on(Order, key=lambda order: order.nobody)(without)
+    with pytest.raises(InputError, match="the key of message 'a' cannot be made: AttributeError"):
+        key_of(ready(orders)["Order"], Envelope("a", data=b'{"id":"7"}'))

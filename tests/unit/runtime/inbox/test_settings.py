@@ -13,6 +13,8 @@ from semel.config import EndpointSection
 from semel.errors import ConfigError
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, OnCrash, Style
 from semel.kernel.ops import KEEP_S
+from semel.stores.memory import MemoryStore
+from semel.stores.sqlite import SqliteStore
 
 KEY = "k" * 44
 HUB = f"Endpoint=https://events.example.com;AccessKey={KEY};Version=1.0;"
@@ -60,6 +62,25 @@ def test_the_servers_file_may_be_named_by_the_environment(folder: Path, monkeypa
     monkeypatch.setenv("SEMEL_STORE__URL", "sqlite:///srv.db")
     with pytest.raises(ConfigError, match="which is the server's"):
         App("sqlite:///srv.db")
+
+
+def test_the_application_keeps_its_ledger_as_long_as_the_file_says(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ledger_keep_s(App("memory:")) is None
+    write(folder, "[ledger]\nkeep_s = 3600")
+    assert ledger_keep_s(App("memory:")) == 3600
+    assert ledger_keep_s(App("sqlite:///shop.db")) == 3600
+    (folder / "semel.toml").unlink()
+    monkeypatch.setenv("SEMEL_LEDGER__KEEP_S", "7200")
+    assert ledger_keep_s(App("memory:")) == 7200
+
+
+def ledger_keep_s(app: App) -> float | None:
+    store = app.store
+    assert isinstance(store, MemoryStore | SqliteStore)
+    app.close()
+    return store.ledger_keep_s
 
 
 def test_the_environment_wins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
