@@ -1,7 +1,8 @@
 """Wakes whoever waits for a commit: at once for this process's own, by a cheap look for those of others.
 
 SQLite cannot call another process. It can tell for the price of one pragma whether anybody else has committed, so one
-thread looks every few milliseconds, and only while somebody waits.
+thread looks every few milliseconds, and only while somebody waits. When nobody has committed for a second it looks a
+quarter as often, until somebody does: an idle server is not to keep a processor busy.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import TypeVar
 from semel.errors import SemelError
 
 T = TypeVar("T")
+
+QUIET_S = 1.0
+QUIET_FACTOR = 4
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +74,8 @@ class Waking:
             self._watcher.start()
 
     def _look(self) -> None:
-        seen = -1
-        while not self._closed.wait(self._every_s):
+        seen, quiet_s, every_s = -1, 0.0, self._every_s
+        while not self._closed.wait(every_s):
             if not self._waiting and not self._listeners:
                 continue
             try:
@@ -79,8 +83,10 @@ class Waking:
             except SemelError:
                 continue
             if version != seen:
-                seen = version
+                seen, quiet_s = version, 0.0
                 self.wake()
+            quiet_s += every_s
+            every_s = self._every_s * (QUIET_FACTOR if quiet_s > QUIET_S else 1)
 
     def close(self) -> None:
         self._closed.set()

@@ -98,3 +98,28 @@ def test_closing_ends_all_waits(version: Version) -> None:
         assert version.looked.wait(scaled(30))
         waking.close()
         assert waiting.result(scaled(30)) == 0
+
+
+class Waits:
+    """Stands for the event that ends the watcher: time that nobody has to wait for."""
+
+    def __init__(self, version: Version, changes_at: float, until: float) -> None:
+        self.version, self.changes_at, self.until = version, changes_at, until
+        self.now, self.waits = 0.0, [0.0]
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        self.waits.append(seconds)
+        self.version.value = int(self.now >= self.changes_at)
+        return self.now >= self.until
+
+
+def test_it_looks_less_often_when_nothing_has_happened_for_a_while(version: Version) -> None:
+    waking = Waking(version, every_s=0.005)
+    waking._listeners.append(lambda: None)
+    waits = Waits(version, changes_at=3.0, until=5.0)
+    waking._closed = waits  # type: ignore[assignment]
+    waking._look()
+    quick = sum(seconds for seconds in waits.waits if seconds == 0.005)
+    assert set(waits.waits[1:]) == {0.005, 0.02}
+    assert quick == pytest.approx(2.0, abs=0.1), "a second from the start, and one after the change"
