@@ -122,10 +122,10 @@ def test_after_a_failure_there_are_savepoints_for_a_while(
     points: list[str] = []
     run_behind = shared_commit._run_behind
 
-    def counted(savepoints: Any, run: Any, transaction: Any) -> Any:
+    def counted(savepoints: Any, run: Any, *more: Any) -> Any:
         if not isinstance(savepoints, shared_commit._NoSavepoints):
             points.append(run.envelope.id)
-        return run_behind(savepoints, run, transaction)
+        return run_behind(savepoints, run, *more)
 
     monkeypatch.setattr(shared_commit, "_run_behind", counted)
     fails = {"00"}

@@ -41,10 +41,6 @@ from semel.stores.shared import check_bound, scope_refused, stale_bound
 PARTS = load_queries("postgres_bound.sql")
 TRIES_MAX = 20
 DURABLE = frozenset({"on", "remote_apply"})
-LEDGER_FIELDS = (
-    "pipeline", "hop", "kind", "message", "delivery", "idx", "peer", "stream", "epoch", "first", "last", "n", "fold",
-    "attempt", "cause", "trace",
-)  # fmt: skip
 DONE_FIELDS = ("queue", "identity", "fence", "keep")
 ONE_EVENT_FIELDS = (
     "pipeline", "hop", "kind", "message", "delivery", "session", "idx", "peer", "n", "attempt", "cause", "trace",
@@ -348,8 +344,9 @@ def _bytes_of(op: _Work) -> bytes:
 
 
 def _event_row(event: Event) -> dict[str, Any]:
-    row = {name: value for name in LEDGER_FIELDS if (value := getattr(event, name)) is not None}
-    return {**row, "session": event.session or event.message}
+    row = {name: value for name, value in msgspec.structs.asdict(event).items() if value is not None}
+    row["session"] = event.session or event.message
+    return row
 
 
 def keep_result_query(scope: str, identity: str, result: bytes) -> BoundQuery:

@@ -27,7 +27,7 @@ from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.inbox.endpoint import ReadyHandler
 from semel.runtime.inbox.injection import Wanted
 from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
-from semel.runtime.inbox.own_commits import check_not_ended, watched
+from semel.runtime.inbox.own_commits import EndedItself, check_not_ended, watched
 from semel.runtime.transactions import bind
 from semel.stores.points import reach
 
@@ -94,9 +94,9 @@ class HandlerRun:
         reach("inbox.committed")
         return OwnTransaction.FINISHED, outbox.is_used
 
-    def begun_in(self, transaction: Any) -> Outbox:
-        """Run in a transaction that others share; what it sends is written with theirs."""
-        outbox, ended = self._outbox(), watched(transaction)
+    def begun_in(self, transaction: Any, ended: EndedItself) -> Outbox:
+        """Run in a transaction that others share; what it sends is written with theirs. `ended` is asked afterwards."""
+        outbox = self._outbox()
         self._call({**self._given(outbox), Wanted.TRANSACTION: transaction})
         check_not_ended(self.handler.signature.name, ended)
         return outbox

@@ -22,6 +22,7 @@ from semel.kernel.store import Store
 from semel.runtime.inbox.handling import HandlerRun
 from semel.runtime.inbox.lanes import LaneEnd
 from semel.runtime.inbox.outbox import Outbox, apply_cancels
+from semel.runtime.inbox.own_commits import EndedItself, watched
 from semel.runtime.transactions import bind
 from semel.stores.points import reach
 from semel.stores.sqlite import SqliteStore
@@ -146,17 +147,18 @@ class _Spoilt(Exception):
 
 def _run_all(points: Savepoints, runs: Sequence[HandlerRun], transaction: Any) -> list[Outbox | BaseException]:
     ends: list[Outbox | BaseException] = []
+    ended = watched(transaction)
     for run in runs:
-        ends.append(_run_behind(points, run, transaction))
+        ends.append(_run_behind(points, run, transaction, ended))
         if isinstance(error := ends[-1], TransactionEnded):
             raise _Spoilt([LaneEnd(end if isinstance(end, BaseException) else error) for end in ends])
     return ends
 
 
-def _run_behind(points: Savepoints, run: HandlerRun, transaction: Any) -> Outbox | BaseException:
+def _run_behind(points: Savepoints, run: HandlerRun, transaction: Any, ended: EndedItself) -> Outbox | BaseException:
     points.set()
     try:
-        return run.begun_in(transaction)
+        return run.begun_in(transaction, ended)
     except TransactionEnded as error:
         return error  # there is no savepoint to go back to
     except (Exception, SystemExit) as error:
