@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from semel.errors import InputError
 from semel.inbox.endpoint import EndpointMode
@@ -31,6 +32,11 @@ from semel.runtime.inbox.inline import InlineDelivery
 from semel.runtime.inbox.operating import DeadLetter
 from semel.runtime.inbox.trial import wants_sqlite
 from semel.stores.open import open_store
+
+if TYPE_CHECKING:
+    from semel.auth.keys import AccessKeys
+    from semel.runtime.inbox.asgi import InboxAsgi
+    from semel.runtime.inbox.django import View
 
 
 class App(Application):
@@ -56,6 +62,47 @@ class App(Application):
         _ = self.handlers
         buffer_of(self, found).put_now(envelopes)
         return [Verdict.BUFFERED] * len(envelopes)
+
+    # -- over HTTP, in a program of the user's own
+
+    def asgi(
+        self,
+        *,
+        keys: AccessKeys | str | None = None,
+        open_to_all: bool = False,
+        addresses: Sequence[str] = (),
+        origins: Sequence[str] = ("*",),
+        backlog: int = 1_000_000,
+    ) -> InboxAsgi:
+        """The endpoints as an ASGI app, which takes CloudEvents: mount it, and POST to `<where>/<endpoint>`.
+
+        `keys` decide who may send: an access key, a connection string or AccessKeys. `addresses` are those under which
+        senders know this program, where it stands behind a proxy. `origins` are the hosts that may ask to send.
+        `backlog` messages may wait at an endpoint before more are refused.
+        """
+        from semel.runtime.inbox.asgi import InboxAsgi
+        from semel.runtime.inbox.http_entrance import entrance_for
+
+        return InboxAsgi(
+            entrance_for(self, keys=keys, is_open=open_to_all, addresses=addresses, origins=origins, backlog=backlog)
+        )
+
+    def django_view(
+        self,
+        *,
+        keys: AccessKeys | str | None = None,
+        open_to_all: bool = False,
+        addresses: Sequence[str] = (),
+        origins: Sequence[str] = ("*",),
+        backlog: int = 1_000_000,
+    ) -> View:
+        """The same as a Django view: `path("inbox/<str:endpoint>", app.django_view(keys=...))`."""
+        from semel.runtime.inbox.django import inbox_view
+        from semel.runtime.inbox.http_entrance import entrance_for
+
+        return inbox_view(
+            entrance_for(self, keys=keys, is_open=open_to_all, addresses=addresses, origins=origins, backlog=backlog)
+        )
 
     # -- for operators
 
