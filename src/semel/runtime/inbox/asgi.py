@@ -6,22 +6,19 @@ An endpoint is the last part of the path: mounted at `/inbox`, the endpoint `ord
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
 from semel.http import HttpError, HttpRequest, HttpResponse, nothing_here
 from semel.inbox.cloudevents_http import too_large
-from semel.runtime.inbox.http_entrance import HttpEntrance
+from semel.runtime.inbox.http_entrance import ClientLeft, HttpEntrance
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 CLOSE_REFUSED = 1000
-
-
-class ClientLeft(Exception):
-    """It closed the connection before its request was whole: there is nobody to answer."""
 
 
 class InboxAsgi:
@@ -53,17 +50,12 @@ class InboxAsgi:
             await send({"type": "lifespan.startup.complete"})
 
     async def _respond(self, scope: Scope, receive: Receive) -> HttpResponse:
-        endpoint = ""
         try:
             endpoint = endpoint_of(scope)
-            request = request_of(scope)
-            if request.method == "OPTIONS":
-                return await self.entrance.respond(request, endpoint)
-            options = self.entrance.admit(request, endpoint)
-            body = await _body(receive, self.entrance.limits.body_bytes)
-            return await self.entrance.take(options, request.headers, body)
         except HttpError as error:
-            return self.entrance.refuse(error, endpoint)
+            return self.entrance.refuse(error, "")
+        read = partial(_body, receive, self.entrance.limits.body_bytes)
+        return await self.entrance.respond(request_of(scope), endpoint, read)
 
 
 def endpoint_of(scope: Scope) -> str:

@@ -24,14 +24,10 @@ View = Callable[..., Awaitable["DjangoResponse"]]
 
 def inbox_view(entrance: HttpEntrance) -> View:
     async def view(request: DjangoRequest, endpoint: str) -> DjangoResponse:
-        asked = _request_of(request)
-        try:
-            if asked.method == "OPTIONS":
-                return _answer(await entrance.respond(asked, endpoint))
-            options = entrance.admit(asked, endpoint)
-            return _answer(await entrance.take(options, asked.headers, _body(request, entrance.limits.body_bytes)))
-        except HttpError as error:
-            return _answer(entrance.refuse(error, endpoint))
+        async def read() -> bytes:
+            return _body(request, entrance.limits.body_bytes)
+
+        return _answer(await entrance.respond(_request_of(request), endpoint, read))
 
     view.csrf_exempt = True  # type: ignore[attr-defined]
     return view

@@ -14,14 +14,24 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from http import HTTPStatus
 from typing import Protocol
 
 from semel.auth.authority import SEND, Authority
 from semel.auth.keys import AccessKeys, parse_connection_string
 from semel.errors import ConfigError, InputError, LimitExceeded, StoreError, StoreRefused
-from semel.http import HttpError, HttpRequest, HttpResponse, bad_request, nothing_here, origin_of, unavailable
+from semel.http import (
+    HttpError,
+    HttpRequest,
+    HttpResponse,
+    bad_request,
+    nothing_here,
+    origin_of,
+    status_error,
+    unavailable,
+)
 from semel.inbox.cloudevents_http import (
     EventLimits,
     EventRequest,
@@ -64,6 +74,13 @@ class ReceivingApp(Protocol):
     def receive(self, endpoint: str, envelopes: Sequence[Envelope]) -> list[Verdict]: ...
 
     async def deliver(self, endpoint: str, envelope: Envelope, threads: Executor | None = None) -> DeliveryEnd: ...
+
+
+ReadBody = Callable[[], Awaitable[bytes]]
+
+
+class ClientLeft(Exception):
+    """It closed the connection before its request was whole: there is nobody to answer."""
 
 
 class EndpointRoom:
@@ -118,14 +135,22 @@ class HttpEntrance:
 
     # -- one request
 
-    async def respond(self, request: HttpRequest, endpoint: str) -> HttpResponse:
-        """The answer, whatever it is. `endpoint` is the name in the path, without any %."""
+    async def respond(self, request: HttpRequest, endpoint: str, read: ReadBody | None = None) -> HttpResponse:
+        """The answer, whatever it is. `endpoint` is the name in the path, without any %. `read` reads the body, once it
+        is clear that it is wanted; without it the request has it."""
         try:
             if request.method == "OPTIONS":
                 return consent(request.headers, self._origins)
-            return await self.take(self.admit(request, endpoint), request.headers, request.body)
+            options = self.admit(request, endpoint)
+            body = request.body if read is None else await read()
+            return await self.take(options, request.headers, body)
         except HttpError as error:
             return self.refuse(error, endpoint)
+        except ClientLeft:
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            return self.refuse(status_error(HTTPStatus.INTERNAL_SERVER_ERROR), endpoint)
 
     def refuse(self, error: HttpError, endpoint: str) -> HttpResponse:
         # names that strangers send are not counted one by one
