@@ -18,13 +18,15 @@ import pytest
 from tests.integration.test_event_handlers import connect
 from websockets.exceptions import InvalidStatus
 
-from semel import App, Envelope, Outbox
-from semel.auth.keys import AccessKeys
+from semel import App, Envelope, Outbox, WebPubSubClient
+from semel.auth.keys import AccessKeys, connection_string
 from semel.auth.tokens import service_token
 from semel.errors import StoreUnavailable
 from semel.kernel.ledger import Kind
 from semel.pubsub.events.handlers import Handlers, event_handler
+from semel.pubsub.protocol.client_tokens import client_token
 from semel.runtime.inbox import http_entrance
+from semel.runtime.inbox.service import InboxService
 from semel.runtime.server.inbox import InboxPart, InboxPartSettings
 from semel.runtime.server.ledger import LedgerPart
 from semel.runtime.server.part import PartFactory, ServerSettings
@@ -350,6 +352,33 @@ async def test_a_hub_without_the_key_is_refused_and_its_client_told(till: Till) 
 
 
 # -- the journey
+
+
+async def test_one_id_goes_from_a_client_over_hub_inbox_and_outbox_to_a_subscriber(till: Till) -> None:
+    hub, room = MemoryStore(), "room"
+    till.app.hub = connection_string("http://later.example", KEY)
+
+    @till.orders.on("azure.webpubsub.user.pay")
+    def pay(order: dict, envelope: Envelope, db: sqlite3.Connection, outbox: Outbox) -> None:
+        db.execute("INSERT INTO charge VALUES (?, ?)", (envelope.id, json.dumps(order)))
+        outbox.publish({"paid": order["id"]}, to=f"hub:{HUB}/group/{room}", id=envelope.id, type="receipt")
+
+    async with served(till) as inbox, hub_before(inbox, hub) as endpoint:
+        till.app.hub = connection_string(endpoint, KEY)
+        roles = ["webpubsub.joinLeaveGroup"]
+        url = f"{endpoint}/client/hubs/{HUB}"
+        token = client_token(KEYS, url, now=time.time(), roles=roles)
+        address = f"{url.replace('http', 'ws', 1)}?access_token={token}"
+        async with (
+            WebPubSubClient(address) as subscriber,
+            WebPubSubClient(address) as payer,
+            InboxService(till.app),
+            asyncio.timeout(scaled(60)),
+        ):
+            await subscriber.join_group(room)
+            assert await payer.send_event("pay", {"id": 7}, id="order%207")
+            message = await anext(aiter(subscriber))
+    assert (message.id, message.data) == ("order%207", {"paid": 7})
 
 
 async def test_the_journey_of_a_message_is_one_timeline_over_all_stores(till: Till) -> None:

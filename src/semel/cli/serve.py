@@ -123,8 +123,7 @@ def serve(
         if inbox is not None:
             stack.callback(inbox.close)
             parts.append(_inbox_part(inbox, loaded))
-        stores = {} if inbox is None else {inbox.name: lambda: inbox.store}
-        parts.append(partial(LedgerPart, others=stores))
+        parts.append(partial(LedgerPart, others={} if inbox is None else {"inbox": lambda: inbox.store}))
 
         def ready(at: Listening) -> None:
             known_as = settings.endpoints[0].rstrip("/") if settings.endpoints else at.endpoint

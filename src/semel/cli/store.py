@@ -288,8 +288,12 @@ def ledger(
     settings = load(config)
     urls = list(dict.fromkeys(store)) if store else [find_store(context.obj, None, settings)]
     found: dict[str, list[Entry]] = {}
+    seen: set[str] = set()
     for url in urls:
         with opened(url, settings) as each:
+            if each.store_id in seen:
+                continue  # the same one under another name: it would tell everything twice
+            seen.add(each.store_id)
             if message is not None:
                 found[shown(url)] = journey_in(each, message, page=LEDGER_PAGE).entries
             else:

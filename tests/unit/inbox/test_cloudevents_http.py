@@ -247,7 +247,8 @@ def test_what_no_attribute_can_be_is_refused(more: dict[str, Any]) -> None:
 def test_nobody_can_name_a_body_that_is_in_the_store_already() -> None:
     """It would hand somebody else's message to the handler."""
     error = refusal({"content-type": STRUCTURED}, json.dumps({**EVENT, "blob": {"name": "b", "size": 1}}).encode())
-    assert error.status == 400
+    assert (error.status, "elsewhere" in error.message) == (400, True)
+    assert one({**BINARY, "ce-blob": "b"}).blob is None
 
 
 def test_too_much_is_413() -> None:

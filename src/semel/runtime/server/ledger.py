@@ -1,12 +1,13 @@
 """The journey of a message for who may look: `GET /v1/ledger?message=order-7`, over all stores of this server.
 
-It reads no more than `ROWS_MAX` rows of a store to find ranges, and says so if there are more (`whole`): then
-`semel store ledger --message` looks through all of it.
+It reads no more than `ROWS_MAX` rows of a store to find ranges, and says so if there are more (`whole` is false): then
+`semel store ledger --message` looks through all of it. Stores that cannot be reached are named in `away`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -16,9 +17,10 @@ from semel.errors import StoreError
 from semel.http import JSON, HttpRequest, HttpResponse, Query, bad_request, json_error, unavailable
 from semel.kernel.store import Store
 from semel.kernel.text import check_id
-from semel.runtime.host.outages import public_message
 from semel.runtime.server.part import Mount, Part, Route, Routed, ServerContext
 from semel.stores.journey import StoreJourney, journey_in, plain_step, timeline
+
+log = logging.getLogger(__name__)
 
 ROWS_MAX = 200_000
 LOOKS_MAX = 4
@@ -47,18 +49,28 @@ class LedgerPart(Part):
         if self._room.locked():
             raise unavailable("others are looking through the ledger")
         async with self._room:
-            found = {store: await asyncio.to_thread(self._read, store, message) for store in self._stores}
-        steps = timeline({store: each.entries for store, each in found.items()})
+            found = await asyncio.to_thread(self._read_all, message)
+        steps = timeline({store: each.entries for store, each in found.items() if each is not None})
         body = {
             "message": message,
-            "stores": list(found),
-            "whole": all(each.is_whole for each in found.values()),
+            "stores": [store for store, each in found.items() if each is not None],
+            "away": [store for store, each in found.items() if each is None],
+            "whole": all(each is not None and each.is_whole for each in found.values()),
             "entries": [plain_step(step) for step in steps],
         }
         return HttpResponse(200, (("content-type", JSON), ("cache-control", "no-store")), msgspec.json.encode(body))
 
-    def _read(self, store: str, message: str) -> StoreJourney:
-        try:
-            return journey_in(self._stores[store](), message, rows_max=ROWS_MAX)
-        except StoreError as error:
-            raise unavailable(f"{store}: {public_message(error)}") from None
+    def _read_all(self, message: str) -> dict[str, StoreJourney | None]:
+        """None: it cannot be reached. Two names may lead to one database, which then tells of it once."""
+        found: dict[str, StoreJourney | None] = {}
+        seen: set[str] = set()
+        for name, opened in self._stores.items():
+            try:
+                store = opened()
+                if store.store_id not in seen:
+                    found[name] = journey_in(store, message, rows_max=ROWS_MAX)
+                    seen.add(store.store_id)
+            except StoreError as error:
+                log.warning("the ledger of %s cannot be read: %s", name, error)
+                found[name] = None
+        return found
