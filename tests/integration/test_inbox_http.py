@@ -22,10 +22,14 @@ from semel import App, Envelope, Outbox, WebPubSubClient
 from semel.auth.keys import AccessKeys, connection_string
 from semel.auth.tokens import service_token
 from semel.errors import StoreUnavailable
-from semel.kernel.ledger import Kind
+from semel.http import HttpRequest
+from semel.kernel.ledger import Event, Kind
+from semel.kernel.ops import Log, Unit
+from semel.kernel.store import Store
 from semel.pubsub.events.handlers import Handlers, event_handler
 from semel.pubsub.protocol.client_tokens import client_token
 from semel.runtime.inbox import http_entrance
+from semel.runtime.inbox.http_entrance import HttpEntrance
 from semel.runtime.inbox.service import InboxService
 from semel.runtime.server.inbox import InboxPart, InboxPartSettings
 from semel.runtime.server.ledger import LedgerPart
@@ -196,6 +200,15 @@ async def test_who_may_send_and_where(till: Till, sender: dict[str, Any], path: 
         assert till.stored == (1 if status == 202 else 0)
 
 
+async def test_a_token_may_come_in_the_query_for_who_has_no_more_than_a_url(till: Till) -> None:
+    async with served(till) as endpoint, Sender(endpoint, key="") as sender:
+        roles = ["semel.send:inbox/orders"]
+        token = service_token(KEYS, f"{endpoint}{ORDERS}", now=time.time(), roles=roles)
+        other = service_token(AccessKeys("x" * 44), f"{endpoint}{ORDERS}", now=time.time(), roles=roles)
+        for query, status in ((token, 202), (other, 401), ("", 401), (f"{token}&access_token={token}", 400)):
+            assert (await sender.event(f"{ORDERS}?access_token={query}", event("o-1"))).status_code == status
+
+
 async def test_refusals_are_empty_and_say_what_to_correct(till: Till) -> None:
     async with served(till) as endpoint, Sender(endpoint) as sender:
         for body, headers, status in (
@@ -288,6 +301,40 @@ async def test_many_at_once_share_commits_and_each_is_answered(till: Till, monke
         assert commits < 100
         figures = (await sender.ask("GET", "/metrics")).text
         assert 'semel_inbox_http_total{endpoint="orders",outcome="duplicate"} 50.0' in figures
+
+
+# -- on PostgreSQL
+
+
+def test_what_comes_at_once_from_several_servers_is_stored_once(postgres_url: str) -> None:
+    """Two servers in front of one database, each with a thread of its own."""
+    app = App(postgres_url, name="pg")
+    seen: list[str] = []
+
+    @app.endpoint("orders").on("order.placed")
+    def note(order: dict) -> None:
+        seen.append(order["id"])
+
+    headers = {"content-type": BATCH}
+    body = json.dumps([event(f"o-{number}") for number in range(20)]).encode()
+
+    async def send(entrance: HttpEntrance) -> list[int]:
+        request = HttpRequest("POST", ORDERS, headers=headers, body=body)
+        return [
+            answer.status for answer in await asyncio.gather(*(entrance.respond(request, "orders") for _ in range(5)))
+        ]
+
+    async def both() -> list[list[int]]:
+        entrances = [HttpEntrance(app, None) for _ in range(2)]
+        found = await asyncio.gather(*(send(entrance) for entrance in entrances))
+        for entrance in entrances:
+            entrance.close()
+        return list(found)
+
+    assert asyncio.run(both()) == [[202] * 5] * 2
+    app.drain(scaled(60))
+    app.close()
+    assert sorted(seen) == sorted(f"o-{number}" for number in range(20))
 
 
 # -- a hub in front
@@ -402,6 +449,18 @@ async def test_the_journey_of_a_message_is_one_timeline_over_all_stores(till: Ti
     assert any(hop.startswith("outbox/till") for _, hop, _ in steps), "the handler passed the id on"
     assert told["entries"][0]["delivery"].endswith("#1")
     assert [each["at"] for each in told["entries"]] == sorted(each["at"] for each in told["entries"])
+
+
+async def test_a_store_that_is_away_is_named_and_one_that_has_two_names_tells_once(till: Till) -> None:
+    def away() -> Store:
+        raise StoreUnavailable("sqlite:///secret.db cannot be reached")
+
+    hub = MemoryStore()
+    hub.commit([Unit((Log(Event(Kind.HANDLED, "inbox/orders>handler", message="o-1")),))])
+    parts = [partial(LedgerPart, others={"again": lambda: hub, "inbox": away})]
+    async with serving(hub, SERVER, parts) as listening, Sender(listening.endpoint) as sender:
+        told = (await sender.ask("GET", "/v1/ledger?message=o-1")).json()
+    assert (told["stores"], told["away"], told["whole"], len(told["entries"])) == (["server"], ["inbox"], False, 1)
 
 
 # -- semel serve

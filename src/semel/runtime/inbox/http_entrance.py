@@ -19,6 +19,8 @@ from concurrent.futures import Executor
 from http import HTTPStatus
 from typing import Protocol
 
+import msgspec
+
 from semel.auth.authority import SEND, Authority
 from semel.auth.keys import AccessKeys, parse_connection_string
 from semel.errors import ConfigError, InputError, LimitExceeded, StoreError, StoreRefused
@@ -26,6 +28,7 @@ from semel.http import (
     HttpError,
     HttpRequest,
     HttpResponse,
+    Query,
     bad_request,
     nothing_here,
     origin_of,
@@ -164,7 +167,7 @@ class HttpEntrance:
         if self._authority is not None:
             # a hub that shows its key makes its token for the host of its handler, whatever the path
             here = (origin_of(request), *self._authority.endpoints)
-            self._authority.check(request, f"{SEND}inbox/{endpoint}", self._clock(), also_for=here)
+            self._authority.check(_with_token(request), f"{SEND}inbox/{endpoint}", self._clock(), also_for=here)
         found = self._app.endpoints.get(endpoint)
         if found is None:
             raise nothing_here()
@@ -233,6 +236,14 @@ class HttpEntrance:
 
         # the threads of a server may come here at once: the first is the one that all use
         return self._gathering.setdefault(options.name, Gathering(options.name, receive))
+
+
+def _with_token(request: HttpRequest) -> HttpRequest:
+    """CloudEvents allow the token in the query as well, for senders that can be given no more than a URL."""
+    if "authorization" in request.headers or "access_token" not in request.query:
+        return request
+    token = Query(request.query).one("access_token") or ""
+    return msgspec.structs.replace(request, headers={**request.headers, "authorization": f"Bearer {token}"})
 
 
 def entrance_for(
