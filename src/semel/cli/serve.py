@@ -113,15 +113,16 @@ def serve(
     settings = _server(loaded, find_keys(dev, keys, loaded.auth), endpoint, at, tls, limits)
     pubsub = _pubsub(loaded, recovery, dev=dev and not settings.endpoints)
     with ExitStack() as stack:
+        inbox = _inbox(loaded, url, terminal.note)
+        if inbox is not None:
+            stack.callback(inbox.close)
         say_where = None
         if url.startswith("sqlite:"):
             say_where = stack.enter_context(server_lock(path_of(url).absolute()))
         forced_exit = stack.enter_context(ForcedExit(EXIT_UNREACHABLE))
         opened_store = stack.enter_context(opened(url, loaded, create=True))
-        inbox = _inbox(loaded, terminal.note)
         parts: list[PartFactory] = [partial(PubSub, settings=pubsub)]
         if inbox is not None:
-            stack.callback(inbox.close)
             parts.append(_inbox_part(inbox, loaded))
         parts.append(partial(LedgerPart, others={} if inbox is None else {"inbox": lambda: inbox.store}))
 
@@ -218,9 +219,10 @@ def _handlers(hub: HubSection) -> Handlers:
     return Handlers(hub.name, tuple(found))
 
 
-def _inbox(loaded: Config, note: Callable[[str], None]) -> App | None:
+def _inbox(loaded: Config, server_url: str, note: Callable[[str], None]) -> App | None:
     """The application whose endpoints are served: the one that is named, or one without handlers of its own, made of
-    what the configuration says. What cannot work is refused here; a store that is away may come back."""
+    what the configuration says. What cannot work is refused here, before anything is made; a store that is away may
+    come back."""
     from semel.errors import StoreError
     from semel.runtime.inbox.app import App
 
@@ -235,11 +237,22 @@ def _inbox(loaded: Config, note: Callable[[str], None]) -> App | None:
             found.endpoint(each.name)
     else:
         return None
+    if _is_one_file(found.url, server_url):
+        raise ConfigError(
+            f"{found.url} has both the inbox and the server, and handlers would hold up every publish",
+            fix="give the application a file of its own",
+        )
     try:
         _ = found.handlers
     except StoreError as error:
         note(f"the inbox cannot be used yet: {error.message}")
     return found
+
+
+def _is_one_file(*urls: str) -> bool:
+    from semel.stores.sqlite import path_of
+
+    return all(url.startswith("sqlite:") for url in urls) and len({path_of(url).resolve() for url in urls}) == 1
 
 
 def _inbox_part(app: App, loaded: Config) -> PartFactory:
