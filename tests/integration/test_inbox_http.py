@@ -6,6 +6,7 @@ import asyncio
 import json
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from semel.kernel.store import Store
 from semel.pubsub.events.handlers import Handlers, event_handler
 from semel.pubsub.protocol.client_tokens import client_token
 from semel.runtime.inbox import http_entrance
+from semel.runtime.inbox.definition import Verdict
 from semel.runtime.inbox.http_entrance import HttpEntrance
 from semel.runtime.inbox.service import InboxService
 from semel.runtime.server.inbox import InboxPart, InboxPartSettings
@@ -37,7 +39,7 @@ from semel.runtime.server.part import PartFactory, ServerSettings
 from semel.runtime.server.pubsub import PubSub, PubSubSettings
 from semel.runtime.server.server import serving
 from semel.stores.memory import MemoryStore
-from semel.testing.limits import scaled
+from semel.testing.limits import scaled, wait_until
 from semel.testing.serve_process import KEY, ServeProcess
 
 KEYS = AccessKeys(KEY)
@@ -341,9 +343,11 @@ def test_what_comes_at_once_from_several_servers_is_stored_once(postgres_url: st
 
 
 @asynccontextmanager
-async def hub_before(inbox: str, store: MemoryStore, path: str = ORDERS, auth: str = "key") -> AsyncIterator[str]:
+async def hub_before(
+    inbox: str, store: MemoryStore, auth: str = "key", system: Sequence[str] = ("connect", "connected")
+) -> AsyncIterator[str]:
     """A server with a hub whose event handler is an endpoint of the inbox."""
-    handlers = Handlers(HUB, (event_handler(f"{inbox}{path}", ("connect", "connected"), "*", auth),))
+    handlers = Handlers(HUB, (event_handler(f"{inbox}{ORDERS}", system, "*", auth),))
     parts = [partial(PubSub, settings=PubSubSettings(handlers={HUB: handlers})), LedgerPart]
     async with serving(store, SERVER, parts) as listening:
         yield listening.endpoint
@@ -378,6 +382,47 @@ async def test_a_hub_s_event_handler_is_an_endpoint_and_a_lost_session_is_one_ef
     inbox_kinds = [each.event.kind for each in till.app.store.history("order-7") if "inbox/orders" in each.event.hop]
     assert inbox_kinds == [Kind.ACCEPTED, Kind.DUPLICATE, Kind.HANDLED]
     assert [each.event.kind for each in hub.history("order-7")].count(Kind.ACCEPTED) == 2
+
+
+async def test_a_client_whose_session_ends_under_its_event_sends_it_again_and_it_is_one_effect(
+    till: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same with Semel's own client, which does it by itself: the event is stored, the answer is still on its way,
+    and the server ends the session."""
+    hub, hold, receive = MemoryStore(), threading.Event(), till.app.receive
+
+    def slow(endpoint: str, envelopes: Sequence[Envelope]) -> list[Verdict]:
+        verdicts = receive(endpoint, envelopes)
+        assert hold.wait(scaled(60))
+        return verdicts
+
+    monkeypatch.setattr(till.app, "receive", slow)
+    monkeypatch.setattr(http_entrance, "STORE_S", scaled(60))
+
+    async def until(count: int) -> None:
+        def is_there() -> bool:
+            kinds = [each.event.kind for each in hub.history("order-7")]
+            return kinds.count(Kind.ACCEPTED) >= count and till.stored > 0
+
+        await asyncio.to_thread(wait_until, is_there, f"event number {count}")
+
+    async with served(till) as inbox, hub_before(inbox, hub, system=()) as endpoint, Sender(endpoint) as operator:
+        url = f"{endpoint}/client/hubs/{HUB}"
+        address = f"{url.replace('http', 'ws', 1)}?access_token={client_token(KEYS, url, now=time.time())}"
+        try:
+            async with asyncio.timeout(scaled(60)), WebPubSubClient(address) as client:
+                sending = asyncio.create_task(client.send_event("order", {"id": "o-7"}, id="order-7"))
+                await until(1)
+                closed = await operator.post(f"/api/hubs/{HUB}/:closeConnections?api-version=2024-12-01")
+                assert closed.status_code == 204
+                await until(2)
+                hold.set()
+                assert await sending
+        finally:
+            hold.set()
+    await till.drain()
+    assert till.charged == ["order-7"]
+    assert len({each.event.delivery for each in hub.history("order-7")}) == 2, "over two connections"
 
 
 async def test_a_field_of_the_body_is_the_id_where_the_endpoint_names_it(tmp_path: Path) -> None:
