@@ -23,6 +23,7 @@ from semel.auth.keys import AccessKeys, connection_string
 from semel.auth.tokens import service_token
 from semel.errors import ConfigError, StoreUnavailable
 from semel.inbox.cloudevents_http import BODY_BYTES_MAX
+from semel.runtime.inbox import http_entrance
 from semel.testing.limits import scaled, wait_until
 from semel.testing.serve_process import KEY
 
@@ -162,6 +163,21 @@ def test_a_store_that_is_away_is_503(till: Till, serve: Serve, monkeypatch: pyte
         answer = post(f"{address}/orders", event("o-1"))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert post(f"{address}/orders", event("o-1")).status_code == 202
+
+
+def test_a_process_that_forks_later_has_a_thread_of_its_own(
+    till: Till, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under gunicorn --preload, where the parent may have used the application before."""
+    mounted = till.app.asgi(keys=KEY)
+    address = serve(mounted)
+    assert post(f"{address}/orders", event("o-1")).status_code == 202
+    before = set(mounted.entrance._gathering.values())
+    monkeypatch.setattr(http_entrance.os, "getpid", lambda: 0)
+    assert post(f"{address}/orders", event("o-2")).status_code == 202
+    assert len(set(mounted.entrance._gathering.values()) - before) == 1
+    monkeypatch.undo()
+    assert till.stored == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"keys": KEY, "open_to_all": True}])

@@ -66,7 +66,7 @@ _Attributes = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class EventLimits:
-    """Of one request: events in a batch, and bytes of the body."""
+    """What one request may bring: events in a batch, and bytes of the body."""
 
     events: int = EVENTS_MAX
     body_bytes: int = BODY_BYTES_MAX

@@ -119,7 +119,7 @@ def test_a_mistake_in_the_configuration_is_told_before_anything_is_made(semel: S
     [
         ("nowhere:app", "there is no module"),
         ("shop:none", "has no application"),
-        ("shop:same", "both the inbox and the server"),
+        ("same:app", "server"),
         ("shop:wrong", "ask"),
     ],
 )
@@ -128,12 +128,14 @@ def test_an_inbox_that_cannot_work_is_told_before_anything_is_made(
 ) -> None:
     (tmp_path / "shop.py").write_text(
         "from semel import App\n"
-        "same, wrong = App('sqlite:///semel.db'), App('sqlite:///shop.db')\n"
+        "wrong = App('sqlite:///shop.db')\n"
         "wrong.endpoint('orders').on('t')(lambda order, what: None)\n"
     )
+    (tmp_path / "same.py").write_text("from semel import App\napp = App('sqlite:///semel.db')\n")
     (tmp_path / "semel.toml").write_text(f'[inbox]\napp = "{app}"\n')
     ran = semel("serve", "--dev", "--port", "0")
-    sys.modules.pop("shop", None)
+    for name in ("shop", "same"):
+        sys.modules.pop(name, None)
     assert (ran.exit_code, message in ran.err) == (2, True), ran.err
     assert not (tmp_path / "semel.db").exists()
 

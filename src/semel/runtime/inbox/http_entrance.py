@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -130,11 +131,13 @@ class HttpEntrance:
         """What the store said last, until it takes something again."""
         self._app, self._authority, self._clock = app, authority, clock
         self._origins, self._backlog_max, self._modes = tuple(origins), backlog, modes
-        self._gathering: dict[str, Gathering] = {}
+        self._gathering: dict[tuple[int, str], Gathering] = {}
+        """By process as well: a thread does not come along through a fork."""
 
     def close(self) -> None:
-        for each in self._gathering.values():
-            each.close()
+        for (process, _), each in self._gathering.items():
+            if process == os.getpid():
+                each.close()
 
     # -- one request
 
@@ -224,7 +227,8 @@ class HttpEntrance:
         return unavailable(public_message(error), RETRY_AFTER_S)
 
     def _at(self, options: EndpointOptions) -> Gathering:
-        if (found := self._gathering.get(options.name)) is not None:
+        place = os.getpid(), options.name
+        if (found := self._gathering.get(place)) is not None:
             return found
         room = EndpointRoom(self._app, options.queue, self._backlog_max)
         is_durable = options.mode is EndpointMode.DURABLE
@@ -235,7 +239,7 @@ class HttpEntrance:
             return self._app.receive(options.name, envelopes)
 
         # the threads of a server may come here at once: the first is the one that all use
-        return self._gathering.setdefault(options.name, Gathering(options.name, receive))
+        return self._gathering.setdefault(place, Gathering(options.name, receive))
 
 
 def _with_token(request: HttpRequest) -> HttpRequest:
