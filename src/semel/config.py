@@ -349,6 +349,9 @@ class EndpointSection(_Section):
     share_commit: int | None = Field(
         default=None, ge=1, description="handlers that run in one transaction, at most: 1 or more"
     )
+    id_field: str | None = Field(
+        default=None, min_length=1, description="the field of an event's body with its id, such as order.id"
+    )
     breaker: BreakerSection | None = Field(
         default=None, description="a table of window_s, minimum, share and pause_s: the circuit breaker"
     )
@@ -385,6 +388,21 @@ class InboxSection(_Section):
     )
     keep_s: float | None = Field(
         default=None, gt=0.0, description="seconds for which a handled message is remembered: more than 0"
+    )
+    app: str | None = Field(
+        default=None, pattern=_FUNCTION, description="the application whose endpoints `semel serve` has, as module:app"
+    )
+    name: str = Field(
+        default="app", min_length=1, max_length=128, description="the name of the application, where `app` names none"
+    )
+    identity: Literal["id", "id+endpoint"] = Field(
+        default="id", description="'id' or 'id+endpoint': what makes two messages the same, where `app` names none"
+    )
+    origins: tuple[str, ...] = Field(
+        default=("*",), description="a list of hosts that may ask to send events, such as a hub's; '*' is all"
+    )
+    backlog: int = Field(
+        default=1_000_000, ge=1, description="messages of an endpoint that may wait before more are refused: 1 or more"
     )
     endpoint: tuple[EndpointSection, ...] = Field(
         default=(), description="tables [[inbox.endpoint]], one for each endpoint"

@@ -47,8 +47,9 @@ class Authority:
     keys: AccessKeys
     endpoints: tuple[str, ...] = ()
 
-    def check(self, request: HttpRequest, needed: str, now: float) -> None:
-        """Raises `HttpError` unless the token of the request allows the role that is `needed`.
+    def check(self, request: HttpRequest, needed: str, now: float, *, also_for: Iterable[str] = ()) -> None:
+        """Raises `HttpError` unless the token of the request allows the role that is `needed`. `also_for` are other
+        audiences that it may be for.
 
         Microsoft's libraries name no roles: whoever holds a key may do everything. A token that names roles may do what
         they allow and no more, so one whose roles mean nothing here may do nothing.
@@ -58,7 +59,7 @@ class Authority:
             if token is None:
                 raise AuthError("there is no token", fix="send one as Authorization: Bearer <token>")
             audiences = service_audiences(f"{origin_of(request)}{request.path}", self.endpoints)
-            claims = read_service_token(token, self.keys, audiences, now)
+            claims = read_service_token(token, self.keys, (*audiences, *also_for), now)
         except AuthError as error:
             raise _unauthorized(error) from None
         if claims.roles is not None and not allows(claims.roles, needed):

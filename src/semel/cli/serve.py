@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from semel.kernel.store import Store
     from semel.pubsub.events.handlers import Handlers
     from semel.runtime.host.forced_exit import ForcedExit
+    from semel.runtime.inbox.app import App
     from semel.runtime.server.limits import ListenerLimits
     from semel.runtime.server.part import PartFactory, ServerSettings
     from semel.runtime.server.pubsub import PubSubSettings
@@ -76,7 +77,8 @@ def serve(
 ) -> None:
     """Serve Azure Web PubSub's protocols: WebSocket clients and REST, durable, on one port.
 
-    What is not said here is taken from [server], [auth] and [pubsub] of the configuration.
+    What is not said here is taken from [server], [auth] and [pubsub] of the configuration. With [inbox] app, or with
+    [inbox] store and [[inbox.endpoint]], CloudEvents are taken at /v1/inbox/<endpoint>.
 
     \b
     Examples:
@@ -90,6 +92,7 @@ def serve(
 
     from semel.auth.keys import connection_string
     from semel.runtime.host.forced_exit import ForcedExit
+    from semel.runtime.server.ledger import LedgerPart
     from semel.runtime.server.pubsub import PubSub
     from semel.runtime.server.server_lock import Running, server_lock
     from semel.stores.sqlite import path_of
@@ -110,11 +113,18 @@ def serve(
     settings = _server(loaded, find_keys(dev, keys, loaded.auth), endpoint, at, tls, limits)
     pubsub = _pubsub(loaded, recovery, dev=dev and not settings.endpoints)
     with ExitStack() as stack:
+        inbox = _inbox(loaded, url, terminal.note)
+        if inbox is not None:
+            stack.callback(inbox.close)
         say_where = None
         if url.startswith("sqlite:"):
             say_where = stack.enter_context(server_lock(path_of(url).absolute()))
         forced_exit = stack.enter_context(ForcedExit(EXIT_UNREACHABLE))
         opened_store = stack.enter_context(opened(url, loaded, create=True))
+        parts: list[PartFactory] = [partial(PubSub, settings=pubsub)]
+        if inbox is not None:
+            parts.append(_inbox_part(inbox, loaded))
+        parts.append(partial(LedgerPart, others={} if inbox is None else {"inbox": lambda: inbox.store}))
 
         def ready(at: Listening) -> None:
             known_as = settings.endpoints[0].rstrip("/") if settings.endpoints else at.endpoint
@@ -123,7 +133,7 @@ def serve(
             secret = connection_string(known_as, settings.keys.primary).text()
             _announce(terminal, at, secret if server.banner and not no_banner else None, url)
 
-        uvloop.run(_serve(opened_store, settings, [partial(PubSub, settings=pubsub)], ready, forced_exit))
+        uvloop.run(_serve(opened_store, settings, parts, ready, forced_exit))
 
 
 def _keep_log(*, who_is_refused: bool) -> None:
@@ -207,6 +217,48 @@ def _handlers(hub: HubSection) -> Handlers:
 
     found = (event_handler(each.url, each.system_events, each.user_events, each.auth) for each in hub.handler)
     return Handlers(hub.name, tuple(found))
+
+
+def _inbox(loaded: Config, server_url: str, note: Callable[[str], None]) -> App | None:
+    """The application whose endpoints are served: the one that is named, or one without handlers of its own, made of
+    what the configuration says. What cannot work is refused here, before anything is made; a store that is away may
+    come back."""
+    from semel.errors import StoreError
+    from semel.runtime.inbox.app import App
+
+    section = loaded.inbox
+    if section.app is not None:
+        from semel.cli.inbox import load_app
+
+        found = load_app(section.app)
+    elif section.store is not None and section.endpoint:
+        found = App(section.store, name=section.name, identity=section.identity, config=loaded.file)
+        for each in section.endpoint:
+            found.endpoint(each.name)
+    else:
+        return None
+    if _is_one_file(found.url, server_url):
+        raise ConfigError(
+            f"{found.url} has both the inbox and the server, and handlers would hold up every publish",
+            fix="give the application a file of its own",
+        )
+    try:
+        _ = found.handlers
+    except StoreError as error:
+        note(f"the inbox cannot be used yet: {error.message}")
+    return found
+
+
+def _is_one_file(*urls: str) -> bool:
+    from semel.stores.sqlite import path_of
+
+    return all(url.startswith("sqlite:") for url in urls) and len({path_of(url).resolve() for url in urls}) == 1
+
+
+def _inbox_part(app: App, loaded: Config) -> PartFactory:
+    from semel.runtime.server.inbox import InboxPart, InboxPartSettings
+
+    return partial(InboxPart, app=app, settings=InboxPartSettings(loaded.inbox.origins, loaded.inbox.backlog))
 
 
 def _limits(server: ServerSection, note: Callable[[str], None]) -> ListenerLimits:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from semel.cli.options import (
+    ConfigOption,
     StoreOptions,
     bundled,
     find_store,
@@ -32,20 +33,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from semel.config import Config
-    from semel.kernel.ledger import Entry, Event, Mark
+    from semel.kernel.ledger import Entry, Event
     from semel.kernel.store import Status, Store, StreamInfo, Swept
     from semel.runtime.export.exporter import Exported, ExportOptions, Progress
+    from semel.stores.journey import Step
 
 SWEEP_ROWS = 5000
 LEDGER_PAGE = 5000
 
-
-class MarkedEntry(Protocol):
-    @property
-    def mark(self) -> Mark: ...
-
-
-T = TypeVar("T", bound=MarkedEntry)
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -268,51 +263,50 @@ def new_epoch(
 @bundled
 def ledger(
     context: typer.Context,
-    places: StoreOptions,
+    store: Annotated[
+        list[str] | None,
+        option("--store", "A store; may be given more than once. Default: as for every command.", "URL"),
+    ] = None,
+    config: ConfigOption = None,
     message: Annotated[str | None, option("--message", "Only what was seen to happen to this message.", "ID")] = None,
     last: Annotated[int, option("--last", "How many entries, counted from the end.", "N", min=1)] = 20,
 ) -> CommandResult:
     """Show the ledger, oldest first: who saw what happen to which message on which hop.
 
     An entry is about one message or about a range of a stream. With --message, ranges that hold a record of that
-    message are shown too, as long as the record has not been trimmed.
+    message are shown too, as long as the record has not been trimmed. The ledgers of several stores are one timeline.
 
     \b
     Examples:
       semel store ledger
       semel store ledger --last 100 --json
       semel store ledger --message order-7
+      semel store ledger --message order-7 --store URL --store URL
     """
-    with places.opened(context.obj) as (url, found):
-        is_wanted = _about(found, message) if message is not None else lambda event: True
-        entries = deque((entry for entry in _pages(found.ledger) if is_wanted(entry.event)), maxlen=last)
-    result = {"store": shown(url), "entries": [_plain_entry(entry) for entry in entries]}
-    return CommandResult(result, [_ledger_table(entries)] if entries else ["the ledger holds no such entry"])
+    from semel.stores.journey import Step, journey_in, pages, timeline
 
-
-def _pages(read: Callable[[Mark, int], Sequence[T]]) -> Iterator[T]:
-    """Everything that a reader by marks finds, one page in memory at a time."""
-    from semel.kernel.ledger import START
-
-    mark = START
-    while page := read(mark, LEDGER_PAGE):
-        yield from page
-        mark = page[-1].mark
-
-
-def _about(store: Store, message: str) -> Callable[[Event], bool]:
-    records = (entry.record for entry in _pages(store.index))
-    places = [record.position for record in records if record.envelope.id == message]
-
-    def is_about(event: Event) -> bool:
-        if event.first is None or event.last is None:
-            return event.message == message
-        range_of = (event.stream, event.epoch)
-        return any(
-            (place.stream, place.epoch) == range_of and event.first <= place.offset <= event.last for place in places
-        )
-
-    return is_about
+    settings = load(config)
+    urls = list(dict.fromkeys(store)) if store else [find_store(context.obj, None, settings)]
+    found: dict[str, list[Entry]] = {}
+    seen: set[str] = set()
+    for url in urls:
+        with opened(url, settings) as each:
+            if each.store_id in seen:
+                continue  # the same one under another name: it would tell everything twice
+            seen.add(each.store_id)
+            if message is not None:
+                found[shown(url)] = journey_in(each, message, page=LEDGER_PAGE).entries
+            else:
+                found[shown(url)] = list(deque(pages(each.ledger, LEDGER_PAGE), maxlen=last))
+    steps = timeline(found) if len(found) > 1 else [Step(url, entry) for url, one in found.items() for entry in one]
+    steps = steps[-last:]
+    result = {
+        "store": shown(urls[0]),
+        "stores": list(found),
+        "entries": [{"store": step.store, **_plain_entry(step.entry)} for step in steps],
+    }
+    view = _journey_table(steps) if message is not None else _ledger_table(steps, len(found) > 1)
+    return CommandResult(result, [view] if steps else ["the ledger holds no such entry"])
 
 
 def _plain_entry(entry: Entry) -> dict[str, Any]:
@@ -320,15 +314,32 @@ def _plain_entry(entry: Entry) -> dict[str, Any]:
     return {"mark": str(entry.mark), "at": entry.at, "node": entry.node, **event, "kind": entry.event.kind.name.lower()}
 
 
-def _ledger_table(entries: Iterable[Entry]) -> Table:
+def _journey_table(steps: Iterable[Step]) -> Table:
+    """What happened to one message, wherever that was."""
     from rich.markup import escape
 
-    table = _table("mark", "at", "node", "kind", "hop", "message", "attempt", "cause")
-    for entry in entries:
-        event = entry.event
-        at = datetime.fromtimestamp(entry.at / 1_000_000, UTC).isoformat(" ", "milliseconds")
+    table = _table("at", "store", "node", "hop", "kind", "delivery", "attempt", "cause")
+    for step in steps:
+        entry, event = step.entry, step.entry.event
+        delivery = event.delivery or (f"{event.stream} {event.first} to {event.last}" if event.stream else "")
+        cells = (_at(entry), step.store, entry.node, event.hop, event.kind.name.lower(), delivery)
+        table.add_row(*map(escape, (*cells, str(event.attempt), event.cause or "")))
+    return table
+
+
+def _at(entry: Entry) -> str:
+    return datetime.fromtimestamp(entry.at / 1_000_000, UTC).isoformat(" ", "milliseconds")
+
+
+def _ledger_table(steps: Iterable[Step], several: bool) -> Table:
+    from rich.markup import escape
+
+    table = _table("mark", "at", *(["store"] if several else []), "node", "kind", "hop", "message", "attempt", "cause")
+    for step in steps:
+        entry, event = step.entry, step.entry.event
         about = event.message or (f"{event.stream} {event.first} to {event.last}" if event.stream else "")
-        cells = (str(entry.mark), at, entry.node, event.kind.name.lower(), event.hop, about)
+        where = (step.store,) if several else ()
+        cells = (str(entry.mark), _at(entry), *where, entry.node, event.kind.name.lower(), event.hop, about)
         table.add_row(*map(escape, (*cells, str(event.attempt), event.cause or "")))
     return table
 

@@ -46,7 +46,8 @@ def token(
     \b
     Roles of clients: joinLeaveGroup, sendToGroup, also with .<group>;
     joinLeaveGroups.<pattern>, sendToGroups.<pattern>.
-    Roles of services: read, operate. Without one a service may do everything.
+    Roles of services: read, operate, send:<glob>, such as send:inbox/orders.
+    Without one a service may do everything.
 
     \b
     Examples:
@@ -78,8 +79,14 @@ def _client_role(name: str, note: Callable[[str], None]) -> str:
 
 def _service_role(name: str) -> str:
     """A role that means nothing would allow everything."""
+    from semel.auth.authority import RECEIVE, SEND
+
+    whole = name if name.startswith("semel.") else f"semel.{name}"
+    if any(whole.startswith(verb) and len(whole) > len(verb) for verb in (SEND, RECEIVE)):
+        return whole
     if name not in _SERVICE_ROLES:
-        raise ConfigError(f"{name[:80]!r} is no role of a service", fix=f"use one of them: {_known(_SERVICE_ROLES)}")
+        known = f"{_known(_SERVICE_ROLES)}, send:<glob>, receive:<glob>"
+        raise ConfigError(f"{name[:80]!r} is no role of a service", fix=f"use one of them: {known}")
     return _SERVICE_ROLES[name]
 
 

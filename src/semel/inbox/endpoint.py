@@ -122,7 +122,8 @@ class EndpointOptions:
     """`buffer_high` messages in memory stop the listener, `buffer_low` let it go on. `expire_s` after the time of a
     message it is not handled any more. `parallel` messages are with handlers at a time. Up to `share_commit` handlers
     run one after the other in one transaction. With a `breaker` nothing is taken for a while when too much fails. The
-    transport may deliver a message again for `redelivery_s`: see `keep_warning`."""
+    transport may deliver a message again for `redelivery_s`: see `keep_warning`. `id_field` is where the body of a
+    CloudEvent has the application's own id, such as `order.id`."""
 
     name: str
     mode: EndpointMode = EndpointMode.DURABLE
@@ -138,6 +139,7 @@ class EndpointOptions:
     breaker: BreakerOptions | None = None
     share_commit: int = 1
     redelivery_s: float | None = None
+    id_field: str | None = None
 
     def __post_init__(self) -> None:
         inbox_queue(self.name)  # a name that no queue can have is refused here
@@ -201,6 +203,11 @@ class EndpointOptions:
         )
         for name, seconds in (("expire_s", self.expire_s), ("redelivery_s", self.redelivery_s)):
             _check(seconds is None or seconds > 0, f"{name} is {seconds}", "use seconds above 0, or leave it out")
+        _check(
+            self.id_field is None or all(self.id_field.split(".")),
+            f"id_field of endpoint {self.name!r} is {self.id_field!r}",
+            "name a field of the body, such as 'order_id' or 'order.id'",
+        )
         _check(
             self.breaker is None or isinstance(self.breaker, BreakerOptions),
             f"the breaker of endpoint {self.name!r} is {self.breaker!r}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 import ssl
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.integration.test_listener import CERTIFICATE, PRIVATE_KEY
 from tests.unit.cli.conftest import Semel
 
 from semel.auth.keys import AccessKeys
-from semel.cli.serve import _is_loopback, _limits, _pubsub, _server, _tls
+from semel.cli.serve import _inbox, _is_loopback, _limits, _pubsub, _server, _tls
 from semel.config import ServerSection, load_config
 from semel.errors import ConfigError
 from semel.pubsub.events.handlers import Handlers, event_handler
@@ -111,6 +112,54 @@ def test_a_mistake_in_the_configuration_is_told_before_anything_is_made(semel: S
     assert (ran.exit_code, ran.out) == (2, "")
     assert "semel.toml, line 3: there is no key 'prot' in [server]" in ran.err
     assert [file.name for file in tmp_path.iterdir()] == ["semel.toml"]
+
+
+@pytest.mark.parametrize(
+    ("app", "message"),
+    [
+        ("nowhere:app", "there is no module"),
+        ("shop:none", "has no application"),
+        ("same:app", "server"),
+        ("shop:wrong", "ask"),
+    ],
+)
+def test_an_inbox_that_cannot_work_is_told_before_anything_is_made(
+    semel: Semel, tmp_path: Path, app: str, message: str
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from semel import App\n"
+        "wrong = App('sqlite:///shop.db')\n"
+        "wrong.endpoint('orders').on('t')(lambda order, what: None)\n"
+    )
+    (tmp_path / "same.py").write_text("from semel import App\napp = App('sqlite:///semel.db')\n")
+    (tmp_path / "semel.toml").write_text(f'[inbox]\napp = "{app}"\n')
+    ran = semel("serve", "--dev", "--port", "0")
+    for name in ("shop", "same"):
+        sys.modules.pop(name, None)
+    assert (ran.exit_code, message in ran.err) == (2, True), ran.err
+    assert not (tmp_path / "semel.db").exists()
+
+
+def test_a_server_without_the_code_of_the_application_has_its_endpoints(tmp_path: Path) -> None:
+    notes: list[str] = []
+    (tmp_path / "semel.toml").write_text(
+        """
+        [inbox]
+        store = "postgresql://nobody@127.0.0.1:1/none"
+        name = "shop"
+        identity = "id+endpoint"
+        [[inbox.endpoint]]
+        name = "orders"
+        id_field = "order.id"
+        """
+    )
+    found = _inbox(load_config(), "sqlite:///semel.db", notes.append)
+    assert found is not None
+    assert (found.name, found.mode, found.endpoints["orders"].options.id_field) == ("shop", "id+endpoint", "order.id")
+    assert notes, "its store is away, and may come back"
+    found.close()
+    (tmp_path / "semel.toml").write_text('[inbox]\nstore = "sqlite:///shop.db"\n')
+    assert _inbox(load_config(), "sqlite:///semel.db", notes.append) is None
 
 
 def test_developers_get_their_own_address_whatever_the_configuration_says(semel: Semel, tmp_path: Path) -> None:

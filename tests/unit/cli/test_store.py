@@ -228,6 +228,23 @@ def test_the_ledger_of_a_message_holds_the_ranges_that_it_is_in(semel: Semel, au
     assert kinds("--message", "nobody") == []
 
 
+def test_the_ledgers_of_several_stores_are_one_timeline(semel: Semel, audited: None) -> None:
+    other = SqliteStore("sqlite:///other.db")
+    other.commit([Unit((Log(Event(Kind.HANDLED, "inbox/orders>handler", message="o1", delivery="c#7")),))])
+    other.close()
+    both = ("--store", URL, "--store", "sqlite:///other.db", "--store", "sqlite:///./other.db")
+    result = semel("store", "ledger", "--json", "--message", "o1", *both).result
+    assert result["stores"] == [URL, "sqlite:///other.db"]
+    steps = [(entry["store"], entry["kind"]) for entry in result["entries"]]
+    assert steps == [(URL, "accepted"), (URL, "failed"), ("sqlite:///other.db", "handled")]
+    lines = semel("store", "ledger", "--message", "o1", *both).out.splitlines()
+    assert lines[0].split() == ["at", "store", "node", "hop", "kind", "delivery", "attempt", "cause"]
+    assert "c#7" in lines[-1]
+    everything = semel("store", "ledger", *both, "--last", "3").out.splitlines()
+    assert everything[0].split()[:4] == ["mark", "at", "store", "node"]
+    assert semel("store", "ledger", "--store", URL, "--store", "sqlite:///none.db").exit_code == 3
+
+
 def test_the_ledger_for_people(semel: Semel, audited: None) -> None:
     lines = semel("store", "ledger").out.splitlines()
     assert lines[0].split() == ["mark", "at", "node", "kind", "hop", "message", "attempt", "cause"]

@@ -18,7 +18,7 @@ from semel.pubsub.client.errors import kept, unanswered, unknown
 from semel.pubsub.client.events import Acked, Changing, ClientOptions, OutboxEntry, RequestFailed
 from semel.pubsub.hub.records import MESSAGE_ID
 from semel.pubsub.protocol.frames import Codec, Frame
-from semel.pubsub.protocol.messages import CancelInvocation, Invoke, SendToGroup
+from semel.pubsub.protocol.messages import CancelInvocation, Invoke, SendEvent, SendToGroup
 
 
 class Pending(msgspec.Struct, eq=False):
@@ -47,10 +47,11 @@ class Pending(msgspec.Struct, eq=False):
 
     def is_repeatable(self, first_remembered: float) -> bool:
         """Whether it may be sent again in another session, when nobody knows what became of it in this one. The hub
-        knows the ids of what came since `first_remembered`."""
+        knows the ids of what came since `first_remembered`; with an event it is its handler that goes by the id."""
         if self.at_least_once or isinstance(self.request, Changing):
             return True
-        has_id = isinstance(self.request, SendToGroup) and MESSAGE_ID in (self.request.metadata or {})
+        named = isinstance(self.request, SendToGroup | SendEvent)
+        has_id = named and MESSAGE_ID in (getattr(self.request, "metadata", None) or {})
         return has_id and (self.sent_at is None or self.sent_at > first_remembered)
 
     def unfinished(self, cause: SemelError) -> RequestFailed:

@@ -35,8 +35,8 @@ def with_id(request: Acked | Invoke, id: str | None) -> Acked | Invoke:
     """The request with the application's id in its metadata."""
     if id is None:
         return request
-    if not isinstance(request, SendToGroup):
-        raise InputError("only messages to groups have an id", fix="leave the id out")
+    if not isinstance(request, SendToGroup | SendEvent):
+        raise InputError("only messages to groups and events have an id", fix="leave the id out")
     metadata = {**(request.metadata or {}), MESSAGE_ID: check_id("the id", id)}
     return msgspec.structs.replace(request, metadata=metadata)
 

@@ -21,6 +21,7 @@ from enum import Enum
 
 import msgspec
 
+from semel.cloudevents import ALLOWED_ORIGIN, REQUEST_ORIGIN
 from semel.http import HttpResponse, OutgoingRequest
 from semel.pubsub.events.cloudevents import HandlerUnreachable
 from semel.pubsub.events.handlers import VALIDATE, EventHandler
@@ -74,7 +75,7 @@ UNKNOWN = HandlerConsent()
 
 def validation_request(handler: EventHandler, hub: str, origin: str, method: str = OPTIONS) -> OutgoingRequest:
     """It carries nothing that proves who we are, for it may reach somebody who should not be asked."""
-    headers = (("WebHook-Request-Origin", origin), ("ce-awpsversion", "1.0"), ("Accept-Encoding", "identity"))
+    headers = ((REQUEST_ORIGIN, origin), ("ce-awpsversion", "1.0"), ("Accept-Encoding", "identity"))
     return OutgoingRequest(method, handler.url_for(hub, VALIDATE), headers)
 
 
@@ -89,7 +90,7 @@ def judge(reply: HttpResponse | HandlerUnreachable, origin: str, method: str = O
 
 def _names_us(response: HttpResponse, origin: str) -> bool:
     """One origin in each header: a list with commas is none. On one machine people say now this, now that."""
-    allowed = {host_of(value.strip()) for name, value in response.headers if name.lower() == "webhook-allowed-origin"}
+    allowed = {host_of(value.strip()) for name, value in response.headers if name.lower() == ALLOWED_ORIGIN.lower()}
     ours = host_of(origin)
     return bool(allowed & {"*", *(_THIS_MACHINE if ours in _THIS_MACHINE else (ours,))})
 

@@ -27,6 +27,15 @@ import msgspec
 
 from semel.auth.keys import AccessKeys
 from semel.auth.tokens import ITEMS_MAX, ROLE_CHARS_MAX, USER_CHARS_MAX, service_token
+from semel.cloudevents import (
+    HUB_TYPES,
+    MESSAGE_ID,
+    MESSAGE_ID_ATTRIBUTE,
+    METADATA_PREFIX,
+    REQUEST_ORIGIN,
+    attribute_header,
+    field_header,
+)
 from semel.errors import FrameError, InputError, LimitExceeded, StoreError
 from semel.http import ClientCertificate, HttpError, HttpResponse, OutgoingRequest
 from semel.kernel.text import check_text, clean_cause
@@ -36,7 +45,6 @@ from semel.pubsub.protocol.frames import check_depth, subprotocol_of
 from semel.pubsub.protocol.messages import CONTENT_TYPES, Data, DataType, ErrorName, Fault, Metadata
 from semel.pubsub.protocol.names import check_group, check_metadata
 from semel.pubsub.rest.data import read_data
-from semel.pubsub.rest.routes import METADATA_PREFIX
 from semel.websocket import CloseCode
 
 FOLLOW_REDIRECTS = False
@@ -64,9 +72,6 @@ _CONTENT_TYPES = {**CONTENT_TYPES, DataType.TEXT: "text/plain; charset=utf-8"}
 _HIDDEN_QUERY = frozenset({"access_token", "awps_reconnection_token"})
 _HIDDEN_HEADERS = frozenset({"authorization", "proxy-authorization"})
 
-# what an attribute cannot say as it is: all but printable ASCII, blanks at its ends, and the sign of escapes itself
-_NOT_ATTRIBUTE = re.compile(r"[^ -$&-~]|\A +| +\Z")
-_NOT_FIELD = re.compile(r"[^ -~]|\A +| +\Z")
 _FIELD = re.compile(r"[ -~]*\Z")
 
 
@@ -121,6 +126,15 @@ class PendingEvent(msgspec.Struct, frozen=True, array_like=True):
     def identity(self) -> str:
         """The identity of the work row: one for each connection and ackId."""
         return f"{self.client.connection}#{self.ack_id if self.ack_id is not None else f'event-{self.id}'}"
+
+    @property
+    def type(self) -> str:
+        return f"{HUB_TYPES}{self.family}.{self.name}"
+
+    @property
+    def own_id(self) -> str | None:
+        """What the client's application calls it, whichever connection brings it."""
+        return self.metadata.get(MESSAGE_ID) if self.metadata else None
 
     def handler(self, handlers: Handlers) -> EventHandler | None:
         if self.family is Family.USER:
@@ -231,24 +245,27 @@ def request_for(
     headers = [
         ("Content-Type", _JSON if event.family is not Family.USER else _CONTENT_TYPES[event.data.type]),
         ("Accept-Encoding", "identity"),
-        ("WebHook-Request-Origin", origin),
+        (REQUEST_ORIGIN, origin),
         ("ce-specversion", "1.0"),
         ("ce-awpsversion", "1.0"),
-        ("ce-type", _attribute(f"azure.webpubsub.{event.family}.{event.name}")),
-        ("ce-source", _attribute(f"/hubs/{client.hub}/client/{client.connection}")),
-        ("ce-id", _attribute(event.id)),
+        ("ce-type", attribute_header(event.type)),
+        ("ce-source", attribute_header(f"/hubs/{client.hub}/client/{client.connection}")),
+        ("ce-id", attribute_header(event.id)),
         ("ce-time", (_EPOCH + timedelta(microseconds=event.at)).strftime("%Y-%m-%dT%H:%M:%SZ")),
         ("ce-signature", keys.signature(client.connection)),
-        ("ce-hub", _attribute(client.hub)),
-        ("ce-connectionId", _attribute(client.connection)),
-        ("ce-eventName", _attribute(event.name)),
+        ("ce-hub", attribute_header(client.hub)),
+        ("ce-connectionId", attribute_header(client.connection)),
+        ("ce-eventName", attribute_header(event.name)),
     ]
     if client.user:
-        headers.append(("ce-userId", _attribute(client.user)))
+        headers.append(("ce-userId", attribute_header(client.user)))
     if client.subprotocol:
-        headers.append(("ce-subprotocol", _attribute(client.subprotocol)))
+        headers.append(("ce-subprotocol", attribute_header(client.subprotocol)))
     if client.state:
         headers.append(("ce-connectionState", client.state))
+    if event.own_id is not None:
+        # in the metadata it cannot be told from one that is written with escapes
+        headers.append((f"ce-{MESSAGE_ID_ATTRIBUTE}", attribute_header(event.own_id)))
     headers += _metadata_headers(event.metadata)
     if handler.auth is Auth.KEY:
         headers.append(("Authorization", f"Bearer {service_token(keys, handler.endpoint, now=now)}"))
@@ -258,16 +275,7 @@ def request_for(
 def _metadata_headers(metadata: Metadata | None) -> list[tuple[str, str]]:
     """Names of headers know no case, so of two keys that differ in nothing else the last is sent."""
     by_name = {key.lower(): value for key, value in (metadata or {}).items()}
-    return [(METADATA_PREFIX + key, _NOT_FIELD.sub(_escaped, value)) for key, value in by_name.items()]
-
-
-def _attribute(value: str) -> str:
-    """Two values are never written alike: nobody can pass for another user by calling himself by an escaped name."""
-    return _NOT_ATTRIBUTE.sub(_escaped, value)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in found[0].encode(errors="replace"))
+    return [(METADATA_PREFIX + key, field_header(value)) for key, value in by_name.items()]
 
 
 # -- what became of it

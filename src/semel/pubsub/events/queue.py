@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from semel.errors import StoreError
+from semel.cloudevents import MESSAGE_ID
+from semel.errors import InputError, StoreError
 from semel.kernel.effects import CommitUnknown
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob, Envelope
 from semel.kernel.lease import renew_at
@@ -41,6 +42,7 @@ from semel.kernel.ops import (
     WorkRow,
     WorkState,
 )
+from semel.kernel.text import check_id
 from semel.pubsub.events.cloudevents import (
     NO_HANDLER,
     NOT_TAKEN,
@@ -217,6 +219,13 @@ class Events:
     def send(self, session: Session, request: SendEvent, now: float) -> None:
         """An ackId that came before must have been looked at."""
         ack_id = request.ack_id
+        own_id = request.metadata.get(MESSAGE_ID) if request.metadata else None
+        try:
+            if own_id is not None:
+                check_id(MESSAGE_ID, own_id)
+        except InputError as error:
+            self._acks.answer(session, ack_id, Fault(ErrorName.BAD_REQUEST, error.message))
+            return
         client, id = client_of(self._context.hub, session), event_id(self._context.mint(now), ack_id)
         event = user_event(client, id, micros(now), request.event, request.data, request.metadata, ack_id)
         if self._handlers.for_user_event(request.event) is None:
@@ -240,9 +249,10 @@ class Events:
         if len(stored) > DATA_INLINE_BYTES_MAX:
             blob = Blob(f"{self.queue}/{self._context.mint(now)}", len(stored))
             chunks = chunks_of(blob, stored)
+        envelope = self._envelope(event, stored, blob)
         enqueue = Enqueue(
-            self.queue, event.identity, self._envelope(event, stored, blob), session.id, replace=True,
-            on_fresh=self._accepted, on_duplicate=self._repeated,
+            self.queue, event.identity, envelope, session.id, replace=True,
+            on_fresh=_arrival(self._accepted, envelope, event), on_duplicate=_arrival(self._repeated, envelope, event),
         )  # fmt: skip
 
         def failed(failure: Failure) -> None:
@@ -255,9 +265,9 @@ class Events:
         self._commits.commit(session, (), puts, self._claimed, failed, more)
 
     def _envelope(self, event: PendingEvent, stored: bytes, blob: Blob | None = None) -> Envelope:
-        type = f"azure.webpubsub.{event.family}.{event.name}"
-        data = stored if blob is None else b""
-        return Envelope(event.identity, event.client.connection, type, data, time=event.at, blob=blob)
+        """Its id is the application's, where there is one: so the ledger tells of it by one name over all hops."""
+        data, id = stored if blob is None else b"", event.own_id or event.identity
+        return Envelope(id, event.client.connection, event.type, data, time=event.at, blob=blob)
 
     def _enqueue(self, event: PendingEvent) -> Enqueue:
         envelope = self._envelope(event, encode_event(event))
@@ -492,7 +502,10 @@ class Events:
     def _ops(self, held: _Held, to: WorkState, kind: Kind, cause: str | None = None) -> tuple[Finish, Log]:
         row = held.row
         keep_s = DEAD_KEEP_S if to is WorkState.DEAD else 0.0
-        event = message_event(kind, f"{self.queue}>handler", "", row.envelope, attempt=row.attempts, cause=cause)
+        delivery = row.identity if row.identity != row.envelope.id else None
+        event = message_event(
+            kind, f"{self.queue}>handler", "", row.envelope, delivery=delivery, attempt=row.attempts, cause=cause
+        )
         return Finish(self.queue, row.identity, to, row.fence, keep_s=keep_s, cause=cause), Log(event)
 
     def _take_next(self, held: _Held, results: tuple[Result, ...], now: float) -> None:
@@ -528,6 +541,13 @@ class Events:
                 self._acks.refuse(session, [event.ack_id], fault)
             case CloseCode() as code:
                 self._closing.expel(session, code, why, now)
+
+
+def _arrival(template: LedgerEvent, envelope: Envelope, event: PendingEvent) -> LedgerEvent:
+    """With an id of the application's own the ledger says as well which of its deliveries this is."""
+    if event.own_id is None:
+        return template
+    return message_event(template.kind, template.hop, "", envelope, delivery=event.identity)
 
 
 def _is_stale(failure: Failure) -> bool:

@@ -26,6 +26,7 @@ from typing import Protocol
 
 import msgspec
 
+from semel.cloudevents import MESSAGE_ID as MESSAGE_ID
 from semel.kernel import ops
 from semel.kernel.envelope import DATA_INLINE_BYTES_MAX, Blob, Envelope
 from semel.kernel.ledger import Event, Kind
@@ -65,11 +66,6 @@ START, END, GROUPS, RELIABLE = "start", "end", "groups", "reliable"
 """Headers of `open` and `close`, for the audit: a session is given what stands after `start` and up to `end`. `groups`
 are those that it is in from the start. Only a reliable one acknowledges."""
 GROUPS_CHARS_MAX = 8 * 1024
-
-
-MESSAGE_ID = "semel-id"
-"""Metadata under which a client gives a message its own id. A hub takes each id once, whichever session brings it, and
-refuses another message under it."""
 
 
 def id_identity(id: str) -> str:

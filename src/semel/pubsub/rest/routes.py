@@ -19,6 +19,7 @@ import msgspec
 from semel.auth.authority import OPERATE, READ
 from semel.auth.keys import AccessKeys
 from semel.auth.tokens import USER_CHARS_MAX
+from semel.cloudevents import METADATA_PREFIX
 from semel.errors import InputError
 from semel.http import INT_MAX, HttpError, HttpRequest, Query, Routes, bad_request, read_json
 from semel.kernel.text import check_id, check_text
@@ -51,7 +52,6 @@ from semel.pubsub.rest.data import read_data
 REASON_CHARS_MAX = 1024
 KEY_HEADER = "idempotency-key"
 ID_HEADER = "x-semel-message-id"
-METADATA_PREFIX = "x-webpubsub-metadata-"
 
 # what clients of the service look for; that some are called information or warning is its way, not ours
 NO_CONNECTION = "Error.Connection.NotExisted"

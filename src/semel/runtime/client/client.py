@@ -250,14 +250,19 @@ class WebPubSubClient:
         data: Any,
         *,
         type: str | None = None,
+        id: str | None = None,
         metadata: Metadata | None = None,
         at_least_once: bool = False,
         timeout_s: float | None = None,
     ) -> bool:
         """Returns when the server's event handler has taken it. What a handler that failed has done, it may have done:
-        `PeerUnavailable` leaves it to you whether to send it again."""
+        `PeerUnavailable` leaves it to you whether to send it again.
+
+        `id` is your own name for the event. It goes to the handler, and one that was under way when its session was
+        lost is sent again under it: for handlers that take each id once, as an endpoint of an inbox does.
+        """
         request = SendEvent(event, data_of(data, type), None, metadata)
-        return await self._ask(request, at_least_once=at_least_once, timeout_s=timeout_s)
+        return await self._ask(request, id=id, at_least_once=at_least_once, timeout_s=timeout_s)
 
     async def invoke(
         self, event: str, data: Any = None, *, type: str | None = None, timeout_s: float | None = None

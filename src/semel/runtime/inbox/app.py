@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from semel.errors import InputError
 from semel.inbox.endpoint import EndpointMode
@@ -34,6 +34,11 @@ from semel.runtime.inbox.inline import InlineDelivery
 from semel.runtime.inbox.operating import DeadLetter
 from semel.runtime.inbox.trial import wants_sqlite
 from semel.stores.open import open_store
+
+if TYPE_CHECKING:
+    from semel.auth.keys import AccessKeys
+    from semel.runtime.inbox.asgi import InboxAsgi
+    from semel.runtime.inbox.django import View
 
 
 class App(Application):
@@ -78,6 +83,47 @@ class App(Application):
         """`send` for a coroutine."""
         send = partial(self.send, message, to, id=id, key=key, after_s=after_s, **attributes)
         return await asyncio.to_thread(send)
+
+    # -- over HTTP, in a program of the user's own
+
+    def asgi(
+        self,
+        *,
+        keys: AccessKeys | str | None = None,
+        open_to_all: bool = False,
+        addresses: Sequence[str] = (),
+        origins: Sequence[str] = ("*",),
+        backlog: int = 1_000_000,
+    ) -> InboxAsgi:
+        """The endpoints as an ASGI app, which takes CloudEvents: mount it, and POST to `<where>/<endpoint>`.
+
+        `keys` decide who may send: an access key, a connection string or AccessKeys. `addresses` are those under which
+        senders know this program, where it stands behind a proxy. `origins` are the hosts that may ask to send.
+        `backlog` messages may wait at an endpoint before more are refused.
+        """
+        from semel.runtime.inbox.asgi import InboxAsgi
+        from semel.runtime.inbox.http_entrance import entrance_for
+
+        return InboxAsgi(
+            entrance_for(self, keys=keys, is_open=open_to_all, addresses=addresses, origins=origins, backlog=backlog)
+        )
+
+    def django_view(
+        self,
+        *,
+        keys: AccessKeys | str | None = None,
+        open_to_all: bool = False,
+        addresses: Sequence[str] = (),
+        origins: Sequence[str] = ("*",),
+        backlog: int = 1_000_000,
+    ) -> View:
+        """The same as a Django view: `path("inbox/<str:endpoint>", app.django_view(keys=...))`."""
+        from semel.runtime.inbox.django import inbox_view
+        from semel.runtime.inbox.http_entrance import entrance_for
+
+        return inbox_view(
+            entrance_for(self, keys=keys, is_open=open_to_all, addresses=addresses, origins=origins, backlog=backlog)
+        )
 
     # -- for operators
 

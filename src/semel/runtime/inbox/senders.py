@@ -28,13 +28,13 @@ import httpx
 
 from semel.auth.keys import AccessKeys, ConnectionString
 from semel.auth.tokens import service_token
+from semel.cloudevents import MESSAGE_ID, METADATA_PREFIX, STRUCTURED
 from semel.errors import PeerUnavailable, RemoteProtocolError
 from semel.inbox.messages import JSON, TEXT
 from semel.inbox.outbox import Destination
 from semel.kernel.envelope import Envelope, to_json
 from semel.runtime.inbox.relay import Sender
 
-CLOUDEVENT = "application/cloudevents+json"
 OCTETS = "application/octet-stream"
 API_VERSION = "2024-12-01"
 CONNECT_S = 10.0
@@ -108,7 +108,7 @@ def url_sender(post: HttpPost) -> Sender:
     """A CloudEvent by POST. The id is an idempotency key as well, for receivers that know one."""
 
     async def send(destination: Destination, envelope: Envelope) -> None:
-        headers = {"Content-Type": CLOUDEVENT, "Idempotency-Key": header_key(envelope.id)}
+        headers = {"Content-Type": STRUCTURED, "Idempotency-Key": header_key(envelope.id)}
         answer = await post(destination.name, to_json(envelope), headers)
         check_answer(destination.name, answer, RETRYABLE | KEY_IN_USE)
 
@@ -128,6 +128,8 @@ def hub_sender(post: HttpPost, hub: ConnectionString) -> Sender:
         }
         if _IN_HEADER.match(envelope.id):
             headers["X-Semel-Message-Id"] = envelope.id
+            # so that the subscriber has it as well: in the hub's own records it is not seen
+            headers[f"{METADATA_PREFIX}{MESSAGE_ID}"] = envelope.id
         check_answer(str(destination), await post(f"{url}?api-version={API_VERSION}", envelope.data, headers))
 
     return send

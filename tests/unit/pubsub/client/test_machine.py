@@ -486,6 +486,18 @@ def test_what_an_encoding_cannot_say_fails_and_disturbs_nothing() -> None:
 # -- when a session is lost
 
 
+def test_an_event_with_an_id_is_sent_again_in_the_next_session_under_the_same_id(bench: Bench) -> None:
+    """Its handler goes by the id: the second is found to be a duplicate there."""
+    bench.ask(1, SendEvent("order", text("x"), metadata={"k": "v"}), id="order-7")
+    bench.take()
+    bench.close(CloseCode.POLICY, "unknown session")
+    assert not bench.settled()
+    bench.pass_time(1)
+    bench.connect("c2")
+    [again] = [request for request in bench.sent() if isinstance(request, SendEvent)]
+    assert (again.ack_id, again.metadata) == (1, {"k": "v", MESSAGE_ID: "order-7"})
+
+
 def test_a_message_with_an_id_is_sent_again_in_the_next_session_and_one_without_fails_as_unknown(bench: Bench) -> None:
     bench.ask(1, HELLO)
     bench.ask(2, HELLO, id="my-2")
@@ -1196,8 +1208,8 @@ def test_waiting_for_what_was_left_may_take_too_long() -> None:
     assert len(bench.sent()) == 1
 
 
-def test_only_messages_to_groups_have_ids(bench: Bench) -> None:
-    bench.ask(1, SendEvent("e", text("x")), id="one")
+def test_only_messages_to_groups_and_events_have_ids(bench: Bench) -> None:
+    bench.ask(1, JoinGroup("g"), id="one")
     assert isinstance(failure(bench.settled()[1]), InputError)
 
 

@@ -18,6 +18,7 @@ from tests.unit.pubsub.protocol.frame_values import data, events, groups, metada
 
 from semel.auth.keys import DEV_KEY, AccessKeys
 from semel.auth.tokens import read_service_token, service_audiences
+from semel.cloudevents import attribute_of
 from semel.errors import AuthError, StoreError
 from semel.http import ClientCertificate, HttpResponse, OutgoingRequest
 from semel.pubsub.events.cloudevents import (
@@ -207,7 +208,7 @@ def test_a_repeated_ack_id_repeats_the_id_and_no_other_id_can_be_one() -> None:
     ("user", "header"),
     [
         ("ann lee", "ann lee"),
-        ('"a",b=[1]', '"a",b=[1]'),
+        ('"a",b=[1]', "%22a%22,b=[1]"),
         ("a\r\nce-hub: x", "a%0D%0Ace-hub: x"),
         ("用", "%E7%94%A8"),
         ("%E7%94%A8", "%25E7%2594%25A8"),
@@ -219,6 +220,14 @@ def test_users_that_differ_are_written_differently(user: str, header: str) -> No
     event = user_event(msgspec.structs.replace(CLIENT, user=user), "1", AT, "message", TEXT)
     assert headers_of(event)["ce-userId"] == header
     assert unquote(header) == user
+
+
+@pytest.mark.parametrize(("own", "header"), [("order-7", "order-7"), ("%C3%A9 1", "%25C3%25A9 1"), ('"q"', "%22q%22")])
+def test_the_application_s_own_id_is_told_as_an_attribute_that_no_other_id_is_written_as(own: str, header: str) -> None:
+    told = headers_of(user_event(CLIENT, "1", AT, "message", TEXT, {"semel-id": own}))
+    assert told["ce-semelid"] == header
+    assert attribute_of("ce-semelid", header) == own
+    assert "ce-semelid" not in headers_of(user_event(CLIENT, "1", AT, "message", TEXT, {"other": own}))
 
 
 def test_metadata_is_told_as_it_is_but_for_what_http_cannot_say() -> None:

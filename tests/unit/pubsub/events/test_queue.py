@@ -629,6 +629,27 @@ def test_invocations_that_cannot_be_made_are_refused(scene: Scene) -> None:
 # -- the ledger
 
 
+def test_the_ledger_names_an_event_by_the_id_of_its_application_whichever_connection_brings_it(scene: Scene) -> None:
+    scene.connect("bob", "bob")
+    for peer in (ALICE, "bob"):
+        scene.send(peer, SendEvent("ask", text("hi"), 1, {"semel-id": "order-7"}))
+        scene.reply()
+    found = [(entry.event.kind, entry.event.delivery) for entry in scene.store.history("order-7")]
+    assert [kind for kind, _ in found] == [Kind.ACCEPTED, Kind.HANDLED] * 2
+    assert len({delivery for _, delivery in found}) == 2
+    assert all(delivery is not None and delivery.endswith("#1") for _, delivery in found)
+
+
+def test_an_id_that_no_message_can_have_is_refused_and_the_hub_goes_on(scene: Scene) -> None:
+    for ack_id, id in ((1, ""), (2, "x" * 256)):
+        scene.send(ALICE, SendEvent("ask", text("hi"), ack_id, {"semel-id": id}))
+    refusals = [each.error.name for each in scene.take(ALICE) if isinstance(each, Ack) and each.error is not None]
+    assert refusals == [ErrorName.BAD_REQUEST] * 2
+    assert not scene.calls
+    scene.event(3)
+    assert scene.asked == ["ask"]
+
+
 def test_the_ledger_says_what_became_of_each_event(scene: Scene) -> None:
     scene.event(1)
     scene.reply()
