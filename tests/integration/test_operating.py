@@ -21,6 +21,7 @@ import httpx
 import pytest
 from tests.integration.test_listener import CERTIFICATE, PRIVATE_KEY
 from tests.tools.renewing import sharing
+from tests.tools.tls_socket import TlsSocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
@@ -163,22 +164,15 @@ class Commands:
         return json.loads(self._capsys.readouterr().out)["result"]
 
     @contextmanager
-    def client(self, hub: str, user: str, *options: str) -> Iterator[ClientConnection]:
+    def client(self, hub: str, user: str, *options: str) -> Iterator[TlsSocket]:
         url = self("token", "--hub", hub, "--user", user, "--role", "sendToGroup", *options)["url"]
         with self._connect(url) as client:
             yield client
 
-    def _connect(self, url: str) -> ClientConnection:
+    def _connect(self, url: str) -> TlsSocket:
         """A handshake with TLS that is slow is no failure; the server's own words are worth a lot when it is one."""
         try:
-            return connect(
-                url,
-                subprotocols=[RELIABLE],
-                open_timeout=scaled(WAIT_S),
-                close_timeout=scaled(5),
-                ssl=self._tls,
-                proxy=None,
-            )
+            return TlsSocket(url, RELIABLE, self._tls, open_s=scaled(WAIT_S), close_s=scaled(5))
         except Exception as error:
             error.add_note(f"the server says: {self._served.log.read_text() or 'nothing'}")
             raise
@@ -195,7 +189,7 @@ def semel(
     return Commands(served, capsys)
 
 
-def said(client: ClientConnection) -> dict[str, Any]:
+def said(client: ClientConnection | TlsSocket) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(client.recv(timeout=scaled(WAIT_S)))
     return answer
 
