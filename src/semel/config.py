@@ -386,6 +386,7 @@ class InboxSection(_Section):
     keep_s: float | None = Field(
         default=None, gt=0.0, description="seconds for which a handled message is remembered: more than 0"
     )
+    tracing: bool = Field(default=False, description="whether OpenTelemetry hears of every message: true or false")
     endpoint: tuple[EndpointSection, ...] = Field(
         default=(), description="tables [[inbox.endpoint]], one for each endpoint"
     )

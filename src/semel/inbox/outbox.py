@@ -15,6 +15,7 @@ when it is due and keeps nobody waiting until then.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Unpack
@@ -28,6 +29,7 @@ from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event, Kind, message_event
 from semel.kernel.ops import Enqueue, Finish, WorkState
 from semel.kernel.text import PART_CHARS_MAX, check_stream, check_text, stream_name
+from semel.kernel.trace import with_trace
 
 DESTINATION_HEADER = "semel-destination"
 DESTINATION_CHARS_MAX = 2048
@@ -156,13 +158,15 @@ class OutboxCalls:
     """The calls of one run of a handler, or of one transaction of a caller, in their order.
 
     `handled` is the message that the handler has: ids that are not given are derived from it, so a handler that runs
-    again sends the same ones. `enqueues` go into the commit of the handler. A cancel is applied as a unit of its own:
-    it may come too late, and that must not take the rest down with it.
+    again sends the same ones. `carried` is the trace context of whoever sends. `enqueues` go into the commit of the
+    handler. A cancel is applied as a unit of its own: it may come too late, and that must not take the rest down with
+    it.
     """
 
     app: str
     handler: str = ""
     handled: Identity | None = None
+    carried: Callable[[], Mapping[str, str]] = dict
     enqueues: list[Enqueue] = field(default_factory=list)
     cancels: list[Finish] = field(default_factory=list)
     cancelled: list[Event] = field(default_factory=list)
@@ -235,7 +239,8 @@ class OutboxCalls:
     ) -> str:
         destination = _destination(to)
         id = id if id is not None else self._derived()
-        attributes["headers"] = {**_headers(message, attributes), DESTINATION_HEADER: str(destination)}
+        headers = {**_headers(message, attributes), DESTINATION_HEADER: str(destination)}
+        attributes["headers"] = with_trace(headers, self.carried())
         envelope = envelope_of(message, id, **attributes)
         self.enqueues.append(self._row(envelope, destination, key, due, replace))
         return id

@@ -57,6 +57,7 @@ from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
 from semel.runtime.inbox.providers import Provider, given_provider, own_providers
 from semel.runtime.inbox.relay import Sender
 from semel.runtime.inbox.settings import needed_store, read_settings
+from semel.runtime.inbox.telemetry import InboxTelemetry, opentelemetry_spans
 from semel.runtime.transactions import bind
 from semel.stores.open import open_store
 from semel.stores.points import reach
@@ -125,6 +126,7 @@ class Application:
         self.hub = parse_connection_string(hub) if hub is not None else None
         self.clock = steady_clock()
         self.buffers: dict[str, Any] = {}
+        self.telemetry = InboxTelemetry()
         self._gates: dict[str, EndpointGate] = {}
         self.url = store if isinstance(store, str) else store.url
         self._node = node
@@ -138,6 +140,8 @@ class Application:
         self._later = LateMarks(lambda: self.store)
         self._swept_at = time.monotonic()
         outbox_queue(name)
+        if self.settings.tracing:
+            self.trace()
 
     # -- what the application is made of
 
@@ -176,6 +180,10 @@ class Application:
         """Send a message at the times of a cron schedule. However many processes run, each time sends one."""
         self.periodic.append(Periodic(Schedule(name, schedule, tz) if tz else Schedule(name, schedule), message, to))
 
+    def trace(self, provider: Any = None) -> None:
+        """Tell OpenTelemetry of every message, as spans. Without a provider it is the one that the process has set."""
+        self.telemetry.spans = opentelemetry_spans(provider)
+
     # -- the store
 
     @property
@@ -209,7 +217,8 @@ class Application:
         with self._opening:
             if endpoint not in self._gates:
                 told = partial(self._tell_breaker, endpoint)
-                self._gates[endpoint] = EndpointGate(endpoint, self.endpoints[endpoint].options.breaker, told)
+                options, heard = self.endpoints[endpoint].options, self.telemetry.of(endpoint).ran
+                self._gates[endpoint] = EndpointGate(endpoint, options.breaker, told, heard)
             return self._gates[endpoint]
 
     def _tell_breaker(self, endpoint: str, until: float | None) -> None:
@@ -398,7 +407,7 @@ class Application:
     def outbox(self, connection: Any) -> Iterator[Outbox]:
         """An outbox in the user's own open transaction. What is published in the block is stored at its end, and leaves
         when the user commits."""
-        outbox = self.context.outbox("", None)
+        outbox = self.context.outbox("", None, self.telemetry.spans.carried)
         tx: Any = bind(self.store, connection)
         if inspect.iscoroutinefunction(tx.apply):
             raise InputError(
@@ -410,7 +419,7 @@ class Application:
     @asynccontextmanager
     async def outbox_async(self, connection: Any) -> AsyncIterator[Outbox]:
         """`outbox` for a connection whose calls are awaited."""
-        outbox = self.context.outbox("", None)
+        outbox = self.context.outbox("", None, self.telemetry.spans.carried)
         yield outbox
         tx: Any = bind(self.store, connection)
         await apply_outbox_async(tx, outbox)

@@ -20,6 +20,8 @@ SAYS_NOTHING = (MessageRefused, DuplicateMessage, StoreError)
 
 Told = Callable[[float | None], None]
 """Hears until when a breaker is open, or None that it is closed."""
+Heard = Callable[[BaseException | None], None]
+"""Hears how each run of a handler has ended, None if well."""
 
 
 class EndpointGate:
@@ -29,8 +31,15 @@ class EndpointGate:
     Deliveries may come from several loops and threads, so every step is under a lock.
     """
 
-    def __init__(self, endpoint: str, options: BreakerOptions | None, told: Told = lambda until: None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        options: BreakerOptions | None,
+        told: Told = lambda until: None,
+        heard: Heard = lambda error: None,
+    ) -> None:
         self._endpoint = endpoint
+        self._heard = heard
         self._breaker = Breaker(options) if options is not None else None
         self._told = told
         self._paused_until = 0.0
@@ -67,6 +76,7 @@ class EndpointGate:
             return True
 
     def succeeded(self, ticket: Hashable, now: float) -> None:
+        self._heard(None)
         with self._lock:
             turn = self._turns.pop(ticket, None)
             if self._breaker is None or turn is None:
@@ -79,6 +89,7 @@ class EndpointGate:
             self._told(None)
 
     def failed(self, ticket: Hashable, error: BaseException, now: float) -> None:
+        self._heard(error)
         if isinstance(error, SAYS_NOTHING):
             self.leave(ticket)
             return

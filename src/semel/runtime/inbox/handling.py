@@ -30,6 +30,8 @@ from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
 from semel.runtime.transactions import bind
 from semel.stores.points import reach
 
+Carried = Callable[[], Mapping[str, str]]
+"""The trace context that is sent along."""
 Answer = tuple[Op, ...] | OwnTransaction
 """As a worker takes it: what is to be committed with the end of the row, or how the row was ended already."""
 
@@ -45,8 +47,10 @@ class HandlerContext:
     mint: Callable[[], str]
     endpoints: Collection[str] = ()
 
-    def outbox(self, handler: str, handled: Identity | None) -> Outbox:
-        return Outbox(OutboxCalls(self.app, handler, handled), self.routes, self.now, self.mint, self.endpoints)
+    def outbox(self, handler: str, handled: Identity | None, carried: Carried = dict) -> Outbox:
+        return Outbox(
+            OutboxCalls(self.app, handler, handled, carried), self.routes, self.now, self.mint, self.endpoints
+        )
 
 
 @dataclass(frozen=True, slots=True)

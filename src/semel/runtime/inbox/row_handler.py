@@ -24,6 +24,7 @@ from semel.runtime.inbox.gate import ticket_of
 from semel.runtime.inbox.handling import Answer, HandlerContext, HandlerRun
 from semel.runtime.inbox.lanes import LaneEnd
 from semel.runtime.inbox.shared_commit import SharedCommits, run_alone
+from semel.runtime.inbox.watched import WatchedRun
 from semel.stores.points import reach
 
 log = logging.getLogger(__name__)
@@ -48,13 +49,19 @@ class RowHandler:
         runs = [self._lane_run(row) for row in rows]
         ready = [run for run in runs if run is not None]
         together = len({run.handler.provider for run in ready}) == 1
-        ends = iter(self._shared.run(ready) if together else [run_alone(run) for run in ready])
+        ends = iter(self._run_shared(ready) if together else [run_alone(run) for run in ready])
         ended = [
             LaneEnd(None) if run is None else self._lane_end(run, row, next(ends))
             for run, row in zip(runs, rows, strict=True)
         ]
         self._tell_gate(rows, ended)
         return ended
+
+    def _run_shared(self, runs: Sequence[HandlerRun]) -> Sequence[LaneEnd]:
+        if len(runs) == 1:
+            return self._shared.run(runs)
+        with self.app.telemetry.spans.settling(self.endpoint.name, [run.envelope for run in runs]):
+            return self._shared.run(runs)
 
     def _lane_run(self, row: WorkRow) -> HandlerRun | None:
         handler = self._handler(row)
@@ -151,4 +158,5 @@ class RowHandler:
     def _run_of(self, handler: ReadyHandler, row: WorkRow) -> HandlerRun:
         who = self.app.identity_of(self.endpoint.name, row.envelope)
         mark = done_row(self.endpoint.options, row, row.envelope)
-        return HandlerRun(self.context, handler, row.envelope, who, mark)
+        watch = self.app.telemetry.watch(self.endpoint.name)
+        return WatchedRun(self.context, handler, row.envelope, who, mark, watch=watch, attempt=row.attempts)

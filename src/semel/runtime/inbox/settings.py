@@ -26,6 +26,7 @@ class InboxSettings:
     keep_s: float | None = None
     endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
     where: str = _FILE
+    tracing: bool = False
 
 
 def read_settings(config: str | Path | None = None) -> InboxSettings:
@@ -43,6 +44,7 @@ def read_settings(config: str | Path | None = None) -> InboxSettings:
         section.keep_s,
         {each.name: each.options for each in section.endpoint},
         str(found.file or "the environment"),
+        section.tracing,
     )
 
 
