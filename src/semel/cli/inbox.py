@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from semel.cli.inbox_watching import LogFormat, RunOptions
 from semel.cli.options import bundled
 from semel.cli.terminal import CommandResult
 from semel.errors import EXIT_USAGE, ConfigError
@@ -128,22 +129,36 @@ def run(
     processes: Annotated[
         int, typer.Option("--processes", min=1, max=256, metavar="N", help="How many processes share the work.")
     ] = 1,
+    metrics: Annotated[
+        str | None,
+        typer.Option("--metrics", metavar="[HOST:]PORT", help="Serve figures for Prometheus there, under /metrics."),
+    ] = None,
+    open_metrics: Annotated[
+        bool, typer.Option("--open-metrics", help="Let other machines read them: HOST need not be this one.")
+    ] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", help="Lines for people, or one JSON object in each.")
+    ] = LogFormat.TEXT,
 ) -> CommandResult:
     """Run the handlers and the relay of an application, until Ctrl-C or SIGTERM.
 
-    What has begun is finished first. What a process held when it was killed is handled by another after its lease.
+    What has begun is finished first. What a process held when it was killed is handled by another after its lease. Of
+    several processes each serves its own figures, at the first port from PORT on that is free.
 
     \b
     Examples:
       semel inbox run shop:app
       semel inbox run shop:app --processes 4
+      semel inbox run shop:app --metrics 9464 --log-format json
     """
-    with opened(name) as found:
+    watching = RunOptions.asked(metrics, open_metrics, log_format, processes)
+    with opened(name) as found, watching.applied(found, is_one=processes == 1):
         handlers = found.handlers  # refused here, before any process is started
         if processes == 1:
             found.run()
     if processes > 1:
-        _run_processes(name, processes)
+        with watching.passed_on():
+            _run_processes(name, processes)
     return CommandResult({"endpoints": sorted(handlers)}, ["stopped"])
 
 

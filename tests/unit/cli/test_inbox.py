@@ -160,3 +160,21 @@ def test_what_cannot_work_is_refused_before_anything_runs(
     (tmp_path / "shop.py").write_text(f"{SHOP}\n@orders.on(Order)\ndef again(order: Order): ...\n")
     ran = shop("run", "shop:app", "--processes", processes)
     assert "two handlers for 'Order'" in ran.error["message"]
+
+
+def test_metrics_for_other_machines_are_asked_for_twice(shop: Semel) -> None:
+    ran = shop("run", "shop:app", "--metrics", "0.0.0.0:9464")
+    assert ran.exit_code == EXIT_USAGE
+    assert "--open-metrics" in ran.out
+
+
+def test_open_metrics_without_metrics_is_a_mistake(shop: Semel) -> None:
+    ran = shop("run", "shop:app", "--open-metrics")
+    assert ran.exit_code == EXIT_USAGE
+    assert "--metrics" in ran.out
+
+
+def test_processes_need_as_many_ports(shop: Semel) -> None:
+    ran = shop("run", "shop:app", "--metrics", "65534", "--processes", "4")
+    assert ran.exit_code == EXIT_USAGE
+    assert "65537" in ran.out

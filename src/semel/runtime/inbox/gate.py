@@ -85,7 +85,11 @@ class EndpointGate:
             self._breaker.succeeded(turn, now)
             has_closed = was_trying and self._breaker.state(now) is BreakerState.CLOSED
         if has_closed:
-            log.warning("the breaker of endpoint %r is closed: a message was handled", self._endpoint)
+            log.warning(
+                "the breaker of endpoint %r is closed: a message was handled",
+                self._endpoint,
+                extra={"endpoint": self._endpoint},
+            )
             self._told(None)
 
     def failed(self, ticket: Hashable, error: BaseException, now: float) -> None:
@@ -100,7 +104,7 @@ class EndpointGate:
         if has_opened and until is not None:
             log.warning(
                 "the breaker of endpoint %r is open for %g s, too many messages failed; the last: %s: %s",
-                self._endpoint, until - now, type(error).__name__, error,
+                self._endpoint, until - now, type(error).__name__, error, extra={"endpoint": self._endpoint},
             )  # fmt: skip
             self._told(until)
 

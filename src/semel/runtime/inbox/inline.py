@@ -22,6 +22,7 @@ from semel.kernel.ops import Applied, Duplicate, Op, Renew, Result, WorkRow
 from semel.kernel.retry import Failure, type_names
 from semel.runtime.host.hosting import cause_of
 from semel.runtime.host.lease_holder import commit_unit
+from semel.runtime.host.log_fields import about
 from semel.runtime.inbox.counts import Counted
 from semel.runtime.inbox.definition import Application, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint
@@ -132,14 +133,19 @@ class InlineDelivery:
             case PauseEndpoint(seconds=seconds):
                 self.app.gate(self.endpoint.name).pause(self.app.clock() + seconds)
             case MarkLater(ops=ops):
-                log.warning("the mark of %s will be written later", self.envelope.id)
+                log.warning("the mark of %s will be written later", self.envelope.id, extra=self._fields)
                 self.app.mark_later(ops)
 
     def _warn(self, step: Step, error: Exception) -> None:
         if isinstance(error, StoreError):
-            log.warning("the store did not take %s: %s", self.envelope.id, error)
+            log.warning("the store did not take %s: %s", self.envelope.id, error, extra=self._fields)
         elif isinstance(step, RunHandler):
-            log.warning("the handler of %s failed", self.endpoint.name, exc_info=error)
+            where, id = self.endpoint.name, self.envelope.id
+            log.warning("the handler of %s failed at %s", where, id, exc_info=error, extra=self._fields)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        return about(self.endpoint.name, self.envelope)
 
     # -- the handler
 

@@ -18,6 +18,7 @@ from semel.inbox.rows import RowEnd, done_row, leaves_doubt, row_end
 from semel.kernel.effects import OwnTransaction
 from semel.kernel.ops import WorkRow
 from semel.runtime.host.committer import Committer
+from semel.runtime.host.log_fields import about_item
 from semel.runtime.inbox.definition import Application, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
 from semel.runtime.inbox.gate import ticket_of
@@ -72,7 +73,9 @@ class RowHandler:
 
     def _lane_end(self, run: HandlerRun, row: WorkRow, ended: LaneEnd) -> LaneEnd:
         if isinstance(ended.answer, StoreError) and leaves_doubt(run.handler.style, ended.answer):
-            log.warning("the store did not take the end of %s", row.identity, exc_info=ended.answer)
+            log.warning(
+                "the store did not take the end of %s", row.identity, exc_info=ended.answer, extra=about_item(row)
+            )
             return LaneEnd(OwnTransaction.LOST)
         if row.key is not None and ended.answer is OwnTransaction.FINISHED:
             # the next message of the key may be handled now, by whoever hears of it first
@@ -117,7 +120,7 @@ class RowHandler:
         except StoreError as error:
             if not leaves_doubt(handler.style, error):
                 raise
-            log.warning("the store did not take the end of %s", row.identity, exc_info=True)
+            log.warning("the store did not take the end of %s", row.identity, exc_info=True, extra=about_item(row))
             return OwnTransaction.LOST
 
     async def _run(self, handler: ReadyHandler, row: WorkRow) -> Answer:
@@ -138,7 +141,7 @@ class RowHandler:
         try:
             await self.committer.commit(end.ops(self.endpoint.options, row))
         except (StoreError, asyncio.CancelledError):
-            log.warning("the store did not take the end of %s", row.identity, exc_info=True)
+            log.warning("the store did not take the end of %s", row.identity, exc_info=True, extra=about_item(row))
             return OwnTransaction.LOST
         return OwnTransaction.FINISHED
 
