@@ -38,8 +38,14 @@ def with_trace(headers: Mapping[str, str], carried: Mapping[str, str]) -> dict[s
     if not carried:
         return own
     rest = {name: value for name, value in own.items() if name not in TRACE_HEADERS}
-    for names in (TRACE_HEADERS, (TRACEPARENT,)):
-        found = {**rest, **{name: carried[name] for name in names if name in carried}}
-        if len(found) <= HEADERS_COUNT_MAX and sum(map(len, (*found, *found.values()))) <= HEADERS_CHARS_MAX:
-            return found
-    return own
+    if not has_room(rest, TRACEPARENT, carried[TRACEPARENT]):
+        return own
+    found = {**rest, TRACEPARENT: carried[TRACEPARENT]}
+    state = carried.get(TRACESTATE)
+    return {**found, TRACESTATE: state} if state is not None and has_room(found, TRACESTATE, state) else found
+
+
+def has_room(headers: Mapping[str, str], name: str, value: str) -> bool:
+    """Whether an envelope with these headers may have one more."""
+    chars = sum(map(len, (*headers, *headers.values()))) + len(name) + len(value)
+    return len(headers) < HEADERS_COUNT_MAX and chars <= HEADERS_CHARS_MAX

@@ -161,6 +161,7 @@ class App(Application):
         store = f"sqlite:///{folder.name}/memory.db" if folder is not None else open_store("memory:")
         twin = App(store, name=self.name, identity=self.mode, keep_s=self.keep_s, styles=self.styles)
         twin.endpoints, twin.rules, twin.routes = dict(self.endpoints), self.rules, dict(self.routes)
+        twin.memories = dict(self.memories)
         twin.senders, twin.periodic, twin.hub = dict(self.senders), list(self.periodic), self.hub
         twin._folder, twin.telemetry.spans = folder, self.telemetry.spans
         return twin

@@ -27,7 +27,7 @@ from semel.inbox.failure import FailureRule, FailureRules, on
 from semel.inbox.identity import Identity, IdentityMode, identify, identify_id, inbox_hop
 from semel.inbox.inline import KEEPING_S
 from semel.inbox.messages import Attributes, envelope_of, type_name
-from semel.inbox.outbox import outbox_queue, parse_destination
+from semel.inbox.outbox import Destination, DestinationKind, outbox_queue, parse_destination
 from semel.inbox.reservation import as_message
 from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind, message_event
@@ -122,6 +122,7 @@ class Application:
         self.rules: tuple[FailureRule, ...] = ()
         self.routes: dict[str, str] = {}
         self.senders: dict[str, Sender] = {}
+        self.memories: dict[str, float] = {}
         self.periodic: list[Periodic] = []
         self.hub = parse_connection_string(hub) if hub is not None else None
         self.clock = steady_clock()
@@ -173,6 +174,17 @@ class Application:
     def sender(self, name: str, send: Sender) -> None:
         """Who sends to a destination outside: "hub", "url", or the name of a broker."""
         self.senders[name] = send
+
+    def receiver(self, to: str, *, keep_s: float) -> None:
+        """For how long a receiver knows an id again: one destination, or all of "hub", "url" or a broker. A message
+        that may have been sent longer ago is not sent again but put aside. It is 7 days unless said."""
+        if not keep_s > 0:
+            raise ConfigError(f"keep_s is {keep_s!r}", fix="use seconds above 0")
+        self.memories[to] = keep_s
+
+    def memory_of(self, destination: Destination) -> float:
+        kind = destination.name if destination.kind is DestinationKind.BROKER else destination.kind.value
+        return self.memories.get(str(destination), self.memories.get(kind, KEEP_S))
 
     def every(
         self, schedule: str, message: Callable[[], object] | object, *, to: str, name: str, tz: Any = None

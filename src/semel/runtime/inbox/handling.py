@@ -49,7 +49,7 @@ class HandlerContext:
 
     def outbox(self, handler: str, handled: Identity | None, carried: Carried = dict) -> Outbox:
         return Outbox(
-            OutboxCalls(self.app, handler, handled, carried), self.routes, self.now, self.mint, self.endpoints
+            OutboxCalls(self.app, handler, handled, carried, self.now), self.routes, self.now, self.mint, self.endpoints
         )
 
 

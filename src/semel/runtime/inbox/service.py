@@ -171,7 +171,8 @@ class InboxService:
 
     def _add_relay(self) -> None:
         # what the application brings comes before what comes with Semel
-        relay = Relay(outbox_hop(self.app.name), self.app.enqueue, {**self._http.by_kind, **self.app.senders})
+        senders = {**self._http.by_kind, **self.app.senders}
+        relay = Relay(outbox_hop(self.app.name), self.app.enqueue, senders, memory=self.app.memory_of, now=now_us)
         config = WorkerConfig(
             f"{self.name}/outbox",
             outbox_queue(self.app.name),
