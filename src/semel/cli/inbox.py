@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.inbox_watching import LogFormat, RunOptions
+from semel.cli.inbox_watching import LogFormat, WatchOptions
 from semel.cli.options import bundled
 from semel.cli.terminal import CommandResult
 from semel.errors import EXIT_USAGE, ConfigError
@@ -151,7 +151,7 @@ def run(
       semel inbox run shop:app --processes 4
       semel inbox run shop:app --metrics 9464 --log-format json
     """
-    watching = RunOptions.asked(metrics, open_metrics, log_format, processes)
+    watching = WatchOptions.asked(metrics, open_metrics, log_format, processes)
     with opened(name) as found, watching.applied(found, is_one=processes == 1):
         handlers = found.handlers  # refused here, before any process is started
         if processes == 1:

@@ -24,7 +24,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-class RunOptions(msgspec.Struct, frozen=True):
+class WatchOptions(msgspec.Struct, frozen=True):
     """Figures at the first free one of `ports`, if there are any."""
 
     log_format: LogFormat = LogFormat.TEXT
@@ -32,14 +32,14 @@ class RunOptions(msgspec.Struct, frozen=True):
     ports: tuple[int, ...] = ()
 
     @staticmethod
-    def asked(metrics: str | None, open_metrics: bool, log_format: LogFormat, processes: int) -> RunOptions:
+    def asked(metrics: str | None, open_metrics: bool, log_format: LogFormat, processes: int) -> WatchOptions:
         """What was said on the command line, or to the process that has started this one."""
         if VARIABLE in os.environ:
-            return msgspec.json.decode(os.environ[VARIABLE].encode(), type=RunOptions)
+            return msgspec.json.decode(os.environ[VARIABLE].encode(), type=WatchOptions)
         if metrics is None:
             if open_metrics:
                 raise ConfigError("--open-metrics has nothing to open", fix="say where: --metrics 0.0.0.0:9464")
-            return RunOptions(log_format)
+            return WatchOptions(log_format)
         from semel.runtime.inbox.metrics_server import PORT_MAX, parse_address
 
         host, port = parse_address(metrics, open_to_all=open_metrics)
@@ -47,7 +47,7 @@ class RunOptions(msgspec.Struct, frozen=True):
             raise ConfigError(
                 f"{processes} processes need the ports {port} to {port + processes - 1}", fix="begin with a lower port"
             )
-        return RunOptions(log_format, host, tuple(range(port, port + processes)) if port else (0,))
+        return WatchOptions(log_format, host, tuple(range(port, port + processes)) if port else (0,))
 
     @contextmanager
     def applied(self, app: App, *, is_one: bool) -> Iterator[None]:

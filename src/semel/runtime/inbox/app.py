@@ -34,7 +34,7 @@ from semel.kernel.ops import Remember
 from semel.kernel.trace import trace_id, with_trace
 from semel.runtime.inbox import operating, service
 from semel.runtime.inbox.buffered import buffer_of, deliver_buffered
-from semel.runtime.inbox.counts import Counted
+from semel.runtime.inbox.counts import MessageCount
 from semel.runtime.inbox.definition import Application, Verdict, mint, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint
 from semel.runtime.inbox.inline import InlineDelivery
@@ -106,7 +106,7 @@ class App(Application):
     def keep_unreadable(self, endpoint: str, data: bytes, why: str, **attributes: Unpack[Attributes]) -> str:
         """Keep what a transport has brought and nobody can make a message of, as a dead letter."""
         kept = super().keep_unreadable(endpoint, data, why, **attributes)
-        self.telemetry.of(endpoint).add(Counted.UNREADABLE)
+        self.telemetry.of(endpoint).add(MessageCount.UNREADABLE)
         return kept
 
     def _remember(self, *arguments: Any) -> Remember:

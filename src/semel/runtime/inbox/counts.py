@@ -16,7 +16,7 @@ from semel.kernel.work import WORKER_DIED
 from semel.runtime.host.performer import CommitTimes
 
 
-class Counted(StrEnum):
+class MessageCount(StrEnum):
     """What is counted, as the metrics are named after it."""
 
     STORED = "stored"
@@ -31,11 +31,11 @@ class Counted(StrEnum):
     DISCARDED = "discarded"
 
 
-_ENDS = {"dead_letter": Counted.DEAD_LETTERED, "park": Counted.PARKED, "discard": Counted.DISCARDED}
+_ENDS = {"dead_letter": MessageCount.DEAD_LETTERED, "park": MessageCount.PARKED, "discard": MessageCount.DISCARDED}
 _FATES = {
-    RowFate.DEAD: Counted.DEAD_LETTERED,
-    RowFate.PARKED: Counted.PARKED,
-    RowFate.SCHEDULED: Counted.RETRIED,
+    RowFate.DEAD: MessageCount.DEAD_LETTERED,
+    RowFate.PARKED: MessageCount.PARKED,
+    RowFate.SCHEDULED: MessageCount.RETRIED,
 }
 
 
@@ -44,10 +44,10 @@ class EndpointCounts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[Counted] = Counter()
+        self._counts: Counter[MessageCount] = Counter()
         self._times = CommitTimes()
 
-    def add(self, what: Counted, count: int = 1) -> None:
+    def add(self, what: MessageCount, count: int = 1) -> None:
         if count:
             with self._lock:
                 self._counts[what] += count
@@ -59,9 +59,9 @@ class EndpointCounts:
     def ran(self, error: BaseException | None) -> None:
         """A handler has ended; a duplicate that it found is no failure."""
         if error is None:
-            self.add(Counted.HANDLED)
+            self.add(MessageCount.HANDLED)
         else:
-            self.add(Counted.DUPLICATES if isinstance(error, DuplicateMessage) else Counted.FAILED)
+            self.add(MessageCount.DUPLICATES if isinstance(error, DuplicateMessage) else MessageCount.FAILED)
 
     def settled(self, settled: Settlement) -> None:
         """A delivery at an inline or buffered endpoint has ended."""
@@ -72,11 +72,11 @@ class EndpointCounts:
         """What follows a failure. That a worker died is only decided upon when that is the end of the message."""
         then = decision.then if isinstance(decision, PauseThen) else decision
         if isinstance(then, Enough):
-            self.add(_ENDS.get(then.then, Counted.PARKED))
+            self.add(_ENDS.get(then.then, MessageCount.PARKED))
         elif isinstance(then, Again | Requeue) and failure.types != WORKER_DIED:
-            self.add(Counted.RETRIED)
+            self.add(MessageCount.RETRIED)
 
-    def read(self) -> tuple[Mapping[Counted, int], list[tuple[float, int]], float]:
+    def read(self) -> tuple[Mapping[MessageCount, int], list[tuple[float, int]], float]:
         """The counts, how many runs took at most so long for each limit, and how long all of them took."""
         with self._lock:
             return dict(self._counts), list(self._times.up_to()), self._times.sum_s

@@ -23,7 +23,7 @@ from semel.kernel.retry import Failure, type_names
 from semel.runtime.host.hosting import cause_of
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.host.log_fields import about
-from semel.runtime.inbox.counts import Counted
+from semel.runtime.inbox.counts import MessageCount
 from semel.runtime.inbox.definition import Application, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint
 from semel.runtime.inbox.handling import Answer
@@ -114,7 +114,7 @@ class InlineDelivery:
             case CommitOps(ops=ops, stores_body=stores_body):
                 results = await self._commit(ops)
                 if isinstance(results[0], Duplicate):
-                    self.app.telemetry.of(self.endpoint.name).add(Counted.DUPLICATES)
+                    self.app.telemetry.of(self.endpoint.name).add(MessageCount.DUPLICATES)
                 if stores_body:
                     reach("letter.stored")
                 return results
@@ -126,7 +126,7 @@ class InlineDelivery:
                 reach("letter.stored")
                 return first
             case WaitFor(seconds=seconds):
-                self.app.telemetry.of(self.endpoint.name).add(Counted.RETRIED)
+                self.app.telemetry.of(self.endpoint.name).add(MessageCount.RETRIED)
                 await asyncio.sleep(seconds)
                 # each attempt counts; one that was begun is finished, also when the breaker has opened by it
                 self.app.gate(self.endpoint.name).enter(ticket, self.app.clock())

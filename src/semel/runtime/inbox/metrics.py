@@ -17,20 +17,20 @@ from prometheus_client.utils import floatToGoString
 from semel.errors import StoreError
 from semel.kernel.ops import WorkState
 from semel.kernel.store import Store
-from semel.runtime.inbox.counts import Counted
+from semel.runtime.inbox.counts import MessageCount
 from semel.runtime.inbox.telemetry import InboxTelemetry
 
 HELP = {
-    Counted.STORED: "Messages that were new, and are stored.",
-    Counted.BUFFERED: "Messages that were taken into memory.",
-    Counted.DUPLICATES: "Messages that had come before.",
-    Counted.UNREADABLE: "What came and is no message, kept as a dead letter.",
-    Counted.HANDLED: "Handlers that have returned, and whose transaction is committed where they have one.",
-    Counted.FAILED: "Runs of handlers that failed.",
-    Counted.RETRIED: "Failures after which the message is tried again.",
-    Counted.DEAD_LETTERED: "Messages that were given up after their last attempt.",
-    Counted.PARKED: "Messages that were put aside for a person.",
-    Counted.DISCARDED: "Messages that a rule has discarded.",
+    MessageCount.STORED: "Messages that were new, and are stored.",
+    MessageCount.BUFFERED: "Messages that were taken into memory.",
+    MessageCount.DUPLICATES: "Messages that had come before.",
+    MessageCount.UNREADABLE: "What came and is no message, kept as a dead letter.",
+    MessageCount.HANDLED: "Handlers that have returned, and whose transaction is committed where they have one.",
+    MessageCount.FAILED: "Runs of handlers that failed.",
+    MessageCount.RETRIED: "Failures after which the message is tried again.",
+    MessageCount.DEAD_LETTERED: "Messages that were given up after their last attempt.",
+    MessageCount.PARKED: "Messages that were put aside for a person.",
+    MessageCount.DISCARDED: "Messages that a rule has discarded.",
 }
 STATES = (
     WorkState.READY, WorkState.SCHEDULED, WorkState.CLAIMED, WorkState.DEFERRED, WorkState.PARKED, WorkState.DEAD,
@@ -79,7 +79,7 @@ class InboxMetrics(Collector):
     def _counts(self) -> Iterator[Metric]:
         # each endpoint is there from the beginning, so that an alert on its growth sees the first one
         found = {name: self._telemetry.of(name).read() for name in self._queues()}
-        for what in Counted:
+        for what in MessageCount:
             family = CounterMetricFamily(f"semel_inbox_{what}", HELP[what], labels=("app", "endpoint"))
             for name, (counts, _, _) in sorted(found.items()):
                 family.add_metric((self._app, name), counts.get(what, 0))

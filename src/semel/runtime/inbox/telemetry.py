@@ -10,11 +10,11 @@ from typing import Any
 from semel.errors import ConfigError, InputError
 from semel.inbox.outbox import destination_of
 from semel.kernel.ops import WorkRow
-from semel.runtime.inbox.counts import Counted, EndpointCounts, RelayCounts
+from semel.runtime.inbox.counts import EndpointCounts, MessageCount, RelayCounts
 from semel.runtime.inbox.spans import NO_SPANS, Spans
 from semel.runtime.inbox.watched import RunWatch
 
-_VERDICTS = {"stored": Counted.STORED, "duplicate": Counted.DUPLICATES, "buffered": Counted.BUFFERED}
+_VERDICTS = {"stored": MessageCount.STORED, "duplicate": MessageCount.DUPLICATES, "buffered": MessageCount.BUFFERED}
 
 
 class InboxTelemetry:
