@@ -35,8 +35,6 @@ HELP = {
 STATES = (
     WorkState.READY, WorkState.SCHEDULED, WorkState.CLAIMED, WorkState.DEFERRED, WorkState.PARKED, WorkState.DEAD,
 )  # fmt: skip
-HORIZON_LAG = "ledger_lag_s"
-"""What a store calls it that can say by how much readers of its ledger are behind its writers."""
 
 
 class InboxMetrics(Collector):
@@ -134,8 +132,12 @@ class InboxMetrics(Collector):
 
 
 def _horizon(store: Any) -> Iterator[Metric]:
-    """On PostgreSQL a transaction that stays open keeps export and audit from what was committed after it began."""
-    lag = getattr(store, HORIZON_LAG, None)
-    if lag is not None:
-        text = "By how much readers of the ledger are behind: the age of the oldest transaction that may still write."
-        yield GaugeMetricFamily("semel_ledger_horizon_lag_seconds", text, float(lag()))
+    """On PostgreSQL a transaction that stays open keeps export and audit from what was committed after it began. Not
+    every store can say by how much."""
+    horizon = getattr(store, "horizon", None)
+    if horizon is None:
+        return
+    found = horizon()
+    lag = "For how long the oldest entry of the ledger has been held back from its readers."
+    yield GaugeMetricFamily("semel_ledger_horizon_lag_seconds", lag, found.held_s)
+    yield GaugeMetricFamily("semel_ledger_horizon_entries", "Entries of the ledger that are held back.", found.events)

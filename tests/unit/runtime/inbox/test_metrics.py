@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -155,9 +156,11 @@ def test_while_the_store_is_away_the_counts_are_there(app: App) -> None:
 
 
 def test_the_lag_of_the_ledger_is_there_where_the_store_knows_it(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ("semel_ledger_horizon_lag_seconds",) not in figures(app)
-    monkeypatch.setattr(type(app.store), "ledger_lag_s", lambda self: 12.5, raising=False)
-    assert figures(app)[("semel_ledger_horizon_lag_seconds",)] == 12.5
+    horizon = SimpleNamespace(held_s=12.5, events=7)
+    monkeypatch.setattr(type(app.store), "horizon", lambda self: horizon, raising=False)
+    found = figures(app)
+    assert found[("semel_ledger_horizon_lag_seconds",)] == 12.5
+    assert found[("semel_ledger_horizon_entries",)] == 7
 
 
 def test_it_goes_into_a_registry_of_the_users_own(app: App) -> None:
