@@ -40,7 +40,8 @@ _FATES = {
 
 
 class EndpointCounts:
-    """Of one endpoint, or of the outbox, in this process. Handlers end on any thread, so every step is under a lock."""
+    """The counts of one endpoint, or of the outbox, in this process. Handlers end on any thread, so every step is under
+    a lock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

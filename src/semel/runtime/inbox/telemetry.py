@@ -18,7 +18,7 @@ _VERDICTS = {"stored": MessageCount.STORED, "duplicate": MessageCount.DUPLICATES
 
 
 class InboxTelemetry:
-    """Of one application."""
+    """The telemetry of one application."""
 
     def __init__(self) -> None:
         self.spans: Spans = NO_SPANS
