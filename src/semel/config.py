@@ -404,6 +404,7 @@ class InboxSection(_Section):
     backlog: int = Field(
         default=1_000_000, ge=1, description="messages of an endpoint that may wait before more are refused: 1 or more"
     )
+    tracing: bool = Field(default=False, description="whether OpenTelemetry hears of every message: true or false")
     endpoint: tuple[EndpointSection, ...] = Field(
         default=(), description="tables [[inbox.endpoint]], one for each endpoint"
     )

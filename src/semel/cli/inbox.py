@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from semel.cli.inbox_watching import LogFormat, WatchOptions
 from semel.cli.options import bundled
 from semel.cli.terminal import CommandResult, Terminal
 from semel.errors import ConfigError, InputError, SemelError
@@ -166,20 +167,33 @@ def run(
     processes: Annotated[
         int, typer.Option("--processes", min=1, max=256, metavar="N", help="How many processes share the work.")
     ] = 1,
+    metrics: Annotated[
+        str | None,
+        typer.Option("--metrics", metavar="[HOST:]PORT", help="Serve figures for Prometheus there, under /metrics."),
+    ] = None,
+    open_metrics: Annotated[
+        bool, typer.Option("--open-metrics", help="Let other machines read them: HOST need not be this one.")
+    ] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", help="Lines for people, or one JSON object in each.")
+    ] = LogFormat.TEXT,
 ) -> CommandResult:
     """Run the handlers and the relay of an application, until Ctrl-C or SIGTERM.
 
-    What has begun is finished first. What a process held when it was killed is handled by another after its lease.
+    What has begun is finished first. What a process held when it was killed is handled by another after its lease. Of
+    several processes each serves its own figures, at the first port from PORT on that is free.
 
     \b
     Examples:
       semel inbox run shop:app
       semel inbox run shop:app --processes 4
+      semel inbox run shop:app --metrics 9464 --log-format json
     """
     from semel.cli.inbox_processes import run_processes
 
     terminal: Terminal = context.obj
-    with opened(name) as found:
+    watching = WatchOptions.asked(metrics, open_metrics, log_format, processes)
+    with opened(name) as found, watching.applied(found, is_one=processes == 1):
         handlers = found.handlers  # refused here, before any process is started
         if CHILD not in os.environ:
             terminal.note(
@@ -189,7 +203,8 @@ def run(
             found.run()
     if processes > 1:
         os.environ[CHILD] = "1"
-        run_processes([sys.executable, "-m", "semel", "inbox", "run", name], processes, terminal.say)
+        with watching.passed_on():
+            run_processes([sys.executable, "-m", "semel", "inbox", "run", name], processes, terminal.say)
     return CommandResult({"endpoints": sorted(handlers)}, ["stopped"])
 
 

@@ -164,9 +164,18 @@ def decode(kind: type, envelope: Envelope) -> Any:
         return _decoded(kind, envelope.data)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise MessageRefused(
-            f"message {envelope.id!r} is not a {kind.__qualname__}: {error}",
+            f"message {envelope.id!r} is not a {kind.__qualname__}: {_said(error)}",
             fix="let sender and handler agree on the fields; then replay the dead letter",
         ) from None
+
+
+def _said(error: Exception) -> str:
+    """What is wrong, without the values: causes stand in logs and in the ledger, and pydantic puts bodies into them."""
+    errors = getattr(error, "errors", None)
+    if not callable(errors):
+        return str(error)
+    found = errors(include_url=False, include_context=False, include_input=False)
+    return "; ".join(f"{'.'.join(map(str, each['loc'])) or 'it'}: {each['msg']}" for each in found)
 
 
 def _decoded(kind: Any, data: bytes) -> Any:

@@ -15,6 +15,7 @@ when it is due and keeps nobody waiting until then.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Unpack
@@ -26,10 +27,15 @@ from semel.inbox.identity import Identity, derived_id, sourced_text
 from semel.inbox.messages import Attributes, envelope_of
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event, Kind, message_event
-from semel.kernel.ops import Enqueue, Finish, WorkState
+from semel.kernel.ops import Enqueue, Finish, WorkRow, WorkState
 from semel.kernel.text import PART_CHARS_MAX, check_stream, check_text, stream_name
+from semel.kernel.trace import has_room, with_trace
 
 DESTINATION_HEADER = "semel-destination"
+SINCE_HEADER = "semel-due-since"
+"""Since when a row could be sent, in microseconds: how long ago its first attempt may have been."""
+ROW_HEADERS = (DESTINATION_HEADER, SINCE_HEADER)
+"""What a row of the outbox has and the message that is sent has not."""
 DESTINATION_CHARS_MAX = 2048
 CANCELLED = "cancelled"
 BROKERS = ("amqp", "nats")
@@ -159,6 +165,13 @@ def destination_of(envelope: Envelope) -> Destination:
     return parse_destination(text)
 
 
+def is_in_doubt(row: WorkRow, now: int, keep_s: float) -> bool:
+    """Whether somebody who remembers ids for `keep_s` may have had the message and forgotten it: it was tried before,
+    and nobody knows how that ended. One that nobody has tried yet leaves no doubt, however long it has waited."""
+    since = row.envelope.headers.get(SINCE_HEADER, "")
+    return row.attempts > 1 and since.isdecimal() and now - int(since) > keep_s * 1_000_000
+
+
 def outbox_queue(app: str) -> str:
     return stream_name("outbox", app)
 
@@ -177,13 +190,16 @@ class OutboxCalls:
     """The calls of one run of a handler, or of one transaction of a caller, in their order.
 
     `handled` is the message that the handler has: ids that are not given are derived from it, so a handler that runs
-    again sends the same ones. `enqueues` go into the commit of the handler. A cancel is applied as a unit of its own:
-    it may come too late, and that must not take the rest down with it.
+    again sends the same ones. `carried` is the trace context of whoever sends, and `now` its clock. `enqueues` go into
+    the commit of the handler. A cancel is applied as a unit of its own: it may come too late, and that must not take
+    the rest down with it.
     """
 
     app: str
     handler: str = ""
     handled: Identity | None = None
+    carried: Callable[[], Mapping[str, str]] = dict
+    now: Callable[[], int] | None = None
     enqueues: list[Enqueue] = field(default_factory=list)
     cancels: list[Finish] = field(default_factory=list)
     cancelled: list[Event] = field(default_factory=list)
@@ -256,7 +272,11 @@ class OutboxCalls:
     ) -> str:
         destination = _destination(to)
         id = id if id is not None else self._derived()
-        attributes["headers"] = {**_headers(message, attributes), DESTINATION_HEADER: str(destination)}
+        headers = {**_headers(message, attributes), DESTINATION_HEADER: str(destination)}
+        since = due if due is not None or self.now is None else self.now()
+        if since is not None and has_room(headers, SINCE_HEADER, str(since)):
+            headers[SINCE_HEADER] = str(since)
+        attributes["headers"] = with_trace(headers, self.carried())
         envelope = envelope_of(message, id, **attributes)
         self.enqueues.append(self._row(envelope, destination, key, due, replace))
         return id

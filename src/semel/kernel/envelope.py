@@ -33,6 +33,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _TIME_MAX = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _DIGITS = re.compile(r"[0-9]{1,19}\Z")
+_TRACE = ("traceparent", "tracestate")
 _CORE = ("id", "source", "type", "subject", "time", "datacontenttype", "data", "data_base64", "specversion")
 
 
@@ -177,12 +178,19 @@ def to_json(envelope: Envelope) -> bytes:
     if envelope.index is not None:
         event["sequence"] = str(envelope.index)
     if envelope.headers:
-        event["headers"] = envelope.headers
+        event |= _headers_to_json(envelope.headers)
     if envelope.blob is not None:
         event["blob"] = {"name": envelope.blob.name, "size": envelope.blob.size}
     elif envelope.data:
         event |= _data_to_json(envelope)
     return msgspec.json.encode(event)
+
+
+def _headers_to_json(headers: dict[str, str]) -> dict[str, Any]:
+    """Trace context stands where CloudEvents' extension for it has it, and others look for it."""
+    trace = {name: value for name, value in headers.items() if name in _TRACE}
+    rest = {name: value for name, value in headers.items() if name not in _TRACE}
+    return {**trace, "headers": rest} if rest else trace
 
 
 def _data_to_json(envelope: Envelope) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from semel.errors import InputError
 from semel.kernel.envelope import Envelope
 from semel.kernel.position import Position
 from semel.kernel.text import check_text
+from semel.kernel.trace import trace_id
 
 
 class Kind(IntEnum):
@@ -152,9 +153,11 @@ def message_event(
     cause: str | None = None,
 ) -> Event:
     """What happened to one message."""
+    headers = envelope.headers
     return Event(
-        kind, hop, pipeline, envelope.id, delivery, envelope.session, envelope.index, peer, attempt=attempt, cause=cause
-    )
+        kind, hop, pipeline, envelope.id, delivery, envelope.session, envelope.index, peer, attempt=attempt,
+        cause=cause, trace=trace_id(headers) if headers else None,
+    )  # fmt: skip
 
 
 def range_event(template: Event, first: Position, last: Position, messages: list[str]) -> Event:

@@ -299,3 +299,21 @@ def test_restarts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.partition(" ended ")[2] for each in said] == [
         "with code 7: another starts in 0.01 s", "with code 7: another starts in 0.02 s",
     ]  # fmt: skip
+
+
+def test_metrics_for_other_machines_are_asked_for_twice(shop: Semel) -> None:
+    ran = shop("run", "shop:app", "--metrics", "0.0.0.0:9464")
+    assert ran.exit_code == EXIT_USAGE
+    assert "--open-metrics" in ran.out
+
+
+def test_open_metrics_without_metrics_is_a_mistake(shop: Semel) -> None:
+    ran = shop("run", "shop:app", "--open-metrics")
+    assert ran.exit_code == EXIT_USAGE
+    assert "--metrics" in ran.out
+
+
+def test_processes_need_as_many_ports(shop: Semel) -> None:
+    ran = shop("run", "shop:app", "--metrics", "65534", "--processes", "4")
+    assert ran.exit_code == EXIT_USAGE
+    assert "65537" in ran.out

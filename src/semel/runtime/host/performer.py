@@ -50,6 +50,7 @@ from semel.kernel.ops import Append, Enqueue, Finish, Op, WorkRow
 from semel.kernel.retry import type_names
 from semel.kernel.store import Record, Store
 from semel.runtime.host.hosting import Factory, Handler, Host, Hosts, Taker, cause_of
+from semel.runtime.host.log_fields import about_item
 from semel.runtime.host.outages import Outages, Use, is_outage
 from semel.runtime.host.threads import Readers, Report, Writer, hand_over, run_in_thread
 from semel.runtime.transports.base import Transport
@@ -561,7 +562,7 @@ class Performer:
         try:
             return delivered(effect.token, _checked_answer(host.name, effect.item, host.handler(effect.item)))
         except Exception as error:
-            log.warning("the handler of %s failed at %s", host.name, effect.item.envelope.id, exc_info=True)
+            _warn(host.name, effect.item)
             return failure_event(effect.token, error)
 
     async def _handle(self, seat: Seat, effect: Deliver) -> None:
@@ -569,7 +570,7 @@ class Performer:
         try:
             event = delivered(effect.token, await self._call_handler(seat.machine.name, effect.item))
         except (Exception, SystemExit) as error:
-            log.warning("the handler of %s failed at %s", seat.machine.name, effect.item.envelope.id, exc_info=True)
+            _warn(seat.machine.name, effect.item)
             event = failure_event(effect.token, error)
         finally:
             self._interpreter.feed(seat, event)
@@ -710,3 +711,8 @@ def _checked_ops(name: str, result: Any) -> tuple[Op, ...]:
     if not isinstance(result, Iterable) or not all(isinstance(op, _OPS) for op in ops):
         raise HandlerError(f"the handler of {name} returned {result!r:.80}", fix="return ops in a list, or None")
     return ops
+
+
+def _warn(machine: str, item: WorkRow | Record) -> None:
+    fields = about_item(item)
+    log.warning("the handler of %s failed at %s", machine, item.envelope.id, exc_info=True, extra=fields)

@@ -20,16 +20,24 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
+
+import msgspec
 
 from semel.errors import InputError
 from semel.inbox.endpoint import EndpointMode
 from semel.inbox.messages import Attributes, check_envelope
+from semel.inbox.outbox import outbox_queue
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
+from semel.kernel.ledger import Event
+from semel.kernel.ops import Remember
+from semel.kernel.trace import trace_id, with_trace
 from semel.runtime.inbox import operating, service
 from semel.runtime.inbox.buffered import buffer_of, deliver_buffered
-from semel.runtime.inbox.definition import Application, Verdict
+from semel.runtime.inbox.counts import MessageCount
+from semel.runtime.inbox.definition import Application, Verdict, mint, now_us
+from semel.runtime.inbox.endpoint import InboxEndpoint
 from semel.runtime.inbox.inline import InlineDelivery
 from semel.runtime.inbox.operating import DeadLetter
 from semel.runtime.inbox.trial import wants_sqlite
@@ -39,6 +47,7 @@ if TYPE_CHECKING:
     from semel.auth.keys import AccessKeys
     from semel.runtime.inbox.asgi import InboxAsgi
     from semel.runtime.inbox.django import View
+    from semel.runtime.inbox.metrics import InboxMetrics
 
 
 class App(Application):
@@ -53,15 +62,48 @@ class App(Application):
         check_envelope(envelope)
         if found.options.mode is EndpointMode.DURABLE:
             raise InputError(f"endpoint {endpoint!r} is durable", fix="let a durable endpoint store it: receive()")
-        if found.options.mode is EndpointMode.BUFFERED:
-            return await deliver_buffered(self, found, envelope)
-        return await InlineDelivery(self, found, envelope, threads).handle()
+        with self.telemetry.spans.receiving(endpoint, [envelope]) as [traced]:
+            if found.options.mode is EndpointMode.BUFFERED:
+                return await self._deliver_buffered(found, traced)
+            return await InlineDelivery(self, found, traced, threads).handle()
+
+    async def _deliver_buffered(self, endpoint: InboxEndpoint, envelope: Envelope) -> DeliveryEnd:
+        end = await deliver_buffered(self, endpoint, envelope)
+        if end is DeliveryEnd.ACK:
+            self.telemetry.received(endpoint.name, [Verdict.BUFFERED])
+        return end
+
+    def send(
+        self,
+        message: object,
+        to: str,
+        *,
+        id: str | None = None,
+        key: str | int | None = None,
+        after_s: float | None = None,
+        **attributes: Unpack[Attributes],
+    ) -> tuple[str, Verdict]:
+        """Store a message at an endpoint, in a commit of its own. Returns its id and whether it is new."""
+        id = id if id is not None else mint()
+        with self.telemetry.spans.sending(to, id) as carried:
+            if carried:
+                own = message.headers if isinstance(message, Envelope) else {}
+                attributes["headers"] = with_trace(attributes.get("headers", own), carried)
+            sent, verdict = super().send(message, to, id=id, key=key, after_s=after_s, **attributes)
+        self.telemetry.received(to, [verdict])
+        return sent, verdict
 
     def receive(self, endpoint: str, envelopes: Sequence[Envelope]) -> list[Verdict]:
         """As at every endpoint: at a buffered one they are in memory, or refused while it is full, all or none."""
         found = self.check_endpoint(endpoint)
+        with self.telemetry.spans.receiving(endpoint, envelopes) as traced:
+            verdicts = self._take_in(found, traced)
+        self.telemetry.received(endpoint, verdicts)
+        return verdicts
+
+    def _take_in(self, found: InboxEndpoint, envelopes: Sequence[Envelope]) -> list[Verdict]:
         if found.options.mode is not EndpointMode.BUFFERED:
-            return super().receive(endpoint, envelopes)
+            return super().receive(found.name, envelopes)
         _ = self.handlers
         buffer_of(self, found).put_now([check_envelope(each) for each in envelopes])
         return [Verdict.BUFFERED] * len(envelopes)
@@ -76,7 +118,7 @@ class App(Application):
         to: str,
         *,
         id: str | None = None,
-        key: str | None = None,
+        key: str | int | None = None,
         after_s: float | None = None,
         **attributes: Unpack[Attributes],
     ) -> tuple[str, Verdict]:
@@ -125,7 +167,28 @@ class App(Application):
             entrance_for(self, keys=keys, is_open=open_to_all, addresses=addresses, origins=origins, backlog=backlog)
         )
 
+    def keep_unreadable(self, endpoint: str, data: bytes, why: str, **attributes: Unpack[Attributes]) -> str:
+        """Keep what a transport has brought and nobody can make a message of, as a dead letter."""
+        kept = super().keep_unreadable(endpoint, data, why, **attributes)
+        self.telemetry.of(endpoint).add(MessageCount.UNREADABLE)
+        return kept
+
+    def _remember(self, *arguments: Any) -> Remember:
+        """The ledger has the trace in which a caller of `first` does its work."""
+        op, trace = super()._remember(*arguments), trace_id(self.telemetry.spans.carried())
+        return traced_remember(op, trace) if trace is not None else op
+
     # -- for operators
+
+    def metrics(self) -> InboxMetrics:
+        """The figures of this process and of its queues, for Prometheus: register it, or ask for its `text()`."""
+        from semel.runtime.inbox.metrics import InboxMetrics  # who asks for no figures need not wait for it
+
+        return InboxMetrics(self.name, self.telemetry, lambda: self.store, self._queues, now_us)
+
+    def _queues(self) -> dict[str, str]:
+        outbox = outbox_queue(self.name)
+        return {**{name: each.options.queue for name, each in self.endpoints.items()}, outbox: outbox}
 
     def dead_letters(self, endpoint: str) -> list[DeadLetter]:
         """What was given up or put aside, the oldest first."""
@@ -168,8 +231,9 @@ class App(Application):
         store = f"sqlite:///{folder.name}/memory.db" if folder is not None else open_store("memory:")
         twin = App(store, name=self.name, identity=self.mode, keep_s=self.keep_s, styles=self.styles)
         twin.endpoints, twin.rules, twin.routes = dict(self.endpoints), self.rules, dict(self.routes)
+        twin.memories = dict(self.memories)
         twin.senders, twin.periodic, twin.hub = dict(self.senders), list(self.periodic), self.hub
-        twin._folder = folder
+        twin._folder, twin.telemetry.spans = folder, self.telemetry.spans
         return twin
 
     def _wants_file(self) -> bool:
@@ -189,3 +253,12 @@ def _check_no_loop(name: str) -> None:
         return
     instead = {"drain": "await app.drain_async()", "run": "await app.serve()"}[name]
     raise InputError(f"{name}() is called inside an event loop", fix=f"use `{instead}`")
+
+
+def traced_remember(op: Remember, trace: str) -> Remember:
+    def traced(event: Event) -> Event:
+        return msgspec.structs.replace(event, trace=trace)
+
+    fresh = op.on_fresh if isinstance(op.on_fresh, tuple) else (op.on_fresh,) if op.on_fresh else ()
+    duplicate = traced(op.on_duplicate) if op.on_duplicate is not None else None
+    return msgspec.structs.replace(op, on_fresh=tuple(traced(each) for each in fresh), on_duplicate=duplicate)

@@ -21,6 +21,7 @@ from semel.inbox.endpoint import EndpointOptions
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
 from semel.kernel.retry import RetryPolicy
+from semel.runtime.host.log_fields import about, about_many
 from semel.runtime.inbox.definition import Application
 from semel.runtime.inbox.endpoint import InboxEndpoint
 from semel.runtime.inbox.inline import InlineDelivery, Tries
@@ -204,6 +205,7 @@ class BufferRunner:
             log.warning(
                 "endpoint %r gave up %d messages that it had in memory: %s%s",
                 self._endpoint.name, len(lost), ", ".join(lost[:SHOWN_MAX]), more,
+                extra=about_many(self._endpoint.name, lost),
             )  # fmt: skip
 
     async def _run(self) -> None:
@@ -215,8 +217,9 @@ class BufferRunner:
                 settled = await delivery.settle()
             except Exception:
                 log.exception(
-                    "endpoint %r could not settle %s; it is tried again", self._endpoint.name, item.envelope.id
-                )
+                    "endpoint %r could not settle %s; it is tried again", self._endpoint.name, item.envelope.id,
+                    extra=about(self._endpoint.name, item.envelope),
+                )  # fmt: skip
                 self._later(item)
                 continue
             if settled.again:

@@ -27,7 +27,7 @@ from semel.inbox.failure import FailureRule, FailureRules, check_rules, on
 from semel.inbox.identity import Identity, IdentityMode, first_envelope, identify, inbox_hop
 from semel.inbox.inline import KEEPING_S
 from semel.inbox.messages import Attributes, check_envelope, envelope_of, in_us, type_name
-from semel.inbox.outbox import check_broker, outbox_queue, parse_destination
+from semel.inbox.outbox import Destination, DestinationKind, check_broker, outbox_queue, parse_destination
 from semel.inbox.reservation import as_message
 from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind, message_event
@@ -59,6 +59,7 @@ from semel.runtime.inbox.outbox import Outbox, apply_outbox, apply_outbox_async
 from semel.runtime.inbox.providers import Provider, given_provider, own_providers
 from semel.runtime.inbox.relay import Sender
 from semel.runtime.inbox.settings import check_not_the_servers, needed_store, read_settings
+from semel.runtime.inbox.telemetry import InboxTelemetry, opentelemetry_spans
 from semel.runtime.transactions import bind
 from semel.stores.open import open_store
 from semel.stores.points import reach
@@ -158,9 +159,11 @@ class Application:
         self.rules: tuple[FailureRule, ...] = ()
         self.routes: dict[str, str] = {}
         self.senders: dict[str, Sender] = {}
+        self.memories: dict[str, float] = {}
         self.periodic: list[Periodic] = []
         self.hub = parse_connection_string(hub) if hub is not None else None
         self.clock = steady_clock()
+        self.telemetry = InboxTelemetry()
         self.url = store if isinstance(store, str) else store.url
         check_not_the_servers(self.settings, self.url)
         self._node = node
@@ -174,6 +177,8 @@ class Application:
         self._begin_process()
         outbox_queue(name)
         forget_in_children(self)
+        if self.settings.tracing:
+            self.trace()
 
     def _begin_process(self) -> None:
         """What belongs to this process and to no other."""
@@ -228,6 +233,17 @@ class Application:
             raise ConfigError(f"{send!r} sends nothing", fix="pass a coroutine function of destination and envelope")
         self.senders[check_broker(name)] = send
 
+    def receiver(self, to: str, *, keep_s: float) -> None:
+        """For how long a receiver knows an id again: one destination, or all of "hub", "url" or a broker. A message
+        that may have been sent longer ago is not sent again but put aside. It is 7 days unless said."""
+        if not keep_s > 0:
+            raise ConfigError(f"keep_s is {keep_s!r}", fix="use seconds above 0")
+        self.memories[to] = keep_s
+
+    def memory_of(self, destination: Destination) -> float:
+        kind = destination.name if destination.kind is DestinationKind.BROKER else destination.kind.value
+        return self.memories.get(str(destination), self.memories.get(kind, KEEP_S))
+
     def every(
         self,
         schedule: str,
@@ -245,6 +261,10 @@ class Application:
         if not periodic.is_made_each_time:
             envelope_of(message, name, **attributes)  # refused here, not when its time has come
         self.periodic.append(periodic)
+
+    def trace(self, provider: Any = None) -> None:
+        """Tell OpenTelemetry of every message, as spans. Without a provider it is the one that the process has set."""
+        self.telemetry.spans = opentelemetry_spans(provider)
 
     # -- the store
 
@@ -284,8 +304,9 @@ class Application:
         """What the endpoint may take in this process."""
         with self._opening:
             if endpoint not in self._gates:
+                options, on_run = self.endpoints[endpoint].options, self.telemetry.of(endpoint).ran
                 on_change = partial(self._report_breaker, endpoint)
-                self._gates[endpoint] = EndpointGate(endpoint, self.endpoints[endpoint].options.breaker, on_change)
+                self._gates[endpoint] = EndpointGate(endpoint, options.breaker, on_change, on_run)
             return self._gates[endpoint]
 
     def _report_breaker(self, endpoint: str, until: float | None) -> None:
@@ -525,7 +546,7 @@ class Application:
     def outbox(self, connection: Any) -> Iterator[Outbox]:
         """An outbox in the user's own open transaction. What is published in the block is stored at its end, and leaves
         when the user commits."""
-        outbox = self.context.outbox("", None)
+        outbox = self.context.outbox("", None, self.telemetry.spans.carried)
         tx: Any = bind(self.store, connection)
         if inspect.iscoroutinefunction(tx.apply):
             raise InputError(
@@ -537,7 +558,7 @@ class Application:
     @asynccontextmanager
     async def outbox_async(self, connection: Any) -> AsyncIterator[Outbox]:
         """`outbox` for a connection whose calls are awaited."""
-        outbox = self.context.outbox("", None)
+        outbox = self.context.outbox("", None, self.telemetry.spans.carried)
         yield outbox
         tx: Any = bind(self.store, connection)
         await apply_outbox_async(tx, outbox)

@@ -20,6 +20,7 @@ from semel.inbox.endpoint import EndpointMode
 from semel.inbox.messages import Attributes
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
+from semel.runtime.host.log_fields import about_many
 from semel.runtime.inbox.app import App
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Entrance:
                 return [end for arrival in arrivals for end in self._store([arrival])]
             return [self._keep(refused(messages[0], error))]
         except StoreError as error:
-            self._warn(error)
+            self._warn(error, [message.id for message in messages])
             return [DeliveryEnd.GIVE_BACK] * len(arrivals)
         return [DeliveryEnd.ACK if isinstance(arrival, Envelope) else self._keep(arrival) for arrival in arrivals]
 
@@ -81,11 +82,17 @@ class Entrance:
         except StoreError as error:
             self._warn(error)
             return DeliveryEnd.GIVE_BACK
-        log.warning("what came to %s is no message and is kept as the dead letter %s", self.endpoint, id)
+        log.warning(
+            "what came to %s is no message and is kept as the dead letter %s",
+            self.endpoint,
+            id,
+            extra=about_many(self.endpoint, [id]),
+        )
         return DeliveryEnd.ACK
 
-    def _warn(self, error: StoreError) -> None:
-        log.warning("the store did not take what came to %s: %s", self.endpoint, error)
+    def _warn(self, error: StoreError, ids: Sequence[str] = ()) -> None:
+        fields = about_many(self.endpoint, ids)
+        log.warning("the store did not take what came to %s: %s", self.endpoint, error, extra=fields)
 
 
 def refused(envelope: Envelope, error: InputError) -> Unreadable:

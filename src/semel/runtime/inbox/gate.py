@@ -20,6 +20,8 @@ SAYS_NOTHING = (MessageRefused, DuplicateMessage, StoreError)
 
 OnChange = Callable[[float | None], None]
 """Called with the time until which a breaker is open, or None when it has closed."""
+OnRun = Callable[[BaseException | None], None]
+"""Called when a run of a handler has ended, with its error or None."""
 
 
 class EndpointGate:
@@ -29,8 +31,15 @@ class EndpointGate:
     Deliveries may come from several loops and threads, so every step is under a lock.
     """
 
-    def __init__(self, endpoint: str, options: BreakerOptions | None, on_change: OnChange = lambda until: None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        options: BreakerOptions | None,
+        on_change: OnChange = lambda until: None,
+        on_run: OnRun = lambda error: None,
+    ) -> None:
         self._endpoint = endpoint
+        self._on_run = on_run
         self._breaker = Breaker(options) if options is not None else None
         self._on_change = on_change
         self._paused_until = 0.0
@@ -67,6 +76,7 @@ class EndpointGate:
             return True
 
     def succeeded(self, ticket: Hashable, now: float) -> None:
+        self._on_run(None)
         with self._lock:
             turn = self._turns.pop(ticket, None)
             if self._breaker is None or turn is None:
@@ -75,10 +85,15 @@ class EndpointGate:
             self._breaker.succeeded(turn, now)
             has_closed = was_trying and self._breaker.state(now) is BreakerState.CLOSED
         if has_closed:
-            log.warning("the breaker of endpoint %r is closed: a message was handled", self._endpoint)
+            log.warning(
+                "the breaker of endpoint %r is closed: a message was handled",
+                self._endpoint,
+                extra={"endpoint": self._endpoint},
+            )
             self._on_change(None)
 
     def failed(self, ticket: Hashable, error: BaseException, now: float) -> None:
+        self._on_run(error)
         if isinstance(error, SAYS_NOTHING):
             self.leave(ticket)
             return
@@ -89,7 +104,7 @@ class EndpointGate:
         if has_opened and until is not None:
             log.warning(
                 "the breaker of endpoint %r is open for %g s, too many messages failed; the last: %s: %s",
-                self._endpoint, until - now, type(error).__name__, error,
+                self._endpoint, until - now, type(error).__name__, error, extra={"endpoint": self._endpoint},
             )  # fmt: skip
             self._on_change(until)
 

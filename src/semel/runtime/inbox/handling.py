@@ -31,6 +31,8 @@ from semel.runtime.inbox.own_commits import EndedItself, check_not_ended, watche
 from semel.runtime.transactions import bind
 from semel.stores.points import reach
 
+Carried = Callable[[], Mapping[str, str]]
+"""The trace context that is sent along."""
 Answer = tuple[Op, ...] | OwnTransaction
 """As a worker takes it: what is to be committed with the end of the row, or how the row was ended already."""
 
@@ -47,8 +49,8 @@ class HandlerContext:
     endpoints: Collection[str] = ()
     senders: Collection[str] = ()
 
-    def outbox(self, handler: str, handled: Identity | None) -> Outbox:
-        calls = OutboxCalls(self.app, handler, handled)
+    def outbox(self, handler: str, handled: Identity | None, carried: Carried = dict) -> Outbox:
+        calls = OutboxCalls(self.app, handler, handled, carried, self.now)
         return Outbox(calls, self.routes, self.now, self.mint, self.endpoints, self.senders)
 
 

@@ -18,13 +18,16 @@ from semel.inbox.inline import CommitOps, InlineSteps, MarkLater, PauseEndpoint,
 from semel.inbox.settle import DeliveryEnd, RowFate, Settlement
 from semel.kernel.envelope import Envelope
 from semel.kernel.lease import RENEW_AT
-from semel.kernel.ops import Applied, Op, Renew, Result, WorkRow
+from semel.kernel.ops import Applied, Duplicate, Op, Renew, Result, WorkRow
 from semel.kernel.retry import Failure, type_names
 from semel.runtime.host.hosting import cause_of
 from semel.runtime.host.lease_holder import commit_unit
+from semel.runtime.host.log_fields import about
+from semel.runtime.inbox.counts import MessageCount
 from semel.runtime.inbox.definition import Application, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint
-from semel.runtime.inbox.handling import Answer, HandlerRun
+from semel.runtime.inbox.handling import Answer
+from semel.runtime.inbox.watched import WatchedRun
 from semel.stores.points import reach
 
 log = logging.getLogger(__name__)
@@ -91,6 +94,7 @@ class InlineDelivery:
             settled = await self._steps(ticket)
         finally:
             gate.leave(ticket)
+        self.app.telemetry.of(self.endpoint.name).settled(settled)
         reach("inbox.settled")
         return settled
 
@@ -115,6 +119,8 @@ class InlineDelivery:
         match step:
             case CommitOps(ops=ops, stores_body=stores_body):
                 results = await self._commit(ops)
+                if isinstance(results[0], Duplicate):
+                    self.app.telemetry.of(self.endpoint.name).add(MessageCount.DUPLICATES)
                 if stores_body:
                     reach("letter.stored")
                 return results
@@ -127,22 +133,29 @@ class InlineDelivery:
                 reach("letter.stored")
                 return first
             case WaitFor(seconds=seconds):
+                self.app.telemetry.of(self.endpoint.name).add(MessageCount.RETRIED)
                 await asyncio.sleep(seconds)
                 # each attempt counts; one that was begun is finished, also when the breaker has opened by it
                 self.app.gate(self.endpoint.name).enter(ticket, self.app.clock())
             case PauseEndpoint(seconds=seconds):
                 self.app.gate(self.endpoint.name).pause(self.app.clock() + seconds)
             case MarkLater(ops=ops):
-                log.warning("the mark of %s will be written later", self.envelope.id)
+                log.warning("the mark of %s will be written later", self.envelope.id, extra=self._fields)
                 self.app.mark_later(ops)
 
     def _warn(self, step: Step, error: Exception) -> None:
         if isinstance(error, StoreError):
-            log.warning("the store did not take %s: %s", self.envelope.id, error)
+            log.warning("the store did not take %s: %s", self.envelope.id, error, extra=self._fields)
         elif isinstance(error, DuplicateMessage):
-            log.info("%s at %s is a duplicate: it was handled before", self.envelope.id, self.endpoint.name)
+            where, id = self.endpoint.name, self.envelope.id
+            log.info("%s at %s is a duplicate: it was handled before", id, where, extra=self._fields)
         elif isinstance(step, RunHandler):
-            log.warning("the handler of %s failed at %s", self.endpoint.name, self.envelope.id, exc_info=error)
+            where, id = self.endpoint.name, self.envelope.id
+            log.warning("the handler of %s failed at %s", where, id, exc_info=error, extra=self._fields)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        return about(self.endpoint.name, self.envelope)
 
     # -- the handler
 
@@ -166,7 +179,10 @@ class InlineDelivery:
             reach("inbox.reserved")
         handler = self.app.handlers[self.endpoint.name][self.envelope.type]
         who = self.app.identity_of(self.endpoint.name, self.envelope)
-        run = HandlerRun(self.app.context, handler, self.envelope, who, step.mark, step.before)
+        watch = self.app.telemetry.watch(self.endpoint.name)
+        run = WatchedRun(
+            self.app.context, handler, self.envelope, who, step.mark, step.before, watch=watch, attempt=self.tries.count
+        )
         if handler.signature.is_async:
             return await run.on_loop()
         return await asyncio.get_running_loop().run_in_executor(self.threads, run.in_thread)

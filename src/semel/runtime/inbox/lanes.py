@@ -20,6 +20,7 @@ from typing import Any
 
 from semel.kernel.effects import Deliver, DeliverFailed, Event, OwnTransaction, delivered
 from semel.kernel.ops import WorkRow
+from semel.runtime.host.log_fields import about_item
 from semel.runtime.host.performer import Performer, failure_event
 from semel.runtime.inbox.handling import Answer
 
@@ -165,7 +166,10 @@ class HandlerLanes:
     def _event(self, job: _Job, answer: Answer | BaseException) -> Event:
         if not isinstance(answer, BaseException):
             return delivered(job.token, answer)
-        log.warning("a handler of %s failed at %s", self._runner.name, job.row.envelope.id, exc_info=answer)
+        fields = about_item(job.row)
+        log.warning(
+            "a handler of %s failed at %s", self._runner.name, job.row.envelope.id, exc_info=answer, extra=fields
+        )
         return failure_event(job.token, answer)
 
     def _wake_soon(self) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from semel.errors import StoreError
 from semel.inbox.reservation import DIED
-from semel.kernel.ops import Finish, Op, Refused, WorkState
+from semel.kernel.ops import Finish, Log, Op, Refused, WorkState
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.store import Store
 from semel.runtime.host.lease_holder import commit_unit
+from semel.runtime.host.log_fields import about_many
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,10 @@ class LateMarks:
         try:
             while not self._is_written(ops):
                 if self._closing.is_set():
-                    log.warning("a mark was not written: when its claim has run out, on_crash says what it means")
+                    log.warning(
+                        "a mark was not written: when its claim has run out, on_crash says what it means",
+                        extra=_about(ops),
+                    )
                     return
                 self._closing.wait(RETRY.wait_s(attempt, 0.0))
                 attempt += 1
@@ -67,3 +72,9 @@ class LateMarks:
         row = self._store().work(finish.queue, finish.identity)
         if row is not None and row.state is WorkState.DEFERRED and row.cause == DIED:
             commit_unit(self._store(), (msgspec.structs.replace(finish, fence=None, was=WorkState.DEFERRED), *rest))
+
+
+def _about(ops: tuple[Op, ...]) -> dict[str, Any]:
+    [queue] = [op.queue for op in ops[:1] if isinstance(op, Finish)] or [""]
+    ids = [op.event.message for op in ops if isinstance(op, Log) and op.event.message is not None]
+    return about_many(queue.removeprefix("inbox/"), ids)

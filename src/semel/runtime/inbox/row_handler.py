@@ -18,12 +18,14 @@ from semel.inbox.rows import RowEnd, done_row, leaves_doubt, row_end
 from semel.kernel.effects import OwnTransaction
 from semel.kernel.ops import WorkRow
 from semel.runtime.host.committer import Committer
+from semel.runtime.host.log_fields import about_item
 from semel.runtime.inbox.definition import Application, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler
 from semel.runtime.inbox.gate import ticket_of
 from semel.runtime.inbox.handling import Answer, HandlerContext, HandlerRun
 from semel.runtime.inbox.lanes import LaneEnd
 from semel.runtime.inbox.shared_commit import SharedCommits, run_alone
+from semel.runtime.inbox.watched import WatchedRun
 from semel.stores.points import reach
 
 log = logging.getLogger(__name__)
@@ -48,13 +50,19 @@ class RowHandler:
         runs = [self._lane_run(row) for row in rows]
         ready = [run for run in runs if run is not None]
         together = len({run.handler.provider for run in ready}) == 1
-        ends = iter(self._shared.run(ready) if together else [run_alone(run) for run in ready])
+        ends = iter(self._run_shared(ready) if together else [run_alone(run) for run in ready])
         ended = [
             LaneEnd(None) if run is None else self._lane_end(run, row, next(ends))
             for run, row in zip(runs, rows, strict=True)
         ]
         self._report_to_gate(rows, ended)
         return ended
+
+    def _run_shared(self, runs: Sequence[HandlerRun]) -> Sequence[LaneEnd]:
+        if len(runs) == 1:
+            return self._shared.run(runs)
+        with self.app.telemetry.spans.settling(self.endpoint.name, [run.envelope for run in runs]):
+            return self._shared.run(runs)
 
     def _lane_run(self, row: WorkRow) -> HandlerRun | None:
         handler = self._handler(row)
@@ -65,7 +73,9 @@ class RowHandler:
 
     def _lane_end(self, run: HandlerRun, row: WorkRow, ended: LaneEnd) -> LaneEnd:
         if isinstance(ended.answer, StoreError) and leaves_doubt(run.handler.style, ended.answer):
-            log.warning("the store did not take the end of %s", row.identity, exc_info=ended.answer)
+            log.warning(
+                "the store did not take the end of %s", row.identity, exc_info=ended.answer, extra=about_item(row)
+            )
             return LaneEnd(OwnTransaction.LOST)
         if row.key is not None and ended.answer is OwnTransaction.FINISHED:
             # the next message of the key may be handled now, by whoever is notified first
@@ -110,7 +120,7 @@ class RowHandler:
         except StoreError as error:
             if not leaves_doubt(handler.style, error):
                 raise
-            log.warning("the store did not take the end of %s", row.identity, exc_info=True)
+            log.warning("the store did not take the end of %s", row.identity, exc_info=True, extra=about_item(row))
             return OwnTransaction.LOST
 
     async def _run(self, handler: ReadyHandler, row: WorkRow) -> Answer:
@@ -131,7 +141,7 @@ class RowHandler:
         try:
             await self.committer.commit(end.ops(self.endpoint.options, row))
         except (StoreError, asyncio.CancelledError):
-            log.warning("the store did not take the end of %s", row.identity, exc_info=True)
+            log.warning("the store did not take the end of %s", row.identity, exc_info=True, extra=about_item(row))
             return OwnTransaction.LOST
         return OwnTransaction.FINISHED
 
@@ -151,4 +161,5 @@ class RowHandler:
     def _run_of(self, handler: ReadyHandler, row: WorkRow) -> HandlerRun:
         who = self.app.identity_of(self.endpoint.name, row.envelope)
         mark = done_row(self.endpoint.options, row, row.envelope)
-        return HandlerRun(self.context, handler, row.envelope, who, mark)
+        watch = self.app.telemetry.watch(self.endpoint.name)
+        return WatchedRun(self.context, handler, row.envelope, who, mark, watch=watch, attempt=row.attempts)

@@ -33,6 +33,7 @@ from semel.errors import PeerUnavailable, RemoteProtocolError
 from semel.inbox.messages import JSON, TEXT
 from semel.inbox.outbox import Destination
 from semel.kernel.envelope import Envelope, to_json
+from semel.kernel.trace import TRACEPARENT, TRACESTATE, trace_id
 from semel.runtime.inbox.relay import Sender
 
 OCTETS = "application/octet-stream"
@@ -44,6 +45,7 @@ RETRY_AFTER_S_MAX = 3600.0
 RETRYABLE = frozenset({408, 425, 429})
 KEY_IN_USE = frozenset({409})
 """By the draft of the Idempotency-Key header: the first request with this key has not been answered yet."""
+_IN_TRACESTATE = re.compile(r"[!-~][ -~]{0,511}\Z")
 _IN_HEADER = re.compile(r"[!-~]{1,255}\Z")
 
 
@@ -108,7 +110,7 @@ def url_sender(post: HttpPost) -> Sender:
     """A CloudEvent by POST. The id is an idempotency key as well, for receivers that know one."""
 
     async def send(destination: Destination, envelope: Envelope) -> None:
-        headers = {"Content-Type": STRUCTURED, "Idempotency-Key": header_key(envelope.id)}
+        headers = {"Content-Type": STRUCTURED, "Idempotency-Key": header_key(envelope.id), **_trace(envelope)}
         answer = await post(destination.name, to_json(envelope), headers)
         check_answer(destination.name, answer, RETRYABLE | KEY_IN_USE)
 
@@ -125,6 +127,7 @@ def hub_sender(post: HttpPost, hub: ConnectionString) -> Sender:
             "Content-Type": _content_type(envelope),
             "Idempotency-Key": header_key(f"sha256-{sha256(f'{destination} {envelope.id}'.encode()).hexdigest()}"),
             "Authorization": f"Bearer {service_token(keys, url, now=time.time())}",
+            **_trace(envelope),
         }
         if _IN_HEADER.match(envelope.id):
             headers["X-Semel-Message-Id"] = envelope.id
@@ -133,6 +136,16 @@ def hub_sender(post: HttpPost, hub: ConnectionString) -> Sender:
         check_answer(str(destination), await post(f"{url}?api-version={API_VERSION}", envelope.data, headers))
 
     return send
+
+
+def _trace(envelope: Envelope) -> dict[str, str]:
+    """As every HTTP client sends it. A state that cannot stand in a header is left out."""
+    headers = envelope.headers
+    if trace_id(headers) is None:
+        return {}
+    state = headers.get(TRACESTATE, "")
+    found = {TRACEPARENT: headers[TRACEPARENT]}
+    return {**found, TRACESTATE: state} if _IN_TRACESTATE.match(state) else found
 
 
 def _receiver(destination: Destination) -> str:

@@ -35,6 +35,7 @@ from semel.runtime.host.loop import run as run_loop
 from semel.runtime.host.performer import Performer
 from semel.runtime.host.sweeper import Sweeper
 from semel.runtime.inbox.buffered import BufferRunner
+from semel.runtime.inbox.counts import CountedPolicy
 from semel.runtime.inbox.definition import Application, Periodic, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint
 from semel.runtime.inbox.handling import Answer
@@ -144,10 +145,7 @@ class InboxService:
             at_once=begun,
             keep_s=options.keep_s,
             dead_keep_s=None,
-            policy=EndpointPolicy(
-                {name: self.app.rules_for(endpoint, each) for name, each in self.app.handlers[options.name].items()},
-                self.app.rules_for(endpoint, None),
-            ),
+            policy=CountedPolicy(self._policy(endpoint), self.app.telemetry.of(options.name)),
             gate=self.app.gate(options.name),
         )
         self._workers[options.name] = name
@@ -166,9 +164,15 @@ class InboxService:
         self._lanes.append(HandlerLanes(self.performer, runner, options.parallel))
         self.performer.add(worker, taker=self._lanes[-1].take)
 
+    def _policy(self, endpoint: InboxEndpoint) -> EndpointPolicy:
+        handlers = self.app.handlers[endpoint.name]
+        by_type = {name: self.app.rules_for(endpoint, each) for name, each in handlers.items()}
+        return EndpointPolicy(by_type, self.app.rules_for(endpoint, None))
+
     def _add_relay(self) -> None:
         # what the application brings comes before what comes with Semel
-        relay = Relay(outbox_hop(self.app.name), self.app.enqueue, {**self._http.by_kind, **self.app.senders})
+        senders = {**self._http.by_kind, **self.app.senders}
+        relay = Relay(outbox_hop(self.app.name), self.app.enqueue, senders, memory=self.app.memory_of, now=now_us)
         config = WorkerConfig(
             f"{self.name}/outbox",
             outbox_queue(self.app.name),
@@ -176,7 +180,7 @@ class InboxService:
             parallel=RELAY_PARALLEL,
             lease_s=RELAY_LEASE_S,
             idle_s=IDLE_S,
-            policy=RelayPolicy(RELAY_RETRY),
+            policy=CountedPolicy(RelayPolicy(RELAY_RETRY), self.app.telemetry.of(outbox_queue(self.app.name))),
             keep_s=self.app.keep_s,
             dead_keep_s=None,
         )
@@ -184,7 +188,8 @@ class InboxService:
 
     async def _relay(self, relay: Relay, row: Any) -> Answer:
         try:
-            return await relay.deliver(row)
+            with self.app.telemetry.relaying(outbox_queue(self.app.name), row) as traced:
+                return await relay.deliver(traced)
         except AskedToWait as asked:
             return await self._postpone(row, asked)
 

@@ -30,6 +30,7 @@ class InboxSettings:
     where: str = _FILE
     server: str | None = None
     ledger_keep_s: float | None = None
+    tracing: bool = False
 
 
 def read_settings(config: str | Path | None = None) -> InboxSettings:
@@ -49,6 +50,7 @@ def read_settings(config: str | Path | None = None) -> InboxSettings:
         str(found.file or "the environment"),
         found.store.url or DEFAULT_URL,
         found.ledger.keep_s,
+        section.tracing,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from semel.errors import StaleFence, TransactionEnded
 from semel.kernel.effects import OwnTransaction
 from semel.kernel.store import Store
+from semel.runtime.host.log_fields import about_many
 from semel.runtime.inbox.handling import HandlerRun
 from semel.runtime.inbox.lanes import LaneEnd
 from semel.runtime.inbox.outbox import Outbox, apply_cancels
@@ -97,7 +98,10 @@ class SharedCommits:
             except StaleFence:
                 pass  # one of them is no longer ours, and its own run will say which
             except Exception:
-                log.info("%d handlers could not share a commit; each runs by itself", len(runs), exc_info=True)
+                fields = about_many(runs[0].identity.queue.removeprefix("inbox/"), [run.envelope.id for run in runs])
+                log.info(
+                    "%d handlers could not share a commit; each runs by itself", len(runs), exc_info=True, extra=fields
+                )
         return [run_alone(run) for run in runs]
 
     def _run_shared(self, runs: Sequence[HandlerRun]) -> list[LaneEnd]:

@@ -231,3 +231,33 @@ def test_an_endpoint_that_is_gone_is_a_dead_letter_and_not_sent_without_end() ->
 
 def take(order: Order) -> None:
     """A handler that is content."""
+
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(
+    ("headers", "wanted"),
+    [
+        ({"traceparent": PARENT, "tracestate": "a=1"}, {"traceparent": PARENT, "tracestate": "a=1"}),
+        ({"traceparent": PARENT, "tracestate": "a=1\r\nx-admin: 1"}, {"traceparent": PARENT}),
+        ({"traceparent": PARENT, "tracestate": "é=1"}, {"traceparent": PARENT}),
+        ({"traceparent": "x\r\nx-admin: 1", "tracestate": "a=1"}, {}),
+        ({}, {}),
+    ],
+)
+async def test_the_trace_of_a_message_is_in_the_request_and_nothing_that_breaks_it(
+    headers: dict[str, str], wanted: dict[str, str]
+) -> None:
+    asked: list[Mapping[str, str]] = []
+
+    async def post(url: str, body: bytes, headers: Mapping[str, str]) -> PostAnswer:
+        asked.append(headers)
+        return PostAnswer(200)
+
+    envelope = Envelope("a", headers=headers)
+    await url_sender(post)(parse_destination("https://there.example/orders"), envelope)
+    await hub_sender(post, HUB)(parse_destination("hub:chat"), envelope)
+    for sent in asked:
+        assert {name: value for name, value in sent.items() if name.startswith("trace")} == wanted
+        httpx.Request("POST", "https://there.example", headers=dict(sent))
