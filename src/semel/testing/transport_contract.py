@@ -143,7 +143,7 @@ class TransportContract:
                 await publish(rig, f"m{number:02}")
             await until(lambda: len(effects.ids) == 20, "20 effects")
         assert effects.ids == [f"m{number:02}" for number in range(20)]
-        assert await rig.waiting() == 0
+        await left(rig, 0)
 
     async def test_nothing_is_acknowledged_before_it_is_stored(
         self, rig: TransportRig, app: HeldApp, effects: Effects
@@ -165,7 +165,7 @@ class TransportContract:
             await until(lambda: effects.ids == ["a"], "its effect")
             await until(lambda: listener.acked == 1, "the ack of its second delivery")
         assert effects.ids == ["a"], "it was not acknowledged, so it came again: a duplicate"
-        assert await rig.waiting() == 0
+        await left(rig, 0)
         assert Kind.DUPLICATE in kinds(app, "a")
 
     async def test_a_duplicate_is_acknowledged_and_not_handled(
@@ -177,7 +177,7 @@ class TransportContract:
             await until(lambda: listener.acked == 4, "four acks")
             await until(lambda: sorted(effects.ids) == ["a", "b"], "two effects")
         assert effects.ids == ["a", "b"]
-        assert await rig.waiting() == 0
+        await left(rig, 0)
 
     async def test_acks_that_are_lost_make_duplicates_and_one_effect(
         self, rig: TransportRig, app: HeldApp, effects: Effects
@@ -194,7 +194,7 @@ class TransportContract:
             await until(lambda: listener.acked == 1, "an ack that arrives")
             await until(lambda: len(effects.ids) == 1, "one effect")
         assert effects.ids == ["a"]
-        assert await rig.waiting() == 0
+        await left(rig, 0)
         assert kinds(app, "a").count(Kind.DUPLICATE) >= 1
 
     # -- what cannot be taken
@@ -211,7 +211,7 @@ class TransportContract:
             app.trouble = None
             await until(lambda: len(effects.ids) == 3, "all effects")
         assert effects.ids == ["a", "b", "c"]
-        assert await rig.waiting() == 0
+        await left(rig, 0)
 
     async def test_what_is_no_message_is_kept_and_acknowledged(
         self, rig: TransportRig, app: HeldApp, effects: Effects
@@ -224,7 +224,7 @@ class TransportContract:
         [letter] = app.dead_letters(ENDPOINT)
         assert "it has no id" in letter.cause
         assert "without one" in letter.body
-        assert await rig.waiting() == 0
+        await left(rig, 0)
 
     async def test_what_is_too_large_is_taken_off_the_queue_and_blocks_nobody(
         self, rig: TransportRig, app: HeldApp, effects: Effects
@@ -235,7 +235,7 @@ class TransportContract:
             await until(lambda: listener.acked == 1 and effects.ids == ["a"], "the other one")
         [letter] = app.dead_letters(ENDPOINT)
         assert "262,145 bytes" in letter.cause
-        assert await rig.waiting() == 0
+        await left(rig, 0)
 
     # -- how much
 
@@ -247,11 +247,11 @@ class TransportContract:
             for number in range(6):
                 await publish(rig, f"m{number}")
             await until(lambda: effects.at_once == 2, "two handlers")
-            assert await rig.waiting() == 4, "what nobody has room for stays where another process finds it"
+            await left(rig, 4)  # what nobody has room for stays where another process finds it
             effects.go.set()
             await until(lambda: len(effects.ids) == 6, "all of them")
         assert effects.at_once_max == 2
-        assert await rig.waiting() == 0
+        await left(rig, 0)
 
     async def test_who_is_given_back_comes_again_later(self, rig: TransportRig, app: HeldApp, effects: Effects) -> None:
         """At an inline endpoint, while somebody else has the message."""
@@ -261,7 +261,7 @@ class TransportContract:
             await until(lambda: effects.ids == ["a"], "its effect")
             assert listener.given_back == 2
         assert effects.ids == ["a"]
-        assert await rig.waiting() == 0
+        await left(rig, 0)
 
     # -- pauses and ends
 
@@ -274,10 +274,10 @@ class TransportContract:
             await asyncio.to_thread(operating.set_paused, app, ENDPOINT, True)
             await until(lambda: listener.state is ListenerState.PAUSED, "the pause")
             await publish(rig, "b")
-            assert await rig.waiting() == 1, "it stays at the broker"
+            await left(rig, 1)  # it stays at the broker
             await asyncio.to_thread(operating.set_paused, app, ENDPOINT, False)
             await until(lambda: effects.ids == ["a", "b"], "the second")
-        assert await rig.waiting() == 0
+        await left(rig, 0)
 
     async def test_a_process_that_ends_finishes_what_it_has_and_leaves_the_rest(
         self, rig: TransportRig, app: HeldApp, effects: Effects
@@ -292,7 +292,7 @@ class TransportContract:
             effects.go.set()
             await closing
         assert effects.ids == ["a"], "what was begun is finished, and nothing else begun"
-        assert await rig.waiting() == 2, "at once, and not when the broker has lost patience"
+        await left(rig, 2)  # at once, and not when the broker has lost patience
 
     # -- the broker
 
@@ -307,7 +307,8 @@ class TransportContract:
             await rig.start()
             await publish(rig, "b")
             await until(lambda: effects.ids == ["a", "b"], "the second")
-        assert await rig.waiting() == 0
+        # a broker that was killed may have forgotten an ack: it would deliver again, and it would be a duplicate
+        assert effects.ids == ["a", "b"]
 
     async def test_a_broker_that_is_away_at_first_is_found_later(
         self, rig: TransportRig, app: HeldApp, effects: Effects
@@ -352,3 +353,14 @@ async def until(condition: Callable[[], object], what: str) -> None:
 
 def kinds(app: App, id: str) -> list[Kind]:
     return [entry.event.kind for entry in app.store.history(id)]
+
+
+async def left(rig: TransportRig, count: int) -> None:
+    """So many are in the queue. A broker may take a moment to count what it was told."""
+    found = -1
+    try:
+        async with asyncio.timeout(scaled(20)):
+            while (found := await rig.waiting()) != count:  # noqa: ASYNC110 - the broker is another process
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise AssertionError(f"{found} messages are left, not {count}") from None

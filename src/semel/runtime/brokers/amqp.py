@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -270,6 +270,7 @@ class AmqpSender:
         self._connection: Any = None
         self._exchange: Any = None
         self._dialling = asyncio.Lock()
+        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}
 
     async def send(self, destination: Destination, envelope: Envelope) -> None:
         aio_pika = client_of("aio_pika", "amqp")
@@ -283,7 +284,7 @@ class AmqpSender:
             delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
         )
         try:
-            async with asyncio.timeout(CONFIRM_S):
+            async with self._alone(envelope.id), asyncio.timeout(CONFIRM_S):
                 await exchange.publish(message, destination.to, mandatory=True)
         except aio_pika.exceptions.PublishError:
             raise PeerUnavailable(
@@ -297,6 +298,20 @@ class AmqpSender:
             raise RemoteProtocolError(f"{destination} does not take it: {said(error)}", fix="send less") from None
         except (aio_pika.exceptions.AMQPError, OSError, TimeoutError, RuntimeError) as error:
             raise PeerUnavailable(f"{destination} did not confirm: {said(error)}", fix="it is sent again") from None
+
+    @asynccontextmanager
+    async def _alone(self, id: str) -> AsyncIterator[None]:
+        """One after the other of those with the same id: the client library tells messages that come back by their id,
+        and would take the one that no queue took for sent, and the other for refused."""
+        turn, waiting = self._turns.get(id) or (asyncio.Lock(), 0)
+        self._turns[id] = turn, waiting + 1
+        try:
+            async with turn:
+                yield
+        finally:
+            turn, waiting = self._turns.pop(id)
+            if waiting > 1:
+                self._turns[id] = turn, waiting - 1
 
     async def _connected(self, aio_pika: Any) -> Any:
         async with self._dialling:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from semel.errors import ConfigError, PeerUnavailable, RemoteProtocolError
 from semel.inbox.broker_messages import ForeignMessage, event_headers, quoted
@@ -47,17 +48,31 @@ async def connect_nats(url: str, name: str, *, closed: Any = None) -> Any:
     async def quiet(error: Exception) -> None:
         log.debug("%s: %s", shown(url), said(error))
 
+    servers, login = _login(url)
     client = nats.aio.client.Client()
     try:
         async with asyncio.timeout(CONNECT_S):
             await client.connect(
-                servers=url.split(","), name=name, allow_reconnect=False, max_reconnect_attempts=1,
+                servers=servers, **login, name=name, allow_reconnect=False, max_reconnect_attempts=1,
                 reconnect_time_wait=0.1, connect_timeout=int(CONNECT_S), error_cb=quiet, closed_cb=closed,
             )  # fmt: skip
     except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
         await client.close()
         raise PeerUnavailable(f"{shown(url)} does not answer: {said(error)}", fix="see that NATS runs there") from None
     return client
+
+
+def _login(url: str) -> tuple[list[str], dict[str, str]]:
+    """The servers, and who we are there: the client library would take a percent-encoded password as it is written."""
+    servers, login = [], {}
+    for each in url.split(","):
+        parts = urlsplit(each)
+        servers.append(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+        if parts.username and parts.password:
+            login = {"user": unquote(parts.username), "password": unquote(parts.password)}
+        elif parts.username:
+            login = {"token": unquote(parts.username)}
+    return servers, login
 
 
 class NatsDelivery:
@@ -310,6 +325,7 @@ class NatsSender:
         self._url, self._name = url, name
         self._client: Any = None
         self._dialling = asyncio.Lock()
+        self._closed = asyncio.Event()
         self._checked: set[str] = set()
 
     async def send(self, destination: Destination, envelope: Envelope) -> None:
@@ -319,7 +335,9 @@ class NatsSender:
         if envelope.datacontenttype:
             headers["content-type"] = envelope.datacontenttype
         try:
-            ack = await client.jetstream().publish(destination.to, envelope.data, timeout=CONFIRM_S, headers=headers)
+            ack = await self._unless_closed(
+                client.jetstream().publish(destination.to, envelope.data, timeout=CONFIRM_S, headers=headers)
+            )
         except nats.js.errors.NoStreamResponseError:
             raise PeerUnavailable(
                 f"no stream takes {destination}", fix="create a stream with this subject; it is sent again"
@@ -332,11 +350,28 @@ class NatsSender:
             raise PeerUnavailable(f"{destination} did not answer: {said(error)}", fix="it is sent again") from None
         await self._check(nats, client, ack.stream)
 
+    async def _unless_closed(self, publish: Any) -> Any:
+        """The client library would go on waiting for an answer on a connection that is lost."""
+        publishing, closed = asyncio.ensure_future(publish), asyncio.ensure_future(self._closed.wait())
+        try:
+            await asyncio.wait({publishing, closed}, return_when=asyncio.FIRST_COMPLETED)
+            if publishing.done():
+                return publishing.result()
+            raise PeerUnavailable("the connection to NATS was lost before it answered", fix="it is sent again")
+        finally:
+            publishing.cancel()
+            closed.cancel()
+            await asyncio.gather(publishing, closed, return_exceptions=True)
+
     async def _connected(self) -> Any:
         async with self._dialling:
             if self._client is None or self._client.is_closed:
-                self._client = await connect_nats(self._url, self._name)
+                self._closed = asyncio.Event()
+                self._client = await connect_nats(self._url, self._name, closed=self._lost)
             return self._client
+
+    async def _lost(self) -> None:
+        self._closed.set()
 
     async def _check(self, nats: Any, client: Any, stream: str) -> None:
         if stream in self._checked:

@@ -1,0 +1,89 @@
+"""The contract of transports, by a real NATS server: through a proxy that can cut the connections."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from nats.js.api import ConsumerConfig
+from tests.tools.brokers import HOST, JetStream, NatsServer, shared_nats
+from tests.tools.held_proxy import drop_all
+
+pytest.register_assert_rewrite("semel.testing.transport_contract")
+
+from semel.inbox.sources import parse_source  # noqa: E402
+from semel.runtime.brokers.nats import NatsTransport  # noqa: E402
+from semel.testing.byte_faults import ByteProxy  # noqa: E402
+from semel.testing.limits import scaled  # noqa: E402
+from semel.testing.transport_contract import TransportContract  # noqa: E402
+
+_numbers = count(1)
+ACK_WAIT_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with shared_nats() as server:
+        yield server
+
+
+class NatsRig:
+    """A stream for each test. The id stands in a header of its own: under Nats-Msg-Id the stream itself would drop what
+    is published twice."""
+
+    def __init__(self, server: NatsServer) -> None:
+        self.server, self.name = server, f"ORDERS{next(_numbers)}"
+        self.transports: list[NatsTransport] = []
+
+    async def __aenter__(self) -> NatsRig:
+        self.proxy = ByteProxy((HOST, self.server.port))
+        await self.proxy.start()
+        async with self.stream() as js:
+            await js.add_stream(name=self.name, subjects=[self.name])
+            # a broker that waits long before it delivers again would make the tests long
+            await js.add_consumer(
+                self.name, ConsumerConfig(durable_name="shop", ack_policy="explicit", ack_wait=scaled(ACK_WAIT_S))
+            )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.proxy.close()
+
+    def stream(self) -> Any:
+        return JetStream(self.server.port)
+
+    def transport(self) -> NatsTransport:
+        source = parse_source(f"nats:{self.name}?consumer=shop&id=header:Order-Id&type=text:order")
+        self.transports.append(NatsTransport(self.server.url_at(self.proxy.port), source, "shop-orders"))
+        return self.transports[-1]
+
+    async def publish(self, id: str | None, data: bytes) -> None:
+        async with self.stream() as js:
+            await js.publish(self.name, data, headers={"Order-Id": id} if id is not None else None)
+
+    async def waiting(self) -> int:
+        async with self.stream() as js:
+            info = await js.consumer_info(self.name, "shop")
+        is_open = any(each._client is not None for each in self.transports)
+        return info.num_pending + (0 if is_open else info.num_ack_pending)
+
+    async def cut(self) -> None:
+        drop_all(self.proxy)
+
+    async def stop(self) -> None:
+        self.server.kill()
+
+    async def start(self) -> None:
+        self.server.start()
+
+
+@pytest.mark.contract
+@pytest.mark.connected
+class TestNatsTransport(TransportContract):
+    @pytest_asyncio.fixture
+    async def rig(self, server: NatsServer) -> AsyncIterator[NatsRig]:
+        async with NatsRig(server) as rig:
+            yield rig
