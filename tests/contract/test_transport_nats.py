@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -14,8 +15,11 @@ from tests.tools.held_proxy import drop_all
 
 pytest.register_assert_rewrite("semel.testing.transport_contract")
 
+from semel.inbox.settle import DeliveryEnd  # noqa: E402
 from semel.inbox.sources import parse_source  # noqa: E402
-from semel.runtime.brokers.nats import NatsTransport  # noqa: E402
+from semel.kernel.envelope import Envelope  # noqa: E402
+from semel.runtime.brokers.nats import ACK_WAIT_S as ACK_WAIT  # noqa: E402
+from semel.runtime.brokers.nats import ALIVE_SHARE, NatsDelivery, NatsTransport  # noqa: E402
 from semel.testing.byte_faults import ByteProxy  # noqa: E402
 from semel.testing.limits import scaled  # noqa: E402
 from semel.testing.transport_contract import TransportContract  # noqa: E402
@@ -87,3 +91,63 @@ class TestNatsTransport(TransportContract):
     async def rig(self, server: NatsServer) -> AsyncIterator[NatsRig]:
         async with NatsRig(server) as rig:
             yield rig
+
+
+# -- what only NATS needs
+
+
+@pytest_asyncio.fixture
+async def patient(server: NatsServer) -> AsyncIterator[NatsRig]:
+    """With a server that waits for long before it delivers again by itself."""
+    async with NatsRig(server) as rig:
+        async with rig.stream() as js:
+            await js.delete_consumer(rig.name, "shop")
+        yield rig
+
+
+def ids(deliveries: Sequence[NatsDelivery]) -> list[str]:
+    return [each.arrival.id for each in deliveries if isinstance(each.arrival, Envelope)]
+
+
+@pytest.mark.connected
+async def test_a_transport_that_closes_gives_all_back_at_once_and_in_order(patient: NatsRig) -> None:
+    for id in ("a", "b", "c", "d"):
+        await patient.publish(id, b"{}")
+    first, second = patient.transport(), patient.transport()
+    await first.open(4)
+    deliveries = await first.receive(3)
+    assert ids(deliveries) == ["a", "b", "c"]
+    await deliveries[1].settle(DeliveryEnd.ACK)
+    await first.close()
+    await second.open(4)
+    async with asyncio.timeout(ACK_WAIT / 2):
+        found: list[str] = []
+        while len(found) < 3:
+            found += ids(await second.receive(4 - len(found)))
+    assert found == ["a", "c", "d"]
+    await second.close()
+
+
+@pytest.mark.connected
+async def test_what_is_being_worked_on_is_not_delivered_to_another(server: NatsServer) -> None:
+    async with NatsRig(server) as rig:
+        await rig.publish("a", b"{}")
+        busy = rig.transport()
+        await busy.open(1)
+        [delivery] = await busy.receive(1)
+        said = asyncio.Event()
+        in_progress, times = delivery.raw.in_progress, count(1)
+
+        async def counted() -> None:
+            await in_progress()
+            if next(times) > 2 * ALIVE_SHARE:  # twice as long as the server would wait
+                said.set()
+
+        delivery.raw.in_progress = counted
+        async with asyncio.timeout(scaled(60)):
+            await said.wait()
+        async with rig.stream() as js:
+            info = await js.consumer_info(rig.name, "shop")
+        assert (info.num_ack_pending, info.num_redelivered) == (1, 0)
+        await delivery.settle(DeliveryEnd.ACK)
+        await busy.close()
