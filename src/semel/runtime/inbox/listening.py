@@ -164,6 +164,7 @@ class InboxListener:
             self.state = ListenerState.LISTENING
             return await self._listen()
         finally:
+            self.state = ListenerState.PAUSED if self._gate.is_shut(self._clock()) else ListenerState.AWAY
             await self._finish()
             with suppress(SemelError):
                 await self.transport.close()
@@ -257,11 +258,15 @@ class InboxListener:
             await _cancelled(settling, stopped)
 
     async def _finish(self) -> None:
-        """Wait for handlers that have begun; who takes too long is cut off, and its message goes back."""
+        """Wait for handlers that have begun. Only when the process ends, who takes too long is cut off, and its message
+        goes back."""
         if not self._begun:
             return
-        _, late = await asyncio.wait(self._begun, timeout=FINISH_S)
-        for task in late:
+        ended, stopped = asyncio.create_task(asyncio.wait(self._begun)), asyncio.create_task(self._stop.wait())
+        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ended}, timeout=FINISH_S)
+        await _cancelled(ended, stopped)
+        for task in self._begun:
             task.cancel()
         for result in await asyncio.gather(*self._begun, return_exceptions=True):
             if isinstance(result, Exception) and not isinstance(result, SemelError):
