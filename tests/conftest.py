@@ -11,6 +11,9 @@ from tests.tools.renewing import sharing
 
 from semel.testing.postgres import PrivatePostgres
 
+# before anybody imports it
+pytest.register_assert_rewrite("semel.testing.transport_contract")
+
 pytest_plugins = ["tests.tools.anywhere", "semel.testing.plugin"]
 
 SPARK = Path("tests", "spark")

@@ -355,15 +355,21 @@ class EndpointSection(_Section):
     breaker: BreakerSection | None = Field(
         default=None, description="a table of window_s, minimum, share and pause_s: the circuit breaker"
     )
+    listen: str | None = Field(
+        default=None, min_length=1, description="what it listens to at a broker: 'nats:STREAM' or 'amqp:queue'"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         from semel.inbox.endpoint import EndpointOptions
+        from semel.inbox.sources import parse_source
 
         # a style without a mode is for the mode that the code says
         mode = {"mode": "inline"} if self.style in ("eager", "none") else {}
         try:
             EndpointOptions(self.name, **{**mode, **self.options})
+            if self.listen is not None:
+                parse_source(self.listen)
         except (ConfigError, InputError) as error:
             raise _as_custom_error(error) from None
         return self
@@ -373,7 +379,7 @@ class EndpointSection(_Section):
         """What is said, as keyword arguments of an endpoint."""
         from semel.inbox.breaker import BreakerOptions
 
-        given = self.model_dump(exclude={"name", "breaker"}, exclude_none=True)
+        given = self.model_dump(exclude={"name", "breaker", "listen"}, exclude_none=True)
         return given if self.breaker is None else {**given, "breaker": BreakerOptions(**self.breaker.model_dump())}
 
 
@@ -385,6 +391,12 @@ class InboxSection(_Section):
     )
     hub: str | None = Field(
         default=None, repr=False, description="the connection string of the server whose hubs are sent to"
+    )
+    nats: str | None = Field(
+        default=None, min_length=1, repr=False, description="the URL of NATS, such as nats://user:password@host:4222"
+    )
+    amqp: str | None = Field(
+        default=None, min_length=1, repr=False, description="the URL of RabbitMQ, such as amqps://user:password@host/"
     )
     keep_s: float | None = Field(
         default=None, gt=0.0, description="seconds for which a handled message is remembered: more than 0"
@@ -420,6 +432,16 @@ class InboxSection(_Section):
         except ConfigError as error:
             raise _as_custom_error(error) from None
         return hub
+
+    @field_validator("nats", "amqp")
+    @classmethod
+    def _check_broker(cls, url: str | None, info: ValidationInfo) -> str | None:
+        from semel.inbox.sources import check_broker_url
+
+        try:
+            return check_broker_url(str(info.field_name), url) if url is not None else None
+        except ConfigError as error:
+            raise _as_custom_error(error) from None
 
 
 _SECTIONS: dict[str, type[BaseModel]] = {

@@ -24,15 +24,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from semel.errors import InputError
+from semel.errors import ConfigError, InputError
 from semel.inbox.endpoint import EndpointMode
 from semel.inbox.messages import Attributes, check_envelope
 from semel.inbox.outbox import outbox_queue
 from semel.inbox.settle import DeliveryEnd
+from semel.inbox.sources import AUTO, Rule
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Event
 from semel.kernel.ops import Remember
 from semel.kernel.trace import trace_id, with_trace
+from semel.runtime.brokers.listeners import TransportMaker, listen_to, make_listeners
 from semel.runtime.inbox import operating, service
 from semel.runtime.inbox.buffered import buffer_of, deliver_buffered
 from semel.runtime.inbox.counts import MessageCount
@@ -204,15 +206,34 @@ class App(Application):
 
     # -- running
 
+    def listen(
+        self,
+        endpoint: str,
+        to: str | TransportMaker,
+        *,
+        id: Rule = AUTO,
+        type: Rule = AUTO,
+        url: str | None = None,
+    ) -> None:
+        """Let an endpoint listen to a broker while the application runs: "nats:STREAM" or "amqp:queue", with options as
+        `semel.inbox.sources` says them. `id` and `type` may be functions of the message. `url` is for a broker other
+        than the application's. `to` may make a transport of your own instead."""
+        self.check_endpoint(endpoint)
+        if endpoint in self.listens:
+            raise ConfigError(
+                f"endpoint {endpoint!r} listens to something already", fix="give the other an endpoint of its own"
+            )
+        self.listens[endpoint] = listen_to(to, id=id, type=type, url=url)
+
     async def serve(self, *, stop: asyncio.Event | None = None) -> None:
-        """Run the handlers and the relay in this process, until cancelled or until `stop` is set."""
-        async with service.InboxService(self):
+        """Run handlers, listeners and the relay in this process, until cancelled or until `stop` is set."""
+        async with service.InboxService(self, listeners=make_listeners(self, self)):
             await (stop or asyncio.Event()).wait()
 
     def run(self) -> None:
         """Run until SIGINT or SIGTERM, then finish what has begun."""
         _check_no_loop("run")
-        service.run_until_signalled(self)
+        service.run_until_signalled(self, lambda: make_listeners(self, self))
 
     def drain(self, timeout_s: float = 30.0) -> int:
         """Handle all that is due, in this thread, and return how many messages there were. For tests."""
@@ -233,6 +254,7 @@ class App(Application):
         twin.endpoints, twin.rules, twin.routes = dict(self.endpoints), self.rules, dict(self.routes)
         twin.memories = dict(self.memories)
         twin.senders, twin.periodic, twin.hub = dict(self.senders), list(self.periodic), self.hub
+        twin.brokers = dict(self.brokers)
         twin._folder, twin.telemetry.spans = folder, self.telemetry.spans
         return twin
 

@@ -29,6 +29,7 @@ from semel.inbox.inline import KEEPING_S
 from semel.inbox.messages import Attributes, check_envelope, envelope_of, in_us, type_name
 from semel.inbox.outbox import Destination, DestinationKind, check_broker, outbox_queue, parse_destination
 from semel.inbox.reservation import as_message
+from semel.inbox.sources import check_broker_url
 from semel.kernel.envelope import Envelope, mint_id
 from semel.kernel.ledger import Event, Kind, message_event
 from semel.kernel.ops import (
@@ -132,8 +133,8 @@ class Application:
 
     `identity` says what makes two messages the same: "id", whichever endpoint they come to, or "id+endpoint". `keep_s`
     is how long a handled message is remembered. `styles` is for handlers at buffered and inline endpoints. `hub` is the
-    connection string of the server whose hubs are sent to. What is left out comes from [inbox] of semel.toml, or of the
-    file `config`.
+    connection string of the server whose hubs are sent to, `nats` and `amqp` are the URLs of brokers. What is left out
+    comes from [inbox] of semel.toml, or of the file `config`.
     """
 
     def __init__(
@@ -146,6 +147,8 @@ class Application:
         styles: StylePolicy | None = None,
         node: str = "local",
         hub: str | None = None,
+        nats: str | None = None,
+        amqp: str | None = None,
         config: str | Path | None = None,
     ) -> None:
         self.settings = read_settings(config)
@@ -162,6 +165,9 @@ class Application:
         self.memories: dict[str, float] = {}
         self.periodic: list[Periodic] = []
         self.hub = parse_connection_string(hub) if hub is not None else None
+        given = {kind: url for kind, url in (("nats", nats), ("amqp", amqp)) if url is not None}
+        self.brokers = {kind: check_broker_url(kind, url) for kind, url in (self.settings.brokers | given).items()}
+        self.listens: dict[str, Any] = {}
         self.clock = steady_clock()
         self.telemetry = InboxTelemetry()
         self.url = store if isinstance(store, str) else store.url

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, Unpack
 
 from semel.errors import InputError, StoreError
 from semel.inbox.endpoint import EndpointMode
@@ -21,7 +22,7 @@ from semel.inbox.messages import Attributes
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
 from semel.runtime.host.log_fields import about_many
-from semel.runtime.inbox.app import App
+from semel.runtime.inbox.endpoint import InboxEndpoint
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +39,19 @@ class Unreadable:
 Arrival = Envelope | Unreadable
 
 
+class TakesMessages(Protocol):
+    """What an entrance asks of an application: `app.App` is one."""
+
+    def check_endpoint(self, endpoint: str) -> InboxEndpoint: ...
+    def receive(self, endpoint: str, envelopes: Sequence[Envelope]) -> Sequence[Any]: ...
+    async def deliver(self, endpoint: str, envelope: Envelope) -> DeliveryEnd: ...
+    def keep_unreadable(self, endpoint: str, data: bytes, why: str, **attributes: Unpack[Attributes]) -> str: ...
+
+
 class Entrance:
     """The entrance of one endpoint, for any transport."""
 
-    def __init__(self, app: App, endpoint: str) -> None:
+    def __init__(self, app: TakesMessages, endpoint: str) -> None:
         self.app, self.endpoint = app, endpoint
         self._is_durable = app.check_endpoint(endpoint).options.mode is EndpointMode.DURABLE
 

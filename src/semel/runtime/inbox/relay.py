@@ -109,7 +109,7 @@ class Relay:
             raise ConfigError(
                 f"nobody sends to {name}: {destination}",
                 fix=f"add it before the application is served: app.sender({name!r}, send)"
-                + (", or say where the hubs are: App(hub=...), SEMEL_INBOX__HUB" if name == "hub" else ""),
+                + (f", or say where it is: App({name}=...), SEMEL_INBOX__{name.upper()}" if name != "url" else ""),
             )
         return sender
 

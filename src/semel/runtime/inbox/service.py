@@ -1,7 +1,7 @@
 """Runs an application in this process: a worker for each endpoint, the relay of its outbox, and the sweeper.
 
-An inline or buffered endpoint has a worker for what it had to keep: replayed dead letters, what is to be tried later,
-and what a relay has put there.
+Listeners bring messages from brokers, where an endpoint listens to one. An inline or buffered endpoint has a worker for
+what it had to keep: replayed dead letters, what is to be tried later, and what a relay has put there.
 
 Any number of processes may run the same application. They share the work through claims in the store, and what one of
 them held when it died is claimed by another after the lease: there is no leader.
@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -30,6 +31,7 @@ from semel.kernel.ledger import Kind, message_event
 from semel.kernel.ops import Finish, Log, WorkRow, WorkState
 from semel.kernel.retry import RetryPolicy
 from semel.kernel.work import Worker, WorkerConfig
+from semel.runtime.brokers.senders import BrokerSenders
 from semel.runtime.host.committer import Committer
 from semel.runtime.host.loop import run as run_loop
 from semel.runtime.host.performer import Performer
@@ -40,6 +42,7 @@ from semel.runtime.inbox.definition import Application, Periodic, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint
 from semel.runtime.inbox.handling import Answer
 from semel.runtime.inbox.lanes import RUN_AHEAD, HandlerLanes, LaneRunner
+from semel.runtime.inbox.listening import InboxListener
 from semel.runtime.inbox.operating import LETTERS, paused_endpoints
 from semel.runtime.inbox.policies import EndpointPolicy
 from semel.runtime.inbox.relay import Relay, RelayPolicy
@@ -63,8 +66,9 @@ RELAY_RETRY = RetryPolicy(interval_s=0.5, factor=2.0, interval_max_s=60.0)
 class InboxService:
     """`async with InboxService(app):` handles messages until the block ends, then finishes what has begun."""
 
-    def __init__(self, app: Application, *, name: str = "") -> None:
+    def __init__(self, app: Application, *, name: str = "", listeners: Sequence[InboxListener] = ()) -> None:
         self.app = app
+        self.listeners = tuple(listeners)
         self.name = name or f"{app.name}@{socket.gethostname()}:{os.getpid()}"
         self._rows: list[RowHandler] = []
         self._lanes: list[HandlerLanes] = []
@@ -90,6 +94,7 @@ class InboxService:
         for name in paused:
             self._feed(name, Pause())
         self._http = HttpSenders(self.app.hub)
+        self._brokers = BrokerSenders(self.app.brokers, self.app.name)
         self._add_relay()
         sweeper = Sweeper(self.app.store, failed=lambda error, what: self.performer.outages.record(error))
         self._begin(
@@ -97,11 +102,14 @@ class InboxService:
         )
         for runner in self._runners:
             runner.start()
+        for listener in self.listeners:
+            listener.start()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await asyncio.gather(*(each.close() for each in self.listeners))
         await asyncio.gather(*(each.close() for each in self._runners))
         for name in self._workers:
             self.app.gate(name).hold(False)  # nobody would notice any more that it goes on
@@ -110,6 +118,7 @@ class InboxService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.performer.close()
         await self._http.close()
+        await self._brokers.close()
         for lanes in self._lanes:
             lanes.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
@@ -171,7 +180,7 @@ class InboxService:
 
     def _add_relay(self) -> None:
         # what the application brings comes before what comes with Semel
-        senders = {**self._http.by_kind, **self.app.senders}
+        senders = {**self._http.by_kind, **self._brokers.by_kind, **self.app.senders}
         relay = Relay(outbox_hop(self.app.name), self.app.enqueue, senders, memory=self.app.memory_of, now=now_us)
         config = WorkerConfig(
             f"{self.name}/outbox",
@@ -252,16 +261,16 @@ def _ahead(options: EndpointOptions, begun: int) -> int:
 # -- ways to run it
 
 
-def run_until_signalled(app: Application) -> None:
-    run_loop(_until_signalled(app))
+def run_until_signalled(app: Application, listeners: Callable[[], Sequence[InboxListener]] = tuple) -> None:
+    run_loop(_until_signalled(app, listeners))
 
 
-async def _until_signalled(app: Application) -> None:
+async def _until_signalled(app: Application, listeners: Callable[[], Sequence[InboxListener]]) -> None:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     try:
-        async with InboxService(app):
+        async with InboxService(app, listeners=listeners()):
             await stop.wait()
     finally:
         app.close()

@@ -1,6 +1,7 @@
 """What `[inbox]` of semel.toml, or the environment, says about an application.
 
-store, hub, keep_s       what the code says wins: `App(store)`; the file completes it
+store, hub, keep_s,      what the code says wins: `App(store)`; the file completes it
+nats, amqp
 [ledger] keep_s          for how long the application's own store keeps its ledger
 [[inbox.endpoint]]       the file wins over the code: who runs an application sets it up for the place it runs in
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from semel.errors import ConfigError
+from semel.inbox.outbox import BROKERS
 
 _FILE = "semel.toml"
 _VARIABLES = ("SEMEL_INBOX__", "SEMEL_LEDGER__", "SEMEL_STORE__")
@@ -20,13 +22,15 @@ _VARIABLES = ("SEMEL_INBOX__", "SEMEL_LEDGER__", "SEMEL_STORE__")
 
 @dataclass(frozen=True, slots=True)
 class InboxSettings:
-    """`endpoints` has the options of each endpoint that is named. `where` is the file, for messages. `server` is the
-    store of the server, None where nothing is configured."""
+    """`endpoints` has the options of each endpoint that is named, `listens` what they listen to, and `brokers` URLs by
+    kind. `where` is the file, for messages. `server` is the store of the server, None where nothing is configured."""
 
     store: str | None = None
     hub: str | None = field(default=None, repr=False)
     keep_s: float | None = None
     endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
+    brokers: dict[str, str] = field(default_factory=dict, repr=False)
+    listens: dict[str, str] = field(default_factory=dict)
     where: str = _FILE
     server: str | None = None
     ledger_keep_s: float | None = None
@@ -47,6 +51,8 @@ def read_settings(config: str | Path | None = None) -> InboxSettings:
         section.hub,
         section.keep_s,
         {each.name: each.options for each in section.endpoint},
+        {kind: url for kind in BROKERS if (url := getattr(section, kind)) is not None},
+        {each.name: each.listen for each in section.endpoint if each.listen is not None},
         str(found.file or "the environment"),
         found.store.url or DEFAULT_URL,
         found.ledger.keep_s,
