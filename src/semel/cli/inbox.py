@@ -245,6 +245,23 @@ def resume(context: typer.Context, name: AppArgument, endpoint: EndpointArgument
     return _set_paused(name, endpoint, False)
 
 
+@app.command("adopt")
+@bundled
+def adopt(context: typer.Context, name: AppArgument, endpoint: EndpointArgument) -> CommandResult:
+    """Take an endpoint over that belongs to another application of the same store, or to this one's former name.
+
+    Stop the other application first, and let its outbox run empty. Messages, dead letters and what was handled stay.
+
+    \b
+    Examples:
+      semel inbox adopt shop:app orders
+    """
+    with opened(name) as found:
+        before = found.adopt(endpoint)
+    line = f"{endpoint} belongs to {found.name}" + (f", and no longer to {before}" if before else "")
+    return CommandResult({"endpoint": endpoint, "owner": found.name, "before": before}, [line])
+
+
 def _set_paused(name: str, endpoint: str, paused: bool) -> CommandResult:
     from semel.runtime.inbox.operating import set_paused
 

@@ -24,7 +24,7 @@ from semel.errors import InputError
 from semel.inbox.endpoint import EndpointMode
 from semel.inbox.settle import DeliveryEnd
 from semel.kernel.envelope import Envelope
-from semel.runtime.inbox import operating, service
+from semel.runtime.inbox import operating, owners, service
 from semel.runtime.inbox.buffered import buffer_of, deliver_buffered
 from semel.runtime.inbox.definition import Application, Verdict
 from semel.runtime.inbox.inline import InlineDelivery
@@ -70,6 +70,15 @@ class App(Application):
     def discard(self, endpoint: str, identity: str) -> None:
         """Give up a dead letter for good."""
         operating.discard(self, endpoint, identity)
+
+    def adopt(self, endpoint: str) -> str | None:
+        """Take an endpoint over that another application of this store has. Stop that one first: a process of it that
+        still runs takes nothing more from then on. Returns who had it."""
+        self.check_endpoint(endpoint)
+        before = owners.adopt_endpoint(self.store, self.name, endpoint)
+        self._scopes.pop(endpoint, None)
+        self._handlers = None
+        return before
 
     # -- running
 

@@ -20,7 +20,7 @@ from typing import Any, Unpack
 import msgspec
 
 from semel.auth.keys import parse_connection_string
-from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy, StoreError
+from semel.errors import ConfigError, InputError, MessageRefused, StaleFence, StoreBusy, StoreError
 from semel.inbox.cron import Schedule
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy, keep_warning
 from semel.inbox.failure import FailureRule, FailureRules, on
@@ -49,6 +49,7 @@ from semel.kernel.store import Store
 from semel.kernel.text import clean_cause
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.host.performer import steady_clock
+from semel.runtime.inbox import owners
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler, key_of
 from semel.runtime.inbox.gate import EndpointGate
 from semel.runtime.inbox.handling import HandlerContext
@@ -134,6 +135,7 @@ class Application:
         self._own: list[Provider] | None = None
         self._handlers: dict[str, dict[str, ReadyHandler]] | None = None
         self._registered = 0
+        self._scopes: dict[str, str] = {}
         self._opening = threading.Lock()
         self._later = LateMarks(lambda: self.store)
         self._swept_at = time.monotonic()
@@ -196,8 +198,13 @@ class Application:
             providers: dict[type, Provider] = {}
             for each in (*self._given, *self._own):
                 providers.setdefault(each.kind, each)  # what the user brings comes before what we have
+            self.claim_endpoints()
             self._handlers = {name: endpoint.ready(providers, self.styles) for name, endpoint in self.endpoints.items()}
         return self._handlers
+
+    def claim_endpoints(self) -> None:
+        """Endpoints are of one application each: raises ConfigError for the first that is another's in this store."""
+        self._scopes |= owners.claim_endpoints(self.store, self.name, self.endpoints.keys() - self._scopes.keys())
 
     def rules_for(self, endpoint: InboxEndpoint, handler: ReadyHandler | None) -> FailureRules:
         """What nobody can read will not be readable the next time, whatever a rule for all errors says."""
@@ -310,7 +317,9 @@ class Application:
         )
 
     def identity_of(self, endpoint: str, envelope: Envelope) -> Identity:
-        return identify(self.name, endpoint, envelope, self.mode)
+        if endpoint not in self._scopes:
+            _ = self.handlers  # the store says under whose name its messages are known
+        return identify(self._scopes.get(endpoint, self.name), endpoint, envelope, self.mode)
 
     def _key(self, endpoint: str, envelope: Envelope) -> str | None:
         """A message that cannot be read has no key: it is on its way to the dead letters, and holds nobody up."""
@@ -358,31 +367,49 @@ class Application:
         The mark is written with whatever the user writes, and gone with it when that is rolled back. Raises StoreBusy
         when another transaction is handling the same message just now: give it back, or try again later.
         """
-        op = self._remember(endpoint, id, result, keep_s)
         self._sweep_sometimes()
         tx: Any = bind(self.store, connection)
-        answer = tx.apply([op], wait=False)
-        if asyncio.iscoroutine(answer):
-            answer.close()
+        if inspect.iscoroutinefunction(tx.apply):
             raise InputError(
                 f"calls of a {type(connection).__name__} are awaited", fix="use `await app.first_async(...)`"
             )
-        return _first(answer[0])
+        if puts := self._owning(endpoint):
+            try:
+                tx.apply(puts)
+            except StaleFence:
+                self._owning(endpoint)  # refuses another's; else this transaction itself has written it before
+        op = self._remember(endpoint, id, result, keep_s)
+        return _first(tx.apply([op], wait=False)[0])
 
     async def first_async(
         self, connection: Any, endpoint: str, id: str, *, result: bytes = b"", keep_s: float | None = None
     ) -> First:
         """`first` for a connection whose calls are awaited."""
-        op = self._remember(endpoint, id, result, keep_s)
         self._sweep_sometimes()
         tx: Any = bind(self.store, connection)
+        if puts := await asyncio.to_thread(self._owning, endpoint):
+            try:
+                await tx.apply(puts)
+            except StaleFence:
+                await asyncio.to_thread(self._owning, endpoint)
+        op = self._remember(endpoint, id, result, keep_s)
         return _first((await tx.apply([op], wait=False))[0])
+
+    def _owning(self, endpoint: str) -> tuple[Put, ...]:
+        """An endpoint without handlers is owned by whoever asks first. What the caller's transaction has to write for
+        that may be rolled back with it: it counts when the store has it."""
+        if endpoint in self._scopes:
+            return ()
+        scope, puts = owners.claim_beside(self.store, self.name, endpoint)
+        if not puts:
+            self._scopes[endpoint] = scope
+        return puts
 
     def _remember(self, endpoint: str, id: str, result: bytes, keep_s: float | None) -> Remember:
         """The endpoint need not have handlers: who calls `first` is one."""
         known = self.endpoints.get(endpoint)
         keep = keep_s if keep_s is not None else known.options.keep_s if known is not None else self.keep_s
-        who = identify_id(self.name, endpoint, id, self.mode)
+        who = identify_id(self._scopes.get(endpoint, self.name), endpoint, id, self.mode)
         hop = inbox_hop(endpoint)
         return Remember(
             who.queue,

@@ -40,6 +40,7 @@ from semel.runtime.inbox.endpoint import InboxEndpoint
 from semel.runtime.inbox.handling import Answer
 from semel.runtime.inbox.lanes import RUN_AHEAD, HandlerLanes, LaneRunner
 from semel.runtime.inbox.operating import LETTERS, paused_endpoints
+from semel.runtime.inbox.owners import lost_endpoints
 from semel.runtime.inbox.policies import EndpointPolicy
 from semel.runtime.inbox.relay import Relay, RelayPolicy
 from semel.runtime.inbox.row_handler import RowHandler
@@ -68,6 +69,7 @@ class InboxService:
         self._rows: list[RowHandler] = []
         self._lanes: list[HandlerLanes] = []
         self._workers: dict[str, str] = {}
+        self._lost: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._runners: list[BufferRunner] = []
 
@@ -205,12 +207,20 @@ class InboxService:
         while True:
             await asyncio.sleep(PAUSES_S)
             with suppress(StoreError):
-                found = await asyncio.to_thread(paused_endpoints, self.app)
+                found = await asyncio.to_thread(self._not_ours)
                 for name in found - paused:
                     self._feed(name, Pause())
                 for name in paused - found:
                     self._feed(name, Resume())
                 paused = found
+
+    def _not_ours(self) -> set[str]:
+        """Endpoints that an operator has paused, or that another application has taken over."""
+        lost = lost_endpoints(self.app.store, self.app.name, self._workers)
+        for name in lost - self._lost:
+            log.error("endpoint %r was taken over by another application: this process takes nothing from it", name)
+        self._lost = lost
+        return paused_endpoints(self.app) | lost
 
     def _feed(self, endpoint: str, event: Pause | Resume) -> None:
         if endpoint in self._workers:
