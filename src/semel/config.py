@@ -315,6 +315,24 @@ class BreakerSection(_Section):
     pause_s: float = Field(default=300.0, gt=0.0, description="seconds for which it stays open: more than 0")
 
 
+class FollowSection(_Section):
+    """follow of [[inbox.endpoint]]: a stream whose messages an endpoint takes."""
+
+    stream: str = Field(min_length=1, description="the name of a stream, such as 'hub/chat'")
+    store: str | None = Field(
+        default=None, min_length=1, repr=False, description="the URL of the store that has it; default: the inbox's own"
+    )
+    group: str | tuple[str, ...] = Field(default=(), description="of a hub: the groups that are taken; default: all")
+    start: Literal["earliest", "latest"] = Field(
+        default="earliest", description="'earliest' or 'latest': where it begins the first time"
+    )
+    name: str = Field(default="", description="tells two apart that read streams of one name")
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return (self.group,) if isinstance(self.group, str) else self.group
+
+
 class EndpointSection(_Section):
     """[[inbox.endpoint]]: options of one endpoint, over what the application says in its code."""
 
@@ -349,6 +367,12 @@ class EndpointSection(_Section):
     share_commit: int | None = Field(
         default=None, ge=1, description="handlers that run in one transaction, at most: 1 or more"
     )
+    log: bool | None = Field(
+        default=None, description="true: what is accepted is also in the stream inbox/<endpoint>/log"
+    )
+    follow: tuple[FollowSection, ...] = Field(
+        default=(), description="streams whose messages the endpoint takes: tables with stream, store, group, start"
+    )
     breaker: BreakerSection | None = Field(
         default=None, description="a table of window_s, minimum, share and pause_s: the circuit breaker"
     )
@@ -356,11 +380,16 @@ class EndpointSection(_Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         from semel.inbox.endpoint import EndpointOptions
+        from semel.inbox.following import FollowedStream
 
         # a style without a mode is for the mode that the code says
         mode = {"mode": "inline"} if self.style in ("eager", "none") else {}
         try:
-            EndpointOptions(self.name, **{**mode, **self.options})
+            EndpointOptions(
+                self.name, **{**mode, **{key: self.options[key] for key in self.options.keys() - {"follow"}}}
+            )
+            for each in self.follow:
+                FollowedStream(self.name, each.stream, each.store, each.groups, each.start, each.name)
         except (ConfigError, InputError) as error:
             raise _as_custom_error(error) from None
         return self
@@ -370,7 +399,9 @@ class EndpointSection(_Section):
         """What is said, as keyword arguments of an endpoint."""
         from semel.inbox.breaker import BreakerOptions
 
-        said = self.model_dump(exclude={"name", "breaker"}, exclude_none=True)
+        said = self.model_dump(exclude={"name", "breaker", "follow"}, exclude_none=True)
+        if self.follow:
+            said["follow"] = tuple(each.model_dump(exclude_none=True) for each in self.follow)
         return said if self.breaker is None else {**said, "breaker": BreakerOptions(**self.breaker.model_dump())}
 
 

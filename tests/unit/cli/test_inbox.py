@@ -160,3 +160,16 @@ def test_what_cannot_work_is_refused_before_anything_runs(
     (tmp_path / "shop.py").write_text(f"{SHOP}\n@orders.on(Order)\ndef again(order: Order): ...\n")
     ran = shop("run", "shop:app", "--processes", processes)
     assert "two handlers for 'Order'" in ran.error["message"]
+
+
+def test_what_is_followed_is_shown_and_an_endpoint_changes_hands(shop: Semel, tmp_path: Path) -> None:
+    assert shop("follow", "shop:app").result == {"follows": []}
+    assert shop("follow", "shop:app", "orders", "inbox/orders").exit_code == EXIT_USAGE, "it is not said what to do"
+    assert shop("follow", "shop:app", "orders", "inbox/orders", "--from", "middle").exit_code == EXIT_USAGE
+    assert shop("follow", "shop:app", "orders", "elsewhere", "--end").exit_code == EXIT_USAGE
+    moved = shop("follow", "shop:app", "orders", "inbox/orders", "--from", "earliest").result
+    assert moved == {"endpoint": "orders", "source": "inbox/orders", "at": "inbox/orders@1:0"}
+    [row] = shop("follow", "shop:app").result["follows"]
+    assert (row["stream"], row["lag"], row["stopped"]) == ("inbox/orders", 0, "")
+    assert shop("follow", "shop:app", "orders", "inbox/orders", "--end").result == {"ended": "inbox/orders"}
+    assert shop("adopt", "shop:app", "orders").result == {"endpoint": "orders", "owner": "shop", "before": None}

@@ -104,6 +104,7 @@ class App(Application):
         twin = App(store, name=self.name, identity=self.mode, keep_s=self.keep_s, styles=self.styles)
         twin.endpoints, twin.rules, twin.routes = dict(self.endpoints), self.rules, dict(self.routes)
         twin.senders, twin.periodic, twin.hub = dict(self.senders), list(self.periodic), self.hub
+        twin.follows = [each for each in self.follows if each.store is None]  # other stores have no part in a test
         twin._folder = folder
         return twin
 

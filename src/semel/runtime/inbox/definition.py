@@ -24,6 +24,7 @@ from semel.errors import ConfigError, InputError, MessageRefused, StaleFence, St
 from semel.inbox.cron import Schedule
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy, keep_warning
 from semel.inbox.failure import FailureRule, FailureRules, on
+from semel.inbox.following import FollowedStream
 from semel.inbox.identity import Identity, IdentityMode, identify, identify_id, inbox_hop
 from semel.inbox.inline import KEEPING_S
 from semel.inbox.messages import Attributes, envelope_of, type_name
@@ -123,6 +124,8 @@ class Application:
         self.routes: dict[str, str] = {}
         self.senders: dict[str, Sender] = {}
         self.periodic: list[Periodic] = []
+        self.follows: list[FollowedStream] = []
+        self._set_up: set[tuple[str, str]] = set()
         self.hub = parse_connection_string(hub) if hub is not None else None
         self.clock = steady_clock()
         self.buffers: dict[str, Any] = {}
@@ -148,11 +151,39 @@ class Application:
         if name in self.endpoints:
             raise ConfigError(f"there are two endpoints {name!r}", fix="add the handlers of both to one of them")
         options = {"keep_s": self.keep_s, **options, **self.settings.endpoints.get(name, {})}
+        follows = options.pop("follow", ())
         self.endpoints[name] = InboxEndpoint(EndpointOptions(name, **options), tuple(errors))
         if (warning := keep_warning(self.endpoints[name].options)) is not None:
             log.warning("%s", warning)
         self._handlers = None
+        for each in follows:
+            self.follow(name, **each)
+        self._set_up |= {(name, each.name) for each in self.follows if each.endpoint == name}
         return self.endpoints[name]
+
+    def follow(
+        self,
+        endpoint: str,
+        stream: str,
+        *,
+        store: str | None = None,
+        group: str | Iterable[str] = (),
+        start: str = "earliest",
+        name: str = "",
+    ) -> None:
+        """Let a durable endpoint take the messages of a stream, such as hub/chat: of this store, or of the one whose
+        URL is given. `start` is for the first time: "earliest" takes what is there, "latest" only what is new. Give a
+        `name` if an endpoint follows two streams of one name."""
+        self._durable(endpoint)
+        groups = (group,) if isinstance(group, str) else tuple(group)
+        options = FollowedStream(endpoint, stream, store, groups, start, name)
+        if (endpoint, options.name) in self._set_up:
+            return  # as for every option: who runs the application has the last word
+        if any((each.endpoint, each.name) == (endpoint, options.name) for each in self.follows):
+            raise ConfigError(
+                f"endpoint {endpoint!r} follows {options.name!r} twice", fix="give one of them another name: name="
+            )
+        self.follows.append(options)
 
     def errors(self, *rules: FailureRule) -> None:
         """Rules for the failures of all handlers; those of a handler and of its endpoint come first."""
@@ -314,6 +345,7 @@ class Application:
             scope=who.scope if who.scope != who.queue else None,
             on_fresh=message_event(Kind.ACCEPTED, options.hop, "", envelope),
             on_duplicate=message_event(Kind.DUPLICATE, options.hop, "", envelope),
+            log=options.log_stream,
         )
 
     def identity_of(self, endpoint: str, envelope: Envelope) -> Identity:

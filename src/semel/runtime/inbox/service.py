@@ -37,6 +37,7 @@ from semel.runtime.host.sweeper import Sweeper
 from semel.runtime.inbox.buffered import BufferRunner
 from semel.runtime.inbox.definition import Application, Periodic, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint
+from semel.runtime.inbox.following import FollowRunner, StreamFollower
 from semel.runtime.inbox.handling import Answer
 from semel.runtime.inbox.lanes import RUN_AHEAD, HandlerLanes, LaneRunner
 from semel.runtime.inbox.operating import LETTERS, paused_endpoints
@@ -93,8 +94,12 @@ class InboxService:
         self._http = HttpSenders(self.app.hub)
         self._add_relay()
         sweeper = Sweeper(self.app.store, failed=lambda error, what: self.performer.outages.record(error))
+        self._follows = FollowRunner(self.app, owner=self.name)
         self._begin(
-            sweeper.run(), self._watch_pauses(paused), *(self._send_periodic(each) for each in self.app.periodic)
+            *self._follows.jobs(),
+            sweeper.run(),
+            self._watch_pauses(paused),
+            *(self._send_periodic(each) for each in self.app.periodic),
         )
         for runner in self._runners:
             runner.start()
@@ -109,11 +114,20 @@ class InboxService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._follows.close()
         await self.performer.close()
         await self._http.close()
         for lanes in self._lanes:
             lanes.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def followers(self) -> list[StreamFollower]:
+        return self._follows.followers
+
+    def has_unread(self) -> bool:
+        """Whether a stream that is followed has something that was not taken yet."""
+        return self._follows.has_unread()
 
     @property
     def handled(self) -> int:
@@ -277,11 +291,16 @@ def drain(app: Application, timeout_s: float) -> int:
 
 async def _drain(app: Application, timeout_s: float) -> int:
     async with InboxService(app) as service, asyncio.timeout(timeout_s):
-        while await asyncio.to_thread(has_due_work, app):  # noqa: ASYNC110 - other processes may work at it too
+        while await asyncio.to_thread(_has_something, service):  # noqa: ASYNC110 - other processes may work at it too
             await asyncio.sleep(DRAIN_LOOK_S)
     for buffer in app.buffers.values():
         buffer.open()  # the process goes on, and may drain again
     return service.handled
+
+
+def _has_something(service: InboxService) -> bool:
+    """Rows twice: the relay fills streams, and a stream becomes rows between two looks."""
+    return has_due_work(service.app) or service.has_unread() or has_due_work(service.app)
 
 
 def has_due_work(app: Application) -> bool:
