@@ -20,14 +20,19 @@ from tests.campaigns.follow_child import Order, make_app
 from tests.tools.paths import child_environment
 
 from semel import App
+from semel.auth.keys import parse_connection_string
 from semel.inbox.messages import envelope_of
+from semel.inbox.outbox import parse_destination
+from semel.kernel.envelope import Envelope
 from semel.kernel.ops import Append, Trim, Unit
 from semel.kernel.store import Records, Store
 from semel.runtime.inbox.following import follow_status
+from semel.runtime.inbox.senders import HttpSenders
 from semel.runtime.inbox.service import InboxService
 from semel.stores.open import open_store
 from semel.stores.points import POINTS
 from semel.testing.limits import scaled, wait_until
+from semel.testing.serve_process import KEY, ServeProcess
 
 pytestmark = pytest.mark.connected
 
@@ -179,3 +184,34 @@ def logged(app: App) -> list[str]:
     found = app.store.read("inbox/mail/log")
     assert isinstance(found, Records)
     return [record.envelope.id for record in found.records]
+
+
+@pytest.mark.asyncio
+async def test_a_publish_to_a_running_server_is_handled_under_its_own_id(tmp_path: Path) -> None:
+    """The server has its SQLite file open, and so has the shop, which takes one group of the hub. One message comes
+    again on purpose: the hub takes it once, and so does the shop."""
+    server = ServeProcess(f"sqlite:///{tmp_path}/semel.db", tmp_path / "log")
+    await server.start()
+    try:
+        endpoint = parse_connection_string(f"Endpoint=http://127.0.0.1:{server.port};AccessKey={KEY};Version=1.0;")
+        senders = HttpSenders(endpoint)
+        for id, to in (("order-1", "orders"), ("chat-1", "talk"), ("order-2", "orders"), ("order-1", "orders")):
+            destination = parse_destination(f"hub:chat/group/{to}")
+            await senders.by_kind["hub"](destination, envelope_of(Order(id), id))
+        await senders.close()
+        shop = App(f"sqlite:///{tmp_path}/shop.db", name="shop")
+        seen: list[tuple[str, str]] = []
+
+        def note(order: Order, envelope: Envelope) -> None:
+            seen.append((order.id, envelope.source))
+
+        shop.endpoint("orders").on("message")(note)
+        shop.follow("orders", "hub/chat", store=server.store, group="orders")
+        assert await asyncio.to_thread(shop.drain, scaled(60)) == 2
+        hops = [(entry.event.kind.name, entry.event.hop) for entry in shop.store.history("order-1")]
+        shop.close()
+    finally:
+        await server.kill()
+    assert seen == [("order-1", "hub/chat"), ("order-2", "hub/chat")]
+    assert ("ACCEPTED", "hub/chat>inbox/orders") in hops
+    assert hops[-1] == ("HANDLED", "inbox/orders>handler")
