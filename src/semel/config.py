@@ -315,6 +315,24 @@ class BreakerSection(_Section):
     pause_s: float = Field(default=300.0, gt=0.0, description="seconds for which it stays open: more than 0")
 
 
+class FollowSection(_Section):
+    """follow of [[inbox.endpoint]]: a stream whose messages an endpoint takes."""
+
+    stream: str = Field(min_length=1, description="the name of a stream, such as 'hub/chat'")
+    store: str | None = Field(
+        default=None, min_length=1, repr=False, description="the URL of the store that has it; default: the inbox's own"
+    )
+    group: str | tuple[str, ...] = Field(default=(), description="of a hub: the groups that are taken; default: all")
+    start: Literal["earliest", "latest"] = Field(
+        default="earliest", description="'earliest' or 'latest': where it begins the first time"
+    )
+    name: str = Field(default="", description="tells two apart that read streams of one name")
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return (self.group,) if isinstance(self.group, str) else self.group
+
+
 class EndpointSection(_Section):
     """[[inbox.endpoint]]: options of one endpoint, over what the application says in its code."""
 
@@ -352,6 +370,12 @@ class EndpointSection(_Section):
     id_field: str | None = Field(
         default=None, min_length=1, description="the field of an event's body with its id, such as order.id"
     )
+    log: bool | None = Field(
+        default=None, description="true: what is accepted is also in the stream inbox/<endpoint>/log"
+    )
+    follow: tuple[FollowSection, ...] = Field(
+        default=(), description="streams whose messages the endpoint takes: tables with stream, store, group, start"
+    )
     breaker: BreakerSection | None = Field(
         default=None, description="a table of window_s, minimum, share and pause_s: the circuit breaker"
     )
@@ -362,14 +386,18 @@ class EndpointSection(_Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         from semel.inbox.endpoint import EndpointOptions
+        from semel.inbox.following import FollowedStream
         from semel.inbox.sources import parse_source
 
         # a style without a mode is for the mode that the code says
         mode = {"mode": "inline"} if self.style in ("eager", "none") else {}
         try:
-            EndpointOptions(self.name, **{**mode, **self.options})
+            options = {key: value for key, value in self.options.items() if key != "follow"}
+            EndpointOptions(self.name, **{**mode, **options})
             if self.listen is not None:
                 parse_source(self.listen)
+            for each in self.follow:
+                FollowedStream(self.name, each.stream, each.store, each.groups, each.start, each.name)
         except (ConfigError, InputError) as error:
             raise _as_custom_error(error) from None
         return self
@@ -379,7 +407,9 @@ class EndpointSection(_Section):
         """What is said, as keyword arguments of an endpoint."""
         from semel.inbox.breaker import BreakerOptions
 
-        given = self.model_dump(exclude={"name", "breaker", "listen"}, exclude_none=True)
+        given = self.model_dump(exclude={"name", "breaker", "listen", "follow"}, exclude_none=True)
+        if self.follow:
+            given["follow"] = tuple(each.model_dump(exclude_none=True) for each in self.follow)
         return given if self.breaker is None else {**given, "breaker": BreakerOptions(**self.breaker.model_dump())}
 
 

@@ -315,6 +315,9 @@ def _check_opening(url: str, source: str, config: Config) -> DoctorCheck:
         return DoctorCheck("store", state, error.message, error.fix, error.exit_code)
     except SemelError as error:
         return DoctorCheck("store", "bad", error.message, error.fix, error.exit_code)
+    if status.horizon.is_long:
+        fix = "end that transaction, or wait for it: until then export and audit do not see what came after it began"
+        return DoctorCheck("store", "note", f"{shown(url)} ({source}): the ledger has {status.horizon}", fix)
     return DoctorCheck(
         "store", "ok", f"{shown(url)} ({source}): {status.engine}, epoch {status.epoch}, schema {status.schema}"
     )

@@ -305,6 +305,71 @@ def resume(context: typer.Context, name: AppArgument, endpoint: EndpointArgument
     return _set_paused(name, endpoint, False)
 
 
+@app.command("adopt")
+@bundled
+def adopt(context: typer.Context, name: AppArgument, endpoint: EndpointArgument) -> CommandResult:
+    """Take an endpoint over that belongs to another application of the same store, or to this one's former name.
+
+    Stop the other application first, and let its outbox run empty. Messages, dead letters and what was handled stay.
+
+    \b
+    Examples:
+      semel inbox adopt shop:app orders
+    """
+    with opened(name) as found:
+        before = found.adopt(endpoint)
+    line = f"{endpoint} belongs to {found.name}" + (f", and no longer to {before}" if before else "")
+    return CommandResult({"endpoint": endpoint, "owner": found.name, "before": before}, [line])
+
+
+@app.command("follow")
+@bundled
+def follow(
+    context: typer.Context,
+    name: AppArgument,
+    endpoint: Annotated[str, typer.Argument(metavar="[ENDPOINT]", help="One of its endpoints.")] = "",
+    source: Annotated[str, typer.Argument(metavar="[SOURCE]", help="What it follows, such as hub/chat.")] = "",
+    start: Annotated[
+        str | None,
+        typer.Option("--from", metavar="WHERE", help="earliest: from what is there. latest: only what is new."),
+    ] = None,
+    end: Annotated[bool, typer.Option("--end", help="Forget it: its store may trim the stream.")] = False,
+) -> CommandResult:
+    """Show how far streams were taken into endpoints, or say from where one goes on that has stopped.
+
+    A follower stops when records are missing: its source was restored, or trimmed. What --from leaves out is left out
+    for good. Records that come again under their ids are duplicates, for as long as the endpoint remembers them.
+
+    \b
+    Examples:
+      semel inbox follow shop:app
+      semel inbox follow shop:app orders hub/chat --from earliest
+      semel inbox follow shop:app orders hub/chat --end
+    """
+    from rich.table import Table
+
+    from semel.inbox.following import FollowStart
+    from semel.runtime.inbox.following import end_follow, follow_from, follow_status
+
+    if start is not None and start not in set(FollowStart):
+        raise ConfigError(f"--from is {start!r}", fix="use earliest or latest")
+    if (start is not None) == end and (start is not None or endpoint):
+        raise ConfigError("it is not said what to do", fix="give --from earliest, --from latest, or --end")
+    with opened(name) as found:
+        if end:
+            end_follow(found, endpoint, source)
+            return CommandResult({"ended": source}, [f"{endpoint} has forgotten {source}"])
+        if start is not None:
+            at = follow_from(found, endpoint, source, FollowStart(start)).position
+            return CommandResult({"endpoint": endpoint, "source": source, "at": str(at)}, [f"goes on after {at}"])
+        rows = follow_status(found)
+    view = Table("endpoint", "follows", "taken up to", "behind", "stopped")
+    for row in rows:
+        behind = "?" if row.lag is None else f"{row.lag:,}"
+        view.add_row(row.endpoint, row.name, "" if row.offset is None else f"{row.offset:,}", behind, row.stopped)
+    return CommandResult({"follows": [row.as_dict() for row in rows]}, [view])
+
+
 def _set_paused(name: str, endpoint: str, paused: bool) -> CommandResult:
     from semel.runtime.inbox.operating import set_paused
 

@@ -164,7 +164,7 @@ def _facts(seen: Status, exported: dict[str, str | None]) -> list[tuple[str, str
         ("schema", str(seen.schema)),
         ("size", human_bytes(seen.bytes)),
         ("remembered", f"{seen.remembered:,} identities of work that is done"),
-        ("ledger", f"{seen.ledger_entries:,} entries"),
+        ("ledger", f"{seen.ledger_entries:,} entries" + (f", {seen.horizon}" if seen.horizon.events else "")),
         ("sweepable", f"{seen.sweepable:,} rows"),
     ]
     facts += [(f"{name} exported", f"up to {mark}") for name, mark in exported.items() if mark is not None]
@@ -559,6 +559,9 @@ def _export_round(
     for name in names:
         with terminal.progress(f"exporting the {name}", entries if name == "ledger" else None) as update:
             done.append(export(store, folder, name, replace(options, progress=_reporter(terminal, update))))
+    horizon = store.horizon()
+    if horizon.is_long:
+        terminal.note(f"the newest part could not be exported: {horizon}")
     return done
 
 

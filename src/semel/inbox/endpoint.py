@@ -123,7 +123,8 @@ class EndpointOptions:
     message it is not handled any more. `parallel` messages are with handlers at a time. Up to `share_commit` handlers
     run one after the other in one transaction. With a `breaker` nothing is taken for a while when too much fails. The
     transport may deliver a message again for `redelivery_s`: see `keep_warning`. `id_field` is where the body of a
-    CloudEvent has the application's own id, such as `order.id`."""
+    CloudEvent has the application's own id, such as `order.id`. With `log` what is accepted is also a record of the
+    stream `log_stream`, in the same commit."""
 
     name: str
     mode: EndpointMode = EndpointMode.DURABLE
@@ -140,6 +141,7 @@ class EndpointOptions:
     share_commit: int = 1
     redelivery_s: float | None = None
     id_field: str | None = None
+    log: bool = False
 
     def __post_init__(self) -> None:
         inbox_queue(self.name)  # a name that no queue can have is refused here
@@ -156,6 +158,11 @@ class EndpointOptions:
     @property
     def queue(self) -> str:
         return inbox_queue(self.name)
+
+    @property
+    def log_stream(self) -> str | None:
+        """Where what was accepted can be read, by a pipeline say. None: nowhere."""
+        return f"{self.queue}/log" if self.log else None
 
     @property
     def hop(self) -> str:
@@ -200,6 +207,11 @@ class EndpointOptions:
             self.share_commit == 1 or self.mode is EndpointMode.DURABLE,
             f"endpoint {self.name!r} is {self.mode} and has share_commit",
             "make it durable, or leave share_commit out: only stored messages can share a commit",
+        )
+        _check(
+            not self.log or self.mode is EndpointMode.DURABLE,
+            f"endpoint {self.name!r} is {self.mode} and has a log",
+            "make it durable, or leave log out: what is accepted elsewhere is not stored",
         )
         for name, seconds in (("expire_s", self.expire_s), ("redelivery_s", self.redelivery_s)):
             _check(seconds is None or seconds > 0, f"{name} is {seconds}", "use seconds above 0, or leave it out")

@@ -112,6 +112,8 @@ class Enqueue(msgspec.Struct, frozen=True, gc=False):
 
     A row keeps its key when it is set again. Of one that is done a sweep leaves only the identity: that one takes the
     key that is given. `on_fresh` may be several events, as an `Append`'s.
+
+    With `log` a row that is new is also a record of that stream, in the same commit; one that is no longer new is not.
     """
 
     queue: str
@@ -124,6 +126,7 @@ class Enqueue(msgspec.Struct, frozen=True, gc=False):
     on_fresh: Event | tuple[Event, ...] | None = None
     on_duplicate: Event | None = None
     guard: Guard | None = None
+    log: str | None = None
 
 
 class Remember(msgspec.Struct, frozen=True, gc=False):

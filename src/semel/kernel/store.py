@@ -46,6 +46,7 @@ IDENTITY_KEEP_S = 7 * 24 * 3600.0
 ORPHAN_KEEP_S = 3600.0
 STATE_KEEP_S = 24 * 3600.0
 """How long a deleted state key keeps its count of versions; longer than any process is ever paused."""
+LEDGER_HELD_S = 60.0
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -130,6 +131,26 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerHorizon:
+    """How far the ledger can be read behind what was committed. On PostgreSQL an open transaction of anybody holds it
+    back: `events` entries are there already and not shown yet, the oldest for `held_s` seconds, because of `holder`.
+    They are counted up to 100,000."""
+
+    held_s: float = 0.0
+    events: int = 0
+    holder: str = ""
+
+    @property
+    def is_long(self) -> bool:
+        """Worth a word: most transactions last a moment."""
+        return self.held_s >= LEDGER_HELD_S
+
+    def __str__(self) -> str:
+        who = f" by {self.holder}" if self.holder else ""
+        return f"{self.events:,} entries held back for {self.held_s:.0f} s{who}"
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What `semel store status` shows. `work` counts the rows that are not done, by queue and state; `remembered` are
     the identities of those that are."""
@@ -147,6 +168,7 @@ class Status:
     sweepable: int = 0
     bytes: int = 0
     details: dict[str, str] = field(default_factory=dict)
+    horizon: LedgerHorizon = field(default_factory=LedgerHorizon)
 
 
 class Tx(Protocol):
@@ -295,6 +317,10 @@ class Store(Protocol):
     def check(self) -> None:
         """Raise what keeps the store from taking commits, as far as that shows within about a second and without
         writing: its files are gone, somebody holds its lock, it is in recovery."""
+        ...
+
+    def horizon(self) -> LedgerHorizon:
+        """How far export and audit are behind, and who holds them back. A small read."""
         ...
 
     def status(self) -> Status: ...

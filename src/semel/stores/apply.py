@@ -338,6 +338,9 @@ class _Application:
                 results[at] = Fresh(position)
                 self._note(op.on_fresh, envelope)
                 _name_blob(envelope, named)
+                if isinstance(op, Enqueue) and op.log is not None:
+                    # decided only here, so nobody waits for this answer
+                    self.appends.append((([_DONE], 0), Append(op.log, envelope)))
                 continue
             results[at] = Duplicate(position, state=known.state, result=known.result)
             self._note(op.on_duplicate, envelope)

@@ -100,6 +100,8 @@ def _check_enqueue(op: Enqueue) -> None:
         check_text("scope", op.scope, chars_max=KEY_CHARS_MAX)
     if op.due is not None:
         _check_number("due", op.due, 0, TIME_MAX)
+    if op.log is not None:
+        _check_name(op.log)
     _check_verdict_events(op)
 
 

@@ -27,6 +27,7 @@ from semel.kernel.store import (
     STATE_KEEP_S,
     CursorInfo,
     IndexEntry,
+    LedgerHorizon,
     Record,
     Records,
     State,
@@ -771,6 +772,10 @@ class MemoryStore:
 
     def check(self) -> None:
         """Nothing can keep it from taking commits."""
+
+    def horizon(self) -> LedgerHorizon:
+        """There is one writer at a time, so what is committed is shown."""
+        return LedgerHorizon()
 
     def status(self) -> Status:
         with self._lock:

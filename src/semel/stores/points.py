@@ -29,6 +29,10 @@ POINTS: dict[str, str] = {
     "inbox.settled": "all is committed, the delivery is not yet settled with its transport",
     "letter.stored": "the body of a message that is given up is stored, its end is not",
     "letter.moved": "a dead letter is replayed or discarded, not yet reported to anybody",
+    "follow.begun": "the source's store keeps a stream for a follower, which has no cursor yet",
+    "follow.read": "records of a stream are read, nothing of them is stored",
+    "follow.stored": "the rows of records and the cursor after them are committed, not yet reported to anybody",
+    "follow.pinned": "the source's store knows how far its stream was taken",
     "relay.sent": "the other side has a message, the outbox does not know it",
 }
 

@@ -38,6 +38,7 @@ from semel.kernel.store import (
     STATE_KEEP_S,
     CursorInfo,
     IndexEntry,
+    LedgerHorizon,
     Records,
     State,
     Status,
@@ -689,6 +690,9 @@ class PostgresStore:
                 fix="connect to the primary; if this is to be one, promote it, or wait until its recovery is over",
             )
 
+    def horizon(self) -> LedgerHorizon:
+        return _horizon(self._pool.ask)
+
     def status(self) -> Status:
         with self._transaction() as run:
             [(_, schema, epoch, *_)] = run.ask("read_store")
@@ -708,6 +712,7 @@ class PostgresStore:
                 sweepable=run.ask("status_sweepable", self._state_keep_us)[0][0],
                 bytes=run.ask("status_bytes")[0][0],
                 details={"database": run.connection.info.dbname, "user": run.connection.info.user},
+                horizon=_horizon(run.ask),
             )
 
     def close(self) -> None:
@@ -735,6 +740,18 @@ def _schema(run: Statements) -> int:
     [(_, _, _, is_store)] = run.ask("server")
     rows = run.ask("read_store") if is_store else []
     return int(rows[0][1]) if rows else 0
+
+
+def _horizon(ask: Callable[..., Sequence[Row]]) -> LedgerHorizon:
+    [(events, held_us)] = ask("ledger_horizon")
+    if not events:
+        return LedgerHorizon()
+    holders = ask("horizon_holder")
+    if not holders:
+        return LedgerHorizon(held_us / 1e6, events, "a transaction that this user may not see")
+    [(pid, name, state, since_us)] = holders
+    who = f"the prepared transaction {name!r}" if pid is None else f"{name or 'an unnamed application'} (pid {pid})"
+    return LedgerHorizon(held_us / 1e6, events, f"{who}, {state}, open for {since_us / 1e6:.0f} s")
 
 
 def _newest() -> int:

@@ -959,6 +959,28 @@ SELECT (SELECT count(*) FROM semel_identity) + (SELECT count(*) FROM semel_work 
 -- name: status_ledger
 SELECT count(*) FROM semel_ledger
 
+-- name: ledger_horizon
+SELECT count(*), coalesce(max(now_us - at), 0) FROM (
+    SELECT l.at, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us
+    FROM semel_ledger l
+    WHERE l.xid >= (SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint + xid_base FROM semel_store)
+    ORDER BY l.xid, l.seq
+    LIMIT 100000
+) held
+
+-- name: horizon_holder
+SELECT pid, name, state, since FROM (
+    SELECT pid, application_name AS name, coalesce(state, 'busy') AS state,
+        (extract(epoch FROM clock_timestamp() - xact_start) * 1000000)::bigint AS since, age(backend_xid) AS age
+    FROM pg_stat_activity
+    WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+    UNION ALL
+    SELECT NULL, gid, 'prepared', (extract(epoch FROM clock_timestamp() - prepared) * 1000000)::bigint, age(transaction)
+    FROM pg_prepared_xacts
+) open_ones
+ORDER BY age DESC
+LIMIT 1
+
 -- name: status_sweepable
 SELECT (
     SELECT count(*)

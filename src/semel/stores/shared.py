@@ -9,7 +9,7 @@ import msgspec
 from semel.errors import InputError, LocalProtocolError, StaleFence, StoreRefused
 from semel.kernel.envelope import Envelope
 from semel.kernel.ledger import Mark
-from semel.kernel.ops import Append, Claim, Op, Outcome, Refused, Result, Trim, Unit, WorkRow, WorkState
+from semel.kernel.ops import Append, Claim, Enqueue, Op, Outcome, Refused, Result, Trim, Unit, WorkRow, WorkState
 from semel.kernel.position import EPOCH_GAP
 from semel.kernel.store import State
 
@@ -27,7 +27,7 @@ def is_found_aside(claim: Claim, state: WorkState) -> bool:
 def check_bound(ops: Sequence[Op]) -> Unit:
     """Refuse what would hold the head of a stream for as long as a user's transaction lasts."""
     for op in ops:
-        if isinstance(op, Append | Trim):
+        if isinstance(op, Append | Trim) or (isinstance(op, Enqueue) and op.log is not None):
             raise LocalProtocolError(
                 f"{type(op).__name__} is not possible in a transaction that Semel did not open",
                 fix="Enqueue to an outbox; a relay appends it to the stream",

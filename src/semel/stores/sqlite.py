@@ -37,6 +37,7 @@ from semel.kernel.store import (
     STATE_KEEP_S,
     CursorInfo,
     IndexEntry,
+    LedgerHorizon,
     Records,
     State,
     Status,
@@ -734,6 +735,10 @@ class SqliteStore:
                 self._roll_back()
         finally:
             self._lock.release()
+
+    def horizon(self) -> LedgerHorizon:
+        """There is one writer at a time, so what is committed is shown."""
+        return LedgerHorizon()
 
     def status(self) -> Status:
         with self._snapshot() as db:

@@ -317,3 +317,16 @@ def test_processes_need_as_many_ports(shop: Semel) -> None:
     ran = shop("run", "shop:app", "--metrics", "65534", "--processes", "4")
     assert ran.exit_code == EXIT_USAGE
     assert "65537" in ran.out
+
+
+def test_what_is_followed_is_shown_and_an_endpoint_changes_hands(shop: Semel, tmp_path: Path) -> None:
+    assert shop("follow", "shop:app").result == {"follows": []}
+    assert shop("follow", "shop:app", "orders", "inbox/orders").exit_code == EXIT_USAGE, "it is not said what to do"
+    assert shop("follow", "shop:app", "orders", "inbox/orders", "--from", "middle").exit_code == EXIT_USAGE
+    assert shop("follow", "shop:app", "orders", "elsewhere", "--end").exit_code == EXIT_USAGE
+    moved = shop("follow", "shop:app", "orders", "inbox/orders", "--from", "earliest").result
+    assert moved == {"endpoint": "orders", "source": "inbox/orders", "at": "inbox/orders@1:0"}
+    [row] = shop("follow", "shop:app").result["follows"]
+    assert (row["stream"], row["lag"], row["stopped"]) == ("inbox/orders", 0, "")
+    assert shop("follow", "shop:app", "orders", "inbox/orders", "--end").result == {"ended": "inbox/orders"}
+    assert shop("adopt", "shop:app", "orders").result == {"endpoint": "orders", "owner": "shop", "before": None}

@@ -16,7 +16,8 @@ from semel.kernel.envelope import from_json, unpack
 ROOT = typer.main.get_command(app)
 COMMANDS = [
     "demo", "doctor", "serve", "token", "pubsub", "inbox", "plan", "store", "pipeline", "audit", "sim", "bench",
-    "inbox init", "inbox run", "inbox send", "inbox status", "inbox pause", "inbox resume", "inbox dead-letters",
+    "inbox init", "inbox run", "inbox send", "inbox status", "inbox pause", "inbox resume", "inbox adopt",
+    "inbox follow", "inbox dead-letters",
     "pubsub hubs",
     "pubsub connections", "pubsub groups", "pubsub send", "pubsub close", "pubsub tail", "store init", "store status",
     "store migrate", "store sweep", "store export", "store ledger", "store new-epoch", "bench store", "bench inbox",

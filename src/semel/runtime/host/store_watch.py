@@ -15,6 +15,7 @@ from semel.errors import SemelError, StoreUnavailable
 from semel.kernel.effects import Committed
 from semel.kernel.group import Completion
 from semel.kernel.ops import Put
+from semel.kernel.store import LedgerHorizon
 from semel.runtime.host.outages import Use
 from semel.runtime.host.performer import Performer
 from semel.runtime.host.threads import run_in_thread
@@ -23,6 +24,8 @@ LOOK_S = 1.0
 """How often it is looked whether a commit takes too long, and in an outage whether it is over."""
 CHECK_S = 5.0
 """How often the store is asked while all is well."""
+HORIZON_S = 10.0
+"""How often it is looked how far the ledger is held back."""
 KEEP_S = 1.0
 """However often somebody wants to know, the store is asked once in this time."""
 SLOW_S = 2.0
@@ -37,6 +40,7 @@ class StoreWatch:
         self._key = f"trial/{performer.store.node}"
         self._checking: asyncio.Future[None] | None = None
         self._checked_at = float("-inf")
+        self.horizon = LedgerHorizon()
         self._is_trying = False
         self._tried_at = float("-inf")
 
@@ -45,6 +49,16 @@ class StoreWatch:
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
+
+    async def run_horizon(self) -> None:
+        """Until cancelled. Beside the looks: how long it takes says nothing about the health of the store."""
+        while True:
+            await self.look_at_horizon()
+            await asyncio.sleep(HORIZON_S)
+
+    async def look_at_horizon(self) -> None:
+        with suppress(SemelError):
+            self.horizon = await asyncio.to_thread(self._store.horizon)
 
     def look(self) -> None:
         if self.outages.current is not None:

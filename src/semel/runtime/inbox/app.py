@@ -35,7 +35,7 @@ from semel.kernel.ledger import Event
 from semel.kernel.ops import Remember
 from semel.kernel.trace import trace_id, with_trace
 from semel.runtime.brokers.listeners import TransportMaker, listen_to, make_listeners
-from semel.runtime.inbox import operating, service
+from semel.runtime.inbox import operating, owners, service
 from semel.runtime.inbox.buffered import buffer_of, deliver_buffered
 from semel.runtime.inbox.counts import MessageCount
 from semel.runtime.inbox.definition import Application, Verdict, mint, now_us
@@ -204,6 +204,15 @@ class App(Application):
         """Give up a dead letter for good."""
         operating.discard(self, endpoint, identity)
 
+    def adopt(self, endpoint: str) -> str | None:
+        """Take an endpoint over that another application of this store has. Stop that one first: a process of it that
+        still runs takes nothing more from then on. Returns who had it."""
+        self.check_endpoint(endpoint)
+        before = owners.adopt_endpoint(self.store, self.name, endpoint)
+        self._scopes.pop(endpoint, None)
+        self._handlers = None
+        return before
+
     # -- running
 
     def listen(
@@ -254,6 +263,7 @@ class App(Application):
         twin.endpoints, twin.rules, twin.routes = dict(self.endpoints), self.rules, dict(self.routes)
         twin.memories = dict(self.memories)
         twin.senders, twin.periodic, twin.hub = dict(self.senders), list(self.periodic), self.hub
+        twin.follows = [each for each in self.follows if each.store is None]  # other stores have no part in a test
         twin.brokers = dict(self.brokers)
         twin._folder, twin.telemetry.spans = folder, self.telemetry.spans
         return twin

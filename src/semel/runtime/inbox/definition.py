@@ -20,10 +20,11 @@ from typing import Any, Unpack
 import msgspec
 
 from semel.auth.keys import parse_connection_string
-from semel.errors import ConfigError, InputError, MessageRefused, StoreBusy, StoreError, TransactionEnded
+from semel.errors import ConfigError, InputError, MessageRefused, StaleFence, StoreBusy, StoreError, TransactionEnded
 from semel.inbox.cron import Schedule
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, StylePolicy, is_seconds, keep_warning
 from semel.inbox.failure import FailureRule, FailureRules, check_rules, on
+from semel.inbox.following import FollowedStream
 from semel.inbox.identity import Identity, IdentityMode, first_envelope, identify, inbox_hop
 from semel.inbox.inline import KEEPING_S
 from semel.inbox.messages import Attributes, check_envelope, envelope_of, in_us, type_name
@@ -50,6 +51,7 @@ from semel.kernel.store import Store
 from semel.kernel.text import clean_cause
 from semel.runtime.host.lease_holder import commit_unit
 from semel.runtime.host.performer import steady_clock
+from semel.runtime.inbox import owners
 from semel.runtime.inbox.call_sweeper import CallSweeper
 from semel.runtime.inbox.endpoint import InboxEndpoint, ReadyHandler, key_of, key_text
 from semel.runtime.inbox.forks import forget_in_children
@@ -164,6 +166,8 @@ class Application:
         self.senders: dict[str, Sender] = {}
         self.memories: dict[str, float] = {}
         self.periodic: list[Periodic] = []
+        self.follows: list[FollowedStream] = []
+        self._set_up: set[tuple[str, str]] = set()
         self.hub = parse_connection_string(hub) if hub is not None else None
         given = {kind: url for kind, url in (("nats", nats), ("amqp", amqp)) if url is not None}
         self.brokers = {kind: check_broker_url(kind, url) for kind, url in (self.settings.brokers | given).items()}
@@ -179,6 +183,7 @@ class Application:
         self._own: list[Provider] | None = None
         self._handlers: dict[str, dict[str, ReadyHandler]] | None = None
         self._registered = 0
+        self._scopes: dict[str, str] = {}
         self._is_forked = False
         self._begin_process()
         outbox_queue(name)
@@ -212,11 +217,39 @@ class Application:
         if name in self.endpoints:
             raise ConfigError(f"there are two endpoints {name!r}", fix="add the handlers of both to one of them")
         options = {"keep_s": self.keep_s, **options, **self.settings.endpoints.get(name, {})}
+        follows = options.pop("follow", ())
         self.endpoints[name] = InboxEndpoint(EndpointOptions(name, **options), check_rules(errors))
         if (warning := keep_warning(self.endpoints[name].options)) is not None:
             log.warning("%s", warning)
         self._handlers = None
+        for each in follows:
+            self.follow(name, **each)
+        self._set_up |= {(name, each.name) for each in self.follows if each.endpoint == name}
         return self.endpoints[name]
+
+    def follow(
+        self,
+        endpoint: str,
+        stream: str,
+        *,
+        store: str | None = None,
+        group: str | Iterable[str] = (),
+        start: str = "earliest",
+        name: str = "",
+    ) -> None:
+        """Let a durable endpoint take the messages of a stream, such as hub/chat: of this store, or of the one whose
+        URL is given. `start` is for the first time: "earliest" takes what is there, "latest" only what is new. Give a
+        `name` if an endpoint follows two streams of one name."""
+        self._durable(endpoint)
+        groups = (group,) if isinstance(group, str) else tuple(group)
+        options = FollowedStream(endpoint, stream, store, groups, start, name)
+        if (endpoint, options.name) in self._set_up:
+            return  # as for every option: who runs the application has the last word
+        if any((each.endpoint, each.name) == (endpoint, options.name) for each in self.follows):
+            raise ConfigError(
+                f"endpoint {endpoint!r} follows {options.name!r} twice", fix="give one of them another name: name="
+            )
+        self.follows.append(options)
 
     def errors(self, *rules: FailureRule) -> None:
         """Rules for the failures of all handlers; those of a handler and of its endpoint come first."""
@@ -297,8 +330,13 @@ class Application:
             providers: dict[type, Provider] = {}
             for each in (*self._given, *self._own):
                 providers.setdefault(each.kind, each)  # what the user brings comes before what we have
+            self.claim_endpoints()
             self._handlers = {name: endpoint.ready(providers, self.styles) for name, endpoint in self.endpoints.items()}
         return self._handlers
+
+    def claim_endpoints(self) -> None:
+        """Endpoints are of one application each: raises ConfigError for the first that is another's in this store."""
+        self._scopes |= owners.claim_endpoints(self.store, self.name, self.endpoints.keys() - self._scopes.keys())
 
     def rules_for(self, endpoint: InboxEndpoint, handler: ReadyHandler | None) -> FailureRules:
         """What nobody can read will not be readable the next time, and what has committed without its mark would have
@@ -436,10 +474,13 @@ class Application:
             scope=who.scope if who.scope != who.queue else None,
             on_fresh=message_event(Kind.ACCEPTED, options.hop, "", envelope),
             on_duplicate=message_event(Kind.DUPLICATE, options.hop, "", envelope),
+            log=options.log_stream,
         )
 
     def identity_of(self, endpoint: str, envelope: Envelope) -> Identity:
-        return identify(self.name, endpoint, envelope, self.mode)
+        if endpoint not in self._scopes:
+            _ = self.handlers  # the store says under whose name its messages are known
+        return identify(self._scopes.get(endpoint, self.name), endpoint, envelope, self.mode)
 
     def _key(self, endpoint: str, envelope: Envelope) -> str | None:
         """A message that cannot be read has no key: it is on its way to the dead letters, and holds nobody up."""
@@ -496,16 +537,19 @@ class Application:
         when another transaction is handling the same message just now: give it back, or try again later. `id` may be
         the envelope; of an event, `source` and `deduplication_id` say what its envelope would.
         """
-        op = self._remember(endpoint, id, source, deduplication_id, result, keep_s)
         self._sweeper.called()
         tx: Any = bind(self.store, connection)
-        answer = tx.apply([op], wait=False)
-        if asyncio.iscoroutine(answer):
-            answer.close()
+        if inspect.iscoroutinefunction(tx.apply):
             raise InputError(
                 f"calls of a {type(connection).__name__} are awaited", fix="use `await app.first_async(...)`"
             )
-        return _first(answer[0], tx, op)
+        if puts := self._owning(endpoint):
+            try:
+                tx.apply(puts)
+            except StaleFence:
+                self._owning(endpoint)  # refuses another's; else this transaction itself has written it before
+        op = self._remember(endpoint, id, source, deduplication_id, result, keep_s)
+        return _first(tx.apply([op], wait=False)[0], tx, op)
 
     async def first_async(
         self,
@@ -519,10 +563,25 @@ class Application:
         keep_s: float | None = None,
     ) -> First:
         """`first` for a connection whose calls are awaited."""
-        op = self._remember(endpoint, id, source, deduplication_id, result, keep_s)
         self._sweeper.called()
         tx: Any = bind(self.store, connection)
+        if puts := await asyncio.to_thread(self._owning, endpoint):
+            try:
+                await tx.apply(puts)
+            except StaleFence:
+                await asyncio.to_thread(self._owning, endpoint)
+        op = self._remember(endpoint, id, source, deduplication_id, result, keep_s)
         return _first((await tx.apply([op], wait=False))[0], tx, op)
+
+    def _owning(self, endpoint: str) -> tuple[Put, ...]:
+        """An endpoint without handlers is owned by whoever asks first. What the caller's transaction has to write for
+        that may be rolled back with it: it counts when the store has it."""
+        if endpoint in self._scopes:
+            return ()
+        scope, puts = owners.claim_beside(self.store, self.name, endpoint)
+        if not puts:
+            self._scopes[endpoint] = scope
+        return puts
 
     def _remember(
         self,
@@ -536,8 +595,9 @@ class Application:
         """The endpoint need not have handlers: who calls `first` is one."""
         known = self.endpoints.get(endpoint)
         keep = keep_s if keep_s is not None else known.options.keep_s if known is not None else self.keep_s
-        envelope = first_envelope(id, source, deduplication_id)
-        who, hop = self.identity_of(endpoint, envelope), inbox_hop(endpoint)
+        envelope, hop = first_envelope(id, source, deduplication_id), inbox_hop(endpoint)
+        # not by identity_of, which may ask the store: the caller's transaction may hold the lock that it waits for
+        who = identify(self._scopes.get(endpoint, self.name), endpoint, envelope, self.mode)
         return Remember(
             who.queue,
             who.identity,

@@ -40,10 +40,12 @@ from semel.runtime.inbox.buffered import BufferRunner
 from semel.runtime.inbox.counts import CountedPolicy
 from semel.runtime.inbox.definition import Application, Periodic, now_us
 from semel.runtime.inbox.endpoint import InboxEndpoint
+from semel.runtime.inbox.following import FollowRunner, StreamFollower
 from semel.runtime.inbox.handling import Answer
 from semel.runtime.inbox.lanes import RUN_AHEAD, HandlerLanes, LaneRunner
 from semel.runtime.inbox.listening import InboxListener
 from semel.runtime.inbox.operating import LETTERS, paused_endpoints
+from semel.runtime.inbox.owners import lost_endpoints
 from semel.runtime.inbox.policies import EndpointPolicy
 from semel.runtime.inbox.relay import Relay, RelayPolicy
 from semel.runtime.inbox.row_handler import RowHandler
@@ -73,6 +75,7 @@ class InboxService:
         self._rows: list[RowHandler] = []
         self._lanes: list[HandlerLanes] = []
         self._workers: dict[str, str] = {}
+        self._lost: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._runners: list[BufferRunner] = []
 
@@ -97,8 +100,12 @@ class InboxService:
         self._brokers = BrokerSenders(self.app.brokers, self.app.name)
         self._add_relay()
         sweeper = Sweeper(self.app.store, failed=lambda error, what: self.performer.outages.record(error))
+        self._follows = FollowRunner(self.app, owner=self.name)
         self._begin(
-            sweeper.run(), self._watch_pauses(paused), *(self._send_periodic(each) for each in self.app.periodic)
+            *self._follows.jobs(),
+            sweeper.run(),
+            self._watch_pauses(paused),
+            *(self._send_periodic(each) for each in self.app.periodic),
         )
         for runner in self._runners:
             runner.start()
@@ -116,12 +123,21 @@ class InboxService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._follows.close()
         await self.performer.close()
         await self._http.close()
         await self._brokers.close()
         for lanes in self._lanes:
             lanes.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def followers(self) -> list[StreamFollower]:
+        return self._follows.followers
+
+    def has_unread(self) -> bool:
+        """Whether a stream that is followed has something that was not taken yet."""
+        return self._follows.has_unread()
 
     @property
     def handled(self) -> int:
@@ -219,12 +235,20 @@ class InboxService:
         while True:
             await asyncio.sleep(PAUSES_S)
             with suppress(StoreError):
-                found = await asyncio.to_thread(paused_endpoints, self.app)
+                found = await asyncio.to_thread(self._not_ours)
                 for name in found - paused:
                     self._feed(name, Pause())
                 for name in paused - found:
                     self._feed(name, Resume())
                 paused = found
+
+    def _not_ours(self) -> set[str]:
+        """Endpoints that an operator has paused, or that another application has taken over."""
+        lost = lost_endpoints(self.app.store, self.app.name, self._workers)
+        for name in lost - self._lost:
+            log.error("endpoint %r was taken over by another application: this process takes nothing from it", name)
+        self._lost = lost
+        return paused_endpoints(self.app) | lost
 
     def _feed(self, endpoint: str, event: Pause | Resume) -> None:
         if endpoint in self._workers:
@@ -282,11 +306,16 @@ def drain(app: Application, timeout_s: float) -> int:
 
 async def drain_async(app: Application, timeout_s: float) -> int:
     async with InboxService(app) as service, asyncio.timeout(timeout_s):
-        while await asyncio.to_thread(has_due_work, app):  # noqa: ASYNC110 - other processes may work at it too
+        while await asyncio.to_thread(_has_something, service):  # noqa: ASYNC110 - other processes may work at it too
             await asyncio.sleep(DRAIN_LOOK_S)
     for buffer in app.buffers.values():
         buffer.open()  # the process goes on, and may drain again
     return service.handled
+
+
+def _has_something(service: InboxService) -> bool:
+    """Rows twice: the relay fills streams, and a stream becomes rows between two looks."""
+    return has_due_work(service.app) or service.has_unread() or has_due_work(service.app)
 
 
 def has_due_work(app: Application) -> bool:

@@ -35,7 +35,7 @@ class StorePart(Part):
         self._performer, self._outages = performer, performer.outages
 
     async def run(self) -> None:
-        await self.watch.run()
+        await asyncio.gather(self.watch.run(), self.watch.run_horizon())
 
     def health(self) -> Health:
         """What goes away by itself, or when somebody looks after the store, is no reason to restart the process."""
@@ -56,6 +56,11 @@ class StorePart(Part):
             "semel_store_in_trouble", "1 while the store does not do what it is asked to.", is_in_one
         )
         yield CounterMetricFamily("semel_store_outages", "How often that began.", outages.count)
+        held = self.watch.horizon
+        yield GaugeMetricFamily(
+            "semel_ledger_held_seconds", "For how long an open transaction has held the ledger back.", held.held_s
+        )
+        yield GaugeMetricFamily("semel_ledger_held_entries", "Entries that are not shown because of it.", held.events)
 
     async def overview(self) -> Mapping[str, Any]:
         return {"commits": self._performer.commit_times.commits, "outages": self._outages.count}

@@ -95,6 +95,9 @@ class SimulatedApp(App):
     def store(self) -> Store:
         return self._database.store
 
+    def claim_endpoints(self) -> None:
+        """There is one application, and a commit beside the world's own would reach a store that is down."""
+
     @property
     def context(self) -> HandlerContext:
         return HandlerContext(self.name, self.store, self.routes, self._micros, self._no_id)

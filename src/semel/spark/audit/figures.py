@@ -66,6 +66,11 @@ class LedgerHop(msgspec.Struct, frozen=True):
         """From a hub to its subscribers: as `expand.is_fanned`."""
         return self.hop.startswith("hub/") and self.receiver == "sub"
 
+    @property
+    def is_inbox(self) -> bool:
+        """From an endpoint to its handlers. The stream of its name is one way into it among others."""
+        return self.hop.startswith("inbox/") and self.receiver == "handler"
+
 
 @dataclass(frozen=True, slots=True)
 class HopReading:
@@ -171,8 +176,8 @@ def ways(hops: Sequence[LedgerHop], streams: Iterable[str]) -> list[HopReading]:
         found.append(
             HopReading(
                 hop,
-                implied=silent and hop.sender in known,
-                unseen=silent and hop.sender not in known,
+                implied=silent and hop.sender in known and not hop.is_inbox,
+                unseen=silent and (hop.sender not in known or hop.is_inbox),
                 taken=not hop.has(Kind.ACCEPTED) and hop.has(*TAKEN),
                 shared=ends[hop.pipeline, hop.receiver] > 1,
             )

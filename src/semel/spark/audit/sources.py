@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from semel.errors import ConfigError, NotAStore, StoreError
 from semel.kernel.ledger import START, Mark
+from semel.kernel.store import LedgerHorizon
 from semel.runtime.export.exporter import (
     DATASETS,
     ID_FILE,
@@ -118,6 +119,7 @@ class LiveStore:
     """The streams that were trimmed, with the first offset that is left."""
     taken: tuple[PipelineProgress, ...] = ()
     held: tuple[Held, ...] = ()
+    horizon: LedgerHorizon = field(default_factory=LedgerHorizon)
 
     @property
     def is_short(self) -> bool:
@@ -182,7 +184,9 @@ def find(sources: Sequence[str | Path]) -> Evidence:
     live = [_beside(store, parts) for store in stores]
     parts = [part for part in (_bounded_by_live(part, live) for part in parts) if part is not None]
     checked = tuple(map(_checked, parts))
-    return Evidence(tuple(map(str, sources)), tuple(folders), checked, tuple(live), tuple(_swept_notes(live)))
+    return Evidence(
+        tuple(map(str, sources)), tuple(folders), checked, tuple(live), (*_swept_notes(live), *_held_notes(live))
+    )
 
 
 # -- folders
@@ -296,7 +300,9 @@ def _look(url: str, folder_ids: set[str]) -> LiveStore:
         pipelines = _pipelines(stream.name for stream in streams)
         taken = tuple(each for pipeline in pipelines for each in _taken(store, pipeline))
         held = tuple(each for pipeline in pipelines for each in _held(store, pipeline))
-        return LiveStore(url, store.store_id, store.epoch, marks, marks, _swept(store), firsts, taken, held)
+        return LiveStore(
+            url, store.store_id, store.epoch, marks, marks, _swept(store), firsts, taken, held, store.horizon()
+        )
     finally:
         store.close()
 
@@ -347,6 +353,13 @@ def _swept_notes(stores: Iterable[LiveStore]) -> Iterator[str]:
                 f"store {live.store}: its ledger up to {live.swept} was exported and is no longer in it, and none of"
                 f" these sources has it after {live.after['ledger']}: name the folder that it was exported to"
             )
+
+
+def _held_notes(stores: Iterable[LiveStore]) -> Iterator[str]:
+    """What is behind an open transaction is not read, and counts as not there yet."""
+    for live in stores:
+        if live.horizon.is_long:
+            yield f"store {live.store}: its ledger has {live.horizon}; what came after that is not in this audit"
 
 
 def _exported(store: Store, dataset: str, folder_ids: set[str]) -> Mark:

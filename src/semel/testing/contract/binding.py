@@ -127,8 +127,11 @@ class BindSuite(StoreSuite):
         assert row is not None
         assert row.state is WorkState.DONE
 
-    @pytest.mark.parametrize("op", [Append(STREAM, message("m")), Trim(STREAM, 1)])
-    def test_the_head_of_a_stream_is_never_held(self, store: Store, connect: Connect, op: Append | Trim) -> None:
+    @pytest.mark.parametrize(
+        "op",
+        [Append(STREAM, message("m")), Trim(STREAM, 1), Enqueue(QUEUE, "m", message("m"), log=STREAM)],
+    )
+    def test_the_head_of_a_stream_is_never_held(self, store: Store, connect: Connect, op: Op) -> None:
         connection = connect()
         tx = store.bind(connection)
         with pytest.raises(LocalProtocolError):

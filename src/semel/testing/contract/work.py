@@ -9,6 +9,7 @@ import pytest
 from semel.errors import LocalProtocolError, StoreRefused
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import (
+    Append,
     Attempts,
     Claim,
     Claimed,
@@ -16,6 +17,7 @@ from semel.kernel.ops import (
     Enqueue,
     Finish,
     Fresh,
+    Put,
     Renew,
     Stale,
     Unit,
@@ -23,7 +25,7 @@ from semel.kernel.ops import (
     WorkState,
 )
 from semel.kernel.position import Position
-from semel.kernel.store import Store
+from semel.kernel.store import Records, Store
 from semel.testing.contract.base import (
     LONG_S,
     QUEUE,
@@ -56,6 +58,12 @@ def state_of(store: Store, id: str) -> WorkState:
     return row.state
 
 
+def _logged(store: Store) -> list[tuple[int, str, bytes]]:
+    found = store.read("orders/log")
+    assert isinstance(found, Records)
+    return [(record.position.offset, record.envelope.id, record.envelope.data) for record in found.records]
+
+
 class EnqueueSuite(StoreSuite):
     """A work row exists once within its scope, whatever has become of the first one."""
 
@@ -79,6 +87,24 @@ class EnqueueSuite(StoreSuite):
         assert again == Duplicate(first.position, state=WorkState.READY)
         assert claim_one(store).envelope.data == b"1"
         assert claim(store) == []
+
+    def test_a_new_row_with_a_log_is_a_record_too_and_a_duplicate_is_none(self, store: Store) -> None:
+        """The verdict over the row decides, not a memory of the stream's own."""
+        op = Enqueue(QUEUE, "a", message("a", data=b"1"), log="orders/log")
+        store.commit([Unit((op, op)), Unit((op, Enqueue(QUEUE, "b", message("b"), log="orders/log")))])
+        commit(store, op)
+        assert _logged(store) == [(1, "a", b"1"), (2, "b", b"")]
+        commit(store, Enqueue(QUEUE, "a", message("a", data=b"2"), replace=True, log="orders/log"))
+        assert len(_logged(store)) == 2, "set again, it is the same row"
+
+    def test_the_log_of_a_refused_unit_is_not_written(self, store: Store) -> None:
+        commit_refused(
+            store,
+            Enqueue(QUEUE, "a", message("a"), log="orders/log"),
+            Put("key", b"1", expected=7),
+        )
+        commit(store, Enqueue(QUEUE, "a", message("a"), log="orders/log"), Append("orders/log", message("own")))
+        assert [id for _, id, _ in _logged(store)] == ["own", "a"]
 
     def test_duplicates_within_one_unit_and_across_units(self, store: Store) -> None:
         op = Enqueue(QUEUE, "a", message("a"))

@@ -121,7 +121,9 @@ def test_a_style_alone_is_for_the_mode_that_the_code_says(folder: Path) -> None:
 
 def test_every_option_that_a_file_can_set_has_a_key(folder: Path) -> None:
     in_code = {field.name for field in dataclasses.fields(EndpointOptions)}
-    assert set(EndpointSection.model_fields) - {"listen"} == in_code, "what it listens to is no option of it"
+    assert set(EndpointSection.model_fields) == in_code | {"follow", "listen"}, (
+        "which are app.follow() and app.listen()"
+    )
 
 
 def test_a_transport_that_redelivers_for_longer_than_it_is_remembered_is_told(
