@@ -92,8 +92,8 @@ class FollowedStream:
         return text if len(text) <= ID_CHARS_MAX else f"{CURSOR_PREFIX}{sha256(text.encode()).hexdigest()}"
 
     def pin(self, app: str, inbox: str, life: int) -> str:
-        """The name of the copy in the source's store, which may serve many inboxes. Each life of a cursor has one of its
-        own: a pin never goes back."""
+        """The name of the copy in the source's store, which may serve many inboxes. A pin never goes back, so each life
+        of a cursor has one of its own."""
         return f"{self.key(app)}@{inbox}.{life}"
 
     def takes(self, record: Record) -> bool:
