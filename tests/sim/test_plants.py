@@ -66,6 +66,8 @@ FIRST = {
     "hub-forgets-ids": 50,
     "inbox-discard-leaves-row": 50,
     "inbox-poison-blames-neighbours": 90,
+    "inbox-breaker-waits-for-ever": 20,
+    "inbox-cancel-also-sends": 12,
 }
 """Some are seldom met: from which seed on a test looks for them."""
 
