@@ -39,6 +39,16 @@ AT_LEAST = {
     "remote.away": 30,
     "remote.unanswered": 30,
     "remote.duplicate": 30,
+    "breaker.opened": 60,
+    "breaker.closed": 10,
+    "breaker.refused": 30,
+    "buffer.again": 100,
+    "buffer.full": 5,
+    "buffer.lost": 15,
+    "handler.cancels": 60,
+    "caller.cancels": 120,
+    "caller.store-trouble": 10,
+    "periodic.not-now": 30,
 }
 
 
@@ -56,6 +66,7 @@ def test_the_weather_is_rough_enough() -> None:
         assert drawn[variant] > 5, variant
     assert sample.figures["handled"] > 10 * SAMPLE
     assert sample.figures["dead_lettered"] > 5
+    assert sample.figures["cancelled"] > SAMPLE
 
 
 FINDS = [
@@ -72,6 +83,11 @@ FINDS = [
     ("only reserved", "inbox-discard-leaves-row"),
     ("no worker looks for it", "inbox-row-unclaimable"),
     ("not drained", "inbox-poison-for-ever"),
+    ("taken back and sent all the same", "inbox-cancel-also-sends"),
+    ("outbox/shop: accepted and replayed is not ended and open", "inbox-cancel-in-words-only"),
+    ("times at its receiver", "inbox-periodic-per-process"),
+    ("begun while the breaker was open", "inbox-breaker-lets-all-in"),
+    ("news: m", "inbox-buffer-counts-as-durable"),
 ]
 
 

@@ -64,9 +64,10 @@ FIRST = {
     "client-repeats-after-loss": 50,
     "client-end-overtakes": 190,
     "hub-forgets-ids": 50,
-    "inbox-dead-letters-swept": 100,
-    "inbox-parked-runs-again": 310,
-    "inbox-head-never-blocks": 50,
+    "inbox-discard-leaves-row": 50,
+    "inbox-poison-blames-neighbours": 90,
+    "inbox-breaker-waits-for-ever": 20,
+    "inbox-cancel-also-sends": 12,
 }
 """Some are seldom met: from which seed on a test looks for them."""
 

@@ -24,6 +24,7 @@ from semel.kernel.retry import RetryPolicy
 from semel.runtime.host.log_fields import about, about_many
 from semel.runtime.inbox.definition import Application
 from semel.runtime.inbox.endpoint import InboxEndpoint
+from semel.runtime.inbox.gate import EndpointGate
 from semel.runtime.inbox.inline import InlineDelivery, Tries
 
 log = logging.getLogger(__name__)
@@ -120,6 +121,11 @@ class Buffer:
                 waiter = _waiter(self._takers)
             await waiter
 
+    def take_now(self) -> Buffered | None:
+        """The next one, if there is one."""
+        with self._lock:
+            return self._waiting.popleft() if self._waiting else None
+
     def put_back(self, item: Buffered) -> None:
         """It is tried again, behind what else is there."""
         with self._lock:
@@ -209,11 +215,10 @@ class BufferRunner:
             )  # fmt: skip
 
     async def _run(self) -> None:
-        gate, app = self._app.gate(self._endpoint.name), self._app
         while True:
             item = await self.buffer.take()
             try:
-                delivery = InlineDelivery(app, self._endpoint, item.envelope, self._threads, item.tries)
+                delivery = InlineDelivery(self._app, self._endpoint, item.envelope, self._threads, item.tries)
                 settled = await delivery.settle()
             except Exception:
                 log.exception(
@@ -223,13 +228,18 @@ class BufferRunner:
                 self._later(item)
                 continue
             if settled.again:
-                until = gate.next_deadline(app.clock())
-                self._later(item, 0.0 if until is None else until - app.clock())
+                self._later(item)
             else:
                 self.handled += 1
                 self.buffer.end(item)
 
-    def _later(self, item: Buffered, at_least_s: float = 0.0) -> None:
-        item.waits += 1
-        wait_s = max(AGAIN.wait_s(item.waits, 0.0), at_least_s)
+    def _later(self, item: Buffered) -> None:
+        wait_s = next_wait_s(item, self._app.gate(self._endpoint.name), self._app.clock())
         asyncio.get_running_loop().call_later(wait_s, self.buffer.put_back, item)
+
+
+def next_wait_s(item: Buffered, gate: EndpointGate, now: float) -> float:
+    """How long a message waits in memory before it is tried again: not before its endpoint takes anything."""
+    item.waits += 1
+    until = gate.next_deadline(now)
+    return max(AGAIN.wait_s(item.waits, 0.0), 0.0 if until is None else until - now)

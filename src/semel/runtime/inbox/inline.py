@@ -32,8 +32,10 @@ from semel.stores.points import reach
 
 log = logging.getLogger(__name__)
 
-NOT_NOW = Settlement(DeliveryEnd.GIVE_BACK, RowFate.NO_ROW, again=True)
-"""The endpoint is paused, or its breaker is open: nothing has begun."""
+
+def not_now() -> Settlement:
+    """The endpoint is paused, or its breaker is open: nothing has begun."""
+    return Settlement(DeliveryEnd.GIVE_BACK, RowFate.NO_ROW, again=True)
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class InlineDelivery:
     async def settle(self) -> Settlement:
         gate, ticket = self.app.gate(self.endpoint.name), object()
         if not gate.enter(ticket, self.app.clock()):
-            return NOT_NOW
+            return not_now()
         try:
             settled = await self._steps(ticket)
         finally:

@@ -81,8 +81,9 @@ class Broker:
             envelopes = [message.envelope for message in messages]
             process.receive(plan.name, envelopes, [self._settle_of(message) for message in messages])
             return
+        begin = process.begin_inline if plan.mode is EndpointMode.INLINE else process.buffer
         for message in messages:
-            process.begin_inline(plan.name, message.envelope, self._settle_of(message))
+            begin(plan.name, message.envelope, self._settle_of(message))
 
     def _again(self, message: BrokerMessage, turn: int) -> None:
         if not message.is_acked and turn == message.turn:

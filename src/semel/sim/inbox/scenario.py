@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
-from semel.errors import SemelError
+from semel.errors import SemelError, StoreError
 from semel.inbox.endpoint import EndpointMode
 from semel.kernel.ledger import START, Kind
+from semel.runtime.inbox import gate
 from semel.runtime.inbox.operating import dead_letters, discard, replay
 from semel.sim.inbox.broker import Broker
 from semel.sim.inbox.checkers import ALL, InboxChecker
@@ -42,6 +44,10 @@ class InboxScenario:
         return AppProcess(self.world, name, self._database, drift, self._outside)
 
     def run(self) -> dict[str, float]:
+        with _quiet():
+            return self._run()
+
+    def _run(self) -> dict[str, float]:
         self._begin()
         self._run_until(self.world.weather.storm_s)
         self._checker.check(drained=False)
@@ -62,6 +68,7 @@ class InboxScenario:
         world.repeat_until_clear(weather.stores.outage_every_s, "S crash", self._database.crash)
         world.repeat_until_clear(weather.sweep_every_s, "sweep", self._sweep)
         world.repeat_until_clear(2.0, "operator", self._operate)
+        world.repeat_until_clear(weather.later.caller_every_s, "caller", self._cancel)
         self._plan_traffic()
 
     def _pause(self, process: AppProcess) -> None:
@@ -99,10 +106,20 @@ class InboxScenario:
 
     # -- people
 
+    def _cancel(self) -> None:
+        """Somebody takes back what was sent for later, with a transaction of their own."""
+        try:
+            with self._app.transaction() as connection, self._app.outbox(connection) as outbox:
+                self._app.cancel_one(outbox)
+            self.world.see("caller.cancels")
+        except StoreError:
+            self.world.see("caller.store-trouble")
+
     def _operate(self) -> None:
         """Somebody looks at the dead letters: what blocks a key, and every second one of the others."""
         if not self._database.up:
             return
+        self._checker.check_blame()
         for name in self._app.endpoints:
             for letter in dead_letters(self._app, name):
                 if name != "orders" and int(letter.message.lstrip("m").split(".")[0] or 0) % 2:
@@ -156,7 +173,18 @@ class InboxScenario:
             "handled": counts[Kind.HANDLED],
             "dead_lettered": counts[Kind.DEAD_LETTERED],
             "discarded": counts[Kind.DISCARDED],
+            "cancelled": counts[Kind.CANCELLED],
             "crashes": self.world.seen["node.crash"] + self.world.seen["store.crash"],
             "virtual_s": round(self.world.now, 3),
             "events": self.world.clock.events,
         }
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """An operator wants to know that a breaker has opened; here they open all the time."""
+    gate.log.disabled = True
+    try:
+        yield
+    finally:
+        gate.log.disabled = False

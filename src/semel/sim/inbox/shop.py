@@ -52,7 +52,10 @@ class Unluckier(Unlucky):
 
 @dataclass(slots=True)
 class Outside:
-    """The world outside: what was done there, and what another system received."""
+    """The world outside: what was done there, and what another system received.
+
+    `revocable` is what was sent for later, with its id and destination. `lost` is what a process had in memory when it
+    died: a buffered endpoint promises no more for it."""
 
     world: InboxWorld
     done: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -62,6 +65,8 @@ class Outside:
     received: dict[str, set[str]] = field(default_factory=dict)
     promised: dict[str, str] = field(default_factory=dict)
     due: dict[str, int] = field(default_factory=dict)
+    revocable: dict[str, tuple[str, str]] = field(default_factory=dict)
+    lost: set[tuple[str, str]] = field(default_factory=set)
     remote: MemoryStore = field(default_factory=lambda: MemoryStore(clock=lambda: 0))
 
     async def receive(self, destination: Destination, envelope: Envelope) -> None:
@@ -85,7 +90,8 @@ class SimulatedApp(App):
         self._database = database
         super().__init__(database.store, name=APP, identity=world.weather.identity, keep_s=KEEP_S)
         self._world, self._outside, self._micros = world, outside, now
-        self.provide(MemoryConnection, self._begin)
+        self.open_until: dict[str, float] = {}
+        self.provide(MemoryConnection, self.transaction)
         self.sender("nats", outside.receive)
         self.errors(on(Unluckier).discard())
         for plan in world.weather.endpoints:
@@ -106,10 +112,22 @@ class SimulatedApp(App):
     def _no_id() -> str:
         raise AssertionError("a handler's messages have ids that are derived")
 
+    def _report_breaker(self, endpoint: str, until: float | None) -> None:
+        self._world.see("breaker.closed" if until is None else "breaker.opened")
+        self.open_until[endpoint] = until or 0.0
+
+    def forget(self) -> None:
+        """The process died, and with it what it had in memory: messages, and what its breakers have counted."""
+        for name, buffer in self.buffers.items():
+            self._world.see("buffer.lost", len(buffer))
+            self._outside.lost |= {(name, id) for id in buffer.ids}
+        self.buffers, self._gates, self.open_until = {}, {}, {}
+
     def _add(self, plan: EndpointPlan) -> None:
         endpoint = self.endpoint(
             plan.name, mode=plan.mode, on_crash=plan.on_crash, failed_head=plan.failed_head, expire_s=plan.expire_s,
             lease_s=self._world.weather.handlers.lease_s, parallel=plan.parallel, errors=[_rule(plan)],
+            breaker=plan.breaker, buffer_high=plan.buffer, buffer_low=plan.buffer // 2,
         )  # fmt: skip
         style = None if plan.mode is EndpointMode.DURABLE else plan.style
         handler = self._plain(plan) if plan.outside else self._transactional(plan)
@@ -148,12 +166,17 @@ class SimulatedApp(App):
             raise Unluckier("no") if self._world.random.random() < 0.2 else Unlucky("not now")
 
     def _publish(self, plan: EndpointPlan, message: ShopOrder, outbox: Outbox) -> None:
-        """One to another system, one for later at an endpoint of the same store."""
+        """One to another system; some for later, there or at an endpoint of the same store; some are taken back."""
         if plan.name == "later":
             return
         text = f"{plan.name} {message.id}"
         id = outbox.publish(text, REMOTE, key=message.key, type="told")
         self._promise(text, id)
+        if message.index % 3 == 1:
+            reminder = f"{text} remind"
+            id = outbox.schedule(reminder, REMOTE, after_s=1.5, type="told")
+            self._promise(reminder, id)
+            self._outside.revocable[reminder] = id, REMOTE
         if message.index % 3 == 0:
             later = f"{text} later"
             id = outbox.schedule(
@@ -163,16 +186,25 @@ class SimulatedApp(App):
             due = self._micros() + 1_500_000
             # which run is committed is not known here, and clocks differ: not before the earliest
             self._outside.due[later] = min(due, self._outside.due.get(later, due))
+            self._outside.revocable[later] = id, "endpoint:later"
+        if self._database.up and self._world.strikes("handler.cancels", self._world.weather.later.cancels):
+            self.cancel_one(outbox)
+
+    def cancel_one(self, outbox: Outbox) -> None:
+        """Take back something that was sent for later: it may be sent, cancelled, or never have been stored."""
+        if self._outside.revocable:
+            id, to = self._world.random.choice(list(self._outside.revocable.values()))
+            outbox.cancel(id, to)
 
     def _promise(self, text: str, id: str) -> None:
         known = self._outside.promised.setdefault(text, id)
         if known != id:
             self._world.violated(f"a handler that ran again sent {text!r} under another id")
 
-    # -- transactions of handlers
+    # -- transactions of handlers and callers
 
     @contextmanager
-    def _begin(self) -> Iterator[MemoryConnection]:
+    def transaction(self) -> Iterator[MemoryConnection]:
         if not self._database.up:
             raise StoreUnavailable("there is no database", fix="wait")
         store = self._database.store

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from semel.inbox.breaker import BreakerOptions
 from semel.inbox.endpoint import EndpointMode, FailedHead, OnCrash, Style
 from semel.sim.kernel.weather import NodeWeather, StoreWeather
 from semel.sim.world import SeededWorld
@@ -18,7 +19,7 @@ from semel.sim.world import SeededWorld
 class EndpointPlan:
     """One endpoint and its handler. `outside`: its effect cannot be rolled back. `keyed` messages have an order.
 
-    `ways` is how a failure is tried again, and `end` what follows the last attempt."""
+    `ways` is how a failure is tried again, and `end` what follows the last attempt. A buffered one lets `buffer` in."""
 
     name: str
     mode: EndpointMode
@@ -31,6 +32,8 @@ class EndpointPlan:
     end: str = "dead_letter"
     expire_s: float | None = None
     parallel: int = 1
+    breaker: BreakerOptions | None = None
+    buffer: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,16 @@ class RemoteWeather:
 
 
 @dataclass(frozen=True, slots=True)
+class LaterWeather:
+    """What is sent for later. `cancels` is how often a handler takes one back, and `caller_every_s` how often somebody
+    else does; every `period_s` a periodic message is due."""
+
+    cancels: float
+    caller_every_s: float
+    period_s: int
+
+
+@dataclass(frozen=True, slots=True)
 class InboxWeather:
     endpoints: tuple[EndpointPlan, ...]
     identity: str
@@ -72,6 +85,7 @@ class InboxWeather:
     broker: BrokerWeather
     handlers: HandlerWeather
     remote: RemoteWeather
+    later: LaterWeather
     stores: StoreWeather
     nodes: NodeWeather
     sweep_every_s: float
@@ -87,7 +101,7 @@ def draw_inbox_weather(random: Random) -> InboxWeather:
     return InboxWeather(
         endpoints=_endpoints(random),
         identity=random.choice(("id", "id+endpoint")),
-        messages=random.randint(8, 24),
+        messages=random.randint(10, 28),
         keys=random.choice((1, 2, 4)),
         over_s=over_s,
         processes=random.choice((1, 2, 2, 3)),
@@ -106,6 +120,11 @@ def draw_inbox_weather(random: Random) -> InboxWeather:
             ahead=random.choice((0, 3)),
         ),
         remote=RemoteWeather(away=_sometimes(random, 0.05, 0.3), unanswered=_sometimes(random, 0.05, 0.3)),
+        later=LaterWeather(
+            cancels=_sometimes(random, 0.1, 0.5),
+            caller_every_s=_sometimes(random, 0.3, 2.0),
+            period_s=random.choice((1, 3)),
+        ),
         stores=StoreWeather(
             commit_s=random.choice(((0.0005, 0.005), (0.005, 0.05))),
             read_s=(0.0005, 0.005),
@@ -132,15 +151,16 @@ def _endpoints(random: Random) -> tuple[EndpointPlan, ...]:
         EndpointPlan(
             "mail", EndpointMode.DURABLE, Style.RESERVED, outside=True, on_crash=random.choice(tuple(OnCrash)),
             ways=_ways(random), end=_end(random), failed_head=random.choice(tuple(FailedHead)),
+            breaker=_breaker(random),
         ),
         EndpointPlan(
             "parcels", EndpointMode.DURABLE, Style.OPTIMISTIC, ways=_ways(random), end=_end(random),
-            expire_s=random.choice((None, 5.0)), failed_head=random.choice(tuple(FailedHead)),
+            expire_s=random.choice((None, 5.0)), failed_head=random.choice(tuple(FailedHead)), breaker=_breaker(random),
         ),
         EndpointPlan("later", EndpointMode.DURABLE, Style.OPTIMISTIC),
         EndpointPlan(
             "stock", EndpointMode.INLINE, random.choice((Style.EAGER, Style.OPTIMISTIC)), ways=_ways(random),
-            end=_end(random),
+            end=_end(random), breaker=_breaker(random),
         ),
         EndpointPlan(
             "sms", EndpointMode.INLINE, Style.RESERVED, outside=True, on_crash=random.choice(tuple(OnCrash)),
@@ -149,11 +169,27 @@ def _endpoints(random: Random) -> tuple[EndpointPlan, ...]:
         EndpointPlan(
             "hooks", EndpointMode.INLINE, Style.NONE, outside=True, ways=_ways(random), end=_end(random),
         ),
+        EndpointPlan(
+            "news", EndpointMode.BUFFERED, random.choice((Style.EAGER, Style.OPTIMISTIC)), ways=_ways(random),
+            end=_end(random), breaker=_breaker(random), parallel=random.choice((1, 3)), buffer=random.choice((2, 1000)),
+        ),
+        EndpointPlan(
+            "pings", EndpointMode.BUFFERED, Style.RESERVED, outside=True, on_crash=random.choice(tuple(OnCrash)),
+            ways=_ways(random), end=_end(random), buffer=random.choice((2, 1000)),
+        ),
     )  # fmt: skip
 
 
 def _ways(random: Random) -> str:
     return random.choice(("retry", "requeue", "schedule"))
+
+
+def _breaker(random: Random) -> BreakerOptions | None:
+    """Quick to open, so that it does so among a few messages, and soon over."""
+    options = BreakerOptions(
+        window_s=10.0, minimum=random.choice((1, 2)), share=random.choice((0.3, 0.7)), pause_s=random.uniform(0.5, 3.0)
+    )
+    return options if random.random() < 0.5 else None
 
 
 def _end(random: Random) -> str:

@@ -10,18 +10,24 @@ from typing import Any
 import msgspec
 
 import semel.inbox.inline
+import semel.inbox.outbox
 import semel.inbox.rows
 import semel.kernel.work
+import semel.runtime.inbox.inline
+import semel.runtime.inbox.outbox
 from semel.errors import DuplicateMessage, PeerUnavailable, StoreError
+from semel.inbox.breaker import Breaker
 from semel.inbox.inline import InlineSteps
-from semel.inbox.outbox import OutboxCalls
-from semel.inbox.settle import Exit, Settlement, exit_of
+from semel.inbox.outbox import CANCELLED, OutboxCalls
+from semel.inbox.settle import DeliveryEnd, Exit, Settlement, exit_of
 from semel.kernel.effects import Effect, OwnTransaction
 from semel.kernel.ledger import Kind
 from semel.kernel.ops import Claim, Duplicate, Enqueue, Finish, Op, Remember, Unit, WorkRow, WorkState
 from semel.kernel.retry import Decision, Failure
 from semel.kernel.work import Worker
+from semel.runtime.inbox.buffered import Buffer
 from semel.runtime.inbox.handling import HandlerRun
+from semel.runtime.inbox.outbox import Outbox
 from semel.runtime.inbox.policies import EndpointPolicy
 from semel.runtime.inbox.relay import Relay
 from semel.sim.plants.registry import plant
@@ -296,7 +302,8 @@ def _scheduled_on_two_paths(
     right: Callable[..., str], calls: OutboxCalls, message: object, to: Any, **more: Any
 ) -> str:
     id = right(calls, message, to, **more)
-    calls.publish(message, to)
+    if calls.handled is not None:
+        calls.publish(message, to)
     return id
 
 
@@ -311,3 +318,132 @@ async def _relay_takes_silence_for_yes(right: Callable[..., Any], relay: Relay, 
         return await right(relay, row)
     except PeerUnavailable:
         return ()
+
+
+# -- what is taken back, and what is sent by the clock
+
+
+@plant(
+    "inbox-cancel-also-sends",
+    "a message that is being sent can still be taken back, and the receiver has it all the same",
+    (_Application, "_decide_finish"),
+    caught_by="inbox",
+)
+def _cancel_also_sends(right: Callable[..., Any], application: _Application, op: Finish) -> Any:
+    row = application.work.get((op.queue, op.identity))
+    if op.cause == CANCELLED and row is not None and row.state is WorkState.CLAIMED:
+        op = msgspec.structs.replace(op, fence=row.fence)
+    return right(application, op)
+
+
+@plant(
+    "inbox-cancel-in-words-only",
+    "a cancel is written into the ledger, and the message stays where it is",
+    (Outbox, "cancels"),
+    caught_by="inbox",
+)
+def _cancel_in_words_only(right: Any, outbox: Outbox) -> tuple[tuple[Op, ...], ...]:
+    return tuple((told,) for _, told in right.fget(outbox))
+
+
+@plant(
+    "inbox-cancel-too-late-fails",
+    "a cancel that comes too late is an error, and takes the handler's own writes with it",
+    (semel.runtime.inbox.outbox, "apply_cancels"),
+    caught_by="inbox",
+)
+def _cancel_too_late_fails(right: Callable[..., None], tx: Any, outbox: Outbox) -> None:
+    for cancel in outbox.cancels:
+        tx.apply(cancel)
+
+
+@plant(
+    "inbox-periodic-per-process",
+    "every process sends a periodic message under an id of its own",
+    (semel.inbox.outbox, "periodic_id"),
+    caught_by="inbox",
+)
+def _periodic_per_process(right: Callable[..., str], name: str, due: int) -> str:
+    return f"{right(name, due)}.{next(_MINTED)}"
+
+
+# -- the circuit breaker
+
+
+@plant(
+    "inbox-breaker-drops",
+    "what a worker has claimed when the breaker opens is ended, as if somebody would bring it again",
+    (Worker, "_release_waiting"),
+    caught_by="inbox",
+)
+def _breaker_drops(right: Callable[..., list[Effect]], worker: Worker) -> list[Effect]:
+    if worker.config.gate is None:
+        return right(worker)
+    waiting = [token for token in worker._waiting if token in worker._held]
+    worker._waiting.clear()
+    dropped = [effect for token in waiting for effect in worker._finish(token, WorkState.DONE, Kind.HANDLED)]
+    return [*dropped, *right(worker)]
+
+
+@plant(
+    "inbox-breaker-refuses-with-ack",
+    "a delivery that comes while the breaker is open is acknowledged and not kept",
+    (semel.runtime.inbox.inline, "not_now"),
+    caught_by="inbox",
+)
+def _breaker_refuses_with_ack(right: Callable[..., Settlement]) -> Settlement:
+    return replace(right(), delivery=DeliveryEnd.ACK, again=False)
+
+
+@plant(
+    "inbox-breaker-lets-all-in",
+    "an open breaker lets messages through",
+    (Breaker, "room"),
+    caught_by="inbox",
+)
+def _breaker_lets_all_in(right: Callable[..., int], breaker: Breaker, now: float, asked: int) -> int:
+    return asked
+
+
+@plant(
+    "inbox-breaker-waits-for-ever",
+    "a message that was tried and said nothing, a duplicate say, keeps the breaker waiting for ever",
+    (Breaker, "released"),
+    caught_by="inbox",
+)
+def _breaker_waits_for_ever(right: Callable[..., None], breaker: Breaker, turn: int) -> None:
+    return None
+
+
+# -- in memory
+
+
+@plant(
+    "inbox-buffer-counts-as-durable",
+    "what a buffered endpoint cannot handle now is let go, as if it were stored",
+    (InlineSteps, "_settled"),
+    caught_by="inbox",
+)
+def _buffer_counts_as_durable(right: Callable[..., Settlement], steps: InlineSteps, exit: Exit) -> Settlement:
+    return replace(right(steps, exit), again=False)
+
+
+@plant(
+    "inbox-buffer-unmarked-again",
+    "a message that is tried again from memory is not looked up, and its effect happens again",
+    (Buffer, "put_back"),
+    caught_by="inbox",
+)
+def _tried_before(right: Callable[..., None], buffer: Buffer, item: Any) -> None:
+    item.tries.count += 1
+    right(buffer, item)
+
+
+@plant(
+    "inbox-buffer-unmarked-again",
+    "a message that is tried again from memory is not looked up, and its effect happens again",
+    (InlineSteps, "_run_in_transaction"),
+    caught_by="inbox",
+)
+def _buffer_unmarked_again(right: Callable[..., Any], steps: InlineSteps, *more: Any) -> Any:
+    return semel.inbox.inline.RunHandler() if steps.tries else right(steps, *more)

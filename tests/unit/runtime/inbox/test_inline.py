@@ -9,7 +9,7 @@ from semel.errors import StoreUnavailable
 from semel.inbox.messages import envelope_of
 from semel.inbox.settle import DeliveryEnd
 from semel.runtime.inbox.endpoint import InboxEndpoint
-from semel.runtime.inbox.inline import NOT_NOW, InlineDelivery, failure_of
+from semel.runtime.inbox.inline import InlineDelivery, failure_of, not_now
 from semel.stores.memory import MemoryStore
 
 
@@ -60,7 +60,7 @@ async def test_trouble_of_the_store_gives_the_delivery_back_and_is_no_attempt() 
 async def test_a_paused_endpoint_begins_nothing() -> None:
     scene = Scene()
     scene.app.gate("mail").hold(True)
-    assert await scene.delivery().settle() is NOT_NOW
+    assert await scene.delivery().settle() == not_now()
     assert scene.calls == 0
 
 
