@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 import subprocess
@@ -26,8 +27,9 @@ DRAIN = "import shop; print(shop.app.drain(60)); shop.app.close()"
 
 def run(folder: Path, *command: str) -> str:
     done = subprocess.run(
-        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=scaled(60), check=False
-    )
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=scaled(60), check=False,
+        env={**os.environ, "COLUMNS": "120"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

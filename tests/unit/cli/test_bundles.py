@@ -50,7 +50,7 @@ def test_what_typer_checks_it_checks_in_a_bundle(app: typer.Typer, seen: list[An
 
 
 def test_own_options_come_first_and_those_of_every_command_last(app: typer.Typer) -> None:
-    shown = CliRunner().invoke(app, ["--help"]).output
+    shown = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).invoke(app, ["--help"]).output
     places = [shown.index(option) for option in ("--quick", "--colour", "--coats", "--json", "--debug")]
     assert places == sorted(places)
     assert "Paint a wall." in shown
