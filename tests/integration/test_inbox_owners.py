@@ -119,7 +119,7 @@ async def test_a_process_that_still_runs_takes_nothing_more_once_it_was_taken_ov
     old, new = place.app("shop", "orders"), place.app("store", "orders")
     async with InboxService(old), asyncio.timeout(scaled(60)):
         new.adopt("orders")
-        while not old.gate("orders").is_shut(old.clock()):  # noqa: ASYNC110 - it looks by itself
+        while not old.gate("orders").takes_nothing(old.clock()):  # noqa: ASYNC110 - it looks by itself
             await asyncio.sleep(0.02)
         new.send(Order("a"), to="orders", id="a")
         assert await asyncio.to_thread(new.drain, scaled(30)) == 1

@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from azure.messaging.webpubsubclient import _client
+from azure.messaging.webpubsubclient.aio import _client as aio_client
 from tests.interop.javascript import Node
 from tests.interop.javascript_clients import ONCE, Client, Connect, Service
 from tests.interop.microsoft import sockets_end
 from tests.interop.served import NODES, ROLES, TWO, Pair, Served, shared_pair, shared_server
 from tests.tools.renewing import sharing
+
+from semel.testing.limits import scaled
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +26,13 @@ def _sockets_go_with_their_test() -> Iterator[None]:
     """And not in the middle of a later one, which would be blamed for them."""
     with sockets_end():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _slow_servers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their clients give up after 30 s; on a busy machine a server takes longer than that to come back."""
+    for client in (_client, aio_client):
+        monkeypatch.setattr(client, "_RECOVERY_TIMEOUT", scaled(client._RECOVERY_TIMEOUT))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -196,9 +196,8 @@ def run(
     with opened(name) as found, watching.applied(found, is_one=processes == 1):
         handlers = found.handlers  # refused here, before any process is started
         if CHILD not in os.environ:
-            terminal.note(
-                "\n".join([*described(found), "in this process" if processes == 1 else f"in {processes} processes"])
-            )
+            where = "in this process" if processes == 1 else f"in {processes} processes"
+            watching.announce([*described(found), where], terminal.note)
         if processes == 1:
             found.run()
     if processes > 1:

@@ -3,8 +3,9 @@ told, by a variable of the environment."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -58,8 +59,6 @@ class WatchOptions(msgspec.Struct, frozen=True):
         if not is_one or not self.ports:
             yield
             return
-        import logging
-
         from semel.runtime.inbox.metrics_server import MetricsServer
 
         server = MetricsServer(app.metrics().text, self.host, self.ports)
@@ -71,6 +70,16 @@ class WatchOptions(msgspec.Struct, frozen=True):
             yield
         finally:
             server.close()
+
+    def announce(self, lines: Sequence[str], note: Callable[[str], None]) -> None:
+        """What is about to run: for people, or as lines of a log that machines read."""
+        if self.log_format is LogFormat.TEXT:
+            note("\n".join(lines))
+            return
+        log = logging.getLogger("semel.inbox")
+        log.setLevel(logging.INFO)
+        for line in lines:
+            log.info("%s", line)
 
     @contextmanager
     def passed_on(self) -> Iterator[None]:
