@@ -39,12 +39,13 @@ def is_answer(error: SendMessageError) -> bool:
 
 
 class Served:
-    """On a SQLite file of its own, unless there is another `store`."""
+    """On a SQLite file of its own, unless there is another `store`; at a port that the system chooses, unless there is
+    one. Later starts take the same."""
 
-    def __init__(self, folder: Path, *options: str, store: str | None = None) -> None:
+    def __init__(self, folder: Path, *options: str, store: str | None = None, port: int = 0) -> None:
         self.folder, self.options = folder, options
         self.store = store or f"sqlite:///{folder / 'served.db'}"
-        self.port = 0  # the system chooses; later starts take the same
+        self.port = port
         self.process: subprocess.Popen[str] | None = None
         # of whoever shares it, also when a test kills it and starts it again
         self._environment = os.environ | {"SEMEL_ACCESS_KEY": KEY}

@@ -37,6 +37,9 @@ SINCE_HEADER = "semel-due-since"
 ROW_HEADERS = (DESTINATION_HEADER, SINCE_HEADER)
 """What a row of the outbox has and the message that is sent has not."""
 DESTINATION_CHARS_MAX = 2048
+PUBLIC_CHARS_MAX = 1024
+HUB_KEEP_S = 24 * 3600.0
+"""For how long a hub knows the key of a message again: a Semel server a day, as it forgets keys for good."""
 CANCELLED = "cancelled"
 BROKERS = ("amqp", "nats")
 """Known to be brokers also where nobody has said yet who sends to them."""
@@ -180,6 +183,12 @@ def outbox_hop(app: str) -> str:
     return f"{outbox_queue(app)}>relay"
 
 
+def public_text(destination: Destination) -> str:
+    """For the ledger: without the query of a URL, which may be secret, and as long as an entry takes it."""
+    text = str(destination).partition("?")[0] if destination.kind is DestinationKind.URL else str(destination)
+    return text[:PUBLIC_CHARS_MAX]
+
+
 def row_identity(destination: Destination, id: str) -> str:
     """Unique in the outbox: the message at its destination."""
     return sourced_text(str(destination), id)
@@ -298,7 +307,9 @@ class OutboxCalls:
             key=sourced_text(str(destination), key) if key is not None else None,
             due=due,
             replace=replace,
-            on_fresh=message_event(Kind.ACCEPTED, outbox_hop(self.app), "", envelope, peer=self.handler),
+            on_fresh=message_event(
+                Kind.ACCEPTED, outbox_hop(self.app), "", envelope, delivery=public_text(destination), peer=self.handler
+            ),
         )
 
 

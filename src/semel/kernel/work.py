@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from xxhash import xxh64_intdigest
@@ -101,6 +101,8 @@ class WorkerConfig:
 
     With `ahead_s` no more rows wait here than the application has done in about so long: what it would come to much
     later is left to others. It works at `at_once` rows at a time, `parallel` unless said.
+
+    `delivery` names what the ledger is to say besides the message: for which of its deliveries a row stands.
     """
 
     name: str
@@ -119,6 +121,7 @@ class WorkerConfig:
     gate: WorkGate | None = None
     ahead_s: float | None = None
     at_once: int | None = None
+    delivery: Callable[[WorkRow], str] | None = None
 
     def __post_init__(self) -> None:
         if self.parallel < 1 or self.ahead < 0:
@@ -498,7 +501,10 @@ class Worker:
             keep_s=self.config.dead_keep_s if to is WorkState.DEAD else self.config.keep_s, attempts=attempts,
         )  # fmt: skip
         config = self.config
-        event = message_event(kind, config.hop, config.pipeline, row.envelope, attempt=row.attempts, cause=cause)
+        delivery = config.delivery(row) if config.delivery is not None else None
+        event = message_event(
+            kind, config.hop, config.pipeline, row.envelope, delivery=delivery, attempt=row.attempts, cause=cause
+        )
         held.end = (finish, *ops, Log(event))
         return [self._commit_end(token, held)]
 

@@ -9,8 +9,9 @@
 //         {"of": "alice", "event": "group-message", "told": {...}}                     what a client hears
 //
 // A "wire" is a bare WebSocket that writes and reads with the client's own protocol, for what the client has no method
-// for. A "handler" is an event handler made with the middleware for Express, and tells what it hears. Bytes travel as {"$bytes": "<base64>"}; {"$signal": "s"} is the signal of a new AbortController, "s". The driver
-// ends with its standard input.
+// for. The option idField of a client names the field of an event's body that goes as semel-id. A "handler" is an event
+// handler made with the middleware for Express, and tells what it hears. Bytes travel as {"$bytes": "<base64>"};
+// {"$signal": "s"} is the signal of a new AbortController, "s". The driver ends with its standard input.
 
 import { createServer } from "node:http";
 import readline from "node:readline";
@@ -42,7 +43,20 @@ function newSignal(name) {
   return controller.signal;
 }
 
-function makeClient(name, [url, options]) {
+// as docs/how-to/one-id-over-all-hops.md has it
+function protocolWithIds(field) {
+  const protocol = WebPubSubJsonReliableProtocol();
+  const write = protocol.writeMessage.bind(protocol);
+  protocol.writeMessage = (message) => {
+    const id = message.kind === "sendEvent" ? message.data?.[field] : undefined;
+    if (id === undefined) return write(message);
+    return JSON.stringify({ ...JSON.parse(write(message)), metadata: { "semel-id": String(id) } });
+  };
+  return protocol;
+}
+
+function makeClient(name, [url, { idField, ...options } = {}]) {
+  if (idField !== undefined) options.protocol = protocolWithIds(idField);
   const client = new WebPubSubClient(url, options);
   for (const event of EVENTS) client.on(event, (told) => say({ of: name, event, told }));
   client.onGroupStream((stream) => readStream(name, stream), { handleFromStart: true });

@@ -13,6 +13,7 @@ from semel.inbox.cron import Schedule
 from semel.inbox.identity import IdentityMode, identify_id
 from semel.inbox.outbox import (
     DESTINATION_HEADER,
+    PUBLIC_CHARS_MAX,
     Destination,
     DestinationKind,
     OutboxCalls,
@@ -153,6 +154,17 @@ def test_the_ledger_knows_what_the_outbox_has_taken() -> None:
     event = calls.enqueues[0].on_fresh
     assert event is not None
     assert (event.kind, event.hop, event.message) == (Kind.ACCEPTED, outbox_hop("shop"), "1")
+    assert event.delivery == "hub:chat"
+
+
+def test_the_ledger_is_not_told_what_may_be_secret_in_a_url() -> None:
+    calls = handler_calls()
+    calls.publish("x", "https://example.com/orders?code=secret", id="1", type="t")
+    calls.publish("x", f"https://example.com/{'a' * 1900}", id="2", type="t")
+    short, long = (op.on_fresh.delivery for op in calls.enqueues if op.on_fresh is not None)
+    assert short == "https://example.com/orders"
+    assert len(long or "") == PUBLIC_CHARS_MAX
+    commit(MemoryStore(), calls.enqueues)
 
 
 # -- order

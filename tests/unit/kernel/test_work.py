@@ -334,6 +334,15 @@ def test_a_finish_that_is_refused_is_handled_again_after_the_lease(bench: Bench)
     assert effects(bench) == ["a"]
 
 
+def test_the_ledger_says_for_which_delivery_a_row_stands(bench: Bench) -> None:
+    bench.handler = record_effect
+    start_worker(bench, delivery=lambda row: f"to {row.identity}")
+    enqueue(bench, "a")
+    assert [(entry.event.kind, entry.event.delivery) for entry in bench.store.history("a")][-1:] == [
+        (Kind.HANDLED, "to a")
+    ]
+
+
 def test_a_claim_that_fails_is_tried_again(bench: Bench) -> None:
     bench.fail_commits = [DOWN]
     start_worker(bench)

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from heapq import nsmallest
 from itertools import chain
 
+from msgspec.structs import replace
+
 from semel.errors import InputError, StoreError
 from semel.kernel.effects import Loaded, LoadedAll, LoadFailed
 from semel.kernel.ops import Append, PutBlob, Result
@@ -151,7 +153,8 @@ class Service:
         append = message(
             self._context.stream, call.id or self._context.mint(now), _target(call.to), call.data,
             at=at, sender=REST, user=None, terms=terms if terms != DeliveryTerms() else NO_TERMS, blob=blob,
-            on_fresh=self._context.accepted,
+            # an id of the caller's own is looked for in the ledger long after the record was trimmed
+            on_fresh=self._context.accepted if call.id is None else replace(self._context.accepted, message=call.id),
         )  # fmt: skip
         return append, chunks
 

@@ -28,7 +28,7 @@ from semel.inbox.following import FollowedStream
 from semel.inbox.identity import Identity, IdentityMode, first_envelope, identify, inbox_hop
 from semel.inbox.inline import KEEPING_S
 from semel.inbox.messages import Attributes, check_envelope, envelope_of, in_us, type_name
-from semel.inbox.outbox import Destination, DestinationKind, check_broker, outbox_queue, parse_destination
+from semel.inbox.outbox import HUB_KEEP_S, Destination, DestinationKind, check_broker, outbox_queue, parse_destination
 from semel.inbox.reservation import as_message
 from semel.inbox.sources import check_broker_url
 from semel.kernel.envelope import Envelope, mint_id
@@ -274,14 +274,16 @@ class Application:
 
     def receiver(self, to: str, *, keep_s: float) -> None:
         """For how long a receiver knows an id again: one destination, or all of "hub", "url" or a broker. A message
-        that may have been sent longer ago is not sent again but put aside. It is 7 days unless said."""
+        that may have been sent longer ago is not sent again but put aside. Unless said it is a day for a hub, and
+        7 days for all others."""
         if not keep_s > 0:
             raise ConfigError(f"keep_s is {keep_s!r}", fix="use seconds above 0")
         self.memories[to] = keep_s
 
     def memory_of(self, destination: Destination) -> float:
         kind = destination.name if destination.kind is DestinationKind.BROKER else destination.kind.value
-        return self.memories.get(str(destination), self.memories.get(kind, KEEP_S))
+        known_s = HUB_KEEP_S if destination.kind is DestinationKind.HUB else KEEP_S
+        return self.memories.get(str(destination), self.memories.get(kind, known_s))
 
     def every(
         self,

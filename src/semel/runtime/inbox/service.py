@@ -21,9 +21,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from semel.errors import StoreError
+from semel.errors import InputError, StoreError
 from semel.inbox.endpoint import EndpointMode, EndpointOptions, OnCrash
-from semel.inbox.outbox import OutboxCalls, outbox_hop, outbox_queue
+from semel.inbox.outbox import OutboxCalls, destination_of, outbox_hop, outbox_queue, public_text
 from semel.inbox.reservation import is_reservation
 from semel.kernel.effects import OwnTransaction, Pause, Resume
 from semel.kernel.envelope import rfc3339
@@ -208,6 +208,7 @@ class InboxService:
             policy=CountedPolicy(RelayPolicy(RELAY_RETRY), self.app.telemetry.of(outbox_queue(self.app.name))),
             keep_s=self.app.keep_s,
             dead_keep_s=None,
+            delivery=_delivery_of,
         )
         self.performer.add(Worker(config), handler=partial(self._relay, relay))
 
@@ -224,7 +225,9 @@ class InboxService:
             row.queue, row.identity, WorkState.SCHEDULED, fence=row.fence, delay_s=asked.wait_s, cause=asked.message
         )
         hop = outbox_hop(self.app.name)
-        event = message_event(Kind.FAILED, hop, "", row.envelope, attempt=row.attempts, cause=asked.message)
+        event = message_event(
+            Kind.FAILED, hop, "", row.envelope, delivery=_delivery_of(row), attempt=row.attempts, cause=asked.message
+        )
         await self.committer.commit([again, Log(event)])
         return OwnTransaction.FINISHED
 
@@ -316,6 +319,14 @@ async def drain_async(app: Application, timeout_s: float) -> int:
 def _has_something(service: InboxService) -> bool:
     """Rows twice: the relay fills streams, and a stream becomes rows between two looks."""
     return has_due_work(service.app) or service.has_unread() or has_due_work(service.app)
+
+
+def _delivery_of(row: WorkRow) -> str:
+    """Where it goes: one id may go to several places, and the ledger tells them apart by this."""
+    try:
+        return public_text(destination_of(row.envelope))
+    except InputError:
+        return ""
 
 
 def has_due_work(app: Application) -> bool:

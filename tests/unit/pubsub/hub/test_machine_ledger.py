@@ -321,3 +321,14 @@ def test_what_stands_in_one_row_with_what_was_too_much_was_not_due_any_more() ->
     events = [entry.event for entry in world.store.ledger(START, 10_000) if entry.event.kind is Kind.DISCARDED]
     assert [(event.n, event.fold) for event in events] == [(3, folded("alice#0", "alice#1", "alice#2"))]
     assert end_of(world, BOB) == events[0].last
+
+
+def test_a_message_with_an_id_of_its_own_is_in_the_ledger_by_that(world: World) -> None:
+    """Ranges are of no use to who looks for an id once the records were trimmed."""
+    for key in ("k", "k", "l"):
+        world.call(Publish(Connection(BOB), text("paid"), key=key, id=f"order-{key}"))
+    world.call(Publish(Connection(BOB), text("paid")))
+    kinds = [entry.event.kind for entry in world.store.history("order-k")]
+    assert kinds == [Kind.ACCEPTED, Kind.DUPLICATE]
+    events = [entry.event for entry in world.store.ledger(START, 100)]
+    assert sum(event.n for event in events if event.kind is Kind.ACCEPTED and event.hop == f"client>hub/{HUB}") == 3

@@ -9,8 +9,10 @@ import pytest
 from semel import App
 from semel.errors import ConfigError, InputError
 from semel.inbox.messages import envelope_of
+from semel.inbox.outbox import parse_destination
 from semel.kernel.envelope import Envelope
 from semel.kernel.ops import WorkState
+from semel.pubsub.hub.idempotency import KEEP_S as HUB_KEYS_S
 from semel.runtime.inbox.definition import First, Periodic, Verdict
 from semel.stores.memory import MemoryStore
 
@@ -44,6 +46,14 @@ def test_a_message_is_stored_once(app: App) -> None:
         Verdict.DUPLICATE,
         Verdict.STORED,
     ]
+
+
+def test_a_hub_is_not_trusted_to_know_a_key_for_longer_than_it_does(app: App) -> None:
+    hub, url = parse_destination("hub:chat/user/ada"), parse_destination("https://example.com/orders")
+    assert app.memory_of(hub) <= HUB_KEYS_S, "else a relay that was halted for longer sends a message twice"
+    assert app.memory_of(url) == app.keep_s
+    app.receiver("hub", keep_s=60)
+    assert app.memory_of(hub) == 60
 
 
 def test_a_sender_gets_an_error_for_what_nobody_would_handle(app: App) -> None:
