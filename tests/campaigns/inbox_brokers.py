@@ -82,6 +82,10 @@ class SoakBroker(ABC):
             if not putting.done():
                 raise ConnectionError("the connection was lost before the broker answered")
             putting.result()
+        except Exception:
+            if self._client is client:
+                await self._leave()
+            raise
         finally:
             putting.cancel()
             lost.cancel()
@@ -98,10 +102,14 @@ class SoakBroker(ABC):
         """With -9; it comes back with what it has."""
         self._up.clear()
         await asyncio.to_thread(self.server.kill)
-        self._lost.set()
-        await self.close()
+        await self._leave()
         await asyncio.to_thread(self.server.start)
         self._up.set()
+
+    async def _leave(self) -> None:
+        """Whoever waits for an answer on this connection waits no longer."""
+        self._lost.set()
+        await self.close()
 
     async def close(self) -> None:
         client, self._client = self._client, None

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -113,6 +114,7 @@ class Campaign:
         self.step, self.folder, self.plant = step, folder, plant
         self.chance = random.Random(seed)
         self.server = ServeProcess(f"sqlite:///{folder}/hub.db", folder / "hub.log")
+        self.forks = _Forks(folder / "shop.log")
 
     async def run(self) -> dict[str, Any]:
         with ExitStack() as stack:
@@ -122,11 +124,13 @@ class Campaign:
             }
             postgres = asyncio.create_task(asyncio.to_thread(self._postgres, stack))
             try:
+                await self.forks.open()
                 await self.server.start()
                 return await self._run_all(starting, postgres)
             finally:
                 await asyncio.gather(*starting.values(), postgres, return_exceptions=True)
                 await self.server.kill()
+                await self.forks.close()
 
     async def _brokers(self, name: str, stack: ExitStack) -> dict[Place, SoakBroker]:
         """With all that its runs need: RabbitMQ that is killed forgets a queue that it was told of a moment ago."""
@@ -233,7 +237,7 @@ class _Run:
             f"Endpoint=http://127.0.0.1:{campaign.server.port};AccessKey={KEY};Version=1.0;", hub_url,
             scaled(LEASE_S), campaign.plant,
         )  # fmt: skip
-        self.shop = _Shop(config, campaign.folder / f"{place}.log")
+        self.shop = _Shop(campaign.forks, config)
         self._strikes = self._planned(kills, self._kill_one) + self._planned(broker_kills, self._kill_broker)
         self._strikes.sort(key=lambda strike: strike[0])
         self._step = lambda done: campaign.step(before + min(done, size), campaign.size)
@@ -244,7 +248,6 @@ class _Run:
 
     async def run(self) -> dict[str, Any]:
         await asyncio.to_thread(self.books.open)
-        await self.shop.open()
         publishing = asyncio.gather(*(self._publish(key) for key in self.books.quotas))
         try:
             for _ in range(PROCESSES):
@@ -323,9 +326,11 @@ class _Run:
 
     async def _open(self) -> int:
         """What the broker or the application still has to do, as far as can be seen while others are at work."""
-        with suppress(OSError, TimeoutError):
-            return await self.broker.waiting() + await asyncio.to_thread(self.books.left)
-        return 1
+        try:
+            waiting = await self.broker.waiting()
+        except Exception:  # of either client library: a broker that has just come back may not answer yet
+            return 1
+        return waiting + await asyncio.to_thread(self.books.left)
 
     async def _kill_one(self) -> None:
         await self.shop.kill(self.chance.choice(self.shop.pids))
@@ -382,12 +387,11 @@ class _Standstill:
             raise PeerUnavailable(f"{self._what} for {stall_s:.0f} s", fix="look at the log of the processes")
 
 
-class _Shop:
-    """The processes of the application, as `inbox_soak_child` forks them."""
+class _Forks:
+    """`inbox_soak_child`, which forks the processes of the application and kills them."""
 
-    def __init__(self, config: ShopConfig, log: Path) -> None:
-        self.config, self.log = config, log
-        self.pids: list[int] = []
+    def __init__(self, log: Path) -> None:
+        self.log = log
         self._process: Process | None = None
 
     async def open(self) -> None:
@@ -397,44 +401,61 @@ class _Shop:
                 cwd=self.log.parent, env=child_environment(), start_new_session=True,
             )  # fmt: skip
 
-    async def start(self) -> None:
-        self.pids.append(await self._ask(start=asdict(self.config)))
-
-    async def kill(self, pid: int) -> None:
-        self.pids.remove(pid)
-        await self._ask(kill=pid)
-
-    async def stop(self) -> None:
-        """In order, all of them."""
-        while self.pids:
-            code = await self._ask(stop=self.pids.pop())
-            if code:
-                raise self._trouble(f"ended with code {code}")
-
-    async def check(self) -> None:
-        if ended := await self._ask(ended=True):
-            raise self._trouble(f"{ended} ended by itself")
-
     async def close(self) -> None:
         """Whoever is left is killed."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             await self._process.wait()
 
-    async def _ask(self, **what: Any) -> Any:
+    async def ask(self, **what: Any) -> Any:
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(what).encode() + b"\n")
-        async with asyncio.timeout(scaled(STALL_S)):
-            line = await self._process.stdout.readline()
+        line = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(scaled(STALL_S)):
+                line = await self._process.stdout.readline()
         if not line:
-            raise self._trouble("cannot be asked any more")
+            raise self.trouble("does not do what it is told")
         return json.loads(line)
 
-    def _trouble(self, what: str) -> PeerUnavailable:
+    def trouble(self, what: str) -> PeerUnavailable:
         tail = self.log.read_text(errors="replace")[-TAIL:]
         return PeerUnavailable(f"a process {what}; the last that was said:\n{tail}", fix="see what it complains about")
+
+
+class _Shop:
+    """The processes of the application in one run."""
+
+    def __init__(self, forks: _Forks, config: ShopConfig) -> None:
+        self.config = config
+        self.pids: list[int] = []
+        self._forks = forks
+
+    async def start(self) -> None:
+        self.pids.append(await self._forks.ask(start=asdict(self.config)))
+
+    async def kill(self, pid: int) -> None:
+        self.pids.remove(pid)
+        await self._forks.ask(kill=pid)
+
+    async def stop(self) -> None:
+        """In order, all of them."""
+        while self.pids:
+            code = await self._forks.ask(stop=self.pids.pop())
+            if code not in (0, -signal.SIGTERM):  # one that has just begun does not know the signal yet
+                raise self._forks.trouble(f"ended with code {code}")
+
+    async def check(self) -> None:
+        if ended := await self._forks.ask(ended=True):
+            self.pids = [pid for pid in self.pids if pid not in ended]
+            raise self._forks.trouble(f"{ended} ended by itself")
+
+    async def close(self) -> None:
+        """Whoever is left is killed."""
+        while self.pids:
+            await self.kill(self.pids[-1])
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import asyncio
 import json
 import logging
 import os
+import random
 import signal
 import sqlite3
 import sys
@@ -31,6 +32,7 @@ import nats  # noqa: F401
 import psycopg
 
 from semel import App, Outbox, on
+from semel.inbox.settle import DeliveryEnd
 from semel.kernel.retry import RetryPolicy
 from semel.runtime.inbox import listening, service
 from semel.runtime.inbox.listening import InboxListener, TransportDelivery
@@ -48,7 +50,7 @@ PLANTS = (ACK_FIRST, OWN_COMMIT, NOT_STRICT)
 listener lets others overtake what it has."""
 SHARE = 10
 LOOK_AGAIN = RetryPolicy(interval_s=0.1, factor=2.0, interval_max_s=0.5, jitter=0.2)
-PLANTED_S = 0.1
+PLANTED_S, UNSTORED_S = 0.1, 0.5
 """What makes a mistake likely to be met by a kill."""
 
 
@@ -142,19 +144,29 @@ def connect(url: str) -> Any:
     return psycopg.connect(url, autocommit=True)
 
 
-# -- a mistake that must be found
+# -- mistakes that must be found
 
 
 def plant_ack_first() -> None:
-    take = InboxListener._take
-
     async def ack_first(self: InboxListener, deliveries: Sequence[TransportDelivery]) -> bool:
         for delivery in deliveries:
-            await delivery.raw.ack()  # type: ignore[attr-defined]
-        await asyncio.sleep(PLANTED_S)
-        return await take(self, deliveries)
+            await self._settle(delivery, DeliveryEnd.ACK)
+        await asyncio.sleep(UNSTORED_S)
+        await self._entrance.take([delivery.arrival for delivery in deliveries])
+        return True
 
     InboxListener._take = ack_first  # type: ignore[method-assign]
+
+
+def plant_slow_storing() -> None:
+    """No mistake by itself: some processes are slower than others."""
+    take = InboxListener._take
+
+    async def slow(self: InboxListener, deliveries: Sequence[TransportDelivery]) -> bool:
+        await asyncio.sleep(random.uniform(0, PLANTED_S))
+        return await take(self, deliveries)
+
+    InboxListener._take = slow  # type: ignore[method-assign]
 
 
 # -- a process
@@ -163,6 +175,8 @@ def plant_ack_first() -> None:
 def live(config: ShopConfig) -> None:
     if config.plant == ACK_FIRST:
         plant_ack_first()
+    elif config.plant == NOT_STRICT:
+        plant_slow_storing()
     make_app(config).run()
 
 
