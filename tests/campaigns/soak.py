@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.campaigns import (
     bounded_campaign,
     failover_campaign,
+    inbox_campaign,
     kernel_campaigns,
     pipe_campaign,
     pubsub_campaign,
@@ -57,6 +58,9 @@ PARTS: dict[str, Part] = {
     "pubsub-nodes": Part(100_000, "messages", "the same with two nodes on PostgreSQL", pubsub_campaign.pubsub_nodes),
     "failover": Part(
         20, "kills", "50 clients, and the primary of three PostgreSQL under Patroni dies", failover_campaign.failover
+    ),
+    "inbox": Part(
+        100_000, "messages", "4 processes listen to brokers, kill -9 of them and of the brokers", inbox_campaign.inbox
     ),
     "pubsub-bounded": Part(
         600, "seconds", "full load, 10,000 idle sessions and one that never acknowledges", bounded_campaign.bounded

@@ -5,6 +5,7 @@ that of queues beside an open transaction counts pages instead of time, in test_
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,9 +16,17 @@ SMALLER_ELSEWHERE = {"sim", "spark", "pubsub-nodes", "pubsub-bounded", "failover
 
 
 @pytest.mark.slow(20)
-@pytest.mark.parametrize("part", sorted(set(soak.PARTS) - SMALLER_ELSEWHERE))
+@pytest.mark.parametrize("part", sorted(set(soak.PARTS) - SMALLER_ELSEWHERE - {"inbox"}))
 def test_campaign_holds(part):
     check_twentieth(part)
+
+
+@pytest.mark.slow(40)
+def test_the_campaign_of_the_inbox_holds_and_its_kills_meet_somebody_at_work():
+    figures = check_twentieth("inbox")
+    assert figures["kills"] == 10
+    assert figures["broker_kills"] >= 1
+    assert sum(place["handled_at_second_attempt_or_later"] for place in figures["places"].values()) > 0
 
 
 @pytest.mark.parametrize("faults", [spark_campaign.Faults(), spark_campaign.FEW, spark_campaign.FEWER])
@@ -34,10 +43,11 @@ def test_every_fault_of_the_spark_campaign_finds_something_to_break(tmp_path, fa
         assert names[0].startswith("kill")
 
 
-def check_twentieth(part: str) -> None:
+def check_twentieth(part: str) -> dict[str, Any]:
     figures = soak.run(part, soak.TWENTIETH, Console(quiet=True))
     assert figures["holds"], figures
     assert figures["size"] == soak.PARTS[part].size * soak.TWENTIETH
+    return figures
 
 
 def test_evidence_names_figures_seed_commit_and_machine(tmp_path, monkeypatch):
