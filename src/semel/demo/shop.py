@@ -200,19 +200,29 @@ class ShopShow:
             await asyncio.gather(playing, return_exceptions=True)
 
     async def _play(self, console: Console) -> None:
-        """Between two parts of the orders a kill is due: the first handler at work from then on is the one."""
+        """With each part of the orders but the first comes a kill: it meets the first handler that is at work then."""
         publisher = await asyncio.to_thread(open_store, self._url("publisher"), node="publisher")
         try:
             parts = self.options.kills + 1
             for part in range(parts):
                 numbers = range(self.total * part // parts + 1, self.total * (part + 1) // parts + 1)
-                await self._publish(publisher, numbers)
-                if part:
-                    await self._kill(console)
-                if part < parts - 1:
-                    self._halt.touch()
+                if part == 0:
+                    await self._publish(publisher, numbers)
+                else:
+                    await self._publish_and_kill(publisher, numbers, console)
         finally:
             await asyncio.to_thread(publisher.close)
+
+    async def _publish_and_kill(self, publisher: Store, numbers: Sequence[int], console: Console) -> None:
+        """At the same time: as long as the handler stands still, it has the only write lock of the shop's file."""
+        self._halt.touch()
+        killing = asyncio.create_task(self._kill(console))
+        try:
+            await self._publish(publisher, numbers)
+            await killing
+        finally:
+            killing.cancel()
+            await asyncio.gather(killing, return_exceptions=True)
 
     async def _publish(self, publisher: Store, numbers: Sequence[int]) -> None:
         for first in range(0, len(numbers), AT_ONCE):
@@ -228,6 +238,10 @@ class ShopShow:
 
     async def _kill(self, console: Console) -> None:
         number, order = await self._inside.get()
+        if self.options.plant == "confirm-early":
+            # until the mistake is made: all is confirmed, and nothing is stored
+            while not await self.way.is_empty():  # noqa: ASYNC110 - the broker tells only who asks
+                await asyncio.sleep(WATCH_S)
         worker = self.workers[number]
         self._halt.unlink()
         self._struck = worker

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,7 +37,8 @@ START_S = 30.0
 LOOK_S = 0.02
 TAIL = 1_000
 ANSWER_S = 10.0
-ACCEPTED = 202
+AGAIN_FOR_S = 30.0
+ACCEPTED, UNAVAILABLE = 202, 503
 
 
 def again_s() -> float:
@@ -132,20 +133,30 @@ class NatsWay:
 
         self._stream = self._client.jetstream(timeout=scaled(ANSWER_S))
         # it is gone with the demo, long before an order is forgotten
-        await self._stream.add_stream(StreamConfig(name=STREAM, subjects=[SUBJECT], max_age=3600))
-        await self._stream._jsm.add_consumer(
-            STREAM,
-            ConsumerConfig(durable_name=CONSUMER, ack_policy=AckPolicy.EXPLICIT, ack_wait=again_s(), max_deliver=-1),
+        stream = StreamConfig(name=STREAM, subjects=[SUBJECT], max_age=3600)
+        consumer = ConsumerConfig(
+            durable_name=CONSUMER, ack_policy=AckPolicy.EXPLICIT, ack_wait=again_s(), max_deliver=-1
         )
+        await self._answered(self._stream.add_stream(stream))
+        await self._answered(self._stream.add_consumer(STREAM, consumer))
 
     async def send(self, orders: Sequence[dict[str, Any]]) -> None:
         """Without a Nats-Msg-Id, by which the server itself would drop the copies that follow soon."""
         publish = self._stream.publish
-        await asyncio.gather(*(publish(SUBJECT, json.dumps(order).encode()) for order in orders))
+        sending = [self._answered(publish(SUBJECT, json.dumps(order).encode())) for order in orders]
+        await asyncio.gather(*sending)
 
     async def is_empty(self) -> bool:
-        info = await self._stream.consumer_info(STREAM, CONSUMER)
+        info = await self._answered(self._stream.consumer_info(STREAM, CONSUMER))
         return not info.num_pending and not info.num_ack_pending
+
+    async def _answered(self, asking: Awaitable[Any]) -> Any:
+        from nats.errors import Error
+
+        try:
+            return await asking
+        except (Error, OSError, TimeoutError) as error:
+            raise self._trouble(f"does not answer: {type(error).__name__} {error}") from None
 
     def check(self) -> None:
         if self._minder is not None and self._minder.returncode is not None:
@@ -197,10 +208,21 @@ class HttpWay:
         await asyncio.gather(*(self._post(order) for order in orders))
 
     async def _post(self, order: dict[str, Any]) -> None:
+        """After 503 the same again, as every sender should."""
         event = {"specversion": "1.0", "id": order["id"], "source": "/demo", "type": SHOP_TYPE, "data": order}
-        answer = await self._client.post(self._url, json=event, headers=self._headers)
+        until = time.monotonic() + scaled(AGAIN_FOR_S)
+        answer = await self._answer(event)
+        while answer.status_code == UNAVAILABLE and time.monotonic() < until:
+            await asyncio.sleep(LOOK_S)
+            answer = await self._answer(event)
         if answer.status_code != ACCEPTED:
             raise self._server.trouble(f"answered {answer.status_code} {answer.text[:TAIL]}")
+
+    async def _answer(self, event: dict[str, Any]) -> httpx.Response:
+        try:
+            return await self._client.post(self._url, json=event, headers=self._headers)
+        except httpx.TransportError as error:
+            raise self._server.trouble(f"does not answer: {type(error).__name__} {error}") from None
 
     async def is_empty(self) -> bool:
         return True  # what is confirmed is in the shop's store

@@ -25,7 +25,7 @@ PLANTED: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ShopOrder:
+class DemoOrder:
     id: str
     cents: int
 
@@ -42,7 +42,7 @@ async def work(config: dict[str, Any], ended: asyncio.Event) -> None:
     app, halt = build_app(config), Path(config["halt"])
 
     @app.endpoints[SHOP_ENDPOINT].on(SHOP_TYPE)
-    def charge(order: ShopOrder, db: sqlite3.Connection) -> None:
+    def charge(order: DemoOrder, db: sqlite3.Connection) -> None:
         db.execute("INSERT INTO charge VALUES (?, ?)", (order.id, order.cents))
         if halt.exists():
             say(inside=order.id)
