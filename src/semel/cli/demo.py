@@ -25,10 +25,12 @@ def demo(
     keep: Annotated[bool, option("--keep", "Keep the data and the logs.")] = False,
     folder: Annotated[Path | None, option("--folder", "Put them here. Default: a temporary folder.", "DIR")] = None,
     hub: Annotated[bool, option("--hub/--no-hub", "Let clients of the pub/sub server have their part.")] = True,
+    inbox: Annotated[bool, option("--inbox/--no-inbox", "Let a shop behind a broker have its part.")] = True,
     audit: Annotated[bool, option("--audit/--no-audit", "End with an audit of the ledgers by Spark.")] = True,
 ) -> CommandResult:
     """See it work: two processes exchange messages over a link that loses, doubles, delays and cuts, and are killed.
-    Beside them clients of a hub, ours and Microsoft's, whose connections are cut while the server is killed.
+    Beside them clients of a hub, ours and Microsoft's, whose connections are cut while the server is killed, and a shop
+    that charges for orders from a broker, which come twice, while its handlers are killed.
 
     Exit code 0 when nothing was lost, doubled or out of order; 1 when something was.
 
@@ -37,7 +39,7 @@ def demo(
       semel demo
       semel demo --messages 10000 --loss 0.2 --kills 6
       semel demo --plant no-dedup
-      semel demo --no-hub --no-audit
+      semel demo --no-hub --no-inbox --no-audit
       semel demo --json
     """
     from semel.demo import DemoOptions, run
@@ -56,6 +58,7 @@ def demo(
         folder=folder,
         audit=audit,
         hub=hub,
+        inbox=inbox,
     )
     result = run(options, terminal.story)
     if result.holds:

@@ -14,6 +14,8 @@ INBOX = "inbox/orders"
 HOP = f"{OUTBOX}>{INBOX}"
 HUB, HUB_GROUP = "demo", "orders"
 HUB_HOP = f"client>hub/{HUB}"
+SHOP, SHOP_ENDPOINT, SHOP_TYPE = "shop", "charges", "order.placed"
+SHOP_HOP = f"inbox/{SHOP_ENDPOINT}>handler"
 CUSTOMERS = 8
 """Orders of one customer form a session: they are numbered, and they must be accepted in that order."""
 
@@ -28,7 +30,8 @@ PLANTS = {
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     """`loss`, `doubling`, `delay` and `cuts` are chances per frame. `folder` keeps the data there; None uses a
-    temporary folder, which is removed unless `keep` is set. With `hub` clients of the pub/sub server have their part.
+    temporary folder, which is removed unless `keep` is set. With `hub` clients of the pub/sub server have their part,
+    with `inbox` a shop that charges for orders from a broker.
     With `audit` it ends with an audit of all ledgers by Spark. It counts as hung when nothing has moved for `stall_s`,
     or when it has not come to its end after `timeout_s` and as long again for every 5,000 messages; a machine that is
     slow or busy is given longer."""
@@ -45,6 +48,7 @@ class DemoOptions:
     plant: str | None = None
     audit: bool = False
     hub: bool = False
+    inbox: bool = False
     stall_s: float = 30.0
     timeout_s: float = 300.0
 

@@ -25,7 +25,7 @@ def audit(stores: tuple[str, ...], kept: Path | None, console: Console) -> Audit
     """Audit the stores and show what came of it; with a folder that is kept, the report goes there. None where there
     is no Spark."""
     if not is_possible():
-        console.print("The audit of the ledgers needs Spark: pip install 'semel[spark]'", style="dim", highlight=False)
+        note(console, "The audit of the ledgers needs Spark: pip install 'semel[spark]'")
         return None
     from semel.spark.audit.report_html import write_report
     from semel.spark.audit.run import AuditOptions, audit

@@ -13,6 +13,7 @@ from rich.text import Text
 from semel.demo.audit import DemoFigures
 from semel.demo.hub import HubFigures
 from semel.demo.options import DemoOptions
+from semel.demo.shop import ShopFigures
 from semel.errors import EXIT_CLAIM_FALSE, EXIT_HOLDS
 from semel.testing.faults import Counts
 
@@ -29,13 +30,14 @@ class DemoResult:
     seconds: float
     folder: Path | None
     hub: HubFigures | None = None
+    inbox: ShopFigures | None = None
     audit: Audit | None = None
 
     @property
     def holds(self) -> bool:
         """Nothing lost, nothing doubled, nothing out of order, between the two processes and for every client of the
-        hub; and the audit, if there was one, says the same."""
-        parts = (self.figures, self.hub, self.audit)
+        hub; every order charged once; and the audit, if there was one, says the same."""
+        parts = (self.figures, self.hub, self.inbox, self.audit)
         return all(part.holds for part in parts if part is not None)
 
     @property
@@ -56,6 +58,7 @@ class DemoResult:
             "options": options | {"folder": str(self.options.folder) if self.options.folder else None},
             "folder": str(self.folder) if self.folder else None,
             "hub": asdict(self.hub) if self.hub is not None else None,
+            "inbox": asdict(self.inbox) if self.inbox is not None else None,
             "audit": self._audit_dict(),
         }
 
@@ -74,6 +77,10 @@ class DemoResult:
             yield Text()
             yield _hub_counts(self.hub)
             yield _verdict(self.hub.holds, _found(self.hub))
+        if self.inbox is not None:
+            yield Text()
+            yield _shop_counts(self.inbox)
+            yield _shop_verdict(self.inbox)
 
     def _counts(self) -> Table:
         figures, link = self.figures, self.link
@@ -145,6 +152,33 @@ def _hub_counts(hub: HubFigures) -> Table:
     for name, number, note in rows:
         table.add_row(name, f"{number:,}", note)
     return table
+
+
+def _shop_counts(shop: ShopFigures) -> Table:
+    table = Table(
+        title="A shop and its broker" if shop.is_broker else "A shop", title_justify="left", show_header=False
+    )
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    way = shop.way if shop.is_broker else f"{shop.way}; a broker is not installed"
+    rows: list[tuple[str, int, str]] = [
+        ("messages", shop.messages, f"different orders, over {way}"),
+        ("sent again", shop.copies, "of them, as by a publisher that did not hear the ack"),
+        ("delivered", shop.delivered, "accepted or duplicate, by the shop's inbox"),
+        ("duplicates", shop.duplicates, "recognised by the inbox"),
+        ("kill -9", shop.kills, "of handlers, between their write and their commit"),
+        ("charges", shop.charges, "rows in the shop's own table"),
+    ]
+    for name, number, note in rows:
+        table.add_row(name, f"{number:,}", note)
+    return table
+
+
+def _shop_verdict(shop: ShopFigures) -> Text:
+    text = f"{shop.lost:,} lost, {shop.doubled:,} doubled"
+    text += f", {shop.unknown:,} charged but never ordered" if shop.unknown else ""
+    return _verdict(shop.holds, text)
 
 
 def _found(figures: DemoFigures | HubFigures) -> str:

@@ -3,7 +3,7 @@
 customers → sender process → link that loses, doubles, delays, cuts → receiver process
             own SQLite file                                           own SQLite file
 
-Beside it, in `hub.py`, clients of the pub/sub server.
+Beside it, in `hub.py`, clients of the pub/sub server, and in `shop.py` a shop with an inbox behind a broker.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from semel.demo.hub import HubShow
 from semel.demo.options import RECEIVER, SENDER, DemoOptions
 from semel.demo.proof import audit
 from semel.demo.report import DemoResult
+from semel.demo.shop import ShopShow
 from semel.demo.story import Story, progress_on
 from semel.errors import ConfigError, PeerUnavailable
 from semel.stores import open_store
@@ -47,29 +48,36 @@ def run(options: DemoOptions, console: Console | None = None) -> DemoResult:
         if options.keep or options.folder:
             console.print(f"data in {folder}", style="dim", highlight=False)
         hub = HubShow(options, folder) if options.hub else None
-        result = asyncio.run(_both(_Show(options, folder), hub, console))
+        shop = ShopShow(options, folder) if options.inbox else None
+        result = asyncio.run(_together(_Show(options, folder), hub, shop, console))
         console.print(result)
         if not options.audit:
             return result
         stores = tuple(f"sqlite:///{folder / role}.db" for role in (SENDER, RECEIVER))
-        return replace(result, audit=audit((*stores, *(hub.stores if hub else ())), result.folder, console))
+        more = [url for part in (hub, shop) if part is not None for url in part.stores]
+        return replace(result, audit=audit((*stores, *more), result.folder, console))
 
 
-async def _both(show: _Show, hub: HubShow | None, console: Console) -> DemoResult:
-    """Side by side: each of them waits most of the time. If one fails, the other is ended."""
+async def _together(show: _Show, hub: HubShow | None, shop: ShopShow | None, console: Console) -> DemoResult:
+    """Side by side: each of them waits most of the time. If one fails, the others are ended."""
     with progress_on(console) as progress:
         shown = asyncio.create_task(show.run(progress))
         with_hub = asyncio.create_task(hub.run(progress)) if hub is not None else None
-        running = [task for task in (shown, with_hub) if task is not None]
+        with_shop = asyncio.create_task(shop.run(progress)) if shop is not None else None
+        running: list[asyncio.Task[Any]] = [task for task in (shown, with_hub, with_shop) if task is not None]
         try:
             await asyncio.gather(*running)
         finally:
             for task in running:
-                # Ctrl-C has cancelled both: a second time would keep one from ending its processes
+                # Ctrl-C has cancelled all: a second time would keep one from ending its processes
                 if not task.cancelling():
                     task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-    return replace(shown.result(), hub=with_hub.result() if with_hub is not None else None)
+    return replace(
+        shown.result(),
+        hub=with_hub.result() if with_hub is not None else None,
+        inbox=with_shop.result() if with_shop is not None else None,
+    )
 
 
 @contextmanager

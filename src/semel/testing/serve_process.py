@@ -26,7 +26,7 @@ STOP_S = 30.0
 TAIL = 2_000
 
 # Says the number of the server's process and ends with its code. Meanwhile something waits for the end of the input.
-_MINDER = """
+MINDER = """
     exec 3<&0
     "$@" 3<&- & server=$!
     echo $server
@@ -65,7 +65,7 @@ class ServeProcess:
         serve = (*self._semel, "serve", "--json", "--port", str(self.port), "--store", self.store)
         with self.log.open("ab") as errors:
             self._minder = await asyncio.create_subprocess_exec(
-                "sh", "-c", _MINDER, "minder", *serve, stdin=PIPE, stdout=PIPE, stderr=errors, cwd=self.log.parent,
+                "sh", "-c", MINDER, "minder", *serve, stdin=PIPE, stdout=PIPE, stderr=errors, cwd=self.log.parent,
                 start_new_session=True, env=os.environ | self.settings,
             )  # fmt: skip
         assert self._minder.stdout is not None

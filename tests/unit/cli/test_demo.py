@@ -31,13 +31,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[DemoOptions]:
 def test_without_options_it_is_the_demo_that_its_authors_meant(semel: Semel, asked: list[DemoOptions]) -> None:
     ran = semel("demo")
     assert (ran.exit_code, ran.out, ran.err) == (0, "the story so far\n", "")
-    assert asked == [DemoOptions(audit=True, hub=True)]
+    assert asked == [DemoOptions(audit=True, hub=True, inbox=True)]
 
 
 def test_options_arrive(semel: Semel, asked: list[DemoOptions]) -> None:
     semel(
         "demo", "--messages", "5", "--loss", "0.5", "--doubling", "0.4", "--delay", "0.3", "--cuts", "0.2", "--kills",
-        "1", "--seed", "9", "--keep", "--folder", "here", "--plant", "no-order", "--no-hub", "--no-audit",
+        "1", "--seed", "9", "--keep", "--folder", "here", "--plant", "no-order", "--no-hub", "--no-inbox",
+        "--no-audit",
     )  # fmt: skip
     assert asked == [DemoOptions(5, 0.5, 0.4, 0.3, 0.2, 1, 9, True, Path("here"), "no-order")]
 

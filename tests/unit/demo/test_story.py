@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
-from semel.demo import story
+from semel.demo import proof, story
 from semel.demo.story import Story, can_draw, progress_on
 from semel.testing import limits
 
@@ -60,3 +60,11 @@ async def test_what_is_quick_needs_no_line() -> None:
         told.now("ending")
         notes.cancel()
     assert shown(on).strip() == ""
+
+
+def test_without_spark_it_says_how_to_get_it_with_all_its_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "is_possible", lambda: False)
+    console = Console(file=io.StringIO(), width=100)
+    assert proof.audit((), None, console) is None
+    assert isinstance(console.file, io.StringIO)
+    assert "pip install 'semel[spark]'" in console.file.getvalue()
