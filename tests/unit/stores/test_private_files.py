@@ -18,7 +18,8 @@ from semel.stores.sqlite import SqliteStore
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077, 0o177], ids=oct)
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+def umask(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
+    """The folder is made before it: nobody but root can enter one that a umask of 177 has made."""
     before = os.umask(request.param)
     yield request.param
     os.umask(before)
