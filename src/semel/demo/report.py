@@ -135,11 +135,17 @@ class DemoResult:
         return _verdict(figures.holds, text)
 
 
-def _hub_counts(hub: HubFigures) -> Table:
-    table = Table(title="Clients of a hub", title_justify="left", show_header=False)
+def _count_table(title: str, rows: list[tuple[str, int, str]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_column(style="dim")
+    for name, number, note in rows:
+        table.add_row(name, f"{number:,}", note)
+    return table
+
+
+def _hub_counts(hub: HubFigures) -> Table:
     who = "ours and Microsoft's" if hub.with_microsoft else "ours; Microsoft's is not installed"
     rows: list[tuple[str, int, str]] = [
         ("clients", hub.clients, f"{who}, each in the same group"),
@@ -149,18 +155,10 @@ def _hub_counts(hub: HubFigures) -> Table:
         ("due", hub.due, "each message to each client"),
         ("heard", hub.heard, "by all clients together"),
     ]
-    for name, number, note in rows:
-        table.add_row(name, f"{number:,}", note)
-    return table
+    return _count_table("Clients of a hub", rows)
 
 
 def _shop_counts(shop: ShopFigures) -> Table:
-    table = Table(
-        title="A shop and its broker" if shop.is_broker else "A shop", title_justify="left", show_header=False
-    )
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
     way = shop.way if shop.is_broker else f"{shop.way}; a broker is not installed"
     rows: list[tuple[str, int, str]] = [
         ("messages", shop.messages, f"different orders, over {way}"),
@@ -170,9 +168,7 @@ def _shop_counts(shop: ShopFigures) -> Table:
         ("kill -9", shop.kills, "of handlers, between their write and their commit"),
         ("charges", shop.charges, "rows in the shop's own table"),
     ]
-    for name, number, note in rows:
-        table.add_row(name, f"{number:,}", note)
-    return table
+    return _count_table("A shop and its broker" if shop.is_broker else "A shop", rows)
 
 
 def _shop_verdict(shop: ShopFigures) -> Text:

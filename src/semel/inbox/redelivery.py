@@ -44,7 +44,7 @@ def jetstream_warnings(facts: JetStreamFacts, endpoint: str, keep_s: float) -> l
         kept = "without limit" if facts.max_age_s is None else f"for {facts.max_age_s:g} s"
         found.append(
             f"{who}, which keeps messages {kept}, and remembers what it has handled for {keep_s:g} s: an ack that was"
-            " lost, or a consumer that is made anew, could bring an older one again, and it would be handled twice; set"
+            " lost, or a new consumer, could bring an older one again, and it would be handled twice; set"
             f" max_age of the stream to {keep_s:g} s or less, or keep_s to more"
         )
     if facts.max_deliver is not None:

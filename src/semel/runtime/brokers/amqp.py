@@ -63,13 +63,13 @@ class AmqpDelivery:
     async def settle(self, end: DeliveryEnd, delay_s: float = 0.0) -> None:
         match end:
             case DeliveryEnd.ACK | DeliveryEnd.ACKED_BEFORE:
-                await self._transport.tell(self, self.raw.ack())
+                await self._transport.settle(self, self.raw.ack())
             case DeliveryEnd.NACK:
-                await self._transport.tell(self, self.raw.reject(requeue=False))
+                await self._transport.settle(self, self.raw.reject(requeue=False))
             case _:
                 if delay_s > 0:
                     await asyncio.sleep(delay_s)
-                await self._transport.tell(self, self.raw.nack(requeue=True))
+                await self._transport.settle(self, self.raw.nack(requeue=True))
 
 
 def message_of(raw: Any) -> ForeignMessage:
@@ -179,7 +179,7 @@ class AmqpTransport:
                 f"queue {self.source.name!r} is gone: {said(error)}", fix="declare it again"
             ) from None
         if not found.declaration_result.consumer_count:
-            raise PeerUnavailable(f"queue {self.source.name!r} was made anew", fix="it is listened to again")
+            raise PeerUnavailable(f"queue {self.source.name!r} was made again", fix="it is listened to again")
 
     async def _arrived(self, raw: Any) -> None:
         self._come.append(raw)
@@ -187,15 +187,17 @@ class AmqpTransport:
 
     # -- settling
 
-    async def tell(self, delivery: AmqpDelivery, saying: Any) -> None:
+    async def settle(self, delivery: AmqpDelivery, answer: Any) -> None:
         if delivery not in self._unsettled or self._end is not None:
-            saying.close()
+            answer.close()
             raise PeerUnavailable("the delivery went with its channel", fix="it is delivered again")
         aio_pika = client_of("aio_pika", "amqp")
         try:
-            await saying
+            await answer
         except (aio_pika.exceptions.AMQPError, OSError, RuntimeError) as error:
-            raise PeerUnavailable(f"RabbitMQ cannot be told: {said(error)}", fix="it is dialled again") from None
+            raise PeerUnavailable(
+                f"RabbitMQ did not take the answer: {said(error)}", fix="it is dialled again"
+            ) from None
         self._unsettled.pop(delivery, None)
 
     # -- its own settings

@@ -86,11 +86,11 @@ class NatsDelivery:
     async def settle(self, end: DeliveryEnd, delay_s: float = 0.0) -> None:
         match end:
             case DeliveryEnd.ACK | DeliveryEnd.ACKED_BEFORE:
-                await self._transport.tell(self, self.raw.ack())
+                await self._transport.settle(self, self.raw.ack())
             case DeliveryEnd.NACK:
-                await self._transport.tell(self, self.raw.term())
+                await self._transport.settle(self, self.raw.term())
             case _:
-                await self._transport.tell(self, self.raw.nak(delay_s))
+                await self._transport.settle(self, self.raw.nak(delay_s))
 
 
 class NatsTransport:
@@ -211,7 +211,7 @@ class NatsTransport:
         self._pulls += 1
         answers = f"{self._prefix}.{self._pulls}"
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.source.name}.{self._consumer}"
-        await self._said_to(self._client.publish(subject, json.dumps(asked).encode(), answers))
+        await self._send_answer(self._client.publish(subject, json.dumps(asked).encode(), answers))
         with suppress(TimeoutError):
             async with asyncio.timeout((wait_s + MARGIN_S) if wait_s is not None else PULL_S):
                 while not self._is_answered(answers, batch):
@@ -251,19 +251,19 @@ class NatsTransport:
 
     # -- settling
 
-    async def tell(self, delivery: NatsDelivery, saying: Any) -> None:
+    async def settle(self, delivery: NatsDelivery, answer: Any) -> None:
         if delivery not in self._unsettled:
-            saying.close()
+            answer.close()
             raise PeerUnavailable("the delivery went with its connection", fix="it is delivered again")
-        await self._said_to(saying)
+        await self._send_answer(answer)
         self._unsettled.pop(delivery, None)
 
-    async def _said_to(self, saying: Any) -> None:
+    async def _send_answer(self, answer: Any) -> None:
         nats = client_of("nats", "nats")
         try:
-            await saying
+            await answer
         except (nats.errors.Error, OSError) as error:
-            raise PeerUnavailable(f"NATS cannot be told: {said(error)}", fix="it is dialled again") from None
+            raise PeerUnavailable(f"NATS did not take the answer: {said(error)}", fix="it is dialled again") from None
 
     async def _say_alive(self) -> None:
         """Deliveries that take long are not delivered to another meanwhile."""
